@@ -1,0 +1,56 @@
+# Every command works from the repository's folder, also where its path has spaces:
+# paths here are relative, and tools are run as `python -m`, never through scripts with absolute shebangs.
+PYTHON ?= python3
+MODEL ?=
+ARGS ?=
+PORT ?= 7860
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help chat ask test test-slow test-gpu lint format type bench clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo "  Options: MODEL=folder-or-hub-id  PORT=7860  ARGS='more flags'  PYTHON=python3.12"
+
+$(STAMP): pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+chat: $(STAMP)  ## the chat in your browser, on the bundled demo model or on MODEL=...
+	$(PY) -m qwen35mm chat --port $(PORT) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg "What is this?"'
+	$(PY) -m qwen35mm ask $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+test: lint type  ## ruff, pyright and pytest
+	$(PY) -m pytest $(ARGS)
+
+test-slow: $(STAMP)  ## the long checks that `make test` leaves out
+	$(PY) -m pytest -m slow $(ARGS)
+
+test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
+	$(PY) -m pytest -m gpu $(ARGS)
+
+lint: $(STAMP)  ## ruff: rules and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(STAMP)  ## rewrite the sources in the project's format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+type: $(STAMP)  ## pyright
+	$(PY) -m pyright
+
+bench: $(STAMP)  ## prefill and decode speed, us and transformers, on a random 0.8B checkpoint (3 GB of disk)
+	test -d build/random-0.8B || $(PY) -m benchmarks.make_random --size 0.8B --out build/random-0.8B
+	$(PY) -m benchmarks.prefill_decode --model build/random-0.8B --peer transformers $(ARGS)
+
+clean:  ## remove the environment and everything made
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,74 @@
+"""Every error that qwen35mm raises on purpose.
+
+    Qwen35mmError
+    ├── ConfigError             a setting or a config.json that can't be used
+    ├── CheckpointError         a checkpoint folder: missing, damaged or foreign files and tensors
+    ├── PromptError             messages that can't become a prompt
+    ├── RequestError            a request that can't be served as asked
+    │   ├── ContextTooLongError more tokens than the context holds
+    │   └── QueueFullError      too many requests wait already
+    ├── EngineError             the engine failed in the middle of a request
+    └── MissingExtraError       an optional dependency isn't installed
+
+    MediaError                  an image or a video (qwen35mm_preprocess.errors has its family)
+
+A message says what was expected, what came and what to do. It is fit to be shown to a person:
+no stack, no library's own message, no path of the server beyond a file's name.
+"""
+
+from __future__ import annotations
+
+from qwen35mm_preprocess.errors import MediaError
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "ContextTooLongError",
+    "EngineError",
+    "MediaError",
+    "MissingExtraError",
+    "PromptError",
+    "QueueFullError",
+    "Qwen35mmError",
+    "RequestError",
+]
+
+
+class Qwen35mmError(Exception):
+    """Root of the errors that qwen35mm raises on purpose."""
+
+
+class ConfigError(Qwen35mmError):
+    """A setting, or a value in a checkpoint's config.json, that can't be used."""
+
+
+class CheckpointError(Qwen35mmError):
+    """A checkpoint folder whose files or tensors are missing, damaged or foreign."""
+
+
+class PromptError(Qwen35mmError):
+    """Messages that can't become a prompt."""
+
+
+class RequestError(Qwen35mmError):
+    """A request that can't be served as asked."""
+
+
+class ContextTooLongError(RequestError):
+    """The prompt, or the prompt and its reply, has more tokens than the context holds."""
+
+
+class QueueFullError(RequestError):
+    """The waiting line is full: try again later."""
+
+
+class EngineError(Qwen35mmError):
+    """The engine failed while it worked on a request; other requests go on."""
+
+
+class MissingExtraError(Qwen35mmError):
+    """An optional dependency isn't installed; the message names the extra."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs the optional extra '{extra}': pip install 'qwen35mm[{extra}]'.")
+        self.extra = extra

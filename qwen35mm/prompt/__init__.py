@@ -1,0 +1,30 @@
+"""From messages to prompts: token ids with media spans, M-RoPE positions, segments and tail.
+
+The checkpoint's own chat template is rendered; whatever comes from outside is tokenized apart from it.
+"""
+
+from qwen35mm.prompt.build import Prompt, build_history, build_prompt
+from qwen35mm.prompt.layout import Span
+from qwen35mm.prompt.messages import Message, Role, iter_media
+from qwen35mm.prompt.parts import Image, Part, Text, ToolCall, Video
+from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, Segment, cut_segments
+from qwen35mm.prompt.template import ChatTemplate
+
+__all__ = [
+    "DEFAULT_MIN_SEGMENT",
+    "ChatTemplate",
+    "Image",
+    "Message",
+    "Part",
+    "Prompt",
+    "Role",
+    "Segment",
+    "Span",
+    "Text",
+    "ToolCall",
+    "Video",
+    "build_history",
+    "build_prompt",
+    "cut_segments",
+    "iter_media",
+]

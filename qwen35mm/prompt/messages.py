@@ -1,0 +1,163 @@
+"""A conversation as the callers write it, also in the form of OpenAI's chat API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from qwen35mm.errors import PromptError
+from qwen35mm.prompt.parts import Image, Part, Text, ToolCall, Video
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[str, ...] = get_args(Role)
+
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_KNOWN_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", *_REASONING_KEYS})
+_MEDIA_TYPES = {"image": Image, "image_url": Image, "video": Video, "video_url": Video}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn.
+
+    Attributes:
+        role: "system" (first message only, no media), "user", "assistant" or "tool" (a result).
+        content: parts in order of appearance; adjacent texts are not joined.
+        reasoning: an assistant's thinking, without `<think>` tags.
+        tool_calls: an assistant's calls.
+        tool_call_id, name: passed on to templates that use them; Qwen's don't.
+    """
+
+    role: Role
+    content: tuple[Part, ...] = ()
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise PromptError(f"Unknown message role {self.role!r}; expected {', '.join(ROLES)}.")
+        if not isinstance(self.content, tuple):
+            raise PromptError("A message's content must be a tuple of Text, Image and Video parts.")
+        for part in self.content:
+            if not isinstance(part, Text | Image | Video):
+                raise PromptError(f"Unknown content part {type(part).__name__}; expected Text, Image or Video.")
+        if self.role == "system" and self.media:
+            raise PromptError("The system message can't hold images or videos; put them into a user message.")
+        for key in ("reasoning", "tool_call_id", "name"):
+            value = getattr(self, key)
+            if value is not None and not isinstance(value, str):
+                raise PromptError(f"A message's {key} must be a string; got {type(value).__name__}.")
+        if self.role != "assistant" and (self.tool_calls or self.reasoning is not None):
+            raise PromptError(f"Only an assistant message has reasoning and tool calls, not one of role {self.role!r}.")
+
+    @property
+    def media(self) -> tuple[Image | Video, ...]:
+        """The images and videos, in order of appearance."""
+        return tuple(part for part in self.content if not isinstance(part, Text))
+
+    @property
+    def text(self) -> str:
+        """All texts, joined without anything between them."""
+        return "".join(part.text for part in self.content if isinstance(part, Text))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, allow_paths: bool = True) -> Message:
+        """A message in OpenAI's form, or in that of transformers' chat templates.
+
+        Args:
+            data: `role`, `content` (a string, or a list of parts of type text, image, image_url, video or video_url)
+                and, for an assistant, `reasoning_content` (or `reasoning`, `thinking`) and `tool_calls`.
+            allow_paths: whether strings may name local files. False for messages from another machine: then media
+                are `data:` URIs only.
+
+        Raises:
+            PromptError: what was wrong, in words.
+        """
+        if not isinstance(data, Mapping):
+            raise PromptError(f"A message must be an object with role and content; got {type(data).__name__}.")
+        unknown = sorted(str(key) for key, value in data.items() if key not in _KNOWN_KEYS and value)
+        if unknown:
+            raise PromptError(f"Unknown message field {unknown[0]!r}; known are {', '.join(sorted(_KNOWN_KEYS))}.")
+        return cls(
+            role=data.get("role"),  # pyright: ignore[reportArgumentType] - checked when made
+            content=_content(data.get("content"), allow_paths),
+            reasoning=next((data[key] for key in _REASONING_KEYS if data.get(key) is not None), None),
+            tool_calls=_tool_calls(data.get("tool_calls")),
+            tool_call_id=data.get("tool_call_id"),
+            name=data.get("name"),
+        )
+
+
+def iter_media(messages: Sequence[Message]) -> Iterator[Image | Video]:
+    """All images and videos of a conversation, in order of appearance."""
+    for message in messages:
+        yield from message.media
+
+
+def check_conversation(messages: Sequence[Message]) -> None:
+    """Raises PromptError where the messages can't stand in this order."""
+    if not messages:
+        raise PromptError("There are no messages: send at least one.")
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, Message):
+            raise PromptError(f"Message {number} is a {type(message).__name__}; expected a Message (see from_dict).")
+        if message.role == "system" and number > 1:
+            raise PromptError(f"The system message must be the first; message {number} is one too.")
+
+
+def _content(content: Any, allow_paths: bool) -> tuple[Part, ...]:
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return (Text(content),)
+    if not isinstance(content, list | tuple):
+        raise PromptError(f"A message's content must be a string or a list of parts; got {type(content).__name__}.")
+    return tuple(_part(part, allow_paths) for part in content)
+
+
+def _part(part: Any, allow_paths: bool) -> Part:
+    if not isinstance(part, Mapping):
+        raise PromptError(f"A content part must be an object with a type; got {type(part).__name__}.")
+    kind = part.get("type")
+    if kind == "text":
+        if "text" not in part:
+            raise PromptError("A part of type 'text' needs the field 'text'.")
+        return Text(part["text"])
+    if kind not in _MEDIA_TYPES:
+        raise PromptError(f"Unknown content part type {kind!r}; expected text, {', '.join(_MEDIA_TYPES)}.")
+    source = part.get(kind)
+    if isinstance(source, Mapping):
+        source = source.get("url")
+    if source is None:
+        raise PromptError(f"A part of type {kind!r} needs the field {kind!r}.")
+    is_path = isinstance(source, Path) or (isinstance(source, str) and source[:5].lower() != "data:")
+    medium = _MEDIA_TYPES[kind](source)
+    if is_path and not allow_paths:
+        raise PromptError("Media must be sent as data: URIs here; a path to a file is not accepted.")
+    return medium
+
+
+def _tool_calls(calls: Any) -> tuple[ToolCall, ...]:
+    if calls is None:
+        return ()
+    if not isinstance(calls, list | tuple):
+        raise PromptError(f"tool_calls must be a list; got {type(calls).__name__}.")
+    return tuple(_tool_call(call) for call in calls)
+
+
+def _tool_call(call: Any) -> ToolCall:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "name" not in function:
+        raise PromptError("A tool call must be an object with a function's name and arguments.")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise PromptError(f"The arguments of the tool call {function['name']!r} are not valid JSON.") from None
+    return ToolCall(function["name"], {} if arguments is None else arguments, call.get("id"))

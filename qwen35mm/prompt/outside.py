@@ -1,0 +1,125 @@
+"""Keeps text that comes from outside apart from the control tokens that a template writes.
+
+In every outside string, each character that a control token can begin with is replaced by a private-use
+stand-in, one for one. What the template then tests, trims and joins has no control token from outside, not
+even one made of two adjacent strings; after the template's own control tokens are found, the stand-ins
+are changed back.
+
+What this can't help is a template that writes the beginning of a control token itself and lets a message
+complete it, as in `'<' ~ name ~ '>'`; none of the family does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from qwen35mm.errors import PromptError
+from qwen35mm.prompt.messages import Message, Text
+
+_PRIVATE_USE = range(0xE000, 0xF900)
+_JSON_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+MAX_OUTSIDE_CHARS = 2_000_000
+"""Most characters of one prompt's texts: half a million tokens of English, and a few seconds of tokenizing at worst."""
+
+
+class StandIns:
+    """Stand-ins for `chars` that none of `texts` holds, neither as they are nor as JSON escapes.
+
+    Raises:
+        PromptError: the texts hold nearly every private-use character there is.
+    """
+
+    def __init__(self, chars: Iterable[str], texts: Iterable[str]) -> None:
+        used: set[str] = set()
+        for text in texts:
+            used.update(text)
+            used.update(chr(int(code, 16)) for code in _JSON_ESCAPE.findall(text))
+        free = (char for char in map(chr, _PRIVATE_USE) if char not in used)
+        pairs = list(zip(sorted(chars), free, strict=False))
+        if len(pairs) < len(set(chars)):
+            raise PromptError("The messages hold too many different private-use characters (U+E000 to U+F8FF).")
+        self._hidden = pairs
+        # A template may write JSON with every character beyond ASCII escaped.
+        self._restored = [form for char, stand_in in pairs for form in _both_forms(stand_in, char)]
+
+    def hide(self, text: str) -> str:
+        """`text` with the stand-ins in place."""
+        for char, stand_in in self._hidden:
+            text = text.replace(char, stand_in)
+        return text
+
+    def restore(self, text: str) -> str:
+        """The text as it came from outside."""
+        for stand_in, char in self._restored:
+            text = text.replace(stand_in, char)
+        return text
+
+
+def template_message(message: Message, visit: Callable[[str], str]) -> dict[str, Any]:
+    """A message in the form that chat templates read, with every outside string passed through `visit`."""
+    parts = message.content
+    content: str | list[dict[str, str]]
+    if not parts:
+        content = ""
+    elif len(parts) == 1 and isinstance(parts[0], Text):
+        content = visit(parts[0].text)
+    else:
+        content = [_template_part(part, visit) for part in parts]
+    data: dict[str, Any] = {"role": message.role, "content": content}
+    if message.reasoning is not None:
+        data["reasoning_content"] = visit(message.reasoning)
+    if message.tool_calls:
+        data["tool_calls"] = [
+            {
+                "type": "function",
+                **({} if call.id is None else {"id": visit(call.id)}),
+                "function": {"name": visit(call.name), "arguments": visit_json(call.arguments, visit)},
+            }
+            for call in message.tool_calls
+        ]
+    for key in ("tool_call_id", "name"):
+        if (value := getattr(message, key)) is not None:
+            data[key] = visit(value)
+    return data
+
+
+def visit_json(value: Any, visit: Callable[[str], str]) -> Any:
+    """A copy of a JSON value with every string, names of fields included, passed through `visit`."""
+    if isinstance(value, str):
+        return visit(value)
+    if isinstance(value, Mapping):
+        return {visit(key): visit_json(item, visit) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [visit_json(item, visit) for item in value]
+    return value
+
+
+def check_texts(texts: Iterable[str], where: str) -> int:
+    """Total length in characters. Raises PromptError at a lone surrogate, which no tokenizer can read."""
+    total = 0
+    for text in texts:
+        total += len(text)
+        if found := _SURROGATE.search(text):
+            raise PromptError(
+                f"{where}: the text holds half of a surrogate pair (U+{ord(found[0]):04X}, character "
+                f"{found.start() + 1}), which is not a character. Remove it, or send the text as proper UTF-8."
+            )
+    return total
+
+
+def _both_forms(stand_in: str, char: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """(stand-in, character), as they are and as JSON writes them."""
+    return (stand_in, char), (json.dumps(stand_in)[1:-1], json.dumps(char)[1:-1])
+
+
+def _template_part(part: Any, visit: Callable[[str], str]) -> dict[str, str]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": visit(part.text)}
+    kind = type(part).__name__.lower()
+    # Templates ask for the type or for a field of that name; they never read it.
+    return {"type": kind, kind: ""}

@@ -1,0 +1,106 @@
+"""What a message is made of: texts, images, videos and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image as PILImage
+
+from qwen35mm.errors import PromptError
+from qwen35mm_preprocess import MediaPlan, MediaSource
+
+_MAX_JSON_DEPTH = 64
+
+
+@dataclass(frozen=True)
+class Text:
+    """A piece of text; it is always taken literally."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise PromptError(f"A text part must hold a string; got {type(self.text).__name__}.")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image: a path, bytes, a PIL image or a `data:` URI; `plan` pins how it is read."""
+
+    source: MediaSource
+    plan: MediaPlan | None = None
+
+    def __post_init__(self) -> None:
+        _check_source(self.source, "image")
+
+
+@dataclass(frozen=True)
+class Video:
+    """A video: a path, bytes or a `data:` URI; `plan` pins how it is read."""
+
+    source: MediaSource
+    plan: MediaPlan | None = None
+
+    def __post_init__(self) -> None:
+        _check_source(self.source, "video")
+
+
+Part = Text | Image | Video
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the assistant made; `arguments` holds JSON values only."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise PromptError("A tool call needs the function's name.")
+        if self.id is not None and not isinstance(self.id, str):
+            raise PromptError(f"A tool call's id must be a string; got {type(self.id).__name__}.")
+        if not isinstance(self.arguments, Mapping):
+            raise PromptError(f"The arguments of the tool call {self.name!r} must be an object of names and values.")
+        check_json(self.arguments, f"The arguments of the tool call {self.name!r}")
+
+
+def check_json(value: Any, what: str, depth: int = 0) -> None:
+    """Raises PromptError unless `value` is made of JSON types, at most 64 deep."""
+    if depth > _MAX_JSON_DEPTH:
+        raise PromptError(f"{what}: nested more than {_MAX_JSON_DEPTH} deep.")
+    if value is None or isinstance(value, str | int | float):
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise PromptError(f"{what}: names must be strings; got {type(key).__name__}.")
+            check_json(item, what, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_json(item, what, depth + 1)
+    else:
+        raise PromptError(f"{what}: a {type(value).__name__} is not a JSON value.")
+
+
+def _check_source(source: object, kind: str) -> None:
+    if isinstance(source, str):
+        scheme, mark, _ = source[:64].partition("://")
+        if mark and source[:5].lower() != "data:":
+            raise PromptError(
+                f"The {kind} is an address ({scheme}://...): remote media are not fetched. "
+                "Download it first and pass the file, or send it as a data: URI."
+            )
+        if not source:
+            raise PromptError(f"The {kind}'s path is empty.")
+    elif not isinstance(source, Path | bytes | PILImage.Image):
+        raise PromptError(
+            f"The {kind} is a {type(source).__name__}; expected a path, bytes, a data: URI"
+            f"{' or a PIL image' if kind == 'image' else ''}."
+        )
+    elif kind == "video" and isinstance(source, PILImage.Image):
+        raise PromptError("A video can't be a PIL image; use Image for it.")

@@ -1,0 +1,98 @@
+"""Where a prompt is cut into segments: a pure function of its tokens, read from the left.
+
+See docs/architecture.md for what segments are for: a prompt that extends another one by whole turns has the
+same cuts as far as the shorter one goes, so what was computed for them can be used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DEFAULT_MIN_SEGMENT = 128
+MAX_RUN = 2_048
+MAX_UNCUT_SPAN = 4_096
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens `start` to `stop` of a prompt; `span_indices` are the media spans that it touches."""
+
+    start: int
+    stop: int
+    span_indices: tuple[int, ...] = ()
+
+
+def cut_segments(
+    num_tokens: int,
+    turn_starts: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    *,
+    min_segment: int = DEFAULT_MIN_SEGMENT,
+    max_run: int = MAX_RUN,
+    max_uncut_span: int = MAX_UNCUT_SPAN,
+) -> tuple[tuple[Segment, ...], int]:
+    """Cuts a prompt of `num_tokens` tokens.
+
+    A cut falls before the start of a turn and after the last media span of a turn, where `min_segment` tokens have
+    passed since the last cut, and every `max_run` tokens in between. A cut of the last kind that would fall into
+    a span of up to `max_uncut_span` tokens moves to the span's end; longer spans are cut.
+
+    Args:
+        turn_starts: ascending places of `<|im_start|>`; `num_tokens` itself may be the last, for a prompt that ends
+            where a turn would begin.
+        spans: ascending, disjoint (start, stop) of the media spans.
+
+    Returns:
+        The segments, in order and without gaps, and the start of the tail, which is what follows the last cut.
+        The tail is empty only where `num_tokens` is a turn's start.
+    """
+    assert 1 <= min_segment <= max_run
+    natural = sorted({*turn_starts, *_last_span_stops(turn_starts, spans)})
+    cuts: list[int] = []
+    last, at_natural, at_span = 0, 0, 0
+    while True:
+        while at_natural < len(natural) and natural[at_natural] < last + min_segment:
+            at_natural += 1
+        forced = last + max_run
+        while at_span < len(spans) and spans[at_span][1] <= forced:
+            at_span += 1
+        if at_span < len(spans):
+            start, stop = spans[at_span]
+            if start < forced and stop - start <= max_uncut_span:
+                forced = stop
+        cut = min(forced, natural[at_natural]) if at_natural < len(natural) else forced
+        if cut > num_tokens or (cut == num_tokens and num_tokens not in turn_starts[-1:]):
+            break
+        cuts.append(cut)
+        last = cut
+    return _segments(cuts, spans), last
+
+
+def _last_span_stops(turn_starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int]:
+    """The end of each turn's last span."""
+    stops = []
+    turns = iter(turn_starts)
+    next_turn = next(turns, None)
+    for index, (start, stop) in enumerate(spans):
+        while next_turn is not None and next_turn <= start:
+            next_turn = next(turns, None)
+        following = spans[index + 1][0] if index + 1 < len(spans) else None
+        if following is None or (next_turn is not None and next_turn <= following):
+            stops.append(stop)
+    return stops
+
+
+def _segments(cuts: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
+    segments = []
+    first = 0  # the first span that may reach into the segment
+    for start, stop in zip([0, *cuts], cuts, strict=False):
+        while first < len(spans) and spans[first][1] <= start:
+            first += 1
+        touched = []
+        for index in range(first, len(spans)):
+            if spans[index][0] >= stop:
+                break
+            touched.append(index)
+        segments.append(Segment(start, stop, tuple(touched)))
+    return tuple(segments)

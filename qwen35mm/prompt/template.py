@@ -1,0 +1,128 @@
+"""A checkpoint's own chat template, run in transformers' sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from qwen35mm.errors import CheckpointError, PromptError
+from qwen35mm.tokenizer import read_tokenizer_config
+
+_PROBE = [{"role": "user", "content": "Hello"}]
+
+
+class ChatTemplate:
+    """Turns messages, as plain dicts, into the text that the model was trained on.
+
+    Attributes:
+        source: the Jinja text.
+        default_enable_thinking: what the template does when nothing is said of thinking.
+
+    Args:
+        source: the Jinja text.
+        variables: what it may use besides, such as `eos_token`.
+
+    Raises:
+        CheckpointError: it isn't a template that can render a message.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
+        self.source = source
+        self._variables = dict(variables or {})
+        self.default_enable_thinking = self._read_default()
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> ChatTemplate:
+        """Reads chat_template.jinja, chat_template.json or tokenizer_config.json, whichever comes first.
+
+        Raises:
+            CheckpointError: the folder has no usable template.
+        """
+        folder = Path(folder)
+        config = read_tokenizer_config(folder)
+        try:
+            if (path := folder / "chat_template.jinja").is_file():
+                source = path.read_text(encoding="utf-8")
+            elif (path := folder / "chat_template.json").is_file():
+                source = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+            else:
+                source = config.get("chat_template")
+        except (OSError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{path.name} can't be read ({type(error).__name__}).") from error
+        if isinstance(source, list):  # several named ones
+            source = next((t.get("template") for t in source if t.get("name") == "default"), None)
+        if not isinstance(source, str):
+            raise CheckpointError(
+                f"{folder.name or folder}: no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json). A base model without one can't chat."
+            )
+        return cls(source, _special_tokens(config))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The text of the prompt, with one placeholder per image or video.
+
+        Raises:
+            PromptError: the template refuses the messages (with its reason) or fails on them.
+        """
+        try:
+            return self._run(messages, tools, add_generation_prompt, enable_thinking=enable_thinking)
+        except Exception as error:  # a template can raise anything
+            if type(error) is TemplateError:  # its own raise_exception(...)
+                raise PromptError(f"The model's chat template refuses these messages: {error}") from error
+            raise PromptError(f"The model's chat template fails on these messages ({type(error).__name__}).") from error
+
+    def _run(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        **options: Any,
+    ) -> str:
+        # transformers compiles and caches it in an ImmutableSandboxedEnvironment.
+        rendered, _ = render_jinja_template(
+            conversations=[[dict(message) for message in messages]],
+            tools=[dict(tool) for tool in tools] if tools else None,
+            chat_template=self.source,
+            add_generation_prompt=add_generation_prompt,
+            **self._variables,
+            **options,
+        )
+        return rendered[0]
+
+    def _read_default(self) -> bool:
+        try:
+            default, on, off = (
+                self._run(_PROBE, None, True, **options)
+                for options in ({}, {"enable_thinking": True}, {"enable_thinking": False})
+            )
+        except TemplateSyntaxError as error:
+            raise CheckpointError(f"The chat template has a syntax error in line {error.lineno}.") from error
+        except Exception as error:  # a template can raise anything
+            raise CheckpointError(f"The chat template can't render 'Hello' ({type(error).__name__}).") from error
+        if on == off:  # no switch: it depends on what it always opens
+            return default.rstrip().endswith("<think>")
+        return default == on
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The named tokens of tokenizer_config.json, which transformers hands to every template."""
+    extra = config.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **config}
+    tokens = {}
+    for name, token in named.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens

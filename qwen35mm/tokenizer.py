@@ -1,0 +1,209 @@
+"""Text to token ids and back, from a checkpoint's tokenizer.json.
+
+Two ways in, on purpose: `encode_plain` never yields a control token, and `split_controls` finds the control
+tokens of a text that a template wrote. Nothing here knows about messages.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders
+
+from qwen35mm.errors import CheckpointError
+
+
+class Tokenizer:
+    """A byte-level BPE tokenizer with its control tokens kept apart.
+
+    "Control token" means every added token, whether tokenizer.json marks it special (`<|im_end|>`) or not (`<think>`).
+
+    Attributes:
+        control_ids: text of each control token -> id.
+        special_ids: ids of those marked special: `decode` and `StreamDecoder` skip them.
+        control_first_chars: the characters that control tokens begin with.
+        vocab_size: one more than the largest id. A model's embedding may have more rows.
+    """
+
+    def __init__(self, full: tokenizers.Tokenizer) -> None:
+        if not isinstance(full.decoder, decoders.ByteLevel):
+            raise CheckpointError("tokenizer.json: a byte-level BPE tokenizer is expected (decoder 'ByteLevel').")
+        added = full.get_added_tokens_decoder()
+        _check_added(added.values())
+        self._full = full
+        # The same model without added tokens: whatever the text says, no control token can come out.
+        self._plain = tokenizers.Tokenizer(full.model)
+        self._plain.normalizer = full.normalizer  # pyright: ignore[reportAttributeAccessIssue]
+        self._plain.pre_tokenizer = full.pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+        self._token_bytes: dict[int, bytes] = {}
+        self._raw_pattern = _pattern(token.content for token in added.values() if not token.normalized)
+        self._normalized_pattern = _pattern(token.content for token in added.values() if token.normalized)
+        self._control_id_set = frozenset(added)
+        self.control_ids: Mapping[str, int] = MappingProxyType({t.content: i for i, t in sorted(added.items())})
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.control_first_chars = frozenset(text[0] for text in self.control_ids)
+        self.vocab_size = 1 + max(full.get_vocab(with_added_tokens=True).values())
+        for text in self.control_ids:
+            if not self._control_id_set.isdisjoint(self._encode(text)):
+                raise CheckpointError(f"tokenizer.json: the plain text {text!r} can't be told from the control token.")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Tokenizer:
+        """Reads `folder`/tokenizer.json, and what tokenizer_config.json adds to its control tokens.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or isn't a tokenizer of the supported kind.
+        """
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{path.parent.name or path.parent}: no tokenizer.json in this folder.")
+        try:
+            full = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError("tokenizer.json can't be read: it is damaged or of an unknown kind.") from error
+        _add_configured_tokens(full, read_tokenizer_config(folder))
+        return cls(full)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of `text` taken literally: `<|im_end|>` comes out as the ordinary text that it is here.
+
+        Raises:
+            ValueError: the text holds a lone surrogate, which has no UTF-8 form.
+        """
+        try:
+            return self._encode(text)
+        except TypeError as error:
+            raise ValueError("The text holds a lone surrogate.") from error
+
+    def split_controls(self, text: str) -> list[str | int]:
+        """`text` as plain pieces (str, never empty) and control ids (int), in order.
+
+        Plain pieces are for `encode_plain`. Together they give what transformers gives for the whole text.
+        """
+        items = self._split(self._raw_pattern, text)
+        if self._normalized_pattern is None or self._plain.normalizer is None:
+            return items
+        normalize = self._plain.normalizer.normalize_str
+        return [
+            part
+            for item in items
+            for part in (self._split(self._normalized_pattern, normalize(item)) if isinstance(item, str) else [item])
+        ]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that an id stands for: a part of a UTF-8 text, perhaps of one character; none if unknown."""
+        known = self._token_bytes.get(token_id)
+        if known is None:
+            token = self._full.id_to_token(token_id)
+            known = self._token_bytes[token_id] = b"" if token is None else _to_bytes(token)
+        return known
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`; bytes that aren't UTF-8 become U+FFFD. Special tokens are skipped unless asked for."""
+        skipped = self.special_ids if skip_special else frozenset()
+        return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode("utf-8", "replace")
+
+    def _encode(self, text: str) -> list[int]:
+        return self._plain.encode(text, add_special_tokens=False).ids
+
+    def _split(self, pattern: re.Pattern[str] | None, text: str) -> list[str | int]:
+        if pattern is None:
+            return [text] if text else []
+        # With one group, re.split puts the control tokens at the odd places.
+        parts = pattern.split(text)
+        return [self.control_ids[part] if at % 2 else part for at, part in enumerate(parts) if part]
+
+
+class StreamDecoder:
+    """Decodes one reply token by token, in whole characters only.
+
+    All that `push` and a last `flush` return is `Tokenizer.decode` of the same ids. Each token costs the same,
+    however long the reply is. Special tokens give no text; others, `<think>` among them, are the caller's business.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character still lacks bytes."""
+        if token_id in self._tokenizer.special_ids:
+            return ""
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD where a character stayed incomplete. The decoder is then as new."""
+        text = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return text
+
+
+def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
+    """tokenizer_config.json as a dict; empty where there is none. Raises CheckpointError where it is damaged."""
+    path = Path(folder) / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"tokenizer_config.json can't be read as JSON ({type(error).__name__}).") from error
+    if not isinstance(data, dict):
+        raise CheckpointError("tokenizer_config.json must hold a JSON object.")
+    return data
+
+
+def _add_configured_tokens(full: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Adds the control tokens that only tokenizer_config.json names, as transformers does."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    known = {token.content for token in full.get_added_tokens_decoder().values()}
+    try:
+        missing = sorted((int(i), token) for i, token in listed.items() if token["content"] not in known)
+        for token_id, token in missing:
+            flags = {name: bool(token.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "special")}
+            full.add_tokens([AddedToken(token["content"], normalized=bool(token.get("normalized")), **flags)])
+            if full.token_to_id(token["content"]) != token_id:
+                raise CheckpointError(
+                    f"tokenizer_config.json gives {token['content']!r} the id {token_id}, which tokenizer.json can't."
+                )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError("tokenizer_config.json: added_tokens_decoder isn't a table of tokens.") from error
+
+
+def _check_added(added: Iterable[AddedToken]) -> None:
+    for token in added:
+        if token.lstrip or token.rstrip or token.single_word:
+            raise CheckpointError(f"tokenizer.json: {token.content!r} uses lstrip, rstrip or single_word; unsupported.")
+        if not token.content or token.content[0].isspace():
+            raise CheckpointError(f"tokenizer.json: the added token {token.content!r} begins with white space.")
+
+
+def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
+    # Leftmost, and of those the longest: the order in which the library matches.
+    ordered: Sequence[str] = sorted(texts, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_alphabet()
+
+
+def _to_bytes(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF_CHAR[char] for char in token)
+    except KeyError:  # an added token, whose text is plain text
+        return token.encode("utf-8")

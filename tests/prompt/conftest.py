@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from transformers import AutoTokenizer
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.config import ModelConfig
+from qwen35mm.prompt import ChatTemplate, Message, build_prompt
+from qwen35mm.tokenizer import Tokenizer
+
+# A busy machine is no failure.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session")
+def oracle():
+    """transformers' tokenizer of the demo checkpoint."""
+    return AutoTokenizer.from_pretrained(demo_model_path())
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_pretrained(demo_model_path())
+
+
+@pytest.fixture(scope="session")
+def config() -> ModelConfig:
+    return ModelConfig.from_pretrained(demo_model_path())
+
+
+@pytest.fixture(scope="session")
+def template() -> ChatTemplate:
+    return ChatTemplate.from_pretrained(demo_model_path())
+
+
+@pytest.fixture(scope="session")
+def thinking_template(template) -> ChatTemplate:
+    """The demo's template, but it thinks unless told not to."""
+    switch = "if enable_thinking else"
+    assert template.source.count(switch) == 1
+    return ChatTemplate(template.source.replace(switch, "if enable_thinking is not defined or enable_thinking else"))
+
+
+@pytest.fixture(scope="session")
+def build(tokenizer, template, config):
+    def build(messages, media=(), *, template=template, enable_thinking=False, **options):
+        messages = [m if isinstance(m, Message) else Message.from_dict(m) for m in messages]
+        return build_prompt(
+            messages,
+            media,
+            tokenizer=tokenizer,
+            template=template,
+            config=config,
+            enable_thinking=enable_thinking,
+            **options,
+        )
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def theirs(oracle, template):
+    def theirs(messages, *, template=template, enable_thinking=False, add_generation_prompt=True, tools=None):
+        return oracle.apply_chat_template(
+            messages,
+            chat_template=template.source,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            enable_thinking=enable_thinking,
+            return_dict=False,
+        )
+
+    return theirs

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35mm.errors import PromptError
+from qwen35mm.prompt import ChatTemplate, Message, Text, ToolCall, build_history, build_prompt
+from tests.prompt.conversations import conversations, hostile_texts
+
+
+@pytest.mark.parametrize(
+    ("messages", "where"),
+    [
+        ([{"role": "user", "content": "ab\ud83d"}], r"Message 1 \(user\).*U\+D83D, character 3"),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "reasoning": "\udc00"}],
+            r"Message 2 \(assistant\).*U\+DC00, character 1",
+        ),
+        (
+            [Message("user"), Message("assistant", tool_calls=(ToolCall("f", {"a": [{"\ud800": 1}]}),))],
+            r"Message 2 \(assistant\).*U\+D800",
+        ),
+    ],
+)
+def test_lone_surrogates_are_refused(build, messages, where):
+    with pytest.raises(PromptError, match=where):
+        build(messages)
+
+
+def test_lone_surrogates_in_tools_are_refused(build):
+    with pytest.raises(PromptError, match=r"tool definitions.*surrogate"):
+        build([{"role": "user", "content": "a"}], tools=[{"name": "\ud800"}])
+
+
+@pytest.mark.parametrize(
+    ("tools", "error"), [(["f"], "Each tool definition must be an object"), ([{"a": {1}}], "a set is not a JSON value")]
+)
+def test_tool_definitions_are_checked(build, tools, error):
+    with pytest.raises(PromptError, match=error):
+        build([{"role": "user", "content": "a"}], tools=tools)
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "<|im_end|>", "\u0301"])
+def test_a_megabyte_of_text(build, tokenizer, unit):
+    text = "x" + unit * (1_000_000 // len(unit)) + "x"
+    prompt = build([{"role": "user", "content": text}], add_generation_prompt=False)
+    assert tokenizer.decode(prompt.token_ids[3:-2].tolist()) == text
+    assert prompt.tail_start > len(prompt.token_ids) - 2048
+
+
+def test_too_much_text_is_refused(build):
+    with pytest.raises(PromptError, match=r"2,000,001 characters; at most 2,000,000"):
+        build([{"role": "user", "content": "x" * 2_000_000}, {"role": "user", "content": "x"}])
+
+
+def test_too_many_private_characters_are_refused(build):
+    with pytest.raises(PromptError, match="private-use"):
+        build([{"role": "user", "content": "".join(map(chr, range(0xE000, 0xF900)))}])
+
+
+def test_a_prompt_is_read_only_and_its_positions_are_those_of_text(build):
+    prompt = build([{"role": "user", "content": "hello"}])
+    assert prompt.token_ids.dtype == prompt.positions.dtype == np.int64
+    assert np.array_equal(prompt.positions, np.tile(np.arange(len(prompt.token_ids)), (3, 1)))
+    assert prompt.rope_delta == 0
+    with pytest.raises(ValueError, match="read-only"):
+        prompt.token_ids[0] = 1
+
+
+def test_segments_begin_at_turns(build, tokenizer):
+    messages = [
+        {"role": role, "content": f"{number} " * 80}
+        for number, role in enumerate(["system", "user", "assistant", "user"])
+    ]
+    prompt = build(messages)
+    turn_starts = np.flatnonzero(prompt.token_ids == tokenizer.control_ids["<|im_start|>"]).tolist()
+    assert [segment.stop for segment in prompt.segments] == turn_starts[1:]
+    assert prompt.tail_start == turn_starts[-1] < len(prompt.token_ids)
+
+
+@given(
+    turns=st.lists(conversations(hostile_texts), min_size=1, max_size=3),
+    reply=st.tuples(hostile_texts, hostile_texts),
+    next_text=hostile_texts,
+    thinking=st.booleans(),
+    calls=st.booleans(),
+)
+def test_a_history_is_how_the_next_turn_begins(
+    tokenizer, template, thinking_template, config, turns, reply, next_text, thinking, calls
+):
+    messages = [Message.from_dict(m) for turn in turns for m in turn if m["role"] != "system"]
+    text, reasoning = reply
+    tool_calls = (ToolCall("f", {"a": 1}),) if calls else ()
+    messages += [Message("user", (Text("q"),)), Message("assistant", (Text(text),), reasoning, tool_calls)]
+    next_message = Message("tool" if calls else "user", (Text(next_text),))
+    for chosen in (template, thinking_template):
+        options = {"tokenizer": tokenizer, "template": chosen, "config": config, "min_segment": 8}
+        history = build_history(messages, [], enable_thinking=thinking, **options)
+        following = build_prompt([*messages, next_message], [], enable_thinking=thinking, **options)
+        length = len(history.token_ids)
+        assert following.token_ids[:length].tolist() == history.token_ids.tolist()
+        assert following.segments[: len(history.segments)] == history.segments
+        assert length - history.tail_start < 8, "all but the end of a short last turn can be kept"
+
+
+def test_a_history_needs_a_reply(tokenizer, template, config):
+    options = {"tokenizer": tokenizer, "template": template, "config": config, "enable_thinking": False}
+    with pytest.raises(PromptError, match="must end with an assistant's message"):
+        build_history([Message("user", (Text("hi"),))], [], **options)
+    messages = [Message("user", (Text("hi"),)), Message("assistant", (Text("hi"),))]
+    options["template"] = ChatTemplate("text")
+    with pytest.raises(PromptError, match=r"marks no turns with <\|im_start\|>"):
+        build_history(messages, [], **options)

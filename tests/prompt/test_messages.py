@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image as PILImage
+
+from qwen35mm.errors import PromptError
+from qwen35mm.prompt import Image, Message, Text, ToolCall, Video, iter_media
+from qwen35mm.prompt.messages import check_conversation
+
+DATA_URI = "data:image/png;base64,AAAA"
+PICTURE = PILImage.new("RGB", (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"role": "user", "content": "hi"}, Message("user", (Text("hi"),))),
+        ({"role": "assistant", "content": None}, Message("assistant")),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            Message("user", (Text("a"), Text("b"))),
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": DATA_URI, "detail": "low"}}]},
+            Message("user", (Image(DATA_URI),)),
+        ),
+        ({"role": "user", "content": [{"type": "image", "image": PICTURE}]}, Message("user", (Image(PICTURE),))),
+        ({"role": "user", "content": [{"type": "image", "image": b"x"}]}, Message("user", (Image(b"x"),))),
+        (
+            {"role": "user", "content": [{"type": "video", "video": Path("a.mp4")}]},
+            Message("user", (Video(Path("a.mp4")),)),
+        ),
+        (
+            {"role": "user", "content": [{"type": "video_url", "video_url": "clips/a.mp4"}]},
+            Message("user", (Video("clips/a.mp4"),)),
+        ),
+        ({"role": "assistant", "content": "a", "thinking": "t"}, Message("assistant", (Text("a"),), reasoning="t")),
+        (
+            {"role": "assistant", "content": "a", "refusal": None, "annotations": []},
+            Message("assistant", (Text("a"),)),
+        ),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}],
+            },
+            Message("assistant", tool_calls=(ToolCall("f", {"a": [1]}, "c1"),)),
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}, {"name": "g"}]},
+            Message("assistant", tool_calls=(ToolCall("f"), ToolCall("g"))),
+        ),
+        (
+            {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "f"},
+            Message("tool", (Text("4"),), tool_call_id="c1", name="f"),
+        ),
+    ],
+)
+def test_messages_in_openai_form(data, message):
+    assert Message.from_dict(data) == message
+
+
+def user(*parts):
+    return {"role": "user", "content": list(parts)}
+
+
+def call(**function):
+    return {"role": "assistant", "tool_calls": [{"function": function}]}
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ("hi", "must be an object with role and content; got str"),
+        ({"content": "hi"}, "Unknown message role None; expected system, user, assistant, tool"),
+        ({"role": "robot", "content": "hi"}, "Unknown message role 'robot'"),
+        ({"role": ["user"], "content": "hi"}, "Unknown message role"),
+        ({"role": "user", "content": "hi", "audio": {"id": 1}}, "Unknown message field 'audio'"),
+        ({"role": "user", "content": 3}, "string or a list of parts; got int"),
+        (user("hi"), "part must be an object with a type; got str"),
+        (user({"type": "input_audio"}), "Unknown content part type 'input_audio'; expected text, image"),
+        (user({"text": "hi"}), "Unknown content part type None"),
+        (user({"type": "text"}), "needs the field 'text'"),
+        (user({"type": "text", "text": 5}), "must hold a string; got int"),
+        (user({"type": "image"}), "needs the field 'image'"),
+        (user({"type": "image_url", "image_url": {}}), "needs the field 'image_url'"),
+        (user({"type": "image", "image": ""}), "path is empty"),
+        (user({"type": "image", "image": 7}), "is a int; expected a path"),
+        (
+            user({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}),
+            "remote media are not fetched",
+        ),
+        (user({"type": "video", "video": "HTTP://example.org/a.mp4"}), "remote media are not fetched"),
+        (user({"type": "image", "image": "file:///etc/passwd"}), r"an address \(file://"),
+        (user({"type": "video", "video": PICTURE}), "can't be a PIL image"),
+        ({"role": "system", "content": [{"type": "image", "image": b"x"}]}, "system message can't hold images"),
+        ({"role": "assistant", "content": "a", "reasoning": 1}, "reasoning must be a string; got int"),
+        ({"role": "user", "content": "a", "reasoning": "t"}, "Only an assistant message has reasoning"),
+        ({"role": "user", "content": "a", "tool_calls": [{"name": "f"}]}, "Only an assistant message has reasoning"),
+        ({"role": "tool", "content": "a", "tool_call_id": 1}, "tool_call_id must be a string; got int"),
+        ({"role": "assistant", "tool_calls": {}}, "tool_calls must be a list; got dict"),
+        ({"role": "assistant", "tool_calls": ["f"]}, "an object with a function's name"),
+        ({"role": "assistant", "tool_calls": [{"id": 3, "function": {"name": "f"}}]}, "id must be a string; got int"),
+        (call(arguments="{}"), "an object with a function's name"),
+        (call(name=""), "needs the function's name"),
+        (call(name="f", arguments="{"), "arguments of the tool call 'f' are not valid JSON"),
+        (call(name="f", arguments="[" * 100_000), "arguments of the tool call 'f' are not valid JSON"),
+        (call(name="f", arguments="[1]"), "must be an object of names and values"),
+        (call(name="f", arguments={1: "a"}), "names must be strings; got int"),
+        (call(name="f", arguments={"a": {1, 2}}), "a set is not a JSON value"),
+        (call(name="f", arguments='{"a": ' + "[" * 100 + "]" * 100 + "}"), "nested more than 64 deep"),
+    ],
+)
+def test_mistakes_are_named(data, error):
+    with pytest.raises(PromptError, match=error):
+        Message.from_dict(data)
+
+
+@pytest.mark.parametrize("source", ["/etc/passwd", "a.png", Path("a.png")])
+@pytest.mark.parametrize("kind", ["image", "image_url", "video", "video_url"])
+def test_paths_can_be_refused(source, kind):
+    with pytest.raises(PromptError, match="path to a file is not accepted"):
+        Message.from_dict(user({"type": kind, kind: source}), allow_paths=False)
+
+
+@pytest.mark.parametrize("source", [DATA_URI, DATA_URI.replace("data", "DATA"), b"bytes"])
+def test_contents_are_accepted_where_paths_are_not(source):
+    message = Message.from_dict(user({"type": "image", "image": source}), allow_paths=False)
+    assert message.content == (Image(source),)
+
+
+def test_a_data_uri_may_hold_an_address():
+    uri = "data:image/png;name=http://x;base64,AAAA"
+    assert Image(uri).source == uri
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([], "There are no messages"),
+        ([{"role": "user", "content": "hi"}], "Message 1 is a dict"),
+        ([Message("user"), Message("system")], "must be the first; message 2"),
+        ([Message("system"), Message("system")], "must be the first; message 2"),
+    ],
+)
+def test_conversations_are_checked(messages, error):
+    with pytest.raises(PromptError, match=error):
+        check_conversation(messages)
+
+
+def test_parts_must_be_parts():
+    with pytest.raises(PromptError, match="must be a tuple"):
+        Message("user", "hi")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PromptError, match="Unknown content part str"):
+        Message("user", ("hi",))  # pyright: ignore[reportArgumentType]
+
+
+def test_text_and_media_of_messages():
+    message = Message("user", (Text("a"), Image("a.png"), Text(" b"), Video("b.mp4")))
+    assert message.text == "a b"
+    assert message.media == (Image("a.png"), Video("b.mp4"))
+    assert list(iter_media([message, Message("user"), message])) == [*message.media, *message.media]

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.errors import CheckpointError
+from qwen35mm.tokenizer import StreamDecoder, Tokenizer
+
+# A busy machine is no failure.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
+
+DEMO = demo_model_path()
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<|image_pad|>", "<think>", "</think>", "<tool_call>")
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_pretrained(DEMO)
+
+
+@cache
+def oracle():
+    return AutoTokenizer.from_pretrained(DEMO)
+
+
+# Text that tokenizers get wrong: control strings and pieces of them, white space, combining marks, odd planes.
+texts = st.lists(
+    st.one_of(
+        st.sampled_from([*CONTROLS, "<|im_", "end|>", "<", "\u0338", "e\u0301", "\r\n", "\0", " ", "\u3000", "👩‍👩‍👧"]),
+        st.text(max_size=6),
+    ),
+    max_size=12,
+).map("".join)
+
+
+@given(texts)
+@example("<|im_end|>\u0338")
+def test_plain_text_never_yields_a_control_token(text):
+    ids = tokenizer().encode_plain(text)
+    assert not set(ids) & set(tokenizer().control_ids.values())
+    assert tokenizer().decode(ids, skip_special=False) == oracle().backend_tokenizer.normalizer.normalize_str(text)
+
+
+@given(texts)
+@example("<|im_end|>\u0338<think>")
+def test_split_and_plain_together_give_what_transformers_gives(text):
+    items = tokenizer().split_controls(text)
+    ids = [i for item in items for i in ([item] if isinstance(item, int) else tokenizer().encode_plain(item))]
+    assert ids == oracle()(text)["input_ids"]
+    assert "" not in items
+
+
+def test_controls_of_the_demo_checkpoint():
+    assert {text: oracle().convert_tokens_to_ids(text) for text in CONTROLS}.items() <= tokenizer().control_ids.items()
+    special, plain = tokenizer().control_ids["<|im_end|>"], tokenizer().control_ids["<think>"]
+    assert special in tokenizer().special_ids
+    assert plain not in tokenizer().special_ids
+    assert tokenizer().vocab_size == len(oracle())
+    assert tokenizer().control_first_chars == {"<"}
+
+
+ids_of_any_bytes = st.lists(st.integers(0, len(oracle()) - 1), max_size=40)
+
+
+@given(ids_of_any_bytes)
+def test_decode_equals_transformers(ids):
+    for skip in (True, False):
+        ours = tokenizer().decode(ids, skip_special=skip)
+        assert ours == oracle().decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+
+
+@given(ids_of_any_bytes)
+def test_streamed_text_equals_decoded_text(ids):
+    decoder = StreamDecoder(tokenizer())
+    streamed = "".join(map(decoder.push, ids)) + decoder.flush()
+    assert streamed == tokenizer().decode(ids)
+    assert decoder.flush() == ""
+
+
+@given(texts.filter(lambda text: "\ufffd" not in text))
+def test_only_whole_characters_are_streamed(text):
+    decoder = StreamDecoder(tokenizer())
+    pieces = [decoder.push(i) for i in tokenizer().encode_plain(text)]
+    assert "\ufffd" not in "".join(pieces)
+    assert decoder.flush() == ""
+
+
+def test_an_incomplete_character_is_held_back_and_shown_at_the_end():
+    ids = tokenizer().encode_plain("é")
+    assert len(ids) == 2, "the demo vocabulary has no token for é"
+    decoder = StreamDecoder(tokenizer())
+    assert decoder.push(ids[0]) == ""
+    assert decoder.flush() == "\ufffd"
+    assert decoder.push(ids[0]) + decoder.push(ids[1]) == "é"
+
+
+def test_thinking_tokens_are_text_and_special_tokens_are_not():
+    decoder = StreamDecoder(tokenizer())
+    assert decoder.push(tokenizer().control_ids["<think>"]) == "<think>"
+    assert decoder.push(tokenizer().control_ids["<|im_end|>"]) == ""
+
+
+def test_ids_outside_the_vocabulary_have_no_text():
+    # A model's embedding has more rows than the vocabulary.
+    assert tokenizer().token_bytes(tokenizer().vocab_size + 5) == b""
+
+
+def test_a_lone_surrogate_is_refused():
+    with pytest.raises(ValueError, match="surrogate"):
+        tokenizer().encode_plain("\ud83d")
+
+
+def copy_of_demo(folder: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, folder / name)
+    return folder
+
+
+def change_json(path: Path, change) -> None:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def test_tokens_that_only_tokenizer_config_names(tmp_path):
+    folder = copy_of_demo(tmp_path)
+    token = {"content": "<extra>", "lstrip": False, "rstrip": False, "single_word": False, "special": False}
+    new_id = tokenizer().vocab_size
+
+    def add(data):
+        data["added_tokens_decoder"][str(new_id)] = token
+
+    change_json(folder / "tokenizer_config.json", add)
+    ours, theirs = Tokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours.control_ids["<extra>"] == new_id == theirs.convert_tokens_to_ids("<extra>")
+
+    change_json(folder / "tokenizer_config.json", lambda data: data["added_tokens_decoder"].update({"5": token}))
+    with pytest.raises(CheckpointError, match=r"<extra>.* 5,"):
+        Tokenizer.from_pretrained(folder)
+
+
+def test_tokens_that_are_found_in_normalized_text(tmp_path):
+    folder = copy_of_demo(tmp_path)
+    new_id = tokenizer().vocab_size
+    token = {"id": new_id, "content": "<é>", "lstrip": False, "rstrip": False, "single_word": False}
+    token |= {"normalized": True, "special": False}
+    change_json(folder / "tokenizer.json", lambda data: data["added_tokens"].append(token))
+    ours = Tokenizer.from_pretrained(folder)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    think_id = ours.control_ids["<think>"]
+    text = "a<e\u0301>b<think>"
+    assert ours.split_controls(text) == ["a", new_id, "b", think_id]
+    assert library.encode(text).ids == [*ours.encode_plain("a"), new_id, *ours.encode_plain("b"), think_id]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["added_tokens"][0].update(lstrip=True), "lstrip"),
+        (lambda data: data["added_tokens"][0].update(content=" x"), "white space"),
+        (lambda data: data.update(decoder=None), "byte-level"),
+        (lambda data: data.update(model={"type": "Unheard"}), "damaged or of an unknown kind"),
+    ],
+)
+def test_unusable_tokenizers_are_refused(tmp_path, change, message):
+    folder = copy_of_demo(tmp_path)
+    (folder / "tokenizer_config.json").unlink()
+    change_json(folder / "tokenizer.json", change)
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.from_pretrained(folder)
+
+
+def test_a_vocabulary_that_holds_a_control_string_is_refused(tmp_path):
+    folder = copy_of_demo(tmp_path)
+
+    def add(data):
+        # A word of the plain vocabulary with the id of <think>: plain text would reach it.
+        data["model"]["vocab"]["think"] = tokenizer().control_ids["<think>"]
+        data["model"]["ignore_merges"] = True
+
+    change_json(folder / "tokenizer.json", add)
+    with pytest.raises(CheckpointError, match="can't be told from the control token"):
+        Tokenizer.from_pretrained(folder)
+
+
+def test_missing_and_damaged_files(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        Tokenizer.from_pretrained(tmp_path)
+    folder = copy_of_demo(tmp_path)
+    (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        Tokenizer.from_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"x": 1}}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match="added_tokens_decoder"):
+        Tokenizer.from_pretrained(folder)

@@ -1,0 +1,78 @@
+"""Images and videos for Qwen3.5: planned under a token budget, decoded safely, cut into patches. Without torch.
+
+    plan = processor.plan("holiday.mp4")          # from the header and the packet times: what will it cost?
+    media = processor.prepare("holiday.mp4", plan)
+    media.pixel_values, media.plan.grid_thw, media.plan.timestamps_s, media.plan.digest
+
+errors        every error, all under MediaError
+types         grids, a checkpoint's processing, hard limits, budgets
+media_plan    MediaPlan and PreparedMedia
+formats       which formats are read, told apart by content
+media         sources: path, bytes, data URI, PIL image
+sizes         smart resize
+patches       8-bit frames to normalised patches; digests
+image         images
+video         videos, over video_container, video_rotation, video_probe, video_sample and video_decode
+budget        plan
+processor     prepare, MediaProcessor
+positions     M-RoPE positions and rope_delta
+"""
+
+from qwen35mm_preprocess.budget import plan
+from qwen35mm_preprocess.errors import (
+    MediaBudgetError,
+    MediaChangedError,
+    MediaConfigError,
+    MediaDecodeError,
+    MediaError,
+    MediaFormatError,
+    MediaLimitError,
+    MediaPlanError,
+    MediaSourceError,
+)
+from qwen35mm_preprocess.media import MediaSource, describe, detect_kind
+from qwen35mm_preprocess.media_plan import MediaPlan, PreparedMedia, timestamp_text
+from qwen35mm_preprocess.positions import Run, TextRun, VisionRun, mrope_positions
+from qwen35mm_preprocess.processor import MediaProcessor, prepare, read_processing
+from qwen35mm_preprocess.types import (
+    GridTHW,
+    ImageProcessing,
+    MediaBudget,
+    MediaKind,
+    MediaLimits,
+    Progress,
+    VideoProcessing,
+)
+
+__all__ = [
+    "GridTHW",
+    "ImageProcessing",
+    "MediaBudget",
+    "MediaBudgetError",
+    "MediaChangedError",
+    "MediaConfigError",
+    "MediaDecodeError",
+    "MediaError",
+    "MediaFormatError",
+    "MediaKind",
+    "MediaLimitError",
+    "MediaLimits",
+    "MediaPlan",
+    "MediaPlanError",
+    "MediaProcessor",
+    "MediaSource",
+    "MediaSourceError",
+    "PreparedMedia",
+    "Progress",
+    "Run",
+    "TextRun",
+    "VideoProcessing",
+    "VisionRun",
+    "describe",
+    "detect_kind",
+    "mrope_positions",
+    "plan",
+    "prepare",
+    "read_processing",
+    "timestamp_text",
+]

@@ -1,0 +1,68 @@
+"""Every error that qwen35mm_preprocess raises on purpose.
+
+    MediaError(ValueError)
+    ├── MediaConfigError    a preprocessor_config.json or a setting that can't be used
+    ├── MediaSourceError    nothing to read: no such file, a folder, an address, a bad data URI, an empty file
+    ├── MediaFormatError    not a kind of image or video that is read here; a file with sound only
+    ├── MediaDecodeError    damaged or cut off
+    ├── MediaLimitError     over a hard limit: bytes, pixels, frames, seconds, aspect ratio
+    ├── MediaBudgetError    doesn't fit the token budget, however few and small its frames
+    └── MediaPlanError      a media plan that is damaged or was made for another checkpoint
+        └── MediaChangedError   the medium is no longer the one that its plan was made for
+
+A message says what was expected, what came and what to do. It is fit to be shown to a person:
+it names a file by its last component only, and quotes no library.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "MediaBudgetError",
+    "MediaChangedError",
+    "MediaConfigError",
+    "MediaDecodeError",
+    "MediaError",
+    "MediaFormatError",
+    "MediaLimitError",
+    "MediaPlanError",
+    "MediaSourceError",
+]
+
+
+class MediaError(ValueError):
+    """Root of the errors about images, videos and the settings that they are read with."""
+
+
+class MediaConfigError(MediaError):
+    """A preprocessor_config.json, a limit or a budget whose values can't be used."""
+
+
+class MediaSourceError(MediaError):
+    """There is nothing to read: no such file, a folder, an address, a bad data URI, an empty file."""
+
+
+class MediaFormatError(MediaError):
+    """The content is not of a format or codec that is read here, or it has no picture."""
+
+
+class MediaDecodeError(MediaError):
+    """The content is damaged or cut off."""
+
+
+class MediaLimitError(MediaError):
+    """The medium is over a hard limit of `MediaLimits`."""
+
+
+class MediaBudgetError(MediaError):
+    """The medium doesn't fit its token budget, however few and small its frames."""
+
+
+class MediaPlanError(MediaError):
+    """A media plan that is damaged, or that was made for a checkpoint with other processing."""
+
+
+class MediaChangedError(MediaPlanError):
+    """The medium is no longer the one that its plan was made for.
+
+    To take the new content for what it is, make a new plan, or prepare `plan.unpinned()`.
+    """

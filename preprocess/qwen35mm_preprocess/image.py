@@ -1,0 +1,211 @@
+"""Images: opened by content, checked from the header, decoded upright to RGB, resized, cut into patches.
+
+How every mode becomes RGB:
+    1, L, P, RGB, CMYK, YCbCr, HSV, LAB     Pillow's conversion; embedded colour profiles are not applied
+    alpha (LA, PA, RGBA, La, RGBa) or a
+    transparent colour (GIF, PNG)           laid over white
+    16-bit grey (I;16...)                   0..65535 scaled to 0..255
+    I, F (32-bit grey, which has no scale)  the least and the greatest value found become 0 and 255
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import ExifTags, Image, ImageFile
+
+from qwen35mm_preprocess.errors import MediaDecodeError, MediaError, MediaFormatError, MediaLimitError
+from qwen35mm_preprocess.formats import SUPPORTED_IMAGES
+from qwen35mm_preprocess.media import MediaSource, describe, open_stream, read_format
+from qwen35mm_preprocess.media_plan import MediaPlan
+from qwen35mm_preprocess.patches import PatchWriter, UnitDigest
+from qwen35mm_preprocess.types import ImageProcessing, MediaLimits, Size
+
+# EXIF's orientation to the operation that puts the picture upright; 5 to 8 swap width and height.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_strict_loading_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """What an image's header says: (height, width) upright, and how many pictures the file holds."""
+
+    size: Size
+    num_pictures: int
+
+
+def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
+    """Reads the header only.
+
+    Raises:
+        MediaError: not an image that is read here, damaged, or over a limit.
+    """
+    with _opened(source, limits) as image:
+        return ImageInfo(_upright_size(image), _num_pictures(image, source))
+
+
+def load_image(source: MediaSource, limits: MediaLimits) -> Image.Image:
+    """Decodes the (first) picture, upright, in mode RGB; the checks of `probe_image` come before the pixels.
+
+    Raises:
+        MediaError: not an image that is read here, damaged or cut off, or over a limit.
+    """
+    with _opened(source, limits) as image:
+        orientation = _orientation(image)
+        try:
+            with _strict_loading():
+                image.load()
+            rgb = to_rgb(image)
+        except (MediaError, MemoryError):
+            raise
+        # Pillow's decoders raise whatever the damage leads them to: OSError, SyntaxError, struct.error, ...
+        except Exception:
+            raise MediaDecodeError(
+                f"{describe(source)} is damaged or cut off: its pixels could not all be decoded. "
+                f"Copy or upload it again, or save it anew."
+            ) from None
+    return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
+
+
+def image_patches(
+    source: MediaSource, plan: MediaPlan, processing: ImageProcessing, limits: MediaLimits
+) -> tuple[np.ndarray, str]:
+    """Decodes, resizes and patchifies an image as its plan says: (pixel_values, digest).
+
+    Equal bit for bit to transformers' Qwen2VLImageProcessorPil when the plan's size is the checkpoint's own.
+    """
+    height, width = plan.size
+    frame = np.asarray(load_image(source, limits).resize((width, height), Image.Resampling.BICUBIC))
+    writer = PatchWriter(plan.grid_thw, processing)
+    writer.write(frame, 0, slice(None))
+    digest = UnitDigest(processing, plan.size)
+    digest.update(frame)
+    return writer.pixel_values, digest.hexdigest()
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The picture in mode RGB by the rule at the top of this file."""
+    if image.mode.startswith("I;16"):
+        wide = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        return _stretched(np.asarray(image, np.float64)).convert("RGB")
+    has_alpha = any(band in "Aa" for band in image.getbands()) or image.info.get("transparency") is not None
+    if not has_alpha:
+        return image.convert("RGB")
+    if image.mode == "La":
+        image = image.convert("LA")
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def check_source_size(size: Size, name: str, limits: MediaLimits) -> None:
+    """Refuses a picture or a video's frames by the size that the header gives, before decoding. Raises MediaError."""
+    height, width = size
+    if min(size) < 1:
+        raise MediaDecodeError(f"{name} is damaged: its header gives a size of {width} x {height} pixels.")
+    if height * width > limits.max_source_pixels:
+        raise MediaLimitError(
+            f"{name} has {width} x {height} pixels; at most {limits.max_source_pixels / 1e6:g} million are decoded. "
+            f"Make it smaller."
+        )
+    if max(size) > limits.max_aspect_ratio * min(size):
+        raise MediaLimitError(
+            f"{name} has {width} x {height} pixels: one side is more than {limits.max_aspect_ratio:g} times the other. "
+            f"Crop it."
+        )
+
+
+@contextmanager
+def _opened(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Image]:
+    """The image with its header read and checked, its pixels not yet decoded."""
+    name = describe(source)
+    if isinstance(source, Image.Image):
+        check_source_size(_upright_size(source), name, limits)
+        yield source
+        return
+    with open_stream(source, "image", limits) as stream:
+        found = read_format(stream, source)
+        if found.pillow is None:
+            raise MediaFormatError(
+                f"{name} is a video ({found.name}) where an image was expected: {SUPPORTED_IMAGES}. Add it as a video."
+            )
+        try:
+            image = Image.open(stream, formats=(found.pillow,))
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise MediaLimitError(
+                f"{name} is too large: its header gives more pixels than are decoded "
+                f"({limits.max_source_pixels / 1e6:g} million). Make it smaller."
+            ) from None
+        except MemoryError:
+            raise
+        except Exception:
+            raise MediaDecodeError(
+                f"{name} starts like a {found.name} file but is damaged or cut off, or of an unusual kind. "
+                f"Copy or upload it again, or save it anew."
+            ) from None
+        with image:
+            check_source_size(_upright_size(image), name, limits)
+            yield image
+
+
+def _upright_size(image: Image.Image) -> Size:
+    width, height = image.size
+    return (width, height) if _orientation(image) >= 5 else (height, width)
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's orientation, 1 to 8; 1 where there is none, it is damaged, or Pillow applies it itself (TIFF)."""
+    if image.format == "TIFF":
+        return 1
+    try:
+        # The base class's method: PNG's own would decode the pixels to look for EXIF data behind them.
+        value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+    except Exception:
+        return 1
+    return value if value in _UPRIGHT else 1
+
+
+def _num_pictures(image: Image.Image, source: MediaSource) -> int:
+    # A PIL image was put on the picture that is wanted. A JPEG's others are depth maps and previews.
+    if isinstance(source, Image.Image) or image.format in ("JPEG", "MPO"):
+        return 1
+    try:
+        return getattr(image, "n_frames", 1)
+    except Exception:
+        return 1
+
+
+def _stretched(values: np.ndarray) -> Image.Image:
+    finite = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    least, greatest = finite.min(), finite.max()
+    if least == greatest:
+        return Image.fromarray(np.full(values.shape, np.clip(least, 0, 255), np.uint8))
+    scaled = (finite - least) / (greatest - least) * 255
+    return Image.fromarray(scaled.round().astype(np.uint8))
+
+
+@contextmanager
+def _strict_loading() -> Iterator[None]:
+    """Keeps a cut-off image an error, where another library has told Pillow to fill the rest with grey."""
+    if not ImageFile.LOAD_TRUNCATED_IMAGES:
+        yield
+        return
+    with _strict_loading_lock:
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+        try:
+            yield
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES = True

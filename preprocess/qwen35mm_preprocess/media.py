@@ -1,0 +1,146 @@
+"""Media sources: a path, bytes, a data URI or a PIL image, opened with a byte limit and recognised by content."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+import stat
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote_to_bytes
+
+from PIL import Image, UnidentifiedImageError
+
+from qwen35mm_preprocess.errors import MediaDecodeError, MediaFormatError, MediaLimitError, MediaSourceError
+from qwen35mm_preprocess.formats import GIF, HEAD_BYTES, SUPPORTED_IMAGES, SUPPORTED_VIDEOS, MediaFormat, sniff
+from qwen35mm_preprocess.types import MediaKind, MediaLimits
+
+# A str is a path or a `data:` URI. Bytes are a whole file.
+MediaSource = str | Path | bytes | Image.Image
+
+_MAX_NAME = 80
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+
+
+def describe(source: MediaSource) -> str:
+    """The medium's name in messages: a file's last component, never its folder."""
+    if isinstance(source, Image.Image):
+        return "the picture"
+    if isinstance(source, bytes):
+        return "the uploaded data"
+    if isinstance(source, str) and source.startswith("data:"):
+        return "the data URI"
+    if not isinstance(source, str | Path):
+        return "the medium"
+    name = Path(source).name
+    return f"'{name}'" if len(name) <= _MAX_NAME else f"'{name[:_MAX_NAME]}...'"
+
+
+def detect_kind(source: MediaSource, limits: MediaLimits | None = None) -> MediaKind:
+    """Whether a source is an image or a video, by its content. An animated GIF is a video.
+
+    Raises:
+        MediaError: it can't be opened, is over the byte limit or is of a format that is not read.
+    """
+    if isinstance(source, Image.Image):
+        return "image"
+    with open_stream(source, None, limits or MediaLimits()) as stream:
+        found = read_format(stream, source)
+        if found is GIF and _is_animated(stream, source):
+            return "video"
+        return found.kind
+
+
+def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: MediaLimits) -> BinaryIO:
+    """A seekable stream of the source's bytes; the byte limit is that of `kind`, or the larger one.
+
+    Raises:
+        MediaSourceError: there is no such file, it is not a regular file, or it is empty.
+        MediaLimitError: it has more bytes than `limits` allow.
+    """
+    name = describe(source)
+    max_bytes = limits.max_bytes(kind) if kind else max(limits.max_image_bytes, limits.max_video_bytes)
+    if isinstance(source, bytes):
+        _check_bytes(len(source), max_bytes, name)
+        return io.BytesIO(source)
+    if isinstance(source, str) and source.startswith("data:"):
+        return io.BytesIO(_data_uri_bytes(source, max_bytes))
+    if isinstance(source, str) and _URL.match(source):
+        raise MediaSourceError(
+            "An address on the network is not opened here. Download the file and pass its path, or its bytes."
+        )
+    if not isinstance(source, str | Path):
+        raise MediaSourceError(
+            f"A medium is a path, bytes, a data URI or a PIL image, not {type(source).__name__}. Pass one of these."
+        )
+    try:
+        status = Path(source).stat()
+        # A named pipe or a device could block for ever, or never end.
+        if not stat.S_ISREG(status.st_mode):
+            raise MediaSourceError(f"{name} is not a file. Pass the path of an image or a video.")
+        _check_bytes(status.st_size, max_bytes, name)
+        return Path(source).open("rb")
+    except (OSError, ValueError) as error:
+        if isinstance(error, MediaSourceError | MediaLimitError):
+            raise
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else "the file can't be read"
+        raise MediaSourceError(f"{name} could not be opened: {reason}. Check its path and permissions.") from None
+
+
+def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
+    """The format of an open stream, which is left at its start. Raises MediaFormatError."""
+    stream.seek(0)
+    found = sniff(stream.read(HEAD_BYTES))
+    stream.seek(0)
+    if found is None:
+        raise MediaFormatError(
+            f"{describe(source)} is not an image or a video that is read here: expected {SUPPORTED_IMAGES} for an "
+            f"image, or {SUPPORTED_VIDEOS} for a video. Convert it, or choose another file."
+        )
+    if found.pillow is None and found.libav is None:
+        raise MediaFormatError(
+            f"{describe(source)} is {found.name}, which is not read here: expected {SUPPORTED_IMAGES}. "
+            f"Convert it to JPEG or PNG."
+        )
+    return found
+
+
+def _is_animated(stream: BinaryIO, source: MediaSource) -> bool:
+    try:
+        with Image.open(stream, formats=("GIF",)) as image:
+            return bool(getattr(image, "is_animated", False))
+    except (UnidentifiedImageError, OSError, SyntaxError, EOFError, ValueError):
+        raise MediaDecodeError(f"{describe(source)} is a damaged GIF. Save it again, or choose another file.") from None
+    finally:
+        stream.seek(0)
+
+
+def _check_bytes(size: int, max_bytes: int, name: str) -> None:
+    if size == 0:
+        raise MediaSourceError(f"{name} is empty: it has 0 bytes. Check that it was written or uploaded completely.")
+    if size > max_bytes:
+        raise MediaLimitError(
+            f"{name} has {size / 2**20:,.1f} MiB; at most {max_bytes / 2**20:,.1f} MiB are read. Make it smaller."
+        )
+
+
+def _data_uri_bytes(uri: str, max_bytes: int) -> bytes:
+    """The payload of `data:[type][;base64],...`; the declared type is not looked at."""
+    name = describe(uri)
+    header, comma, payload = uri.partition(",")
+    if not comma:
+        raise MediaSourceError(
+            "The data URI has no comma: expected 'data:image/png;base64,...'. Check how it was made."
+        )
+    is_base64 = header.rstrip().lower().endswith(";base64")
+    # Before any copy is made: 4 characters of base64 hold 3 bytes, a percent-encoded byte has 1 to 3 characters.
+    if len(payload) > 4 * max_bytes:
+        _check_bytes(len(payload) * 3 // 4, max_bytes, name)
+    try:
+        data = base64.b64decode("".join(payload.split()), validate=True) if is_base64 else unquote_to_bytes(payload)
+    except (binascii.Error, ValueError):
+        raise MediaSourceError("The data URI's base64 text is damaged. Check how it was made.") from None
+    _check_bytes(len(data), max_bytes, name)
+    return data

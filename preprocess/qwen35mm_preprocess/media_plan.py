@@ -1,0 +1,123 @@
+"""The media plan, made once when a message is sent and stored with it, and the medium prepared by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from qwen35mm_preprocess.errors import MediaPlanError
+from qwen35mm_preprocess.types import GridTHW, MediaKind, Size
+
+
+def timestamp_text(time_s: float) -> str:
+    """The text before a temporal patch of a video, as in transformers' Qwen3VLProcessor."""
+    return f"<{time_s:.1f} seconds>"
+
+
+@dataclass(frozen=True)
+class MediaPlan:
+    """What will be made of one medium, and what it costs: everything that later settings must not touch.
+
+    source_size, size   (height, width) in pixels, upright, in the file and after the resize
+    grid_thw            patches after the resize
+    num_tokens          placeholder tokens
+    num_prompt_tokens   at most this many tokens with the vision marks and the timestamps (one a character)
+    cache_bytes         KV bytes of `num_prompt_tokens` in the model that the plan was made for
+    processing          fingerprint of the checkpoint's processing
+    source_frames       a video: pictures in the file
+    duration_s          a video: seconds
+    frame_indices       a video: the frames to use, by presentation order; [n]
+    frame_times_s       their presentation times, from the first frame of the file; [n]
+    timestamps_s        of each temporal patch: the mean of its first and last frame's time; [grid_thw.t]
+    similar_difference  a video not yet prepared: drop temporal patches that differ by less (see `MediaBudget`)
+    notes               what was reduced or left out, and why, in words for a person
+    digest              hex SHA-256 of the final pixels; None until prepared
+    unit_digests        one for each span in the prompt: an image, or a temporal patch of a video
+    """
+
+    kind: MediaKind
+    source_size: Size
+    size: Size
+    grid_thw: GridTHW
+    num_tokens: int
+    num_prompt_tokens: int
+    cache_bytes: int
+    processing: str
+    source_frames: int | None = None
+    duration_s: float | None = None
+    frame_indices: tuple[int, ...] | None = None
+    frame_times_s: tuple[float, ...] | None = None
+    timestamps_s: tuple[float, ...] | None = None
+    similar_difference: float | None = None
+    notes: tuple[str, ...] = ()
+    digest: str | None = None
+    unit_digests: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("image", "video"):
+            raise MediaPlanError(f"A media plan is of kind image or video, not {self.kind!r}.")
+        _require(min(self.grid_thw) > 0 and min(self.size) > 0 and self.num_tokens > 0, "a size of zero")
+        if self.kind == "image":
+            _require(self.grid_thw.t == 1, "an image of several temporal patches")
+        else:
+            indices, times, timestamps = self.frame_indices, self.frame_times_s, self.timestamps_s
+            if indices is None or times is None or timestamps is None:
+                raise MediaPlanError("The media plan is damaged: a video without frames. Make a new plan.")
+            _require(0 < len(indices) == len(times), "frames and times that don't match")
+            _require(len(timestamps) == self.grid_thw.t, "timestamps and temporal patches that don't match")
+            _require(all(a < b for a, b in pairwise(indices)), "frames out of order")
+        units = None if self.unit_digests is None else len(self.unit_digests)
+        _require(units == (None if self.digest is None else self.grid_thw.t), "digests and spans that don't match")
+
+    @property
+    def num_units(self) -> int:
+        """Spans in the prompt: 1 for an image, one for each temporal patch of a video."""
+        return self.grid_thw.t
+
+    def unpinned(self) -> MediaPlan:
+        """The same plan with its digests forgotten: `prepare` then accepts whatever content fits it."""
+        return replace(self, digest=None, unit_digests=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `from_dict` gives an equal plan back."""
+        values = asdict(self)
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> MediaPlan:
+        """Raises MediaPlanError for what `to_dict` didn't write."""
+        names = {field.name for field in fields(cls)}
+        if set(values) != names:
+            raise MediaPlanError(
+                f"The media plan is damaged or of another version: its keys differ in "
+                f"{', '.join(sorted(set(values) ^ names))}. Make a new plan."
+            )
+        read = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        try:
+            return cls(**{**read, "grid_thw": GridTHW(*read["grid_thw"])})
+        except TypeError:
+            raise MediaPlanError("The media plan is damaged: a value is of the wrong type. Make a new plan.") from None
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedMedia:
+    """A medium ready for the vision tower.
+
+    plan          the plan with its digests; fewer frames where some were unreadable or dropped as similar
+    pixel_values  float32 [grid_thw.num_patches, 3 * temporal_patch_size * patch_size**2]; columns in the order channel,
+                  frame, row, column; the patches of one merge block are adjacent rows
+    warnings      what went wrong without stopping, in words for a person
+    """
+
+    plan: MediaPlan
+    pixel_values: np.ndarray
+    warnings: tuple[str, ...] = ()
+
+
+def _require(ok: bool, what: str) -> None:
+    if not ok:
+        raise MediaPlanError(f"The media plan is damaged: {what}. Make a new plan.")

@@ -1,0 +1,255 @@
+"""The settings that media are read with: grids, a checkpoint's processing, hard limits, token budgets.
+
+All frozen and checked when made. Sizes are (height, width) in pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from qwen35mm_preprocess.errors import MediaConfigError
+
+MediaKind = Literal["image", "video"]
+Size = tuple[int, int]
+
+# Called with (steps done, steps in all) on the calling thread; what it raises stops the work.
+Progress = Callable[[int, int], None]
+
+PIL_BICUBIC = 3
+
+
+class GridTHW(NamedTuple):
+    """A medium's size in patches: temporal patches, rows, columns (transformers' `grid_thw`)."""
+
+    t: int
+    h: int
+    w: int
+
+    @property
+    def num_patches(self) -> int:
+        """Rows of `pixel_values`."""
+        return self.t * self.h * self.w
+
+    def num_tokens(self, merge_size: int = 2) -> int:
+        """Placeholder tokens in the prompt: one for every merge_size x merge_size patches."""
+        return self.t * (self.h // merge_size) * (self.w // merge_size)
+
+
+@dataclass(frozen=True)
+class Processing:
+    """What images and videos share: how pixels become patches.
+
+    The arithmetic is that of transformers' processors for Qwen2-VL images and Qwen3-VL videos:
+    bicubic resize, then rescale and normalise, then patches.
+    """
+
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    image_mean: tuple[float, float, float]
+    image_std: tuple[float, float, float]
+    rescale_factor: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        for name in ("patch_size", "temporal_patch_size", "merge_size"):
+            _check(self, name, isinstance(getattr(self, name), int) and getattr(self, name) > 0, "a positive integer")
+        for name in ("image_mean", "image_std"):
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+            values = getattr(self, name)
+            _check(self, name, len(values) == 3 and all(map(math.isfinite, values)), "three finite numbers")
+        _check(self, "image_std", min(self.image_std) > 0, "three positive numbers")
+        _check(self, "rescale_factor", self.rescale_factor > 0, "positive")
+
+    @property
+    def factor(self) -> int:
+        """Both sides of a resized picture are multiples of this many pixels (one token's side)."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def patch_dim(self) -> int:
+        """Columns of `pixel_values`: 3 channels x frames x rows x columns of one patch."""
+        return 3 * self.temporal_patch_size * self.patch_size**2
+
+    def fingerprint(self) -> str:
+        """Hex digest of what decides the values of `pixel_values` for given resized frames."""
+        values = (
+            type(self).__name__,
+            self.patch_size,
+            self.temporal_patch_size,
+            self.merge_size,
+            self.image_mean,
+            self.image_std,
+            self.rescale_factor,
+        )
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class ImageProcessing(Processing):
+    """A checkpoint's image settings; `min_pixels` and `max_pixels` bound the resized area."""
+
+    min_pixels: int = 65536
+    max_pixels: int = 16777216
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, "min_pixels", 0 < self.min_pixels <= self.max_pixels, "positive and at most max_pixels")
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> ImageProcessing:
+        """Reads a checkpoint's preprocessor_config.json. Raises MediaConfigError."""
+        least, most = _pixel_bounds(config, "preprocessor_config.json")
+        return cls(**_shared(config, "preprocessor_config.json"), min_pixels=least, max_pixels=most)
+
+
+@dataclass(frozen=True)
+class VideoProcessing(Processing):
+    """A checkpoint's video settings.
+
+    `min_total_pixels` and `max_total_pixels` bound the resized area summed over all sampled frames.
+    `max_frame_tokens` caps one frame besides (transformers' `cap_pixels_per_frame`); None is no cap.
+    """
+
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    min_total_pixels: int = 4096
+    max_total_pixels: int = 25165824
+    max_frame_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, "fps", self.fps > 0, "positive")
+        _check(self, "min_frames", 0 < self.min_frames <= self.max_frames, "positive and at most max_frames")
+        _check(
+            self,
+            "min_total_pixels",
+            0 < self.min_total_pixels <= self.max_total_pixels,
+            "positive and at most max_total_pixels",
+        )
+        _check(self, "max_frame_tokens", self.max_frame_tokens is None or self.max_frame_tokens > 0, "positive")
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> VideoProcessing:
+        """Reads a checkpoint's video_preprocessor_config.json. Raises MediaConfigError.
+
+        Official checkpoints leave fps, min_frames and max_frames to the defaults of transformers' class.
+        """
+        name = "video_preprocessor_config.json"
+        if config.get("num_frames") is not None:
+            raise MediaConfigError(f"{name}: a fixed num_frames is not supported; leave it out and set fps.")
+        least, most = _pixel_bounds(config, name)
+        optional = {key: config[key] for key in ("fps", "min_frames", "max_frames") if config.get(key) is not None}
+        capped = bool(config.get("cap_pixels_per_frame"))
+        return cls(
+            **_shared(config, name),
+            **optional,
+            min_total_pixels=least,
+            max_total_pixels=most,
+            max_frame_tokens=int(config.get("max_video_tokens", 768)) if capped else None,
+        )
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Hard limits: what is over one is refused before its pixels are decoded."""
+
+    max_image_bytes: int = 64 * 2**20
+    max_video_bytes: int = 512 * 2**20
+    max_source_pixels: int = 100_000_000
+    max_source_frames: int = 1_000_000
+    max_duration_s: float = 4 * 3600.0
+    max_aspect_ratio: float = 200.0
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            _check(self, name, getattr(self, name) > 0, "positive")
+
+    def max_bytes(self, kind: MediaKind) -> int:
+        """The byte limit for a kind of medium."""
+        return self.max_image_bytes if kind == "image" else self.max_video_bytes
+
+
+@dataclass(frozen=True)
+class MediaBudget:
+    """What one medium may cost in the prompt: its placeholders, the marks around them and its timestamps.
+
+    None leaves a value to the checkpoint. With `drop_similar`, a temporal patch of a video that shows the same as the
+    one kept before it is left out: no token's cell (32 x 32 pixels) may differ by `similar_difference` or more, as a
+    mean over the cell of 8-bit values. The patches that stay keep their own timestamps; the first and the last always
+    stay.
+    """
+
+    max_image_tokens: int | None = None
+    max_video_tokens: int | None = None
+    max_frames: int | None = None
+    fps: float | None = None
+    drop_similar: bool = False
+    similar_difference: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_image_tokens", "max_video_tokens", "max_frames", "fps"):
+            value = getattr(self, name)
+            _check(self, name, value is None or value > 0, "positive or None")
+        _check(self, "similar_difference", self.similar_difference > 0, "positive")
+
+    @classmethod
+    def for_cpu(cls) -> MediaBudget:
+        """The default of a chat on a CPU."""
+        return cls(max_image_tokens=1280, max_video_tokens=4096)
+
+    @classmethod
+    def for_gpu(cls) -> MediaBudget:
+        """The default of a chat on a GPU."""
+        return cls(max_image_tokens=4096, max_video_tokens=16384)
+
+    @classmethod
+    def unlimited(cls) -> MediaBudget:
+        """The checkpoint's own limits and no others: what transformers' processors do."""
+        return cls()
+
+
+def _check(owner: object, name: str, ok: bool, expected: str) -> None:
+    if not ok:
+        raise MediaConfigError(f"{type(owner).__name__}.{name} must be {expected}, not {getattr(owner, name)!r}.")
+
+
+def _shared(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The fields of `Processing` from a processor's configuration."""
+    missing = [
+        key
+        for key in ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+        if config.get(key) is None
+    ]
+    if missing:
+        raise MediaConfigError(f"{name} lacks {', '.join(missing)}: the checkpoint's copy is incomplete.")
+    for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+        if config.get(key, True) is False:
+            raise MediaConfigError(f"{name} sets {key} to false; only the processing of Qwen3.5 is supported: true.")
+    if config.get("resample", PIL_BICUBIC) != PIL_BICUBIC:
+        raise MediaConfigError(f"{name} sets resample to {config['resample']}; only bicubic ({PIL_BICUBIC}) is known.")
+    return {
+        "patch_size": config["patch_size"],
+        "temporal_patch_size": config["temporal_patch_size"],
+        "merge_size": config["merge_size"],
+        "image_mean": tuple(config["image_mean"]),
+        "image_std": tuple(config["image_std"]),
+        "rescale_factor": config.get("rescale_factor", 1 / 255),
+    }
+
+
+def _pixel_bounds(config: Mapping[str, Any], name: str) -> tuple[int, int]:
+    """The least and the most pixels; `min_pixels` and `max_pixels` are older names and win, as in transformers."""
+    size = config.get("size") or {}
+    bounds = []
+    for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        value = config.get(old) if config.get(old) is not None else size.get(new)
+        if not isinstance(value, int):
+            raise MediaConfigError(f"{name} lacks size.{new}, a number of pixels: the checkpoint's copy is incomplete.")
+        bounds.append(value)
+    return bounds[0], bounds[1]

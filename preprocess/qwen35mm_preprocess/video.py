@@ -1,0 +1,140 @@
+"""Videos: the planned frames decoded, resized and cut into patches one at a time, so that memory stays bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from PIL import Image
+
+from qwen35mm_preprocess.budget import with_frames
+from qwen35mm_preprocess.errors import MediaChangedError, MediaDecodeError
+from qwen35mm_preprocess.media import MediaSource, describe
+from qwen35mm_preprocess.media_plan import MediaPlan
+from qwen35mm_preprocess.patches import PatchWriter, UnitDigest
+from qwen35mm_preprocess.types import MediaLimits, Progress, VideoProcessing
+from qwen35mm_preprocess.video_decode import decode_frames
+from qwen35mm_preprocess.video_probe import VideoInfo, probe_video
+from qwen35mm_preprocess.video_sample import frame_times
+
+# The frames of one temporal patch: (index, uint8 [H, W, 3]).
+_Unit = list[tuple[int, np.ndarray]]
+
+
+def video_patches(
+    source: MediaSource,
+    plan: MediaPlan,
+    processing: VideoProcessing,
+    limits: MediaLimits,
+    progress: Progress | None = None,
+) -> tuple[MediaPlan, np.ndarray, tuple[str, ...], tuple[str, ...]]:
+    """Decodes, resizes and patchifies the frames of a plan: (plan, pixel_values, unit digests, warnings).
+
+    The plan comes back reduced where frames could not be decoded, or where temporal patches were dropped as similar.
+
+    Raises:
+        MediaChangedError: the file is not the one that the plan was made for.
+        MediaDecodeError: not one of the frames could be decoded.
+        MediaError: the source can't be opened.
+    """
+    info = probe_video(source, limits)
+    _check_same_video(info, plan, source)
+    units = _units(_resized_frames(source, info, plan, limits, progress), processing.temporal_patch_size)
+    writer = PatchWriter(plan.grid_thw, processing)
+    used: list[int] = []
+    digests: list[str] = []
+    num_similar = 0
+    for unit, keep in _mark_similar(units, processing.factor, plan.similar_difference):
+        if not keep:
+            num_similar += len(unit)
+            continue
+        digest = UnitDigest(processing, plan.size)
+        # The last frame stands in for those missing in the last patch.
+        for slot in range(processing.temporal_patch_size):
+            frame = unit[min(slot, len(unit) - 1)][1]
+            writer.write(frame, len(digests), slice(slot, slot + 1))
+            digest.update(frame)
+        used += [index for index, _ in unit]
+        digests.append(digest.hexdigest())
+    if not used:
+        raise MediaDecodeError(
+            f"{describe(source)} could not be decoded: none of its frames is readable. Copy or upload it again."
+        )
+    pixel_values = writer.pixel_values
+    num_patches = len(digests) * plan.grid_thw.h * plan.grid_thw.w
+    if num_patches < len(pixel_values):
+        # A copy, to let go of the rest.
+        pixel_values = pixel_values[:num_patches].copy()
+    notes, warnings = [], list(info.warnings)
+    num_planned = len(plan.frame_indices or ())
+    if num_unreadable := num_planned - num_similar - len(used):
+        notes.append(f"{num_unreadable} of {num_planned} frames could not be decoded and are left out.")
+        warnings.append(notes[-1])
+    if num_similar:
+        notes.append(f"{num_similar} frames are left out: they show the same as those before them.")
+    final = with_frames(plan, used, processing.temporal_patch_size, notes)
+    return final, pixel_values, tuple(digests), tuple(warnings)
+
+
+def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> None:
+    assert plan.frame_indices is not None
+    assert plan.frame_times_s is not None
+    same = info.size == plan.source_size and info.num_frames == plan.source_frames
+    # To the millisecond: another version of libav may round the rate of the same file in another way.
+    if not same or not np.allclose(frame_times(info, plan.frame_indices), plan.frame_times_s, rtol=0, atol=1e-3):
+        raise MediaChangedError(
+            f"{describe(source)} is not the video that was planned: {plan.source_frames} frames of "
+            f"{plan.source_size[1]} x {plan.source_size[0]} pixels were expected, {info.num_frames} of "
+            f"{info.size[1]} x {info.size[0]} came, or their times differ. Bring the old file back, or send the new "
+            f"one in a new message."
+        )
+
+
+def _resized_frames(
+    source: MediaSource, info: VideoInfo, plan: MediaPlan, limits: MediaLimits, progress: Progress | None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The planned frames that can be decoded: (index, uint8 [H, W, 3] of the planned size)."""
+    assert plan.frame_indices is not None
+    height, width = plan.size
+    for done, (index, frame) in enumerate(decode_frames(source, info, plan.frame_indices, limits), start=1):
+        yield index, np.asarray(frame.resize((width, height), Image.Resampling.BICUBIC))
+        if progress is not None:
+            progress(done, len(plan.frame_indices))
+
+
+def _units(frames: Iterable[tuple[int, np.ndarray]], temporal_patch_size: int) -> Iterator[_Unit]:
+    """Gathers frames into temporal patches; the last may have fewer."""
+    unit: _Unit = []
+    for frame in frames:
+        unit.append(frame)
+        if len(unit) == temporal_patch_size:
+            yield unit
+            unit = []
+    if unit:
+        yield unit
+
+
+def _mark_similar(units: Iterable[_Unit], cell: int, difference: float | None) -> Iterator[tuple[_Unit, bool]]:
+    """Each unit with whether it is kept: it shows something new, or it is the first or the last."""
+    shown: np.ndarray | None = None
+    held: _Unit | None = None
+    for unit in units:
+        if held is not None:
+            yield held, False
+            held = None
+        before = shown
+        if before is None or difference is None or any(_differs(before, frame, cell, difference) for _, frame in unit):
+            shown = unit[-1][1]
+            yield unit, True
+        else:
+            held = unit
+    if held is not None:
+        yield held, True
+
+
+def _differs(before: np.ndarray, after: np.ndarray, cell: int, difference: float) -> bool:
+    """Whether the mean absolute difference over any cell reaches `difference`: a small thing that moves must count."""
+    height, width, _ = before.shape
+    absolute = np.abs(before.astype(np.int16) - after)
+    cells = absolute.reshape(height // cell, cell, width // cell, cell * 3)
+    return bool(cells.mean(axis=(1, 3)).max() >= difference)

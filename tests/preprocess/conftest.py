@@ -1,0 +1,41 @@
+"""Media that several tests read, made once a session."""
+
+from __future__ import annotations
+
+import pytest
+
+from qwen35mm_preprocess import ImageProcessing, MediaBudget, MediaProcessor, VideoProcessing
+from tests.preprocess.media_files import HALF, encode_video, scene
+
+
+@pytest.fixture(scope="session")
+def image_processing() -> ImageProcessing:
+    """That of the Qwen3.5 checkpoints."""
+    return ImageProcessing(16, 2, 2, HALF, HALF, min_pixels=65536, max_pixels=16777216)
+
+
+@pytest.fixture(scope="session")
+def video_processing() -> VideoProcessing:
+    """That of the Qwen3.5 checkpoints."""
+    return VideoProcessing(16, 2, 2, HALF, HALF, min_total_pixels=4096, max_total_pixels=25165824)
+
+
+@pytest.fixture(scope="session")
+def processor(image_processing: ImageProcessing, video_processing: VideoProcessing) -> MediaProcessor:
+    return MediaProcessor(image_processing, video_processing, MediaBudget.unlimited())
+
+
+@pytest.fixture(scope="session")
+def clip() -> bytes:
+    """3 seconds at 10 fps, 64 x 48, H.264 with B-frames in an MP4."""
+    return encode_video([scene(index) for index in range(30)])
+
+
+@pytest.fixture(scope="session")
+def long_clip() -> bytes:
+    """12 seconds at 10 fps with a keyframe every 20 frames and its index in front; loops through 36 scenes."""
+    return encode_video(
+        [scene(index % 36) for index in range(120)],
+        options={"g": "20", "keyint_min": "20", "sc_threshold": "0"},
+        container_options={"movflags": "faststart"},
+    )

@@ -1,0 +1,108 @@
+"""Small videos and pictures, made on the spot: content that tells which frame it is and which side is up."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tempfile
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import skimage.data
+from PIL import Image
+
+HALF = (0.5, 0.5, 0.5)
+# Those that scikit-image's wheel carries.
+PHOTOGRAPHS = Path(skimage.data.__file__).parent
+
+
+def scene(index: int, size: tuple[int, int] = (48, 64)) -> np.ndarray:
+    """A frame, uint8 [H, W, 3]: grey by its index, red at the top left, green along the right side."""
+    height, width = size
+    frame = np.full((height, width, 3), 20 + index % 36 * 6, np.uint8)
+    frame[: height // 3, : width // 3] = (220, 0, 0)
+    frame[:, -width // 8 :] = (0, 180, 0)
+    return frame
+
+
+def scene_index(frame: np.ndarray) -> int:
+    """Which frame `scene` drew, from its decoded and possibly turned pixels (up to index 35)."""
+    height, width, _ = frame.shape
+    centre = frame[height * 3 // 8 : height * 5 // 8, width * 3 // 8 : width * 5 // 8]
+    return round((float(centre.mean()) - 20) / 6)
+
+
+def encode_video(
+    frames: Sequence[np.ndarray],
+    *,
+    container: str = "mp4",
+    codec: str = "libx264",
+    fps: int | Fraction = 10,
+    pts: Sequence[int] | None = None,
+    options: dict[str, str] | None = None,
+    container_options: dict[str, str] | None = None,
+) -> bytes:
+    """A video file. `pts` are in units of 1 / fps and default to 0, 1, 2, ..."""
+    height, width, _ = frames[0].shape
+    # A real file, since a muxer that moves its index to the front opens it again.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "video"
+        with av.open(str(path), "w", format=container, options=container_options or {}) as output:
+            stream = output.add_stream(codec, rate=fps, options=options or {})
+            stream.width, stream.height = width, height
+            stream.pix_fmt = {"gif": "rgb8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
+            stream.bit_rate = 1_000_000
+            stream.codec_context.time_base = 1 / Fraction(fps)
+            for index, array in enumerate(frames):
+                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array), format="rgb24")
+                frame.pts = index if pts is None else pts[index]
+                frame.time_base = 1 / Fraction(fps)
+                output.mux(stream.encode(frame))
+            output.mux(stream.encode())
+        return path.read_bytes()
+
+
+def turned(video: bytes, quarters: int, container: str = "mp4") -> bytes:
+    """An MP4 with a display matrix that turns it clockwise by quarters; the muxer carries it to other containers."""
+    a, b, c, d = ((1, 0, 0, 1), (0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0))[quarters]
+    data = bytearray(video)
+    at = data.index(b"tkhd") + 4 + 40
+    struct.pack_into(">5i", data, at, a * 65536, b * 65536, 0, c * 65536, d * 65536)
+    if container == "mp4":
+        return bytes(data)
+    file = io.BytesIO()
+    with av.open(io.BytesIO(bytes(data))) as source, av.open(file, "w", format=container) as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                target.mux(packet)
+    return file.getvalue()
+
+
+def encode_sound(container: str = "mp4", codec: str = "aac") -> bytes:
+    """A file with half a second of a tone and no picture."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=8000, layout="mono")
+        samples = np.sin(np.arange(4096) / 10).astype(np.float32)[None]
+        frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+        frame.sample_rate, frame.pts = 8000, 0
+        for resampled in av.AudioResampler("fltp", "mono", 8000, frame_size=1024).resample(frame):
+            output.mux(stream.encode(resampled))
+        output.mux(stream.encode())
+    return file.getvalue()
+
+
+def pixel(image: Image.Image, x: int, y: int) -> list[int]:
+    """The channels of one pixel."""
+    return np.asarray(image)[y, x].tolist()
+
+
+def encode_image(image: Image.Image, format: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()

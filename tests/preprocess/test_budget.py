@@ -1,0 +1,213 @@
+"""Plans under a token budget: fewer frames first, then smaller ones, never over the limit, and always said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from qwen35mm_preprocess import (
+    ImageProcessing,
+    MediaBudget,
+    MediaBudgetError,
+    MediaLimits,
+    MediaPlan,
+    MediaProcessor,
+    VideoProcessing,
+    budget,
+    timestamp_text,
+    video_decode,
+)
+from qwen35mm_preprocess.video_probe import VideoInfo
+from tests.preprocess.media_files import HALF
+from tests.preprocess.test_video_sample import constant, varying
+
+IMAGE = ImageProcessing(16, 2, 2, HALF, HALF)
+VIDEO = VideoProcessing(16, 2, 2, HALF, HALF)
+
+
+def _plan(info: VideoInfo, video_processing: VideoProcessing = VIDEO, **settings: object) -> MediaPlan:
+    """The plan of a video that has these frames."""
+    with mock.patch.object(budget, "probe_video", return_value=info):
+        return budget.plan(
+            "x.mp4",
+            "video",
+            IMAGE,
+            video_processing,
+            MediaBudget(**settings),  # type: ignore[arg-type]
+            MediaLimits(),
+            12288,
+        )
+
+
+def _sized(info: VideoInfo, height: int, width: int) -> VideoInfo:
+    return replace(info, size=(height, width))
+
+
+def _frames(plan: MediaPlan) -> int:
+    return len(plan.frame_indices or ())
+
+
+def test_costs_of_an_image() -> None:
+    plan = budget.plan(Image.new("RGB", (640, 480)), "image", IMAGE, VIDEO, MediaBudget(), MediaLimits(), 12288)
+    assert plan.size == (480, 640)
+    assert plan.grid_thw == (1, 30, 40)
+    assert plan.num_tokens == 300
+    assert plan.num_prompt_tokens == 302
+    assert plan.cache_bytes == 302 * 12288
+    assert plan.notes == ()
+
+
+def test_costs_of_a_video() -> None:
+    plan = _plan(_sized(constant(300, 30), 480, 640))
+    assert _frames(plan) == 20
+    assert plan.grid_thw == (10, 30, 40)
+    assert plan.num_tokens == 3000
+    assert plan.timestamps_s is not None
+    assert plan.num_prompt_tokens == 3000 + 20 + sum(len(timestamp_text(time)) for time in plan.timestamps_s)
+    assert plan.cache_bytes == plan.num_prompt_tokens * 12288
+    assert (plan.source_frames, plan.duration_s, plan.notes) == (300, 10.0, ())
+
+
+def test_a_large_photo_on_a_cpu() -> None:
+    photo = Image.new("L", (4000, 3000))
+    free = budget.plan(photo, "image", IMAGE, VIDEO, MediaBudget(), MediaLimits())
+    assert free.num_tokens == 11750
+    plan = budget.plan(photo, "image", IMAGE, VIDEO, MediaBudget.for_cpu(), MediaLimits())
+    assert 1150 < plan.num_prompt_tokens <= 1280
+    assert plan.size[1] / plan.size[0] == pytest.approx(4 / 3, rel=0.04)
+    assert plan.notes == (
+        f"Reduced to {plan.size[1]} x {plan.size[0]} pixels, not {free.size[1]} x {free.size[0]}, "
+        "to stay within 1,280 tokens.",
+    )
+
+
+def test_fewer_frames_come_first() -> None:
+    info = _sized(constant(600, 30), 480, 640)
+    free = _plan(info)
+    plan = _plan(info, max_video_tokens=4096)
+    assert _frames(free) == 40
+    assert _frames(plan) == 24
+    assert plan.size == free.size
+    assert plan.num_prompt_tokens <= 4096
+    assert plan.notes == ("24 frames are used, not 40, to stay within 4,096 tokens.",)
+    assert plan.frame_indices is not None
+    assert (plan.frame_indices[0], plan.frame_indices[-1]) == (0, 599)
+
+
+def test_then_smaller_frames() -> None:
+    info = _sized(constant(600, 30), 480, 640)
+    plan = _plan(info, max_video_tokens=300)
+    assert _frames(plan) == 4
+    assert plan.num_prompt_tokens <= 300
+    assert plan.size < (480, 640)
+    assert plan.notes == (
+        "4 frames are used, not 40, to stay within 300 tokens.",
+        f"Reduced to {plan.size[1]} x {plan.size[0]} pixels, not 640 x 480, to stay within 300 tokens.",
+    )
+
+
+def test_a_short_video_only_gets_smaller() -> None:
+    info = _sized(constant(3, 30), 480, 640)
+    plan = _plan(info, max_video_tokens=100)
+    assert _frames(plan) == 3
+    assert plan.num_prompt_tokens <= 100
+    assert len(plan.notes) == 1
+
+
+def test_what_can_not_fit_is_refused_with_the_number_that_would() -> None:
+    info = _sized(constant(600, 30), 480, 640)
+    with pytest.raises(MediaBudgetError, match=r"A video of 4 frames takes at least 34 tokens.*the limit is 33"):
+        _plan(info, max_video_tokens=33)
+    assert _plan(info, max_video_tokens=34).num_prompt_tokens <= 34
+    with pytest.raises(MediaBudgetError, match="at least 3 tokens"):
+        budget.plan(Image.new("L", (9, 9)), "image", IMAGE, VIDEO, MediaBudget(max_image_tokens=2), MediaLimits())
+
+
+def test_max_frames_and_fps() -> None:
+    info = _sized(constant(600, 30), 480, 640)
+    assert _frames(_plan(info, fps=0.5)) == 10
+    plan = _plan(info, max_frames=6)
+    assert _frames(plan) == 6
+    assert plan.notes == ("6 frames are used, not 2 a second: at most 6 are taken from a video.",)
+    assert _frames(_plan(info, max_frames=1)) == 1
+    assert _frames(_plan(info, fps=1000)) == 600
+
+
+def test_the_checkpoint_s_own_maximum_is_said() -> None:
+    plan = _plan(_sized(constant(30 * 3600, 30), 480, 640))
+    assert _frames(plan) == 768
+    assert plan.notes == ("768 frames are used, not 2 a second: at most 768 are taken from a video.",)
+
+
+def test_varying_rate() -> None:
+    info = _sized(varying(0.0, 0.1, 0.2, 5.0, 9.0, last_s=1.0), 480, 640)
+    plan = _plan(info)
+    assert plan.frame_times_s == (0.0, 0.2, 5.0, 9.0)
+    assert _plan(info, max_video_tokens=700).num_prompt_tokens <= 700
+
+
+def test_warnings_of_the_probe_stand_in_the_notes() -> None:
+    assert _plan(replace(constant(30, 10), warnings=("cut off",))).notes == ("cut off",)
+
+
+_sides = st.integers(16, 2200)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(1, 3000),
+    st.sampled_from([5.0, 24.0, 30.0]),
+    _sides,
+    _sides,
+    st.integers(10, 20000),
+    st.sampled_from([VIDEO, replace(VIDEO, min_total_pixels=65536, max_total_pixels=98304, max_frames=8)]),
+)
+def test_a_video_never_passes_its_limit(
+    num_frames: int, rate: float, height: int, width: int, max_tokens: int, processing: VideoProcessing
+) -> None:
+    info = _sized(constant(num_frames, rate), height, width)
+    free = _plan(info, processing)
+    least = min(processing.min_frames, num_frames)
+    try:
+        plan = _plan(info, processing, max_video_tokens=max_tokens)
+    except MediaBudgetError:
+        # A patch of one token, its marks and its longest timestamp, for as few frames as allowed.
+        assert max_tokens < -(-least // 2) * (3 + len(timestamp_text(float(info.times_s[-1]))))
+        return
+    assert plan.num_prompt_tokens <= max_tokens
+    assert least <= _frames(plan) <= _frames(free)
+    assert plan.size[0] <= free.size[0]
+    assert plan.size[1] <= free.size[1]
+    assert plan.num_tokens == plan.grid_thw.num_tokens()
+    if plan.size != free.size:
+        assert -(-_frames(plan) // 2) == -(-least // 2)
+    if free.num_prompt_tokens <= max_tokens - 3 * free.grid_thw.t:
+        assert plan == free
+    assert bool(plan.notes) >= (plan != free)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(3, 5000))
+def test_an_image_never_passes_its_limit(height: int, width: int, max_tokens: int) -> None:
+    height, width = max(height, -(-width // 200)), max(width, -(-height // 200))
+    picture = Image.new("L", (width, height))
+    free = budget.plan(picture, "image", IMAGE, VIDEO, MediaBudget(), MediaLimits())
+    plan = budget.plan(picture, "image", IMAGE, VIDEO, MediaBudget(max_image_tokens=max_tokens), MediaLimits())
+    assert plan.num_prompt_tokens <= max_tokens
+    assert (plan == free) == (free.num_prompt_tokens <= max_tokens)
+
+
+def test_no_frame_is_decoded_for_a_plan(clip: bytes, processor: MediaProcessor) -> None:
+    """The pictures' data is destroyed; only the index is left, and the plan is the same."""
+    data = bytearray(clip)
+    start, stop = data.index(b"mdat") + 4, data.index(b"moov") - 4
+    # The first frame stays: libav looks at it to open the file.
+    keep = start + (stop - start) // 2
+    data[keep:stop] = bytes(stop - keep)
+    with mock.patch.object(video_decode, "open_video", side_effect=AssertionError):
+        assert processor.plan(bytes(data)) == processor.plan(clip)

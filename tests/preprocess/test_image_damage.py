@@ -1,0 +1,141 @@
+"""Pictures that must be refused: cut off, damaged, too large, too long, or no pictures at all."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile
+
+from qwen35mm_preprocess import (
+    MediaDecodeError,
+    MediaError,
+    MediaFormatError,
+    MediaLimitError,
+    MediaLimits,
+    MediaProcessor,
+)
+from qwen35mm_preprocess.formats import HAS_AVIF
+from qwen35mm_preprocess.image import load_image, probe_image
+from tests.preprocess.media_files import PHOTOGRAPHS, encode_image
+
+LIMITS = MediaLimits()
+with Image.open(PHOTOGRAPHS / "chelsea.png") as photograph:
+    PHOTO = photograph.convert("RGB")
+FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"] + (["AVIF"] if HAS_AVIF else [])
+FILES = {format: encode_image(PHOTO, format) for format in FORMATS}
+
+
+@pytest.fixture
+def lenient_pillow() -> Iterator[None]:
+    """Another library may have told Pillow to fill what is missing with grey."""
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    yield
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("format", FORMATS)
+def test_cut_off_is_refused(format: str, share: float) -> None:
+    data = FILES[format]
+    with pytest.raises(MediaDecodeError, match="damaged or cut off"):
+        load_image(data[: int(len(data) * share)], LIMITS)
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_deflate", "jpeg"])
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_cut_off_compressed_tiff_is_refused(compression: str) -> None:
+    data = encode_image(PHOTO, "TIFF", compression=compression)
+    with pytest.raises(MediaDecodeError):
+        load_image(data[: len(data) * 2 // 3], LIMITS)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "BMP"])
+def test_cut_off_is_refused_whatever_pillow_was_told(format: str, lenient_pillow: None) -> None:
+    data = FILES[format]
+    with pytest.raises(MediaDecodeError):
+        load_image(data[: len(data) // 2], LIMITS)
+    assert load_image(data, LIMITS).size == PHOTO.size
+
+
+def test_a_lazy_pil_image_that_is_cut_off(tmp_path: Path, processor: MediaProcessor) -> None:
+    path = tmp_path / "half.jpg"
+    path.write_bytes(FILES["JPEG"][: len(FILES["JPEG"]) // 2])
+    with Image.open(path) as half, pytest.raises(MediaDecodeError, match="the picture is damaged or cut off"):
+        processor.prepare(half)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(FORMATS), st.integers(0, 10**6), st.binary(min_size=1, max_size=40))
+def test_damage_never_raises_anything_else(format: str, at: int, patch: bytes) -> None:
+    data = bytearray(FILES[format])
+    at %= len(data)
+    data[at : at + len(patch)] = patch
+    with contextlib.suppress(MediaError):
+        assert load_image(bytes(data), LIMITS).mode == "RGB"
+
+
+def _png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds no pixels: whoever decodes it fails in another way."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    return header + struct.pack(">I", 4) + b"IDAT" + b"\0\0\0\0" + struct.pack(">I", zlib.crc32(b"IDAT\0\0\0\0"))
+
+
+@pytest.mark.parametrize(("width", "height"), [(11000, 10000), (60000, 60000), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_decompression_bomb_is_refused_by_its_header(width: int, height: int, processor: MediaProcessor) -> None:
+    for step in (processor.plan, processor.prepare):
+        with pytest.raises(MediaLimitError, match="Make it smaller"):
+            step(_png_header(width, height))
+
+
+def test_pixel_limit_is_exact() -> None:
+    picture = Image.new("RGB", (100, 50))
+    assert load_image(picture, MediaLimits(max_source_pixels=5000)).size == (100, 50)
+    with pytest.raises(MediaLimitError, match="100 x 50 pixels"):
+        load_image(picture, MediaLimits(max_source_pixels=4999))
+
+
+def test_aspect_ratio() -> None:
+    assert probe_image(Image.new("L", (200, 1)), LIMITS).size == (1, 200)
+    for size in ((201, 1), (1, 201), (2010, 10)):
+        with pytest.raises(MediaLimitError, match="more than 200 times"):
+            probe_image(Image.new("L", size), LIMITS)
+
+
+def test_a_picture_without_pixels() -> None:
+    with pytest.raises(MediaDecodeError, match="0 x 5"):
+        probe_image(Image.new("L", (0, 5)), LIMITS)
+
+
+def test_a_video_is_not_an_image(clip: bytes, processor: MediaProcessor) -> None:
+    with pytest.raises(MediaFormatError, match=r"is a video \(MP4/MOV\) where an image was expected"):
+        processor.plan(clip, kind="image")
+
+
+def test_the_pixels_are_not_decoded_for_a_plan(processor: MediaProcessor) -> None:
+    data = bytearray(FILES["PNG"])
+    middle = len(data) // 2
+    data[middle : middle + 1000] = bytes(1000)
+    assert processor.plan(bytes(data)).source_size == PHOTO.size[::-1]
+    with pytest.raises(MediaDecodeError):
+        processor.prepare(bytes(data))
+
+
+def test_messages_name_the_file_and_no_folder(tmp_path: Path, processor: MediaProcessor) -> None:
+    path = tmp_path / "half.png"
+    path.write_bytes(FILES["PNG"][: len(FILES["PNG"]) // 2])
+    with pytest.raises(MediaDecodeError, match=r"'half\.png' is damaged") as caught:
+        processor.prepare(path)
+    assert str(tmp_path) not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert np.array_equal(processor.prepare(PHOTO).pixel_values, processor.prepare(FILES["BMP"]).pixel_values)

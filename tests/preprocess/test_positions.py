@@ -1,0 +1,95 @@
+"""M-RoPE positions against transformers' `get_rope_index`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwen35mm_preprocess import GridTHW, Run, TextRun, VisionRun, mrope_positions
+from tests.preprocess import oracles
+
+_texts = st.builds(TextRun, st.integers(0, 9))
+_images = st.tuples(st.just("image"), st.just(1), st.integers(1, 7), st.integers(1, 7))
+_videos = st.tuples(st.just("video"), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5))
+
+
+def _check(runs: list[Run], types: list[int], images: list[list[int]], videos: list[list[int]]) -> None:
+    positions, delta = mrope_positions(runs)
+    if not types:
+        assert positions.shape == (3, 0)
+        assert delta == 0
+        return
+    expected, expected_delta = oracles.rope_index(types, images, videos)
+    np.testing.assert_array_equal(positions, expected)
+    assert positions.dtype == np.int64
+    assert delta == expected_delta
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.one_of(_texts, _images, _videos), max_size=6))
+def test_layouts_of_real_prompts(items: list) -> None:
+    """Media with the marks and timestamps around them, next to each other, at the start and at the end."""
+    runs: list[Run] = []
+    types: list[int] = []
+    grids: dict[str, list[list[int]]] = {"image": [], "video": []}
+    for item in items:
+        if isinstance(item, TextRun):
+            runs.append(item)
+            types += [0] * item.num_tokens
+            continue
+        kind, t, h, w = item
+        grids[kind].append([t, 2 * h, 2 * w])
+        for _ in range(t):
+            before = 1 if kind == "image" else 8
+            runs += [TextRun(before), VisionRun(1, h, w), TextRun(1)]
+            types += [0] * before + [1 if kind == "image" else 2] * (h * w) + [0]
+    _check(runs, types, grids["image"], grids["video"])
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(_texts, st.booleans(), st.integers(1, 6), st.integers(1, 6)), max_size=6), _texts)
+def test_vision_runs_without_text_between(items: list[tuple[TextRun, bool, int, int]], last: TextRun) -> None:
+    """Empty text at the start, at the end and between two media; the oracle needs two kinds to tell them apart."""
+    runs: list[Run] = []
+    types: list[int] = []
+    grids: dict[int, list[list[int]]] = {1: [], 2: []}
+    for text, is_video, h, w in items:
+        kind = 2 if is_video else 1
+        types += [0] * text.num_tokens
+        runs.append(text)
+        if types and types[-1] == kind:
+            continue
+        grids[kind].append([1, 2 * h, 2 * w])
+        runs.append(VisionRun(1, h, w))
+        types += [kind] * (h * w)
+    _check([*runs, last], types + [0] * last.num_tokens, grids[1], grids[2])
+
+
+def test_two_images_in_a_row_worked_out_by_hand() -> None:
+    positions, delta = mrope_positions([TextRun(2), VisionRun(1, 1, 3), VisionRun(1, 2, 1), TextRun(1)])
+    assert positions.tolist() == [
+        [0, 1, 2, 2, 2, 5, 5, 7],
+        [0, 1, 2, 2, 2, 5, 6, 7],
+        [0, 1, 2, 3, 4, 5, 5, 7],
+    ]
+    assert delta == 0
+
+
+def test_rope_delta_shrinks_positions() -> None:
+    _, delta = mrope_positions([TextRun(3), VisionRun(1, 4, 4)])
+    assert delta == 3 + 4 - (3 + 16)
+
+
+def test_height_and_width_are_not_swapped() -> None:
+    run = VisionRun.from_grid(GridTHW(1, 4, 10))
+    assert run == VisionRun(1, 2, 5)
+    positions, _ = mrope_positions([run])
+    assert positions.max(axis=1).tolist() == [0, 1, 4]
+
+
+@pytest.mark.parametrize("run", [TextRun(-1), VisionRun(1, 0, 2), VisionRun(0, 1, 1)])
+def test_impossible_runs(run: Run) -> None:
+    with pytest.raises(ValueError, match="run"):
+        mrope_positions([run])

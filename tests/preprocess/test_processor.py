@@ -1,0 +1,160 @@
+"""MediaProcessor: pinned plans give the same pixels for ever, and anything else is noticed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qwen35mm_preprocess import (
+    MediaBudget,
+    MediaChangedError,
+    MediaConfigError,
+    MediaLimits,
+    MediaPlan,
+    MediaPlanError,
+    MediaProcessor,
+    prepare,
+    read_processing,
+)
+from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene
+from tests.preprocess.test_types import CONFIG
+
+PHOTO = PHOTOGRAPHS / "chelsea.png"
+
+
+@pytest.fixture(scope="module", params=["image", "video"])
+def source(request: pytest.FixtureRequest, clip: bytes) -> Path | bytes:
+    return PHOTO if request.param == "image" else clip
+
+
+def test_a_stored_plan_gives_the_same_pixels(source: Path | bytes, processor: MediaProcessor) -> None:
+    media = processor.prepare(source)
+    stored = json.dumps(media.plan.to_dict())
+    # Later settings never touch it.
+    later = replace(processor, budget=MediaBudget(max_image_tokens=70, max_video_tokens=70, fps=1, drop_similar=True))
+    assert later.plan(source).num_tokens < media.plan.num_tokens
+    again = later.prepare(source, MediaPlan.from_dict(json.loads(stored)))
+    assert again.plan == media.plan
+    np.testing.assert_array_equal(again.pixel_values, media.pixel_values)
+
+
+def test_digests(source: Path | bytes, processor: MediaProcessor) -> None:
+    plan = processor.plan(source)
+    assert (plan.digest, plan.unit_digests) == (None, None)
+    prepared = processor.prepare(source, plan).plan
+    assert prepared.digest is not None
+    assert prepared.unit_digests is not None
+    assert len(prepared.unit_digests) == plan.num_units == plan.grid_thw.t
+    assert all(len(digest) == 64 for digest in (prepared.digest, *prepared.unit_digests))
+    assert replace(prepared, digest=None, unit_digests=None) == plan
+
+
+def test_other_pixels_of_the_same_shape_are_noticed(processor: MediaProcessor) -> None:
+    with Image.open(PHOTO) as picture:
+        changed = picture.copy()
+    plan = processor.prepare(PHOTO).plan
+    changed.putpixel((200, 100), (255, 0, 255))
+    with pytest.raises(MediaChangedError, match="has changed since its message was sent"):
+        processor.prepare(changed, plan)
+    accepted = processor.prepare(changed, plan.unpinned())
+    assert accepted.plan.digest != plan.digest
+
+
+def test_other_frames_of_the_same_times_are_noticed(clip: bytes, processor: MediaProcessor) -> None:
+    plan = processor.prepare(clip).plan
+    other = encode_video([scene(29 - index) for index in range(30)])
+    with pytest.raises(MediaChangedError, match="has changed since its message was sent"):
+        processor.prepare(other, plan)
+
+
+def test_an_image_of_another_size_is_noticed(processor: MediaProcessor) -> None:
+    plan = processor.plan(Image.new("RGB", (640, 480)))
+    with pytest.raises(MediaChangedError, match=r"640 x 480 pixels were expected, 480 x 640 came"):
+        processor.prepare(Image.new("RGB", (480, 640)), plan)
+
+
+def test_a_plan_for_another_checkpoint_is_refused(source: Path | bytes, processor: MediaProcessor) -> None:
+    plan = processor.prepare(source).plan
+    other = replace(
+        processor,
+        image_processing=replace(processor.image_processing, image_std=(0.2, 0.2, 0.2)),
+        video_processing=replace(processor.video_processing, image_std=(0.2, 0.2, 0.2)),
+    )
+    with pytest.raises(MediaPlanError, match="processes media in another way"):
+        other.prepare(source, plan)
+
+
+def test_a_plan_for_the_other_kind_is_refused(clip: bytes, processor: MediaProcessor) -> None:
+    with pytest.raises(MediaPlanError, match="is for video, not image"):
+        processor.prepare(clip, processor.plan(clip), kind="image")
+
+
+def test_kind_can_be_asked_for(processor: MediaProcessor) -> None:
+    gif = PHOTOGRAPHS / "no_time_for_that_tiny.gif"
+    assert processor.plan(gif).kind == "video"
+    plan = processor.plan(gif, kind="image")
+    assert plan.kind == "image"
+    assert "the first is used" in plan.notes[0]
+
+
+def test_progress_of_an_image(processor: MediaProcessor) -> None:
+    calls: list[tuple[int, int]] = []
+    processor.prepare(PHOTO, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(0, 1), (1, 1)]
+
+
+def test_the_function_does_what_the_class_does(source: Path | bytes, processor: MediaProcessor) -> None:
+    plan = processor.plan(source)
+    media = prepare(source, plan, processor.image_processing, processor.video_processing, MediaLimits())
+    assert media.plan == processor.prepare(source).plan
+
+
+def test_the_same_picture_twice_has_the_same_digest_and_another_has_not(processor: MediaProcessor) -> None:
+    red, blue = (Image.new("RGB", (300, 300), colour) for colour in ((200, 0, 0), (0, 0, 200)))
+    digests = [processor.prepare(picture).plan.digest for picture in (red, blue, red.copy())]
+    assert digests[0] == digests[2] != digests[1]
+    assert digests[0] == processor.prepare(encode_image(red, "PNG")).plan.digest
+
+
+def _write(folder: Path, **files: object) -> Path:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def test_from_pretrained(tmp_path: Path) -> None:
+    _write(tmp_path, preprocessor_config=CONFIG, video_preprocessor_config={**CONFIG, "fps": 4})
+    processor = MediaProcessor.from_pretrained(tmp_path, cache_bytes_per_token=7)
+    assert processor.image_processing.max_pixels == 25165824
+    assert processor.video_processing.fps == 4
+    assert processor.budget == MediaBudget.for_cpu()
+    assert processor.plan(PHOTO).cache_bytes == 7 * processor.plan(PHOTO).num_prompt_tokens
+
+
+def test_from_one_joint_file(tmp_path: Path) -> None:
+    _write(tmp_path, processor_config={"image_processor": CONFIG, "video_processor": {**CONFIG, "fps": 3}})
+    assert read_processing(tmp_path)[1].fps == 3
+
+
+def test_missing_and_damaged_files(tmp_path: Path) -> None:
+    with pytest.raises(MediaConfigError, match=r"lacks preprocessor_config\.json"):
+        read_processing(tmp_path)
+    _write(tmp_path, preprocessor_config=CONFIG)
+    with pytest.raises(MediaConfigError, match=r"lacks video_preprocessor_config\.json"):
+        read_processing(tmp_path)
+    (tmp_path / "video_preprocessor_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(MediaConfigError, match=r"video_preprocessor_config\.json of the checkpoint is not readable"):
+        read_processing(tmp_path)
+
+
+def test_the_defaults_of_a_chat_hold_for_real_photographs(processor: MediaProcessor) -> None:
+    chat = replace(processor, budget=MediaBudget.for_cpu())
+    for name in ("retina.jpg", "hubble_deep_field.jpg", "astronaut.png"):
+        media = chat.prepare(PHOTOGRAPHS / name)
+        assert media.plan.num_prompt_tokens <= 1280
+        assert len(media.pixel_values) == media.plan.grid_thw.num_patches

@@ -1,0 +1,182 @@
+"""A video can open nothing but its own bytes, and only the codecs that are read here."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import av
+import pytest
+from PIL import Image
+
+from qwen35mm_preprocess import (
+    MediaDecodeError,
+    MediaError,
+    MediaFormatError,
+    MediaLimits,
+    MediaProcessor,
+    video_container,
+)
+from qwen35mm_preprocess.formats import MediaFormat
+from qwen35mm_preprocess.video_container import open_video
+from qwen35mm_preprocess.video_decode import decode_frames
+from qwen35mm_preprocess.video_probe import probe_video
+from tests.preprocess.media_files import encode_image, encode_sound, encode_video, scene
+
+LIMITS = MediaLimits()
+
+
+class Listener:
+    """A real server on 127.0.0.1 that only counts who comes."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.num_visits = 0
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                visitor, _ = self._socket.accept()
+            except OSError:
+                return
+            self.num_visits += 1
+            visitor.close()
+
+    def close(self) -> int:
+        """Stops listening and returns how many came, after a last visit that proves that the count works."""
+        with socket.create_connection(("127.0.0.1", self.port)):
+            pass
+        while self.num_visits == 0:
+            self._thread.join(0.01)
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+        return self.num_visits - 1
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+def _playlists(port: int, canary: Path) -> dict[str, tuple[str, bytes]]:
+    """Files that make libav open other things: name to (demuxer, content)."""
+    address = f"http://127.0.0.1:{port}/x.ts"
+    hls = "#EXTM3U\n#EXT-X-TARGETDURATION:5\n#EXTINF:5,\n{}\n#EXT-X-ENDLIST\n"
+    sdp = (
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\n"
+        f"m=video {port} RTP/AVP/TCP 96\na=rtpmap:96 H264/90000\n"
+    )
+    return {
+        "hls-socket": ("hls", hls.format(address).encode()),
+        "hls-file": ("hls", hls.format(canary).encode()),
+        "concat-socket": ("concat", f"ffconcat version 1.0\nfile '{address}'\n".encode()),
+        "concat-file": ("concat", f"ffconcat version 1.0\nfile '{canary}'\n".encode()),
+        "sdp": ("sdp", sdp.encode()),
+    }
+
+
+NAMES = ["hls-socket", "hls-file", "concat-socket", "concat-file", "sdp"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_playlist_renamed_mp4_is_refused(
+    name: str, tmp_path: Path, clip: bytes, listener: Listener, processor: MediaProcessor
+) -> None:
+    canary = tmp_path / "canary.mp4"
+    canary.write_bytes(clip)
+    path = tmp_path / "holiday.mp4"
+    path.write_bytes(_playlists(listener.port, canary)[name][1])
+    with pytest.raises(MediaFormatError, match="not an image or a video"):
+        processor.prepare(path)
+    with pytest.raises(MediaFormatError, match="not an image or a video"):
+        processor.prepare(path, kind="video")
+    assert listener.close() == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_even_a_playlist_demuxer_reaches_nothing(
+    name: str, tmp_path: Path, clip: bytes, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walls behind the first: were content ever to choose such a demuxer, it still could not open a thing."""
+    canary = tmp_path / "canary.mp4"
+    canary.write_bytes(clip)
+    demuxer, content = _playlists(listener.port, canary)[name]
+    found = MediaFormat(name, "video", libav=demuxer)
+    monkeypatch.setattr(video_container, "read_format", lambda stream, source: found)
+    with pytest.raises(MediaError):
+        probe_video(content, LIMITS)
+    assert listener.close() == 0
+
+
+@pytest.mark.parametrize("name", ["hls-file", "concat-file"])
+def test_the_canary_sings_without_the_walls(name: str, tmp_path: Path, clip: bytes) -> None:
+    """libav does follow these files when it may: the tests above would notice a wall that is gone."""
+    canary = tmp_path / "canary.mp4"
+    canary.write_bytes(clip)
+    demuxer, content = _playlists(1, canary)[name]
+    path = tmp_path / "list.txt"
+    path.write_bytes(content)
+    options = {"safe": "0", "allowed_extensions": "ALL", "allowed_segment_extensions": "ALL", "extension_picky": "0"}
+    with av.open(str(path), format=demuxer, options=options) as container:
+        assert len(list(container.demux(video=0))) > 20
+
+
+@pytest.mark.parametrize("other", ["matroska", "gif", "mpegts"])
+def test_content_decides_the_demuxer(other: str, tmp_path: Path) -> None:
+    codec = {"matroska": "mpeg4", "gif": "gif", "mpegts": "mpeg2video"}[other]
+    path = tmp_path / "renamed.mp4"
+    path.write_bytes(encode_video([scene(0), scene(1)], container=other, codec=codec, fps=25))
+    with open_video(path, LIMITS) as video:
+        assert video.container.format.name == other
+
+
+def test_a_title_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "titled.mkv"
+    with av.open(str(path), "w", format="matroska") as output:
+        output.metadata["title"] = "TITEL"
+        stream = output.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        frame = av.VideoFrame.from_ndarray(scene(0), format="rgb24")
+        frame.pts = 0
+        output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+    data = path.read_bytes()
+    assert b"TITEL" in data
+    assert probe_video(data.replace(b"TITEL", b"T\xfcr\xe9\xff"), LIMITS).num_frames == 1
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp4", "aac"), ("matroska", "aac")])
+def test_sound_only(container: str, codec: str, processor: MediaProcessor) -> None:
+    with pytest.raises(MediaFormatError, match=r"holds sound only.*Choose a file with a video track"):
+        processor.plan(encode_sound(container, codec))
+
+
+def test_unknown_codec_is_named(processor: MediaProcessor) -> None:
+    data = encode_video([scene(0), scene(1)], container="matroska", codec="ffv1")
+    with pytest.raises(MediaFormatError, match="encoded with the codec ffv1"):
+        processor.plan(data)
+
+
+def test_an_image_is_not_a_video(processor: MediaProcessor) -> None:
+    picture = Image.new("RGB", (40, 40))
+    with pytest.raises(MediaFormatError, match=r"is an image \(PNG\) where a video was expected"):
+        processor.plan(encode_image(picture, "PNG"), kind="video")
+    with pytest.raises(MediaFormatError, match="PIL image was given as a video"):
+        processor.plan(picture, kind="video")
+
+
+def test_index_cut_off(clip: bytes, processor: MediaProcessor) -> None:
+    with pytest.raises(MediaDecodeError, match="its index could not be read"):
+        processor.plan(clip[: len(clip) // 2])
+
+
+def test_pixels_of_a_frame_are_limited_in_the_decoder(clip: bytes) -> None:
+    """Where a header lies about the size, the decoder still refuses to make such a frame."""
+    info = probe_video(clip, LIMITS)
+    assert len(list(decode_frames(clip, info, [0, 5], LIMITS))) == 2
+    assert list(decode_frames(clip, info, [0, 5], MediaLimits(max_source_pixels=64 * 48 - 1))) == []

@@ -1,0 +1,166 @@
+"""What a demux of the packet times tells, for every container and for files that lie or lack something."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+import av
+import numpy as np
+import pytest
+
+from qwen35mm_preprocess import MediaDecodeError, MediaLimitError, MediaLimits
+from qwen35mm_preprocess.video_decode import decode_frames
+from qwen35mm_preprocess.video_probe import probe_video
+from tests.preprocess.media_files import PHOTOGRAPHS, encode_video, scene
+
+LIMITS = MediaLimits()
+CONTAINERS = [
+    ("mp4", "libx264"),
+    ("mov", "mpeg4"),
+    ("matroska", "libx264"),
+    ("webm", "libvpx-vp9"),
+    ("webm", "libvpx"),
+    ("avi", "libx264"),
+    ("mpegts", "libx264"),
+    ("gif", "gif"),
+]
+
+
+@pytest.mark.parametrize(("container", "codec"), CONTAINERS)
+def test_constant_rate(container: str, codec: str) -> None:
+    info = probe_video(encode_video([scene(i) for i in range(23)], container=container, codec=codec), LIMITS)
+    assert info.num_frames == 23
+    assert info.size == (48, 64)
+    assert info.is_constant
+    assert info.fps == 10
+    assert info.duration_s == pytest.approx(2.3)
+    assert info.times_s.tolist() == [index / 10 for index in range(23)]
+    assert info.is_key[0]
+    assert (np.diff(info.pts) > 0).all()
+    assert info.warnings == ()
+
+
+def test_rate_that_milliseconds_can_only_round() -> None:
+    """Matroska counts in milliseconds: 30 fps gives steps of 33 and 34, and is still 30 fps."""
+    frames = [scene(i) for i in range(40)]
+    info = probe_video(encode_video(frames, container="matroska", codec="mpeg4", fps=30), LIMITS)
+    assert len(set(np.diff(info.pts).tolist())) > 1
+    assert info.is_constant
+    assert info.fps == 30
+    assert info.times_s[29] == 29 / 30
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+def test_variable_rate(container: str) -> None:
+    pts = [0, 1, 2, 3, 30, 31, 32, 60]
+    info = probe_video(encode_video([scene(i) for i in range(8)], container=container, codec="mpeg4", pts=pts), LIMITS)
+    assert not info.is_constant
+    assert info.times_s.tolist() == pytest.approx([tick / 10 for tick in pts])
+    assert info.duration_s >= 6.0
+
+
+def test_times_start_at_the_first_frame() -> None:
+    pts = list(range(50, 60))
+    info = probe_video(encode_video([scene(i) for i in range(10)], container="mpegts", pts=pts), LIMITS)
+    assert info.pts[0] > 0
+    assert info.times_s[0] == 0
+    assert info.fps == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("container", "codec"), CONTAINERS)
+def test_one_frame(container: str, codec: str) -> None:
+    info = probe_video(encode_video([scene(0)], container=container, codec=codec), LIMITS)
+    assert info.num_frames == 1
+    assert info.times_s.tolist() == [0]
+    assert info.duration_s > 0
+
+
+def test_animated_gif_with_uneven_delays() -> None:
+    info = probe_video(PHOTOGRAPHS / "no_time_for_that_tiny.gif", LIMITS)
+    assert info.num_frames > 10
+    assert info.duration_s > 0
+
+
+def test_hidden_frames_of_vp8_do_not_count() -> None:
+    """A frame that only serves others has a packet and a time of its own; here one is made so by its header."""
+    data = encode_video([scene(i) for i in range(12)], container="webm", codec="libvpx")
+    file = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(file, "w", format="webm") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for place, packet in enumerate(source.demux(video=0)):
+            content = bytearray(bytes(packet))
+            if packet.size == 0:
+                continue
+            if place == 5:
+                content[0] &= ~0x10
+            copy = av.Packet(bytes(content))
+            copy.pts, copy.dts, copy.time_base, copy.stream = packet.pts, packet.dts, packet.time_base, stream
+            copy.is_keyframe = packet.is_keyframe
+            target.mux(copy)
+    info = probe_video(file.getvalue(), LIMITS)
+    assert info.num_frames == 11
+    decoded = [index for index, _ in decode_frames(file.getvalue(), info, range(11), LIMITS)]
+    assert decoded == list(range(11))
+
+
+def test_missing_duration() -> None:
+    """A live recording: Matroska whose header has no duration, and no index at the end."""
+    data = encode_video(
+        [scene(i) for i in range(20)], container="matroska", codec="mpeg4", container_options={"live": "1"}
+    )
+    with av.open(io.BytesIO(data)) as container:
+        assert container.duration is None
+        assert container.streams.video[0].duration is None
+        assert container.streams.video[0].frames == 0
+    info = probe_video(data, LIMITS)
+    assert info.num_frames == 20
+    assert info.duration_s == pytest.approx(2.0, abs=0.06)
+
+
+def test_cut_off_with_the_index_in_front(long_clip: bytes) -> None:
+    info = probe_video(long_clip[: len(long_clip) * 2 // 3], LIMITS)
+    assert 0 < info.num_frames < 120
+    assert info.warnings == (
+        f"the uploaded data seems to be cut off: {info.num_frames} of its 120 frames could be read.",
+    )
+
+
+def test_cut_off_without_an_index() -> None:
+    rng = np.random.default_rng(0)
+    frames = [rng.integers(0, 256, (48, 64, 3), np.uint8) for _ in range(60)]
+    data = encode_video(frames, container="matroska", codec="mpeg4")
+    info = probe_video(data[: len(data) // 2], LIMITS)
+    assert 10 < info.num_frames < 50
+    assert "cut off: it announces 6.0 s" in info.warnings[0]
+
+
+def test_no_frame_left(long_clip: bytes) -> None:
+    start_of_pictures = long_clip.index(b"mdat") + 4
+    with pytest.raises(MediaDecodeError, match="holds no frame"):
+        probe_video(long_clip[:start_of_pictures], LIMITS)
+
+
+def test_limits(long_clip: bytes) -> None:
+    assert probe_video(long_clip, MediaLimits(max_source_frames=120, max_duration_s=12)).num_frames == 120
+    with pytest.raises(MediaLimitError, match="more than 119 frames"):
+        probe_video(long_clip, MediaLimits(max_source_frames=119))
+    with pytest.raises(MediaLimitError, match="12 seconds long; at most 11"):
+        probe_video(long_clip, MediaLimits(max_duration_s=11))
+    with pytest.raises(MediaLimitError, match="MiB"):
+        probe_video(long_clip, MediaLimits(max_video_bytes=len(long_clip) - 1))
+    with pytest.raises(MediaLimitError, match=r"more than 1\.2 times"):
+        probe_video(long_clip, MediaLimits(max_aspect_ratio=1.2))
+
+
+def test_an_edit_list_hides_frames() -> None:
+    """The MP4's edit list says to start at half a second: five frames are there only to be decoded."""
+    data = bytearray(encode_video([scene(i) for i in range(20)], codec="mpeg4"))
+    at = data.index(b"elst")
+    duration, media_time = struct.unpack_from(">Ii", data, at + 12)
+    step = duration // 20
+    ticks = probe_video(bytes(data), LIMITS).pts
+    struct.pack_into(">Ii", data, at + 12, duration - 5 * step, media_time + 5 * int(ticks[1] - ticks[0]))
+    info = probe_video(bytes(data), LIMITS)
+    assert info.num_frames == 15
+    assert info.times_s[0] == 0

@@ -1,0 +1,20 @@
+"""A checkpoint's config.json as frozen dataclasses: every size and token id read, none defaulted.
+
+The keys are those of transformers' Qwen3_5Config and Qwen3_5MoeConfig. A key that is missing, of the wrong
+type, or with a value that our code does not implement is a ConfigError which names the key.
+"""
+
+from qwen35mm.config.model import SUPPORTED_MODEL_TYPES, ElementType, ModelConfig
+from qwen35mm.config.text import LayerType, MoEConfig, RopeConfig, TextConfig
+from qwen35mm.config.vision import VisionConfig
+
+__all__ = [
+    "SUPPORTED_MODEL_TYPES",
+    "ElementType",
+    "LayerType",
+    "MoEConfig",
+    "ModelConfig",
+    "RopeConfig",
+    "TextConfig",
+    "VisionConfig",
+]

@@ -1,0 +1,52 @@
+"""Typed reading of one object of config.json, with errors that name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qwen35mm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Section:
+    """One object of config.json, which knows its own name for the errors."""
+
+    name: str
+    data: Mapping[str, Any]
+
+    def value(self, key: str) -> Any:
+        if self.data.get(key) is None:
+            raise ConfigError(f"config.json: {self.name}{key} is missing.")
+        return self.data[key]
+
+    def section(self, key: str) -> Section:
+        value = self.value(key)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"config.json: {self.name}{key} must be an object; got {value!r}.")
+        return Section(f"{self.name}{key}.", value)
+
+    def integer(self, key: str, minimum: int = 1) -> int:
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ConfigError(f"config.json: {self.name}{key} must be an integer of at least {minimum}; got {value!r}.")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise ConfigError(f"config.json: {self.name}{key} must be a number above 0; got {value!r}.")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.data.get(key)
+        if not isinstance(value, bool | None):
+            raise ConfigError(f"config.json: {self.name}{key} must be true or false; got {value!r}.")
+        return default if value is None else value
+
+    def require(self, key: str, wanted: Any, *, default: Any) -> None:
+        """Refuses any value of `key` but `wanted`; `default` is what its absence means."""
+        value = self.data.get(key, default)
+        if value != wanted:
+            raise ConfigError(f"config.json: {self.name}{key} is {value!r}; only {wanted!r} is supported.")

@@ -1,0 +1,258 @@
+"""config.json: what is read, what is refused, and the memory table of the family."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from qwen35mm.config import ModelConfig
+from qwen35mm.errors import CheckpointError, ConfigError
+from tests.tiny import DENSE, MOE, config_dict
+
+MIB, KIB = 2**20, 2**10
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def tiny(moe: bool = False) -> dict[str, Any]:
+    return copy.deepcopy({"model_type": "qwen3_5_moe" if moe else "qwen3_5", **config_dict(MOE if moe else DENSE)})
+
+
+def real(
+    hidden: int, layers: int, heads: int, kv_heads: int, value_heads: int, experts: tuple[int, int, int] | None = None
+) -> ModelConfig:
+    """A row of the family's table."""
+    data = tiny(moe=experts is not None)
+    text = data["text_config"]
+    del text["layer_types"]
+    text |= {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "full_attention_interval": 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "rope_parameters": text["rope_parameters"] | {"mrope_section": [11, 11, 10]},
+    }
+    if experts:
+        text |= dict(zip(("num_experts", "num_experts_per_tok", "moe_intermediate_size"), experts, strict=True))
+    data["vision_config"]["out_hidden_size"] = hidden
+    return ModelConfig.from_dict(data)
+
+
+SIZES = {
+    "0.8B": real(1024, 24, 8, 2, 16),
+    "2B": real(2048, 24, 8, 2, 16),
+    "4B": real(2560, 32, 16, 4, 32),
+    "9B": real(4096, 32, 16, 4, 32),
+    "27B": real(5120, 64, 24, 4, 48),
+    "35B-A3B": real(2048, 40, 16, 2, 32, (256, 8, 512)),
+    "397B-A17B": real(4096, 60, 32, 2, 64, (512, 10, 1024)),
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "kib_per_token"),
+    [("0.8B", 12), ("2B", 12), ("4B", 32), ("9B", 32), ("27B", 64), ("35B-A3B", 20), ("397B-A17B", 30)],
+)
+def test_kv_bytes_per_token(size: str, kib_per_token: int) -> None:
+    assert SIZES[size].kv_bytes_per_token(BF16) == kib_per_token * KIB
+    assert SIZES[size].kv_bytes_per_token(FP32) == 2 * kib_per_token * KIB
+
+
+@pytest.mark.parametrize(
+    ("context", "mib"), [(4096, 80), (32_768, 640), (65_536, 1280), (131_072, 2560), (262_144, 5120)]
+)
+def test_kv_bytes_of_a_context_at_35b(context: int, mib: int) -> None:
+    assert context * SIZES["35B-A3B"].kv_bytes_per_token(BF16) == mib * MIB
+
+
+@pytest.mark.parametrize(("size", "mib"), [("0.8B", 18.6), ("2B", 18.6), ("4B", 49.1), ("9B", 49.1), ("27B", 147)])
+def test_state_bytes_with_a_bfloat16_conv_state(size: str, mib: float) -> None:
+    assert SIZES[size].state_bytes(BF16) / MIB == pytest.approx(mib, abs=0.2 if mib > 100 else 0.05)
+
+
+def test_state_bytes_as_llama_cpp_reports_them() -> None:
+    """Four slots of the 35B-A3B, conv state in fp32."""
+    assert 4 * SIZES["35B-A3B"].state_bytes(FP32) / MIB == pytest.approx(251, abs=0.5)
+
+
+def test_numpy_dtypes_do_as_well() -> None:
+    config = SIZES["0.8B"]
+    assert config.kv_bytes_per_token(np.dtype("float32")) == config.kv_bytes_per_token(FP32)
+
+
+def test_values_are_those_of_the_file() -> None:
+    config = ModelConfig.from_dict(tiny())
+    text = config.text
+    assert (text.hidden_size, text.num_layers, text.intermediate_size, text.moe) == (64, 4, 128, None)
+    assert (text.attention_layers, text.linear_layers) == ((3,), (0, 1, 2))
+    assert (text.rope.theta, text.rope.rotary_dim, text.rope.mrope_section) == (10_000.0, 16, (3, 3, 2))
+    assert (text.conv_dim, text.value_dim) == (128, 64)
+    assert (config.vision.patch_dim, config.vision.grid_side) == (1536, 6)
+    assert (config.image_token_id, config.video_token_id) == (1004, 1005)
+    assert config.eos_token_ids == (1001,)
+    assert config.tie_word_embeddings
+
+
+def test_moe_values_are_those_of_the_file() -> None:
+    text = ModelConfig.from_dict(tiny(moe=True)).text
+    assert text.intermediate_size is None
+    assert text.moe is not None
+    moe = text.moe
+    values = (moe.num_experts, moe.num_experts_per_tok, moe.intermediate_size, moe.shared_intermediate_size)
+    assert values == (8, 3, 32, 48)
+
+
+def test_equal_to_what_transformers_saves(tmp_path: Path) -> None:
+    from transformers import Qwen3_5Config
+
+    Qwen3_5Config(**config_dict(DENSE)).save_pretrained(tmp_path)
+    assert ModelConfig.from_pretrained(tmp_path) == ModelConfig.from_dict(tiny())
+
+
+def test_the_older_spelling_of_rope() -> None:
+    data = tiny()
+    rope = data["text_config"].pop("rope_parameters")
+    data["text_config"] |= {"rope_theta": rope["rope_theta"], "partial_rotary_factor": rope["partial_rotary_factor"]}
+    data["text_config"]["rope_scaling"] = {"type": "mrope", "mrope_section": [3, 3, 2], "mrope_interleaved": True}
+    assert ModelConfig.from_dict(data) == ModelConfig.from_dict(tiny())
+
+
+def test_layers_by_interval() -> None:
+    data = tiny()
+    del data["text_config"]["layer_types"]
+    data["text_config"] |= {"num_hidden_layers": 8, "full_attention_interval": 4}
+    assert ModelConfig.from_dict(data).text.attention_layers == (3, 7)
+
+
+def test_several_eos_ids() -> None:
+    data = tiny()
+    data["eos_token_id"] = [5, 6]
+    data["text_config"]["eos_token_id"] = 6
+    assert ModelConfig.from_dict(data).eos_token_ids == (5, 6)
+    del data["eos_token_id"], data["text_config"]["eos_token_id"]
+    assert ModelConfig.from_dict(data).eos_token_ids == ()
+
+
+TOP_KEYS = [
+    "model_type", "text_config", "vision_config", "image_token_id", "video_token_id", "vision_start_token_id",
+    "vision_end_token_id",
+]  # fmt: skip
+TEXT_KEYS = [
+    "vocab_size", "hidden_size", "num_hidden_layers", "layer_types", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+    "linear_conv_kernel_dim", "rms_norm_eps", "max_position_embeddings", "intermediate_size",
+]  # fmt: skip
+MOE_KEYS = ["num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"]
+VISION_KEYS = [
+    "depth", "hidden_size", "intermediate_size", "num_heads", "in_channels", "patch_size", "temporal_patch_size",
+    "spatial_merge_size", "num_position_embeddings", "out_hidden_size",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *TOP_KEYS,
+        *(f"text_config.{key}" for key in TEXT_KEYS + MOE_KEYS),
+        *(f"text_config.rope_parameters.{key}" for key in ("rope_theta", "partial_rotary_factor", "mrope_section")),
+        *(f"vision_config.{key}" for key in VISION_KEYS),
+    ],
+)
+@pytest.mark.parametrize("how", ["missing", "null"])
+def test_every_size_and_id_must_be_there(path: str, how: str) -> None:
+    data = tiny(moe=path.rsplit(".", 1)[-1] in MOE_KEYS)
+    *parents, key = path.split(".")
+    section = data
+    for parent in parents:
+        section = section[parent]
+    if how == "missing":
+        del section[key]
+    else:
+        section[key] = None
+    with pytest.raises(ConfigError, match=rf"{key} is missing"):
+        ModelConfig.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("", {"model_type": "qwen3_vl"}, "model_type is 'qwen3_vl'; supported are qwen3_5 and qwen3_5_moe"),
+        (
+            "",
+            {"quantization_config": {"quant_method": "fp8"}},
+            r"quantized \(fp8\).*not supported yet.*bf16 checkpoint",
+        ),
+        ("text_config", {"quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
+        ("", {"image_token_id": 1024}, "image_token_id is 1024, outside the vocabulary of 1024"),
+        ("", {"image_token_id": -1}, "image_token_id must be an integer of at least 0; got -1"),
+        ("", {"eos_token_id": "x"}, "eos_token_id holds 'x'"),
+        ("", {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ("", {"text_config": []}, "text_config must be an object"),
+        ("text_config", {"hidden_act": "gelu"}, "text_config.hidden_act is 'gelu'; only 'silu' is supported"),
+        ("text_config", {"hidden_size": "64"}, "text_config.hidden_size must be an integer of at least 1; got '64'"),
+        ("text_config", {"hidden_size": True}, "got True"),
+        ("text_config", {"rms_norm_eps": 0}, "rms_norm_eps must be a number above 0"),
+        ("text_config", {"attention_bias": True}, "attention_bias is True; only False"),
+        ("text_config", {"attn_output_gate": False}, "attn_output_gate is False; only True"),
+        ("text_config", {"norm_topk_prob": False}, "norm_topk_prob is False; only True"),
+        ("text_config", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype is 'bfloat16'; only 'float32'"),
+        ("text_config", {"mlp_only_layers": [1]}, "mlp_only_layers must be empty"),
+        ("text_config", {"layer_types": ["full_attention"]}, "must list 4 layers"),
+        ("text_config", {"layer_types": ["sliding_attention"] * 4}, "holds 'sliding_attention'"),
+        ("text_config", {"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of"),
+        ("text_config", {"linear_num_value_heads": 3}, r"linear_num_value_heads \(3\) must be a multiple of"),
+        ("text_config.rope_parameters", {"rope_type": "yarn"}, r"rope_type is 'yarn'; only 'default'.*YaRN"),
+        ("text_config.rope_parameters", {"mrope_interleaved": False}, "mrope_interleaved is False; only True"),
+        ("text_config.rope_parameters", {"mrope_section": [3, 3, 3]}, r"must sum to half.*= 16"),
+        ("text_config.rope_parameters", {"mrope_section": [8]}, "must be three positive integers"),
+        ("vision_config", {"hidden_act": "relu"}, "vision_config.hidden_act is 'relu'"),
+        ("vision_config", {"deepstack_visual_indexes": [2]}, "deepstack_visual_indexes must be empty"),
+        ("vision_config", {"out_hidden_size": 65}, r"out_hidden_size \(65\) must equal .*hidden_size \(64\)"),
+        ("vision_config", {"num_heads": 5}, "must be a multiple of"),
+        ("vision_config", {"num_position_embeddings": 35}, "must be a square; got 35"),
+        ("vision_config", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_type is 'yarn'"),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_words(section: str, change: dict[str, Any], message: str) -> None:
+    data = tiny()
+    target = data
+    for key in filter(None, section.split(".")):
+        target = target[key]
+    target |= change
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_dict(data)
+
+
+def test_more_experts_per_token_than_experts() -> None:
+    data = tiny(moe=True)
+    data["text_config"]["num_experts_per_tok"] = 9
+    with pytest.raises(ConfigError, match=r"num_experts_per_tok \(9\) is more than num_experts \(8\)"):
+        ModelConfig.from_dict(data)
+
+
+@pytest.mark.parametrize(("content", "message"), [("{", "can't be read as JSON"), ("[]", "must hold a JSON object")])
+def test_a_broken_file(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json in this folder"):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+def test_the_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny()))
+    assert ModelConfig.from_pretrained(str(tmp_path)) == ModelConfig.from_dict(tiny())

@@ -1,0 +1,99 @@
+"""Dependencies point down one list: a file imports from its own layer or from layers below it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# From top to bottom; the names on one line are one layer.
+LAYERS = [
+    ["app", "qwen35mm.__main__"],
+    ["qwen35mm.cli"],
+    ["qwen35mm.ui"],
+    ["qwen35mm.server"],
+    ["qwen35mm.captioning"],
+    ["qwen35mm.conversation"],
+    ["qwen35mm.backends"],
+    ["qwen35mm.engine"],
+    ["qwen35mm.cache"],
+    ["qwen35mm.model"],
+    ["qwen35mm.prompt", "qwen35mm.tokenizer"],
+    ["qwen35mm.config", "qwen35mm.errors", "qwen35mm.sampling", "qwen35mm.assets"],
+    ["qwen35mm_preprocess"],
+    ["qwen35mm_kernels"],
+]
+# The package's own file only says where its public names live.
+EXEMPT = {"qwen35mm"}
+
+
+def layer_of(module: str) -> int | None:
+    for index, names in enumerate(LAYERS):
+        if any(module == name or module.startswith(f"{name}.") for name in names):
+            return index
+    return None
+
+
+def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, "imports are absolute here"
+            # `from qwen35mm import prompt` imports a module; `from qwen35mm.prompt import Text` a name.
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = [("app", ROOT / "app.py")]
+    for folder in (ROOT, ROOT / "kernels", ROOT / "preprocess"):
+        for path in folder.glob("qwen35mm*/**/*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
+    return found
+
+
+def violations(module: str, source: str) -> list[str]:
+    own = layer_of(module)
+    assert own is not None, f"{module} has no layer: add it to LAYERS and to docs/architecture.md"
+    return [
+        f"{module}:{line} imports {name}"
+        for line, name in imported_modules(ast.parse(source))
+        if (layer := layer_of(name)) is not None and layer < own
+    ]
+
+
+def test_imports_point_down() -> None:
+    bad = [row for name, path in modules() if name not in EXEMPT for row in violations(name, path.read_text("utf-8"))]
+    assert not bad, "\n".join(bad)
+
+
+def test_an_upward_import_is_found() -> None:
+    assert violations("qwen35mm.model.vision", "from qwen35mm.engine import Engine") != []
+    assert violations("qwen35mm.model.vision", "if 1:\n    import qwen35mm.cache.pool") != []
+    assert violations("qwen35mm.engine.engine", "from qwen35mm.model import load") == []
+
+
+@pytest.mark.parametrize("folder", ["kernels", "preprocess"])
+def test_folders_shadow_no_package(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+def test_preprocess_needs_neither_torch_nor_ours() -> None:
+    for path in (ROOT / "preprocess").glob("**/*.py"):
+        for line, name in imported_modules(ast.parse(path.read_text("utf-8"))):
+            top = name.split(".")[0]
+            allowed = top in sys.stdlib_module_names | {"numpy", "PIL", "av", "qwen35mm_preprocess"}
+            assert allowed, f"{path.name}:{line} imports {name}"
+
+
+def test_no_file_is_over_400_lines() -> None:
+    folders = ["qwen35mm", "kernels", "preprocess", "training", "benchmarks", "tests"]
+    paths = [path for folder in folders for path in (ROOT / folder).glob("**/*.py")]
+    long = {str(path.relative_to(ROOT)): n for path in paths if (n := len(path.read_text("utf-8").splitlines())) > 400}
+    assert not long

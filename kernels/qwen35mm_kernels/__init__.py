@@ -1,0 +1,28 @@
+"""The arithmetic of Qwen3.5's layers on flat, unpadded tensors. Needs torch alone.
+
+Each operation has a naive float32 twin (`naive_*`) that is its specification, and is run by the implementation that
+`dispatch` chooses for the device.
+"""
+
+from qwen35mm_kernels.attention import attention_decode, attention_prefill, vision_attention
+from qwen35mm_kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from qwen35mm_kernels.dispatch import describe
+from qwen35mm_kernels.gated_delta_rule import chunk_gated_delta_rule, gdn_gates, recurrent_gated_delta_step
+from qwen35mm_kernels.norm import gated_rms_norm, rms_norm
+from qwen35mm_kernels.rope import apply_partial_rope, mrope_cos_sin
+
+__all__ = [
+    "apply_partial_rope",
+    "attention_decode",
+    "attention_prefill",
+    "causal_conv1d",
+    "causal_conv1d_step",
+    "chunk_gated_delta_rule",
+    "describe",
+    "gated_rms_norm",
+    "gdn_gates",
+    "mrope_cos_sin",
+    "recurrent_gated_delta_step",
+    "rms_norm",
+    "vision_attention",
+]

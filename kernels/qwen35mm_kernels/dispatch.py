@@ -1,0 +1,97 @@
+"""Chooses, once per device type, which implementation of each operation runs, and says why in the log.
+
+An implementation joins with `@implements(op, backend)`; every operation has one for "torch", which runs anywhere.
+A choice depends on the device type and on what is installed, never on timing or load: arithmetic must not change
+between two runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _why_not_triton(device_type: str) -> str | None:
+    return None if device_type == "cuda" else f"Triton's kernels run on cuda devices, not on {device_type}"
+
+
+def _why_not_onednn(device_type: str) -> str | None:
+    if device_type != "cpu":
+        return f"oneDNN is a CPU library, this is {device_type}"
+    return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
+
+
+# Fastest first. Each tells why it can't run on a device type, or None if it can.
+_BACKENDS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
+    {"triton": _why_not_triton, "onednn": _why_not_onednn, "torch": lambda device_type: None}
+)
+_implementations: dict[str, dict[str, Callable[..., Any]]] = {}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The implementation of one operation on one device type."""
+
+    backend: str
+    reason: str
+    function: Callable[..., Any]
+
+
+def implements(op: str, backend: str) -> Callable[[Function], Function]:
+    """Decorator that enters a function as `backend`'s implementation of `op`."""
+
+    def enter(function: Function) -> Function:
+        backends = _implementations.setdefault(op, {})
+        assert backend in _BACKENDS, f"unknown backend {backend} of {op}"
+        assert backend not in backends, f"two implementations of {op} for {backend}"
+        backends[backend] = function
+        return function
+
+    return enter
+
+
+@functools.cache
+def choices(device_type: str) -> Mapping[str, Choice]:
+    """The choice for every operation on a device type ("cpu", "cuda", ...), made and logged on the first call."""
+    chosen = {op: _choose(device_type, backends) for op, backends in sorted(_implementations.items())}
+    for backend, reason in dict.fromkeys((choice.backend, choice.reason) for choice in chosen.values()):
+        ops = [op for op, choice in chosen.items() if (choice.backend, choice.reason) == (backend, reason)]
+        logger.info("On %s, %s runs %s (%s).", device_type, backend, ", ".join(ops), reason)
+    return MappingProxyType(chosen)
+
+
+def _choose(device_type: str, backends: Mapping[str, Callable[..., Any]]) -> Choice:
+    registered = [backend for backend in _BACKENDS if backend in backends]
+    refusals = []
+    for backend in registered:
+        why_not = _BACKENDS[backend](device_type)
+        if why_not is None:
+            first = f"the fastest of {', '.join(registered)}" if len(registered) > 1 else "the only implementation"
+            return Choice(backend, "; ".join(refusals) or first, backends[backend])
+        refusals.append(why_not)
+    raise AssertionError(f"no torch implementation is registered, only {registered}")
+
+
+def registered(op: str) -> Mapping[str, Callable[..., Any]]:
+    """Backend -> function, all that `op` has, whether or not they can run here: for tests and benchmarks."""
+    return MappingProxyType(_implementations[op])
+
+
+def implementation(op: str, device: torch.device) -> Callable[..., Any]:
+    """The chosen function for `op` on `device`."""
+    return choices(device.type)[op].function
+
+
+def describe(device: torch.device | str) -> dict[str, str]:
+    """Operation -> backend on a device, sorted by name: what a cache's fingerprint must know of the arithmetic."""
+    return {op: choice.backend for op, choice in choices(torch.device(device).type).items()}

@@ -1,0 +1,104 @@
+"""The torch version of the chunked gated delta rule: matrix products instead of a loop over tokens.
+
+Inside a chunk of C tokens, let c_i be the sum of the log decays up to token i, and S the state before the chunk. What
+the tokens really write, D [C, V], has taken off what the state and the tokens before already predict. It solves a
+triangular system (the WY or UT form, arXiv:2406.06484 section 3 and arXiv:2412.06464 section 3.3):
+
+    (I + M) D = beta (V - exp(c) K S),   M_ij = beta_i exp(c_i - c_j) k_i.k_j   for i > j
+    O = exp(c) Q S + A D,                A_ij = exp(c_i - c_j) q_i.k_j          for i >= j
+    S <- exp(c_C) S + K^T (exp(c_C - c) D)
+
+M, A and (I + M)^-1 need no state and are made for several chunks at once; the scan over chunks does the rest. The
+inverse comes from a triangular solve: the doubling (I - M)(I + M^2)(I + M^4)... is many times slower here, and where
+keys resemble each other (a repeated token, a blank wall) its powers grow until nothing of the result is left.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from qwen35mm_kernels.dispatch import implements
+from qwen35mm_kernels.gated_delta_rule.naive import L2_EPS
+
+# More at once means fewer operations, which counts for small models; at 16 heads of 128, 1 to 16 take the same time.
+_CHUNKS_AT_ONCE = 8
+# A last chunk shorter than the others is padded to a multiple of this many tokens.
+_RAGGED_MULTIPLE = 16
+
+
+@implements("chunk_gated_delta_rule", "torch")
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+    chunk_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the package's function of this name; its arguments are checked there."""
+    group = v.shape[1] // k.shape[1]
+    if initial_state is None:
+        initial_state = v.new_zeros(v.shape[1], k.shape[2], v.shape[2], dtype=torch.float32)
+    # Value heads that share key heads run one after the other: states[j] holds heads j, j + group, ...
+    states = [initial_state[member::group].clone() for member in range(group)]
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    start = 0
+    while start < len(q):
+        num_chunks = min(_CHUNKS_AT_ONCE, (len(q) - start) // chunk_size)
+        stop = start + num_chunks * chunk_size if num_chunks else len(q)
+        rows = slice(start, stop)
+        size = chunk_size if num_chunks else -(-(stop - start) // _RAGGED_MULTIPLE) * _RAGGED_MULTIPLE
+        _run_chunks(q[rows], k[rows], v[rows], g[rows], beta[rows], states, out[rows], size)
+        start = stop
+    return out, torch.stack(states, dim=1).flatten(0, 1)
+
+
+def _run_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: list[torch.Tensor],
+    out: torch.Tensor,
+    size: int,
+) -> None:
+    """Writes `out` and moves `states` on over whole chunks of `size` tokens, or over a single shorter one."""
+    group, scale = len(states), k.shape[2] ** -0.5
+    keys_queries = torch.cat([_to_chunks(k, size), _to_chunks(q, size)], dim=2)  # [chunks, Hk, 2C, K]
+    norms = torch.linalg.vector_norm(keys_queries, dim=-1, keepdim=True)
+    keys_queries *= norms.square_().add_(L2_EPS).rsqrt_()
+    keys = keys_queries[:, :, :size]
+    products = (keys_queries @ keys.transpose(-1, -2)).unflatten(2, (2, size)).tril_()  # k.k and q.k
+    products[:, :, 1] *= scale
+    identity = torch.eye(size, device=k.device)
+    log_decay = _to_chunks(g[..., None], size).cumsum(dim=2)  # [chunks, Hv, C, 1]
+    rates = _to_chunks(beta[..., None], size)
+    for member, state in enumerate(states):
+        heads = slice(member, None, group)
+        c, rate = log_decay[:, heads], rates[:, heads]
+        # The future is masked before exp: there the exponent may overflow.
+        decay = (c - c.transpose(-1, -2)).tril_().exp_()
+        system, attention = (products * decay[:, :, None]).unbind(2)
+        inverse = torch.linalg.solve_triangular(
+            system * rate, identity.expand_as(system), upper=False, unitriangular=True
+        ).mul_(rate.transpose(-1, -2))
+        values = _to_chunks(v[:, heads], size)
+        into, out_of = c.exp(), (c[:, :, -1:] - c).exp_()
+        for i in range(len(values)):
+            read = keys_queries[i] @ state  # [Hk, 2C, V]
+            written = inverse[i] @ values[i].addcmul_(read[:, :size], into[i], value=-1)
+            attended = (attention[i] @ written).addcmul_(read[:, size:], into[i], value=scale)
+            tokens = out[i * size : (i + 1) * size, heads]
+            tokens.copy_(attended.transpose(0, 1)[: len(tokens)])
+            state.mul_(into[i, :, -1:]).baddbmm_(keys[i].transpose(-1, -2), written.mul_(out_of[i]))
+
+
+def _to_chunks(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[T, H, D] -> [chunks, H, size, D] float32, a new tensor; zeros after the last token change nothing."""
+    if len(x) % size:
+        x = F.pad(x, (0, 0, 0, 0, 0, -len(x) % size))
+    chunks = x.unflatten(0, (-1, size)).transpose(1, 2)
+    return chunks.to(torch.float32, copy=True, memory_format=torch.contiguous_format)

@@ -1,0 +1,99 @@
+"""RMS norms: zero-centred or plain (Qwen3_5RMSNorm in transformers), and gated (Qwen3_5RMSNormGated)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from qwen35mm_kernels.checks import FLOAT_DTYPES, check_dtype, check_shape
+from qwen35mm_kernels.dispatch import implementation, implements
+
+# Half a MiB of float32. Measured: at 2,048 tokens of 16 x 128 in bfloat16 a third of the time of one piece.
+_BLOCK_ELEMENTS = 1 << 17
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centred: bool) -> torch.Tensor:
+    """x / rms(x) * weight over the last dimension, or * (1 + weight) where the weight is zero-centred.
+
+    Args:
+        x: [..., D], float32 or bfloat16. The arithmetic is float32.
+        weight: [D].
+        eps: added to the mean of squares.
+        zero_centred: True for every text norm of Qwen3.5 but the gated one.
+
+    Returns:
+        [..., D] in x's dtype.
+
+    Raises:
+        ValueError, TypeError: a shape or dtype that doesn't fit.
+    """
+    check_dtype("x", x, FLOAT_DTYPES)
+    check_shape("weight", weight, x.shape[-1:], "[D], D the last dimension of x")
+    return implementation("rms_norm", x.device)(x, weight, eps, zero_centred)
+
+
+def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) * weight * silu(z): the norm after the gated delta rule. Its weight is plain, not zero-centred.
+
+    Args:
+        x: [..., V], float32 or bfloat16. The arithmetic is float32.
+        z: [..., V], the gate, of x's shape.
+        weight: [V].
+        eps: added to the mean of squares.
+
+    Returns:
+        [..., V] in x's dtype.
+
+    Raises:
+        ValueError, TypeError: a shape or dtype that doesn't fit.
+    """
+    check_dtype("x", x, FLOAT_DTYPES)
+    check_dtype("z", z, FLOAT_DTYPES)
+    check_shape("z", z, x.shape, "the shape of x")
+    check_shape("weight", weight, x.shape[-1:], "[V], V the last dimension of x")
+    return implementation("gated_rms_norm", x.device)(x, z, weight, eps)
+
+
+def naive_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool) -> torch.Tensor:
+    """The specification of `rms_norm`."""
+    x32, weight32 = x.float(), weight.float()
+    normed = x32 / torch.sqrt((x32**2).mean(dim=-1, keepdim=True) + eps)
+    return (normed * (1 + weight32 if zero_centred else weight32)).to(x.dtype)
+
+
+def naive_gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The specification of `gated_rms_norm`."""
+    z32 = z.float()
+    gate = z32 / (1 + torch.exp(-z32))
+    return (naive_rms_norm(x.float(), weight, eps, zero_centred=False) * gate).to(x.dtype)
+
+
+@implements("rms_norm", "torch")
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool) -> torch.Tensor:
+    scale = weight.float() + 1.0 if zero_centred else weight.float()
+    return _by_rows(lambda x: _normalise(x, eps).mul_(scale), x)
+
+
+@implements("gated_rms_norm", "torch")
+def _gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    scale = weight.float()
+    return _by_rows(lambda x, z: _normalise(x, eps).mul_(scale).mul_(F.silu(z.float())), x, z)
+
+
+def _normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    return x * norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
+def _by_rows(compute: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    """compute(*inputs) in the first input's dtype; on a CPU a few rows at a time, to stay in its cache."""
+    first = inputs[0]
+    if first.device.type != "cpu" or first.numel() <= _BLOCK_ELEMENTS:
+        return compute(*inputs).to(first.dtype)
+    num_rows = max(1, _BLOCK_ELEMENTS // first[0].numel())
+    out = torch.empty(first.shape, dtype=first.dtype, device=first.device)
+    for target, *block in zip(out.split(num_rows), *(x.split(num_rows) for x in inputs), strict=True):
+        target.copy_(compute(*block))
+    return out

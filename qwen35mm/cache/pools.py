@@ -1,0 +1,55 @@
+"""Both pools of a model and the sequences that live in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from qwen35mm.cache.kv_pool import KVBlockPool
+from qwen35mm.cache.sequence import SequenceCache
+from qwen35mm.cache.state_pool import StatePool
+from qwen35mm.config import ModelConfig
+
+DEFAULT_BLOCK_SIZE = 64
+
+
+class CachePools:
+    """The memory of `num_slots` sequences with `num_tokens` tokens in all.
+
+    Args:
+        num_tokens: tokens of KV, rounded up to whole blocks.
+        dtype: of K, V and the conv states; recurrent states are float32 always.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_slots: int,
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        block_size: int = DEFAULT_BLOCK_SIZE,
+    ) -> None:
+        num_blocks = -(-num_tokens // block_size)
+        self.kv = KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
+        self.states = StatePool(config, num_slots=num_slots, dtype=dtype, device=device)
+
+    def new_sequence(self) -> SequenceCache:
+        """An empty cache.
+
+        Raises:
+            OutOfSlotsError: no slot is free.
+        """
+        return SequenceCache(self.kv, self.states, slot=self.states.take())
+
+    def check_integrity(self, sequences: list[SequenceCache]) -> None:
+        """Asserts that `sequences` are all who hold blocks and slots, and that every count agrees."""
+        alive = [sequence for sequence in sequences if not sequence.freed]
+        self.kv.allocator.check_integrity(Counter(block for sequence in alive for block in sequence.block_table))
+        slots = [sequence.slot for sequence in alive]
+        assert len(slots) == len(set(slots)), f"two sequences share a slot: {sorted(slots)}"
+        self.states.check_integrity(set(slots))
+        for sequence in alive:
+            assert sequence.length <= len(sequence.block_table) * self.kv.block_size, "a sequence outgrew its blocks"

@@ -1,0 +1,160 @@
+"""The model: embeddings, hybrid decoder layers, final norm, output head, and the vision tower beside them.
+
+Hidden states are flat, [num_tokens, hidden], without padding. There are two paths through the layers: `prefill`
+takes the next piece of one sequence, `decode` one token for each of B sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from qwen35mm.config import ModelConfig, TextConfig
+from qwen35mm.model.attention import GatedAttention
+from qwen35mm.model.cache_protocol import SequenceCache
+from qwen35mm.model.dense import linear
+from qwen35mm.model.gated_delta_net import GatedDeltaNet
+from qwen35mm.model.layers import Embedding, Factory, Linear, RMSNorm
+from qwen35mm.model.mlp import MLP
+from qwen35mm.model.moe import SparseMoE
+from qwen35mm.model.rope import TextRope
+from qwen35mm.model.vision import VisionTower
+
+
+class DecoderLayer(nn.Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x)); the mixer is `linear_attn` or `self_attn`."""
+
+    def __init__(self, config: TextConfig, layer_idx: int, factory: Factory) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, factory)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, factory)
+        self.linear_attn, self.self_attn = None, None
+        if config.layer_types[layer_idx] == "linear_attention":
+            self.linear_attn = GatedDeltaNet(config, layer_idx, factory)
+        else:
+            self.self_attn = GatedAttention(config, layer_idx, factory)
+        if config.moe is not None:
+            self.mlp = SparseMoE(config.hidden_size, config.moe, factory)
+        else:
+            assert config.intermediate_size is not None
+            self.mlp = MLP(config.hidden_size, config.intermediate_size, factory)
+
+    def prefill(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], cache: SequenceCache) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]; `x` itself is overwritten."""
+        normed = self.input_layernorm(x)
+        if self.linear_attn is not None:
+            x += self.linear_attn.prefill(normed, cache)
+        else:
+            assert self.self_attn is not None
+            x += self.self_attn.prefill(normed, rope, cache)
+        x += self.mlp(self.post_attention_layernorm(x))
+        return x
+
+    def decode(
+        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], caches: Sequence[SequenceCache]
+    ) -> torch.Tensor:
+        """[B, hidden] -> [B, hidden]; `x` itself is overwritten."""
+        normed = self.input_layernorm(x)
+        if self.linear_attn is not None:
+            x += self.linear_attn.decode(normed, caches)
+        else:
+            assert self.self_attn is not None
+            x += self.self_attn.decode(normed, rope, caches)
+        x += self.mlp(self.post_attention_layernorm(x))
+        return x
+
+
+class Qwen35Model(nn.Module):
+    """A Qwen3.5 checkpoint, dense or MoE. Made uninitialised; `weights.load_model` makes it and fills it.
+
+    With tied embeddings `lm_head` is None and the embedding table is the output head.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, tie_word_embeddings: bool | None = None
+    ) -> None:
+        super().__init__()
+        text, factory = config.text, Factory(dtype=dtype, device=device)
+        tied = config.tie_word_embeddings if tie_word_embeddings is None else tie_word_embeddings
+        self.config = config
+        self.embedding = Embedding(text.vocab_size, text.hidden_size, factory)
+        self.layers = nn.ModuleList(DecoderLayer(text, index, factory) for index in range(text.num_layers))
+        self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, factory)
+        self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, factory)
+        self.visual = VisionTower(config.vision, factory)
+        self.rope = TextRope(text.rope, device)
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
+
+    def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: [T] int64 -> [T, hidden] in the model's dtype, a tensor of its own that may be written to."""
+        return self.embedding(token_ids)
+
+    @torch.inference_mode()
+    def prefill(self, embeds: torch.Tensor, positions: torch.Tensor, cache: SequenceCache) -> torch.Tensor:
+        """Runs the next piece of one sequence and appends it to its cache; several calls make a chunked prefill.
+
+        Args:
+            embeds: [T, hidden], tokens' rows with vision embeddings in place; not changed.
+            positions: [3, T] int64, the M-RoPE positions of these tokens.
+            cache: the sequence's; moved on by T tokens. After an exception it must not be used again, unless
+                the exception came from `cache.prepare` (no room), which changes nothing.
+
+        Returns:
+            [T, hidden], after the final norm.
+        """
+        num_tokens = embeds.shape[0]
+        _check_positions(positions, num_tokens)
+        cache.prepare(num_tokens)
+        rope = self.rope(positions)
+        x = embeds.clone()
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            x = layer.prefill(x, rope, cache)
+        cache.advance(num_tokens)
+        return self.norm(x)
+
+    @torch.inference_mode()
+    def decode(self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[SequenceCache]) -> torch.Tensor:
+        """Runs one token for each of B sequences, at their own lengths and positions.
+
+        Args:
+            token_ids: [B] int64.
+            positions: [3, B] int64; after a prompt, length + rope_delta in all three rows.
+            caches: one per token, all of one pool, all different; each is moved on by one token. Sorted by
+                slot they need the fewest kernel calls.
+
+        Returns:
+            [B, hidden], after the final norm.
+        """
+        _check_positions(positions, len(caches))
+        for cache in caches:
+            cache.prepare(1)
+        rope = self.rope(positions)
+        x = self.embedding(token_ids)
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            x = layer.decode(x, rope, caches)
+        for cache in caches:
+            cache.advance(1)
+        return self.norm(x)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [N, hidden], only the rows that are asked for -> [N, vocab] float32."""
+        head = self.embedding.weight if self.lm_head is None else self.lm_head.weight
+        return linear(hidden, head).float()
+
+
+def _check_positions(positions: torch.Tensor, num_tokens: int) -> None:
+    if positions.shape != (3, num_tokens):
+        raise ValueError(f"positions must be [3, {num_tokens}]; got {list(positions.shape)}.")

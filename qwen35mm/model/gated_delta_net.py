@@ -1,0 +1,84 @@
+"""The Gated DeltaNet layer: causal convolution, gated delta rule, gated norm (arXiv:2412.06464).
+
+Its memory of the past is a conv state (the last kernel - 1 inputs) and a recurrent state of a fixed size, always
+fp32. It can't be trimmed: what a token wrote can't be taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from qwen35mm.config import TextConfig
+from qwen35mm.model.cache_protocol import SequenceCache, slot_runs
+from qwen35mm.model.layers import Factory, Linear, new_parameter
+from qwen35mm_kernels import (
+    causal_conv1d,
+    causal_conv1d_step,
+    chunk_gated_delta_rule,
+    gated_rms_norm,
+    gdn_gates,
+    recurrent_gated_delta_step,
+)
+
+
+class GatedDeltaNet(nn.Module):
+    """Token mixer of a linear-attention layer.
+
+    Parameters: in_proj (rows: q | k | v | z | b | a), conv1d [C, kernel] over q | k | v, A_log and dt_bias [Hv]
+    (kept in float32, where the decay is computed), norm [V] (a plain weight), out_proj.
+    """
+
+    def __init__(self, config: TextConfig, layer_idx: int, factory: Factory) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.num_k_heads, self.head_k_dim = config.linear_num_key_heads, config.linear_key_head_dim
+        self.num_v_heads, self.head_v_dim = config.linear_num_value_heads, config.linear_value_head_dim
+        self.eps = config.rms_norm_eps
+        key_dim = self.num_k_heads * self.head_k_dim
+        self.qkv_split = (key_dim, key_dim, config.value_dim)
+        self.in_split = (config.conv_dim, config.value_dim, self.num_v_heads, self.num_v_heads)
+        self.in_proj = Linear(config.hidden_size, sum(self.in_split), factory)
+        self.conv1d = new_parameter(config.conv_dim, config.linear_conv_kernel_dim, **factory)
+        self.A_log = new_parameter(self.num_v_heads, dtype=torch.float32, device=factory["device"])
+        self.dt_bias = new_parameter(self.num_v_heads, dtype=torch.float32, device=factory["device"])
+        self.norm = new_parameter(self.head_v_dim, **factory)
+        self.out_proj = Linear(config.value_dim, config.hidden_size, factory)
+
+    def prefill(self, x: torch.Tensor, cache: SequenceCache) -> torch.Tensor:
+        """Runs one sequence's next T tokens in chunks and moves its states on: [T, hidden] -> [T, hidden]."""
+        mixed, z, b, a = self.in_proj(x).split(self.in_split, dim=-1)
+        conv_state, recurrent_state = cache.conv_state(self.layer_idx), cache.recurrent_state(self.layer_idx)
+        mixed, final_conv = causal_conv1d(mixed, self.conv1d, conv_state)
+        g, beta = gdn_gates(a, b, self.A_log, self.dt_bias)
+        out, final_state = chunk_gated_delta_rule(*self._heads(mixed), g, beta, recurrent_state)
+        conv_state.copy_(final_conv)
+        recurrent_state.copy_(final_state)
+        return self._output(out, z)
+
+    def decode(self, x: torch.Tensor, caches: Sequence[SequenceCache]) -> torch.Tensor:
+        """One token for each of B sequences, states updated in place: [B, hidden] -> [B, hidden]."""
+        mixed, z, b, a = self.in_proj(x).split(self.in_split, dim=-1)
+        g, beta = gdn_gates(a, b, self.A_log, self.dt_bias)
+        states = caches[0].states
+        conv_states, recurrent_states = states.conv(self.layer_idx), states.recurrent(self.layer_idx)
+        outputs = []
+        for rows, slots in slot_runs(caches):
+            q, k, v = self._heads(causal_conv1d_step(mixed[rows], self.conv1d, conv_states[slots]))
+            outputs.append(recurrent_gated_delta_step(q, k, v, g[rows], beta[rows], recurrent_states[slots]))
+        return self._output(outputs[0] if len(outputs) == 1 else torch.cat(outputs), z)
+
+    def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[N, C] -> q, k [N, Hk, K] and v [N, Hv, V], as views."""
+        q, k, v = mixed.split(self.qkv_split, dim=-1)
+        return (
+            q.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
+            k.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
+            v.unflatten(-1, (self.num_v_heads, self.head_v_dim)),
+        )
+
+    def _output(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        z = z.unflatten(-1, (self.num_v_heads, self.head_v_dim))
+        return self.out_proj(gated_rms_norm(out, z, self.norm, self.eps).flatten(1))

@@ -1,0 +1,163 @@
+"""A checkpoint, from its folder or the Hugging Face Hub, to everything that is needed to run it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from qwen35mm.config import ModelConfig
+from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.model.weights import load_model
+from qwen35mm.prompt import ChatTemplate
+from qwen35mm.sampling import SamplingParams, read_generation_config
+from qwen35mm.tokenizer import Tokenizer
+from qwen35mm_preprocess import ImageProcessing, VideoProcessing, read_processing
+
+logger = logging.getLogger(__name__)
+
+# Never code, never pickles: weights as safetensors, everything else as text.
+HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model and what belongs to it.
+
+    Attributes:
+        name: what to call it: the folder's name or the Hub id.
+        path: the folder that it was read from.
+        eos_ids: ids that end a reply.
+        generation: the checkpoint's sampling defaults.
+    """
+
+    name: str
+    path: Path
+    model: Qwen35Model
+    config: ModelConfig
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    image_processing: ImageProcessing
+    video_processing: VideoProcessing
+    generation: SamplingParams
+    eos_ids: frozenset[int]
+
+
+def load(path_or_hub_id: str | Path, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+    """Loads a Qwen3.5, 3.6 or 3.8 checkpoint.
+
+    Args:
+        path_or_hub_id: a folder, or a Hub id such as `Qwen/Qwen3.5-2B`, which is downloaded once.
+        dtype: `bfloat16`, `float32`, or `auto`: bfloat16 where the hardware computes in it, else float32.
+        device: `cpu`, `cuda`, `cuda:1`, or `auto`: the first CUDA device, else the CPU.
+
+    Raises:
+        CheckpointError: files or tensors are missing, damaged or foreign.
+        ConfigError: the model or a setting isn't supported.
+    """
+    torch_device = _choose_device(device)
+    torch_dtype = _choose_dtype(dtype, torch_device)
+    folder = _find_folder(path_or_hub_id)
+    config = ModelConfig.from_pretrained(folder)
+    tokenizer = Tokenizer.from_pretrained(folder)
+    template = ChatTemplate.from_pretrained(folder)
+    image_processing, video_processing = read_processing(folder)
+    generation = read_generation_config(folder)
+    eos_ids = set(config.eos_token_ids) | _as_ids(generation.get("eos_token_id"))
+    # Some checkpoints name only <|endoftext|>; a chat turn ends with <|im_end|> all the same.
+    eos_ids |= {
+        tokenizer.control_ids[text] for text in ("<|im_end|>", "<|endoftext|>") if text in tokenizer.control_ids
+    }
+    return LoadedModel(
+        name=folder.name if Path(path_or_hub_id).is_dir() else str(path_or_hub_id),
+        path=folder,
+        model=load_model(folder, config, dtype=torch_dtype, device=torch_device),
+        config=config,
+        tokenizer=tokenizer,
+        template=template,
+        image_processing=image_processing,
+        video_processing=video_processing,
+        generation=SamplingParams.from_generation_config(generation),
+        eos_ids=frozenset(eos_ids),
+    )
+
+
+def _find_folder(path_or_hub_id: str | Path) -> Path:
+    path = Path(path_or_hub_id).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    name = str(path_or_hub_id)
+    if path.exists():
+        raise CheckpointError(f"'{path.name}' is a file; give the folder that holds config.json and *.safetensors.")
+    if isinstance(path_or_hub_id, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise CheckpointError(f"There is no folder '{name}', and it isn't a Hub id such as Qwen/Qwen3.5-2B either.")
+    return _download(name)
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS))
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"'{hub_id}' asks for your consent: accept its terms on its page on huggingface.co, then log in with "
+            "`hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"The Hugging Face Hub has no model '{hub_id}', and there is no such folder either. Check the spelling; "
+            "a private model needs `hf auth login`."
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise CheckpointError(
+            f"'{hub_id}' isn't a folder here and couldn't be downloaded ({type(error).__name__}). Check the network, "
+            "or give the folder of a checkpoint that you have."
+        ) from error
+
+
+def _choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N; got '{name}'.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"The device '{name}' isn't supported yet; use cpu or cuda.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"'{name}' was asked for and this PyTorch sees {torch.cuda.device_count()} CUDA devices.")
+    return device
+
+
+def _choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name in DTYPES:
+        return DTYPES[name]
+    if name != "auto":
+        raise ConfigError(f"dtype must be auto, {' or '.join(DTYPES)}; got '{name}'.")
+    if device.type == "cuda":
+        chosen, reason = torch.bfloat16, "the model runs on a GPU"
+    elif computes_bfloat16():
+        chosen, reason = torch.bfloat16, "this CPU multiplies in bfloat16"
+    else:
+        # Emulated bfloat16 products take three times as long as float32 ones (measured with AVX-512 and no AMX).
+        chosen, reason = torch.float32, "this CPU has no bfloat16 arithmetic"
+    logger.info("dtype %s: %s", chosen, reason)
+    return chosen
+
+
+def computes_bfloat16() -> bool:
+    """Whether this CPU has bfloat16 matrix arithmetic (AMX or AVX-512 on x86, BF16 on Arm)."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(flag, False) for flag in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def _as_ids(value: int | list[int] | None) -> set[int]:
+    if value is None:
+        return set()
+    return {value} if isinstance(value, int) else set(value)

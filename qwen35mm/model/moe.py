@@ -1,0 +1,71 @@
+"""Mixture of experts: routed experts, grouped by expert, and a shared expert with its own gate.
+
+As transformers' Qwen3_5MoeSparseMoeBlock: softmax over all experts in fp32, the top k renormalised to sum to one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from qwen35mm.config import MoEConfig
+from qwen35mm.model.dense import linear
+from qwen35mm.model.layers import Factory, Linear, new_parameter
+from qwen35mm.model.mlp import MLP, swiglu
+
+
+class Experts(nn.Module):
+    """The routed experts' matrices. gate_up_proj: [E, 2 * width, hidden]; down_proj: [E, hidden, width]."""
+
+    def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
+        super().__init__()
+        self.gate_up_proj = new_parameter(config.num_experts, 2 * config.intermediate_size, hidden_size, **factory)
+        self.down_proj = new_parameter(config.num_experts, hidden_size, config.intermediate_size, **factory)
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sums each token's experts.
+
+        Args:
+            x: [N, hidden].
+            chosen: [N, k] int64, the experts of each token.
+            weights: [N, k], their shares, in x's dtype.
+
+        Returns:
+            [N, hidden].
+        """
+        num_tokens, top_k = chosen.shape
+        flat = chosen.flatten()
+        order = torch.argsort(flat, stable=True)
+        counts = torch.bincount(flat, minlength=self.gate_up_proj.shape[0]).tolist()
+        grouped = x[order // top_k]
+        outputs = torch.empty_like(grouped)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count == 0:
+                continue
+            rows = slice(start, start + count)
+            inner = swiglu(linear(grouped[rows], self.gate_up_proj[expert]))
+            outputs[rows] = linear(inner, self.down_proj[expert])
+            start += count
+        # Back in the tokens' own order, so that the sum over a token's experts never depends on its company.
+        grouped[order] = outputs
+        return torch.bmm(weights.unsqueeze(1), grouped.view(num_tokens, top_k, -1)).squeeze(1)
+
+
+class SparseMoE(nn.Module):
+    """[N, hidden] -> [N, hidden]."""
+
+    def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
+        super().__init__()
+        self.top_k = config.num_experts_per_tok
+        self.gate = Linear(hidden_size, config.num_experts, factory)
+        self.experts = Experts(hidden_size, config, factory)
+        self.shared_expert = MLP(hidden_size, config.shared_intermediate_size, factory)
+        self.shared_expert_gate = Linear(hidden_size, 1, factory)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = torch.softmax(self.gate(x), dim=-1, dtype=torch.float32)
+        weights, chosen = torch.topk(shares, self.top_k, dim=-1)
+        weights = (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype)
+        shared = self.shared_expert(x).mul_(torch.sigmoid(self.shared_expert_gate(x)))
+        return self.experts(x, chosen, weights).add_(shared)

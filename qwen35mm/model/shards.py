@@ -1,0 +1,190 @@
+"""Safetensors files: which ones a checkpoint has, what their headers say, and reading a tensor into place.
+
+We read the headers ourselves (eight bytes of length, then JSON), because all of them are checked before any data is
+read, and because the data then goes straight into the parameter: no copy, no mapped file in the process's memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader, FileIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qwen35mm.errors import CheckpointError
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+# The format's own limit on a header (safetensors' MAX_HEADER_SIZE).
+_MAX_HEADER_BYTES = 100_000_000
+_CHUNK_BYTES = 16 << 20
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor as a shard's header describes it; `start` counts from the beginning of the file."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, from its index or the single file.
+
+    Raises:
+        CheckpointError: there are none (pickled weights are refused by name), or one of the index is missing.
+    """
+    if (folder / INDEX_FILE).is_file():
+        names = _index_files(folder / INDEX_FILE)
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise CheckpointError(f"{INDEX_FILE} names files that aren't in the folder: {some(missing)}.")
+        return [folder / name for name in names]
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder.name}: no such checkpoint folder.")
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"This checkpoint has pickled weights only ({some(pickles)}), which can run code when loaded and are never "
+            "read. Use a checkpoint with safetensors files, or convert it with transformers' save_pretrained."
+        )
+    raise CheckpointError(f"No weights in this folder: neither {SINGLE_FILE} nor {INDEX_FILE} is there.")
+
+
+def read_headers(shards: list[Path]) -> dict[str, StoredTensor]:
+    """All tensors of all shards by name, from the headers alone.
+
+    Raises:
+        CheckpointError: a file is truncated, isn't safetensors, or repeats a tensor of another shard.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for path in shards:
+        for tensor in _read_header(path):
+            if tensor.name in tensors:
+                raise CheckpointError(f"{tensor.name} is in both {tensors[tensor.name].file.name} and {path.name}.")
+            tensors[tensor.name] = tensor
+    return tensors
+
+
+def read_into(file: BufferedReader | FileIO, tensor: StoredTensor, target: torch.Tensor) -> None:
+    """Reads a tensor's numbers into `target` (1-D, contiguous, as many elements), converting the dtype if need be.
+
+    Raises:
+        CheckpointError: the file ended early.
+    """
+    dtype = DTYPES[tensor.dtype]
+    assert target.is_contiguous()
+    assert target.numel() * dtype.itemsize == tensor.num_bytes
+    file.seek(tensor.start)
+    if target.dtype == dtype and target.device.type == "cpu":
+        _fill(file, tensor, target)
+        return
+    chunk = torch.empty(max(1, min(target.numel(), _CHUNK_BYTES // dtype.itemsize)), dtype=dtype)
+    for start in range(0, target.numel(), chunk.numel()):
+        part = chunk[: min(chunk.numel(), target.numel() - start)]
+        _fill(file, tensor, part)
+        target[start : start + part.numel()].copy_(part)
+
+
+def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
+    """True where two stored tensors hold the same numbers in the same dtype and shape."""
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    with first.file.open("rb") as one, second.file.open("rb") as two:
+        one.seek(first.start)
+        two.seek(second.start)
+        left = first.num_bytes
+        while left > 0:
+            size = min(left, _CHUNK_BYTES)
+            if one.read(size) != two.read(size):
+                return False
+            left -= size
+    return True
+
+
+def some(names: list[str], limit: int = 8) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _fill(file: BufferedReader | FileIO, tensor: StoredTensor, target: torch.Tensor) -> None:
+    view = target.view(torch.uint8).numpy().data
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise CheckpointError(f"{tensor.file.name} ends in the middle of {tensor.name}: it changed while loading.")
+        done += count
+
+
+def _index_files(path: Path) -> list[str]:
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path.name} can't be read as a safetensors index.") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{path.name} names {name!r}, which is not a safetensors file of this folder.")
+    return names
+
+
+def _read_header(path: Path) -> Iterator[StoredTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > _MAX_HEADER_BYTES or 8 + length > size:
+            raise CheckpointError(f"{path.name} is truncated or not a safetensors file ({size} bytes): get it again.")
+        try:
+            header = json.loads(file.read(length))
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            tensors = [_entry(name, entry, path, 8 + length) for name, entry in entries.items()]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path.name}: its safetensors header can't be read: get it again.") from error
+    expected = max((tensor.start + tensor.num_bytes for tensor in tensors), default=8 + length)
+    if size != expected:
+        cut = sorted(tensor.name for tensor in tensors if tensor.start + tensor.num_bytes > size)
+        what = f"truncated, cutting off {some(cut)}" if cut else "longer than its header says"
+        raise CheckpointError(f"{path.name} is {what}: {size} bytes where {expected} are expected. Get it again.")
+    yield from tensors
+
+
+def _entry(name: str, entry: dict[str, Any], path: Path, data_start: int) -> StoredTensor:
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    tensor = StoredTensor(name, path, entry["dtype"], shape, data_start + begin, end - begin)
+    known = DTYPES.get(tensor.dtype)
+    sizes = (*shape, begin, tensor.num_bytes)
+    if not all(type(number) is int and number >= 0 for number in sizes):
+        raise ValueError(name)
+    if known is not None and prod(shape) * known.itemsize != tensor.num_bytes:
+        raise ValueError(name)
+    return tensor
+
+
+def open_shard(path: Path) -> FileIO:
+    """Opens a shard unbuffered: reads go from the page cache straight into the parameter."""
+    file = path.open("rb", buffering=0)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return file

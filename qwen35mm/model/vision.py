@@ -1,0 +1,176 @@
+"""The vision tower: patches to embeddings of the decoder's width, one for every 2 x 2 patches.
+
+It can run a few layers at a time (`begin`, `run_layers`, `finish`), so that an engine can decode in between; the
+arithmetic is the same wherever it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from qwen35mm.config import VisionConfig
+from qwen35mm.model.layers import Embedding, Factory, LayerNorm, Linear
+from qwen35mm.model.rope import vision_cos_sin
+from qwen35mm.model.vision_grid import interpolation_taps, patch_coordinates
+from qwen35mm_kernels import apply_partial_rope, vision_attention
+
+_LAYER_NORM_EPS = 1e-6
+
+
+@dataclass
+class VisionState:
+    """A run of the tower between two calls.
+
+    Attributes:
+        hidden: [P, width].
+        cos, sin: [P, head_dim / 2] float32.
+        cu_seqlens: [frames + 1] int32, where each frame's patches start; attention stays inside a frame.
+        next_layer: index of the layer that comes next.
+    """
+
+    hidden: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    cu_seqlens: torch.Tensor
+    next_layer: int = 0
+
+
+class VisionAttention(nn.Module):
+    """Full attention inside each frame: [P, width] -> [P, width]."""
+
+    def __init__(self, config: VisionConfig, factory: Factory) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, factory, bias=True)
+        self.proj = Linear(config.hidden_size, config.hidden_size, factory, bias=True)
+
+    def forward(self, x: torch.Tensor, state: VisionState) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
+        q = apply_partial_rope(q, state.cos, state.sin)
+        k = apply_partial_rope(k, state.cos, state.sin)
+        return self.proj(vision_attention(q, k, v, state.cu_seqlens).flatten(1))
+
+
+class VisionMLP(nn.Module):
+    """fc2(gelu(fc1(x))): the tower's own feed-forward network (tanh form of gelu)."""
+
+    def __init__(self, config: VisionConfig, factory: Factory) -> None:
+        super().__init__()
+        self.linear_fc1 = Linear(config.hidden_size, config.intermediate_size, factory, bias=True)
+        self.linear_fc2 = Linear(config.intermediate_size, config.hidden_size, factory, bias=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear_fc2(F.gelu(self.linear_fc1(x), approximate="tanh"))
+
+
+class VisionBlock(nn.Module):
+    """x + attn(norm1(x)), then x + mlp(norm2(x))."""
+
+    def __init__(self, config: VisionConfig, factory: Factory) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(config.hidden_size, _LAYER_NORM_EPS, factory)
+        self.norm2 = LayerNorm(config.hidden_size, _LAYER_NORM_EPS, factory)
+        self.attn = VisionAttention(config, factory)
+        self.mlp = VisionMLP(config, factory)
+
+    def forward(self, x: torch.Tensor, state: VisionState) -> torch.Tensor:
+        x = x + self.attn(self.norm1(x), state)
+        return x + self.mlp(self.norm2(x))
+
+
+class PatchMerger(nn.Module):
+    """Joins the patches of each merge block: [P, width] -> [P / merge**2, out_hidden_size]."""
+
+    def __init__(self, config: VisionConfig, factory: Factory) -> None:
+        super().__init__()
+        self.merged_dim = config.hidden_size * config.spatial_merge_size**2
+        self.norm = LayerNorm(config.hidden_size, _LAYER_NORM_EPS, factory)
+        self.linear_fc1 = Linear(self.merged_dim, self.merged_dim, factory, bias=True)
+        self.linear_fc2 = Linear(self.merged_dim, config.out_hidden_size, factory, bias=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x).view(-1, self.merged_dim)
+        return self.linear_fc2(F.gelu(self.linear_fc1(x)))
+
+
+class VisionTower(nn.Module):
+    """Encodes images and videos; each temporal patch of a video is a frame of its own."""
+
+    def __init__(self, config: VisionConfig, factory: Factory) -> None:
+        super().__init__()
+        self.config = config
+        # A convolution whose stride is its kernel is a product with the flattened patch.
+        self.patch_embed = Linear(config.patch_dim, config.hidden_size, factory, bias=True)
+        self.pos_embed = Embedding(config.num_position_embeddings, config.hidden_size, factory)
+        self.blocks = nn.ModuleList(VisionBlock(config, factory) for _ in range(config.depth))
+        self.merger = PatchMerger(config, factory)
+
+    @torch.inference_mode()
+    def begin(self, pixel_values: torch.Tensor, grid_thw: Sequence[tuple[int, int, int]]) -> VisionState:
+        """Embeds patches and their places.
+
+        Args:
+            pixel_values: [P, channels * temporal_patch * patch * patch], any float dtype, the patches of all media
+                in order, merge blocks first (transformers' order).
+            grid_thw: (t, h, w) in patches for each medium; their products sum to P.
+
+        Raises:
+            ValueError: the patches don't fit the grids.
+        """
+        config, weight = self.config, self.patch_embed.weight
+        num_patches = sum(t * h * w for t, h, w in grid_thw)
+        if not grid_thw or pixel_values.shape != (num_patches, config.patch_dim):
+            raise ValueError(
+                f"pixel_values must be [{num_patches}, {config.patch_dim}] for the grids {list(map(tuple, grid_thw))}; "
+                f"got {list(pixel_values.shape)}."
+            )
+        merge = config.spatial_merge_size
+        if any(h % merge or w % merge for _, h, w in grid_thw):
+            raise ValueError(f"Grid heights and widths must be multiples of {merge}; got {list(map(tuple, grid_thw))}.")
+        hidden = self.patch_embed(pixel_values.to(device=weight.device, dtype=weight.dtype))
+        head_dim = config.hidden_size // config.num_heads
+        places, cosines, sines, lengths = [], [], [], [0]
+        for t, h, w in grid_thw:
+            rows, columns = patch_coordinates(h, w, merge, weight.device)
+            cos, sin = vision_cos_sin(rows, columns, config.rope_theta, head_dim)
+            places.append(self._positions(rows, columns, h, w).to(hidden.dtype).repeat(t, 1))
+            cosines.append(cos.repeat(t, 1))
+            sines.append(sin.repeat(t, 1))
+            lengths += [h * w] * t
+        hidden += torch.cat(places)
+        cu_seqlens = torch.tensor(lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return VisionState(hidden, torch.cat(cosines), torch.cat(sines), cu_seqlens)
+
+    @torch.inference_mode()
+    def run_layers(self, state: VisionState, num_layers: int) -> bool:
+        """Runs up to `num_layers` more layers; True once all have run."""
+        stop = min(state.next_layer + num_layers, len(self.blocks))
+        for index in range(state.next_layer, stop):
+            state.hidden = self.blocks[index](state.hidden, state)
+        state.next_layer = stop
+        return stop == len(self.blocks)
+
+    @torch.inference_mode()
+    def finish(self, state: VisionState) -> torch.Tensor:
+        """The embeddings of a run whose layers are done: [P / merge**2, out_hidden_size]."""
+        assert state.next_layer == len(self.blocks), "finish() before the last layer"
+        return self.merger(state.hidden)
+
+    def forward(self, pixel_values: torch.Tensor, grid_thw: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+        """All at once: see `begin` for the arguments and `finish` for what comes back."""
+        state = self.begin(pixel_values, grid_thw)
+        self.run_layers(state, len(self.blocks))
+        return self.finish(state)
+
+    def _positions(self, rows: torch.Tensor, columns: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """The learned positions, resampled to a height x width grid: [h * w, width of the tower] float32."""
+        indices, weights = interpolation_taps(rows, columns, height, width, self.config.grid_side)
+        total = self.pos_embed(indices[0]) * weights[0][:, None]
+        for index, weight in zip(indices[1:], weights[1:], strict=True):
+            total += self.pos_embed(index) * weight[:, None]
+        return total

@@ -1,0 +1,279 @@
+"""A sequence's cache: what is written is read, shared blocks are copied on write, nothing leaks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwen35mm.cache import CachePools, OutOfBlocksError, OutOfSlotsError, SequenceCache
+from qwen35mm.cache.kv_pool import KVBlockPool, find_runs
+from qwen35mm.config import ModelConfig
+from qwen35mm.errors import ContextTooLongError, RequestError
+from tests.cache.conftest import BLOCK_SIZE
+
+ATTENTION = 3
+LINEAR = (0, 1, 2)
+
+
+def values(start: int, count: int) -> torch.Tensor:
+    """[count, 2, 64] rows that all differ."""
+    return torch.arange(start, start + count).float()[:, None, None].expand(count, 2, 64)
+
+
+def append(sequence: SequenceCache, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    sequence.prepare(count)
+    everything = sequence.append_kv(ATTENTION, values(start, count), -values(start, count))
+    sequence.advance(count)
+    return everything
+
+
+def content(sequence: SequenceCache) -> list[float]:
+    k, v = sequence.kv(ATTENTION)
+    assert k.shape == v.shape == (sequence.length, 2, 64)
+    assert torch.equal(k, -v)
+    assert torch.equal(k, k[:, :1, :1].expand_as(k))
+    return k[:, 0, 0].tolist()
+
+
+def test_what_is_written_is_read(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    assert sequence.length == 0
+    assert content(sequence) == []
+    for start, count in ((0, 3), (3, 1), (4, 9), (13, 2)):
+        k, v = append(sequence, start, count)
+        assert k[:, 0, 0].tolist() == list(range(start + count))
+        assert torch.equal(v, -k)
+    assert content(sequence) == list(range(15))
+    assert len(sequence.block_table) == 4
+    pools.check_integrity([sequence])
+
+
+def test_consecutive_blocks_are_a_view(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    append(sequence, 0, 10)
+    k, _ = sequence.kv(ATTENTION)
+    assert k.untyped_storage().data_ptr() == pools.kv._kv[ATTENTION][0].untyped_storage().data_ptr()
+
+
+def test_scattered_blocks_are_gathered(pools: CachePools) -> None:
+    first, second = pools.new_sequence(), pools.new_sequence()
+    append(first, 0, 4)
+    append(second, 100, 4)
+    # Eight blocks: each grows into the other's neighbourhood sooner or later.
+    append(first, 4, 16)
+    append(second, 104, 6)
+    assert len(find_runs(list(second.block_table))) > 1 or len(find_runs(list(first.block_table))) > 1
+    assert content(first) == list(range(20))
+    assert content(second) == list(range(100, 110))
+    pools.check_integrity([first, second])
+
+
+def test_reserved_blocks_lie_side_by_side(pools: CachePools) -> None:
+    first, second = pools.new_sequence(), pools.new_sequence()
+    first.reserve(15)
+    second.reserve(16)
+    for sequence, base in ((first, 0), (second, 100)):
+        for start in range(15):
+            append(sequence, base + start, 1)
+        assert len(find_runs(list(sequence.block_table))) == 1
+    assert content(first) == list(range(15))
+    pools.check_integrity([first, second])
+
+
+def test_states_start_at_zero_and_are_the_sequences_own(pools: CachePools) -> None:
+    first = pools.new_sequence()
+    for layer_idx in LINEAR:
+        first.conv_state(layer_idx).fill_(1)
+        first.recurrent_state(layer_idx).fill_(2)
+    first.free()
+    again, other = pools.new_sequence(), pools.new_sequence()
+    assert again.slot == 0
+    again.recurrent_state(1).fill_(3)
+    for layer_idx in LINEAR:
+        assert other.conv_state(layer_idx).count_nonzero() == 0
+        assert other.recurrent_state(layer_idx).count_nonzero() == 0
+    assert pools.states.recurrent(1)[again.slot].unique().tolist() == [3]
+
+
+def test_a_clone_goes_on_by_itself(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    append(sequence, 0, 6)
+    sequence.rope_delta = -3
+    sequence.recurrent_state(0).fill_(7)
+    clone = sequence.clone()
+    assert (clone.length, clone.rope_delta, clone.next_position) == (6, -3, 3)
+    assert clone.block_table == sequence.block_table
+    append(clone, 50, 3)
+    clone.recurrent_state(0).zero_()
+    append(sequence, 6, 1)
+    assert content(sequence) == [0, 1, 2, 3, 4, 5, 6]
+    assert content(clone) == [0, 1, 2, 3, 4, 5, 50, 51, 52]
+    assert sequence.recurrent_state(0).unique().tolist() == [7]
+    # The full block is still shared, the partial one is not.
+    assert clone.block_table[0] == sequence.block_table[0]
+    assert set(clone.block_table[1:]).isdisjoint(sequence.block_table[1:])
+    pools.check_integrity([sequence, clone])
+
+
+def test_whoever_writes_first_copies(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    append(sequence, 0, 6)
+    clone = sequence.clone()
+    before = sequence.block_table
+    append(sequence, 6, 1)
+    assert clone.block_table == before
+    assert sequence.block_table[0] == before[0]
+    assert sequence.block_table[1] != before[1]
+    assert content(clone) == [0, 1, 2, 3, 4, 5]
+    pools.check_integrity([sequence, clone])
+
+
+def test_a_clone_at_a_blocks_end_copies_nothing(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    append(sequence, 0, 2 * BLOCK_SIZE)
+    clone = sequence.clone()
+    append(clone, 50, 1)
+    append(sequence, 8, 1)
+    assert clone.block_table[:2] == sequence.block_table[:2]
+    assert content(clone)[-1] == 50
+    assert content(sequence)[-1] == 8
+
+
+def test_reserved_room_stays_with_the_original(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    append(sequence, 0, 2)
+    sequence.reserve(12)
+    clone = sequence.clone()
+    assert len(clone.block_table) == 1
+    append(sequence, 2, 10)
+    append(clone, 50, 5)
+    assert content(sequence) == list(range(12))
+    assert content(clone) == [0, 1, 50, 51, 52, 53, 54]
+    pools.check_integrity([sequence, clone])
+
+
+def test_too_few_blocks_are_told_with_the_arithmetic(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    append(sequence, 0, 30)
+    table = sequence.block_table
+    message = (
+        r"4 more tokens need 1 blocks of 4 tokens \(0\.0 MiB\), and 0 of 8 are free"  # 30 tokens fill all 8 blocks
+    )
+    with pytest.raises(OutOfBlocksError, match=message) as caught:
+        sequence.prepare(3)
+    assert isinstance(caught.value, ContextTooLongError)
+    assert (sequence.length, sequence.block_table) == (30, table)
+    sequence.prepare(2)
+    with pytest.raises(OutOfBlocksError):
+        pools.new_sequence().reserve(1)
+
+
+def test_copy_on_write_without_a_free_block_changes_nothing(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    append(sequence, 0, 30)
+    clone = sequence.clone()
+    with pytest.raises(OutOfBlocksError):
+        clone.prepare(1)
+    assert clone.block_table == sequence.block_table
+    assert content(clone) == list(range(30))
+    clone.free()
+    append(sequence, 30, 2)
+    pools.check_integrity([sequence, clone])
+
+
+def test_too_few_slots(pools: CachePools) -> None:
+    sequences = [pools.new_sequence() for _ in range(3)]
+    with pytest.raises(OutOfSlotsError, match="All 3 slots are taken") as caught:
+        pools.new_sequence()
+    assert isinstance(caught.value, RequestError)
+    with pytest.raises(OutOfSlotsError):
+        sequences[0].clone()
+    pools.check_integrity(sequences)
+
+
+def test_freeing_twice_does_nothing(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    append(sequence, 0, 5)
+    sequence.free()
+    sequence.free()
+    assert sequence.freed
+    assert (pools.kv.allocator.num_free, pools.states.num_free) == (8, 3)
+    pools.check_integrity([sequence])
+    with pytest.raises(AssertionError, match="freed"):
+        sequence.prepare(1)
+
+
+def test_leaks_are_noticed(pools: CachePools) -> None:
+    kept, lost = pools.new_sequence(), pools.new_sequence()
+    with pytest.raises(AssertionError, match="slots"):
+        pools.check_integrity([kept])
+    append(lost, 0, 1)
+    with pytest.raises(AssertionError, match="block"):
+        pools.check_integrity([kept])
+    pools.check_integrity([kept, lost])
+
+
+def test_appending_without_room_is_our_own_mistake(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    with pytest.raises(AssertionError, match="without prepare"):
+        sequence.append_kv(ATTENTION, values(0, 1), values(0, 1))
+    with pytest.raises(AssertionError, match="without prepare"):
+        sequence.advance(1)
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (4, 0)])
+def test_empty_pools_are_refused(num_blocks: int, block_size: int, config: ModelConfig) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32)
+
+
+def test_an_empty_state_pool_is_refused(config: ModelConfig) -> None:
+    with pytest.raises(ValueError, match="num_slots must be at least 1"):
+        CachePools(config, num_slots=0, num_tokens=8, dtype=torch.float32)
+
+
+def test_bytes_are_those_of_the_config(pools: CachePools, config: ModelConfig) -> None:
+    assert pools.kv.block_bytes == BLOCK_SIZE * config.kv_bytes_per_token(torch.float32)
+    assert pools.kv.num_tokens == 32
+    k, v = pools.kv._kv[ATTENTION]
+    assert k.nbytes + v.nbytes == 8 * pools.kv.block_bytes
+    stored = sum(t.nbytes for states in (pools.states._conv, pools.states._recurrent) for t in states.values())
+    assert stored == 3 * pools.states.slot_bytes == 3 * config.state_bytes(torch.float32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["new", "append", "clone", "reserve", "free"]), st.integers(0, 2), st.integers(1, 9)),
+        max_size=40,
+    )
+)
+def test_any_history_keeps_contents_and_counts(config: ModelConfig, steps: list[tuple[str, int, int]]) -> None:
+    """Against a plain list per sequence, with refusals changing nothing."""
+    pools = CachePools(config, num_slots=3, num_tokens=32, dtype=torch.float32, block_size=BLOCK_SIZE)
+    alive: list[tuple[SequenceCache, list[float]]] = []
+    fresh = 0
+    for action, index, count in steps:
+        try:
+            if action == "new":
+                alive.append((pools.new_sequence(), []))
+            elif alive:
+                sequence, expected = alive[index % len(alive)]
+                if action == "append":
+                    append(sequence, fresh, count)
+                    expected += range(fresh, fresh + count)
+                    fresh += count
+                elif action == "clone":
+                    alive.append((sequence.clone(), list(expected)))
+                elif action == "reserve":
+                    sequence.reserve(4 * count)
+                else:
+                    sequence.free()
+                    alive.remove((sequence, expected))
+        except (OutOfBlocksError, OutOfSlotsError):
+            pass
+        pools.check_integrity([sequence for sequence, _ in alive])
+        for sequence, expected in alive:
+            assert content(sequence) == expected

@@ -1,0 +1,136 @@
+"""One prompt, many ways to run it: in one piece, in pieces, token by token, alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from qwen35mm.model.decoder import Qwen35Model
+from tests.model.layouts import (
+    FOUR_TURNS,
+    IMAGES,
+    ONE_IMAGE,
+    TEXT,
+    VIDEO,
+    make_prompt,
+    new_cache,
+    new_pools,
+    our_decode,
+    our_embeds,
+    our_prefill,
+    relative_error,
+    their_positions,
+)
+from tests.tiny import DENSE, MOE, REAL_HEADS, TinySpec
+
+Loader = Callable[..., Any]
+TOLERANCE = 1e-5
+SPECS = pytest.mark.parametrize("spec", [DENSE, MOE, REAL_HEADS], ids=lambda spec: spec.name)
+
+# FOUR_TURNS has its first image at places 13 to 16; 64 is the chunk length of the delta rule.
+CUTS = [[1], [2, 3, 4, 5], [14], [64], [63, 65, 129], [100], list(range(16, 160, 16))]
+
+
+@SPECS
+def test_any_cut_gives_the_same_logits_and_cache(spec: TinySpec, ours: Loader, theirs: Loader) -> None:
+    model: Qwen35Model = ours(spec)
+    prompt = make_prompt(FOUR_TURNS, seed=6)
+    positions, _ = their_positions(theirs(spec), prompt)
+    whole = new_cache(model)
+    expected = our_prefill(model, prompt, positions, whole)
+    for cuts in CUTS:
+        cache = new_cache(model)
+        assert relative_error(our_prefill(model, prompt, positions, cache, cuts), expected) <= TOLERANCE, cuts
+        assert cache.length == whole.length == prompt.num_tokens
+        for layer_idx in model.config.text.linear_layers:
+            for state in ("conv_state", "recurrent_state"):
+                actual, wanted = getattr(cache, state)(layer_idx), getattr(whole, state)(layer_idx)
+                assert relative_error(actual, wanted) <= TOLERANCE, (cuts, layer_idx, state)
+        for layer_idx in model.config.text.attention_layers:
+            for actual, wanted in zip(cache.kv(layer_idx), whole.kv(layer_idx), strict=True):
+                assert relative_error(actual, wanted) <= TOLERANCE, (cuts, layer_idx)
+
+
+@SPECS
+def test_decode_equals_prefill(spec: TinySpec, ours: Loader, theirs: Loader) -> None:
+    """Text decoded token by token behind media, where position and cache_position differ."""
+    model: Qwen35Model = ours(spec)
+    prompt = make_prompt([*IMAGES, 24], seed=5)
+    positions, rope_delta = their_positions(theirs(spec), prompt)
+    assert rope_delta != 0
+    expected = our_prefill(model, prompt, positions, new_cache(model))
+    start, cache = prompt.num_tokens - 24, new_cache(model)
+    cache.rope_delta = rope_delta
+    model.prefill(our_embeds(model, prompt)[:start], positions[:, :start], cache)
+    rows = [our_decode(model, [token], [cache]) for token in prompt.token_ids[start:].tolist()]
+    assert relative_error(torch.cat(rows), expected[start:]) <= TOLERANCE
+    assert cache.length == prompt.num_tokens
+
+
+@SPECS
+def test_a_batch_equals_each_alone(spec: TinySpec, ours: Loader, theirs: Loader) -> None:
+    """Different lengths and rope_deltas, slots out of order and with a gap."""
+    model: Qwen35Model = ours(spec)
+    pools = new_pools(model, num_slots=5)
+    slots = [pools.new_sequence() for _ in range(5)]
+    slots[1].free()
+    together = [slots[2], slots[3], slots[4], slots[0]]
+    alone = []
+    for seed, (layout, cache) in enumerate(zip((TEXT, ONE_IMAGE, VIDEO, IMAGES), together, strict=True)):
+        prompt = make_prompt(layout, seed=seed)
+        positions, rope_delta = their_positions(theirs(spec), prompt)
+        alone.append(new_cache(model))
+        for target in (cache, alone[-1]):
+            target.rope_delta = rope_delta
+            our_prefill(model, prompt, positions, target)
+    for step in range(6):
+        tokens = [100 * step + row for row in range(4)]
+        batch = our_decode(model, tokens, together)
+        for row, token in enumerate(tokens):
+            single = our_decode(model, [token], [alone[row]])
+            assert relative_error(batch[row], single[0]) <= TOLERANCE, (step, row)
+    pools.check_integrity(slots)
+
+
+def test_embeds_given_to_prefill_are_not_changed(ours: Loader) -> None:
+    model: Qwen35Model = ours(DENSE)
+    embeds = model.embed_tokens(torch.arange(10))
+    before = embeds.clone()
+    model.prefill(embeds, torch.arange(10).expand(3, -1), new_cache(model))
+    assert torch.equal(embeds, before)
+
+
+def test_wrong_positions_are_refused(ours: Loader) -> None:
+    model: Qwen35Model = ours(DENSE)
+    cache = new_cache(model)
+    with pytest.raises(ValueError, match=r"positions must be \[3, 10\]; got \[3, 9\]"):
+        model.prefill(model.embed_tokens(torch.arange(10)), torch.arange(9).expand(3, -1), cache)
+    assert cache.length == 0
+    with pytest.raises(ValueError, match=r"positions must be \[3, 1\]"):
+        model.decode(torch.tensor([1]), torch.zeros((3, 2), dtype=torch.int64), [cache])
+
+
+def test_logits_are_float32_for_the_rows_asked(ours: Loader) -> None:
+    model: Qwen35Model = ours(DENSE, torch.bfloat16)
+    hidden = model.prefill(model.embed_tokens(torch.arange(10)), torch.arange(10).expand(3, -1), new_cache(model))
+    logits = model.logits(hidden[-2:])
+    assert logits.dtype == torch.float32
+    assert logits.shape == (2, model.config.text.vocab_size)
+    assert hidden.dtype == model.dtype == torch.bfloat16
+    assert model.device == torch.device("cpu")
+
+
+def test_states_stay_float32_in_a_bfloat16_model(ours: Loader) -> None:
+    model: Qwen35Model = ours(DENSE, torch.bfloat16)
+    cache = new_cache(model)
+    model.prefill(model.embed_tokens(torch.arange(10)), torch.arange(10).expand(3, -1), cache)
+    our_decode(model, [3], [cache])
+    layer_idx = model.config.text.linear_layers[0]
+    assert cache.recurrent_state(layer_idx).dtype == torch.float32
+    assert cache.conv_state(layer_idx).dtype == torch.bfloat16
+    # A state kept in bfloat16 anywhere on the way would have no bits beyond it.
+    state = cache.recurrent_state(layer_idx)
+    assert not torch.equal(state, state.bfloat16().float())

@@ -1,0 +1,47 @@
+"""Products with weights: every way gives what the exact product gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qwen35mm.model import dense
+
+
+def operands(num_rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(num_rows)
+    x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((num_rows, 48), (130, 48), (130,)))
+    return x.to(dtype), (weight / 48**0.5).to(dtype), bias.to(dtype)
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 2, 4, 5, 15, 16, 63])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_product_is_exact_to_rounding(
+    num_rows: int, dtype: torch.dtype, has_bfloat16: bool, with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "computes_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(dense, "_BLOCK_ELEMENTS", 48 * 50)  # three blocks, the last one shorter
+    x, weight, bias = operands(num_rows, dtype)
+    exact = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
+    actual = dense.linear(x, weight, bias if with_bias else None)
+    assert actual.dtype == dtype
+    assert actual.shape == (num_rows, 130)
+    rounding = 2**-7 if dtype == torch.bfloat16 else 1e-6
+    assert torch.allclose(actual.double(), exact, rtol=rounding, atol=rounding)
+
+
+def test_a_row_is_the_same_alone_and_beside_a_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "computes_bfloat16", lambda: False)
+    x, weight, bias = operands(4, torch.bfloat16)
+    alone = torch.cat([dense.linear(row[None], weight, bias) for row in x])
+    assert torch.equal(dense.linear(x, weight, bias), alone)
+
+
+def test_strided_rows_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "computes_bfloat16", lambda: False)
+    for num_rows in (2, 20):
+        x, weight, _ = operands(num_rows, torch.bfloat16)
+        wide = torch.cat([x, x.neg()], dim=1)
+        assert torch.equal(dense.linear(wide[:, :48], weight), dense.linear(x, weight))

@@ -1,0 +1,162 @@
+"""From generated token ids to the text that the caller sees: whole characters, thinking apart, stop strings cut."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from qwen35mm.engine.events import Channel, FinishReason, TextDelta
+from qwen35mm.sampling import SamplingParams
+from qwen35mm.tokenizer import StreamDecoder, Tokenizer
+
+
+@dataclass(frozen=True)
+class ThinkingTokens:
+    """The control ids around thinking, and the ids that close it when its budget is spent."""
+
+    start_id: int
+    end_id: int
+    closing_ids: tuple[int, ...]
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> ThinkingTokens | None:
+        """None where the vocabulary has no `<think>` and `</think>`."""
+        start_id = tokenizer.control_ids.get("<think>")
+        end_id = tokenizer.control_ids.get("</think>")
+        if start_id is None or end_id is None:
+            return None
+        # As the family's templates render it: a line of its own, then an empty line.
+        closing = (*tokenizer.encode_plain("\n"), end_id, *tokenizer.encode_plain("\n\n"))
+        return cls(start_id, end_id, closing)
+
+
+class OutputProcessor:
+    """Reads one reply's tokens in order.
+
+    Args:
+        tokenizer: the checkpoint's.
+        params: stop strings, `thinking_budget` and `max_tokens` are carried out here.
+        eos_ids: ids that end the reply.
+        thinking: None where the vocabulary has no thinking tokens.
+        in_thinking: whether the prompt has opened the thinking.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        *,
+        eos_ids: Collection[int],
+        thinking: ThinkingTokens | None,
+        in_thinking: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._params = params
+        self._eos_ids = frozenset(eos_ids)
+        self._thinking = thinking
+        self._decoder = StreamDecoder(tokenizer)
+        self._forced: deque[int] = deque()
+        self._num_thinking_tokens = 0
+        self._held = ""
+        self._strip_start = in_thinking
+        self.channel: Channel = "reasoning" if in_thinking else "answer"
+        self.token_ids: list[int] = []
+        self.reasoning: str | None = "" if in_thinking else None
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+
+    def next_forced(self) -> int | None:
+        """The id that must come next instead of a sampled one, None where the model chooses."""
+        budget = self._params.thinking_budget
+        spent = self.channel == "reasoning" and budget is not None and self._num_thinking_tokens >= budget
+        if spent and not self._forced and self._thinking is not None:
+            self._forced.extend(self._thinking.closing_ids)
+        return self._forced.popleft() if self._forced else None
+
+    def push(self, token_id: int) -> list[TextDelta]:
+        """Takes the next token; returns the text that it completes. Sets `finish_reason` at the reply's end."""
+        assert self.finish_reason is None, "push after the reply's end"
+        self.token_ids.append(token_id)
+        if token_id in self._eos_ids:
+            return self.close("stop")
+        deltas = self._switch_channel(token_id) if self._is_thinking_token(token_id) else self._take(token_id)
+        if self.finish_reason is None and len(self.token_ids) == self._params.max_tokens:
+            deltas += self.close("length")
+        return deltas
+
+    def close(self, reason: FinishReason) -> list[TextDelta]:
+        """Ends the reply and returns what was held back. A second call changes nothing."""
+        if self.finish_reason is not None:
+            return []
+        deltas = self._flush_channel()
+        if self.finish_reason is None:
+            self.finish_reason = reason
+        return deltas
+
+    def _is_thinking_token(self, token_id: int) -> bool:
+        if self._thinking is None:
+            return False
+        if self.channel == "reasoning":
+            return token_id == self._thinking.end_id
+        # A model may open its thinking by itself, but only as the very first thing that it says.
+        return token_id == self._thinking.start_id and not self.text and self.reasoning is None
+
+    def _switch_channel(self, token_id: int) -> list[TextDelta]:
+        deltas = self._flush_channel()
+        if self._thinking is not None and token_id == self._thinking.start_id:
+            self.channel, self.reasoning = "reasoning", ""
+        else:
+            self.channel = "answer"
+        self._strip_start = True
+        return deltas
+
+    def _flush_channel(self) -> list[TextDelta]:
+        deltas = self._emit(self._decoder.flush())
+        held, self._held = self._held, ""
+        # Line ends before `</think>` belong to the template, not to the thinking.
+        if held and self.channel == "answer":
+            deltas.append(self._delta(held))
+        self._decoder = StreamDecoder(self._tokenizer)
+        return deltas
+
+    def _take(self, token_id: int) -> list[TextDelta]:
+        if self.channel == "reasoning":
+            self._num_thinking_tokens += 1
+        return self._emit(self._decoder.push(token_id))
+
+    def _emit(self, text: str) -> list[TextDelta]:
+        if self._strip_start:
+            text = text.lstrip("\n")
+        if not text:
+            return []
+        self._strip_start = False
+        self._held += text
+        ready = len(self._held.rstrip("\n")) if self.channel == "reasoning" else self._cut_at_stop_string()
+        text, self._held = self._held[:ready], self._held[ready:]
+        if self.finish_reason is not None:
+            self._held = ""
+        return [self._delta(text)] if text else []
+
+    def _cut_at_stop_string(self) -> int:
+        """How many held characters can go out; sets `finish_reason` where a stop string is complete."""
+        found = [at for stop in self._params.stop if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.finish_reason = "stop"
+            return min(found)
+        return len(self._held) - max((_overlap(self._held, stop) for stop in self._params.stop), default=0)
+
+    def _delta(self, text: str) -> TextDelta:
+        if self.channel == "reasoning":
+            self.reasoning = (self.reasoning or "") + text
+        else:
+            self.text += text
+        return TextDelta(text, self.channel)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` with which `stop` begins."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,24 @@
+"""What many tests share. Everything runs offline and without a GPU."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Before transformers is imported: a test that reaches for the network must fail, not wait.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+
+if TYPE_CHECKING:
+    from qwen35mm.model import LoadedModel
+
+
+@pytest.fixture(scope="session")
+def demo() -> LoadedModel:
+    """The bundled demo model in float32."""
+    from qwen35mm.assets import demo_model_path
+    from qwen35mm.model import load
+
+    return load(demo_model_path(), dtype="float32", device="cpu")

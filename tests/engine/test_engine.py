@@ -1,0 +1,269 @@
+"""The step loop: order, cancelling in every phase, limits, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta
+from qwen35mm.errors import ConfigError, ContextTooLongError, EngineError, QueueFullError
+from qwen35mm.model import LoadedModel
+from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.prompt import Image, Text
+from qwen35mm.sampling import SamplingParams
+from tests.engine.conftest import MakeRequest, noise
+
+
+def run(engine: Engine) -> list[StepOutput]:
+    outputs: list[StepOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+        engine.check_integrity()
+    return outputs
+
+
+def finished(outputs: list[StepOutput], request: Request) -> Finished:
+    events = [output.event for output in outputs if output.request_id == request.id]
+    assert isinstance(events[-1], Finished)
+    return events[-1]
+
+
+def test_a_request_runs_to_its_end(demo: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(demo)
+    request = make_request(Image(noise(0)), Text("What is this?"))
+    engine.add(request)
+    outputs = run(engine)
+    result = finished(outputs, request).result
+    events = [output.event for output in outputs]
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == result.text
+    assert [event.phase for event in events if isinstance(event, Progress)] == ["encode", "prefill"]
+    assert result.num_generated_tokens == len(result.token_ids) <= 8
+    assert result.finish_reason == ("stop" if result.token_ids[-1] in demo.eos_ids else "length")
+    assert result.num_prompt_tokens == len(request.prompt.token_ids)
+    (medium,) = result.media
+    assert (medium.kind, medium.frame_timestamps) == ("image", None)
+    assert medium.num_tokens == medium.grid_thw[1] * medium.grid_thw[2] // 4
+    assert result.ttft_s is not None
+    assert result.ttft_s > 0
+    assert engine.step() == []
+
+
+def test_requests_are_served_in_order_and_hear_their_place(demo: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(demo)
+    requests = [make_request(Text(text)) for text in ("hello", "who are you", "what can you do")]
+    for request in requests:
+        engine.add(request)
+    outputs = run(engine)
+    ends = [output.request_id for output in outputs if isinstance(output.event, Finished)]
+    assert ends == [request.id for request in requests]
+    waits = [
+        (output.request_id, output.event.done)
+        for output in outputs
+        if isinstance(output.event, Progress) and output.event.phase == "wait"
+    ]
+    assert waits == [(requests[1].id, 1), (requests[2].id, 2), (requests[2].id, 1)]
+
+
+def test_a_request_gives_the_same_tokens_after_others(demo: LoadedModel, make_request: MakeRequest) -> None:
+    parts = (Image(noise(3)), Text("What is this?"))
+    alone = Engine(demo)
+    request = make_request(*parts)
+    alone.add(request)
+    expected = finished(run(alone), request).result.token_ids
+    engine = Engine(demo)
+    for seed in range(3):
+        engine.add(make_request(Image(noise(seed)), Text("Which shape?")))
+    again = make_request(*parts)
+    engine.add(again)
+    assert finished(run(engine), again).result.token_ids == expected
+
+
+@pytest.mark.parametrize("piece_tokens", [1, 7, 512])
+def test_pieces_do_not_change_the_reply(demo: LoadedModel, make_request: MakeRequest, piece_tokens: int) -> None:
+    request = make_request(Image(noise(1)), Text("What is this, and where?"))
+    engine = Engine(demo, EngineSettings(piece_tokens=piece_tokens))
+    engine.add(request)
+    outputs = run(engine)
+    num_pieces = sum(isinstance(o.event, Progress) and o.event.phase == "prefill" for o in outputs)
+    assert num_pieces == -(-len(request.prompt.token_ids) // piece_tokens)
+    whole = make_request(Image(noise(1)), Text("What is this, and where?"))
+    reference = Engine(demo)
+    reference.add(whole)
+    assert finished(outputs, request).result.token_ids == finished(run(reference), whole).result.token_ids
+
+
+def in_phase(phase: str) -> Callable[[Engine, Request], None]:
+    def reach(engine: Engine, request: Request) -> None:
+        while engine._running is None or engine._running.phase != phase:
+            engine.step()
+
+    return reach
+
+
+@pytest.mark.parametrize("phase", ["encode", "prefill", "decode"])
+def test_cancelling_takes_effect_before_the_next_step(
+    demo: LoadedModel, make_request: MakeRequest, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen35mm.engine.vision.PATCH_LAYERS_PER_STEP", 1)
+    engine = Engine(demo, EngineSettings(piece_tokens=16))
+    request = make_request(
+        Image(noise(0)), Text("What is this?"), params=SamplingParams(temperature=0.0, max_tokens=50)
+    )
+    follower = make_request(Text("hello"))
+    engine.add(request)
+    engine.add(follower)
+    engine.step()
+    in_phase(phase)(engine, request)
+    engine.cancel(request.id)
+    engine.check_integrity()
+    outputs = run(engine)
+    assert all(output.request_id == follower.id for output in outputs)
+    assert finished(outputs, follower)
+
+
+def test_cancelling_a_waiting_or_unknown_request(demo: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(demo)
+    first, second = make_request(Text("hello")), make_request(Text("hello"))
+    engine.add(first)
+    engine.add(second)
+    engine.cancel(second.id)
+    engine.cancel("never heard of")
+    outputs = run(engine)
+    assert {output.request_id for output in outputs} == {first.id}
+
+
+def test_the_waiting_line_is_bounded(demo: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(demo, EngineSettings(max_waiting=2))
+    engine.add(make_request(Text("a")))
+    engine.add(make_request(Text("b")))
+    with pytest.raises(QueueFullError, match="2 requests are waiting"):
+        engine.add(make_request(Text("c")))
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(
+    demo: LoadedModel, make_request: MakeRequest
+) -> None:
+    request = make_request(Text("word " * 40))
+    size = len(request.prompt.token_ids)
+    with pytest.raises(ContextTooLongError, match=f"{size} tokens and the context holds {size}"):
+        Engine(demo, EngineSettings(context_length=size)).add(request)
+
+
+def test_a_reply_may_fill_the_context_to_its_last_token(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_ends(monkeypatch, demo)
+    request = make_request(Text("hello"), params=SamplingParams(temperature=0.0))
+    context = len(request.prompt.token_ids) + 5
+    engine = Engine(demo, EngineSettings(context_length=context))
+    engine.add(request)
+    result = finished(run(engine), request).result
+    # The last token is told, but needs no place in the cache any more.
+    assert (result.finish_reason, result.num_generated_tokens) == ("length", 6)
+
+
+def never_ends(monkeypatch: pytest.MonkeyPatch, demo: LoadedModel) -> None:
+    logits = Qwen35Model.logits
+
+    def without_eos(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+        scores = logits(self, hidden).clone()
+        scores[:, list(demo.eos_ids)] = -torch.inf
+        return scores
+
+    monkeypatch.setattr(Qwen35Model, "logits", without_eos)
+
+
+def test_a_context_beyond_the_models_positions_is_refused(demo: LoadedModel) -> None:
+    limit = demo.config.text.max_position_embeddings
+    with pytest.raises(ConfigError, match=f"this model has {limit:,}"):
+        Engine(demo, EngineSettings(context_length=limit + 1))
+
+
+def test_vision_tokens_are_never_sampled(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = demo.config
+    wanted = [config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id]
+    logits = Qwen35Model.logits
+
+    def prefer_vision(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+        scores = logits(self, hidden).clone()
+        scores[:, wanted] = 1e4
+        return scores
+
+    monkeypatch.setattr(Qwen35Model, "logits", prefer_vision)
+    for params in (SamplingParams(temperature=0.0, max_tokens=20), SamplingParams(temperature=2.0, max_tokens=20)):
+        engine = Engine(demo)
+        request = make_request(Text("hello"), params=params)
+        engine.add(request)
+        result = finished(run(engine), request).result
+        assert not set(result.token_ids) & set(wanted)
+        assert all(token_id < demo.tokenizer.vocab_size for token_id in result.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        ("prefill", RuntimeError("secret /server/path"), "RuntimeError"),
+        ("decode", ValueError("x"), "ValueError"),
+        ("decode", torch.OutOfMemoryError("CUDA out of memory"), "Memory ran out"),
+    ],
+)
+def test_a_failing_model_ends_its_request_and_nothing_else(
+    demo: LoadedModel,
+    make_request: MakeRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    error: Exception,
+    message: str,
+) -> None:
+    engine = Engine(demo)
+    first, second = make_request(Text("hello")), make_request(Text("hello"))
+    engine.add(first)
+    engine.add(second)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise error
+
+        patch.setattr(Qwen35Model, method, fail)
+        outputs: list[StepOutput] = []
+        while not any(isinstance(output.event, EngineError) for output in outputs):
+            outputs += engine.step()
+            engine.check_integrity()
+    failure = outputs[-1]
+    assert failure.request_id == first.id
+    assert message in str(failure.event)
+    assert "/server/path" not in str(failure.event)
+    assert finished(run(engine), second)
+
+
+def test_a_thinking_budget_is_carried_out(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_ends(monkeypatch, demo)
+    close_id = demo.tokenizer.control_ids["</think>"]
+    logits = Qwen35Model.logits
+
+    def thinks_on(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+        scores = logits(self, hidden)
+        scores[:, close_id] = -torch.inf
+        return scores
+
+    monkeypatch.setattr(Qwen35Model, "logits", thinks_on)
+    params = SamplingParams(temperature=0.0, max_tokens=20, thinking_budget=5)
+    request = make_request(Text("hello"), params=params, enable_thinking=True)
+    engine = Engine(demo)
+    engine.add(request)
+    result = finished(run(engine), request).result
+    assert close_id in result.token_ids[5:7]
+    assert result.reasoning
+    assert result.text
+
+
+@pytest.mark.parametrize("bad", [{"context_length": 0}, {"piece_tokens": 0}, {"max_waiting": 0}])
+def test_bad_settings_are_named(bad: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        EngineSettings(**bad)

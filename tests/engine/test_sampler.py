@@ -1,0 +1,110 @@
+"""The sampler against transformers' logits processors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from qwen35mm.engine.sampler import Sampler
+from qwen35mm.sampling import SamplingParams
+
+VOCAB = 97
+PROMPT = [3, 5, 5, 8]
+
+
+def make(params: SamplingParams, banned: tuple[int, ...] = ()) -> Sampler:
+    return Sampler(params, prompt_token_ids=PROMPT, banned_ids=banned, vocab_size=VOCAB)
+
+
+def oracle_probs(params: SamplingParams, logits: torch.Tensor, seen: list[int]) -> torch.Tensor:
+    processors = LogitsProcessorList()
+    if params.repetition_penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    processors.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k:
+        processors.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        processors.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        processors.append(MinPLogitsWarper(params.min_p))
+    scores = processors(torch.tensor([seen]), logits[None].clone())  # pyright: ignore[reportArgumentType]
+    return torch.softmax(scores[0], dim=-1)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1.3, top_k=5),
+        SamplingParams(temperature=1.0, top_p=0.6),
+        SamplingParams(temperature=1.0, min_p=0.2),
+        SamplingParams(temperature=0.8, top_k=20, top_p=0.8, min_p=0.05, repetition_penalty=1.3),
+    ],
+)
+def test_draws_follow_the_oracles_distribution(params: SamplingParams) -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 2
+    expected = oracle_probs(params, logits, PROMPT)
+    draws = 3000
+    counts = torch.zeros(VOCAB)
+    for seed in range(draws):
+        counts[make(params.with_overrides(seed=seed)).sample(logits)] += 1
+    assert counts[expected == 0].sum() == 0
+    # Five standard deviations of a binomial count: a wrong formula is far outside, chance isn't.
+    deviation = (draws * expected * (1 - expected)).sqrt()
+    assert ((counts - draws * expected).abs() <= 5 * deviation + 1).all()
+
+
+def test_greedy_takes_the_likeliest_and_the_first_of_equals() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[[7, 11]] = 2.0
+    assert make(SamplingParams(temperature=0.0)).sample(logits) == 7
+    assert make(SamplingParams(top_k=1)).sample(logits) == 7
+
+
+def test_a_seed_repeats_a_reply_and_none_is_reported() -> None:
+    logits = torch.randn(VOCAB)
+
+    def draw(sampler: Sampler) -> list[int]:
+        return [sampler.sample(logits) for _ in range(20)]
+
+    assert draw(make(SamplingParams(seed=4))) == draw(make(SamplingParams(seed=4)))
+    unseeded = make(SamplingParams())
+    assert draw(unseeded) == draw(make(SamplingParams(seed=unseeded.seed)))
+
+
+def test_banned_ids_are_never_chosen() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[10] = 100.0
+    for params in (SamplingParams(temperature=0.0), SamplingParams(seed=0), SamplingParams(top_k=2, seed=0)):
+        sampler = make(params, banned=(10, 11))
+        assert all(sampler.sample(logits) not in (10, 11) for _ in range(50))
+
+
+def test_presence_penalty_counts_the_reply_once_and_not_the_prompt() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[3], logits[4], logits[9] = 2.0, 1.5, 0.8
+    sampler = make(SamplingParams(temperature=0.0, presence_penalty=1.0))
+    assert [sampler.sample(logits) for _ in range(4)] == [3, 4, 3, 3]
+
+
+def test_repetition_penalty_counts_forced_tokens() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[20], logits[21] = 2.0, 1.5
+    sampler = make(SamplingParams(temperature=0.0, repetition_penalty=2.0))
+    sampler.observe(20)
+    assert sampler.sample(logits) == 21
+
+
+def test_the_callers_logits_stay() -> None:
+    logits = torch.randn(VOCAB)
+    before = logits.clone()
+    make(SamplingParams(seed=0, repetition_penalty=1.5, presence_penalty=1.0), banned=(1,)).sample(logits)
+    assert torch.equal(logits, before)

@@ -1,0 +1,91 @@
+"""Writes a checkpoint in the Hugging Face layout: configs, tokenizer, template and bf16 safetensors.
+
+A training that still runs: `python -m training.export --work build/demo-training --out /tmp/demo`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import Qwen3_5ForConditionalGeneration
+
+from training.model import MAX_POSITIONS, demo_config
+from training.tokenizer import save_tokenizer, token_ids
+
+MAX_BYTES = 16 * 2**20
+
+# Whatever is uploaded becomes about 16 image tokens, or up to 4 temporal patches of about 14 video tokens.
+IMAGE_PROCESSOR: dict[str, Any] = {
+    "size": {"shortest_edge": 12288, "longest_edge": 16384},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "Qwen3VLProcessor",
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+}
+VIDEO_PROCESSOR: dict[str, Any] = {
+    "size": {"shortest_edge": 98304, "longest_edge": 131072},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "fps": 2,
+    "min_frames": 4,
+    "max_frames": 8,
+    "cap_pixels_per_frame": False,
+    "processor_class": "Qwen3VLProcessor",
+    "video_processor_type": "Qwen3VLVideoProcessor",
+}
+
+
+def export(model: Qwen3_5ForConditionalGeneration, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes everything but the model card to `folder`; raises ValueError where it would pass 16 MB."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rounded: Any = copy.deepcopy(model)
+    rounded.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    ids = token_ids(tokenizer)
+    generation = {
+        "do_sample": False,
+        "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    save_json(folder / "generation_config.json", generation)
+    save_json(folder / "preprocessor_config.json", IMAGE_PROCESSOR)
+    save_json(folder / "video_preprocessor_config.json", VIDEO_PROCESSOR)
+    save_tokenizer(tokenizer, folder, MAX_POSITIONS)
+    shutil.copyfile(Path(__file__).with_name("chat_template.jinja"), folder / "chat_template.jinja")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    if size > MAX_BYTES:
+        raise ValueError(f"{folder} holds {size} bytes; at most {MAX_BYTES} are allowed: make the model smaller")
+
+
+def export_state(state_path: Path, folder: Path) -> None:
+    """Exports what a running or stopped training saved last."""
+    state = torch.load(state_path, map_location="cpu", weights_only=True)
+    tokenizer = Tokenizer.from_str(state["tokenizer"])
+    model = Qwen3_5ForConditionalGeneration(demo_config(token_ids(tokenizer), tokenizer.get_vocab_size()))
+    model.load_state_dict(state["model"])
+    export(model, tokenizer, folder)
+
+
+def save_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("build/demo-training"), help="where the training's state is")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    export_state(arguments.work / "state.pt", arguments.out)

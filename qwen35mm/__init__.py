@@ -1,0 +1,86 @@
+"""Chat with images and videos on your own machine, with the Qwen3.5 family of hybrid models.
+
+    from qwen35mm import Image, LocalBackend, Message, Text
+
+    backend = LocalBackend.load("path/or/hub-id")
+    async for event in backend.stream([Message("user", (Image("photo.jpg"), Text("What is this?")))]):
+        ...
+
+The names below are loaded when they are first used: importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qwen35mm.backends import LocalBackend
+    from qwen35mm.engine import EngineSettings, Event, Finished, MediaPlanned, Progress, Result, TextDelta
+    from qwen35mm.errors import MediaError, Qwen35mmError
+    from qwen35mm.model import LoadedModel, load
+    from qwen35mm.prompt import Image, Message, Text, ToolCall, Video
+    from qwen35mm.sampling import SamplingParams
+    from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EngineSettings": "qwen35mm.engine",
+    "Event": "qwen35mm.engine",
+    "Finished": "qwen35mm.engine",
+    "Image": "qwen35mm.prompt",
+    "LoadedModel": "qwen35mm.model",
+    "LocalBackend": "qwen35mm.backends",
+    "MediaBudget": "qwen35mm_preprocess",
+    "MediaError": "qwen35mm.errors",
+    "MediaLimits": "qwen35mm_preprocess",
+    "MediaPlan": "qwen35mm_preprocess",
+    "MediaPlanned": "qwen35mm.engine",
+    "Message": "qwen35mm.prompt",
+    "Progress": "qwen35mm.engine",
+    "Qwen35mmError": "qwen35mm.errors",
+    "Result": "qwen35mm.engine",
+    "SamplingParams": "qwen35mm.sampling",
+    "Text": "qwen35mm.prompt",
+    "TextDelta": "qwen35mm.engine",
+    "ToolCall": "qwen35mm.prompt",
+    "Video": "qwen35mm.prompt",
+    "load": "qwen35mm.model",
+}
+
+__all__ = [
+    "EngineSettings",
+    "Event",
+    "Finished",
+    "Image",
+    "LoadedModel",
+    "LocalBackend",
+    "MediaBudget",
+    "MediaError",
+    "MediaLimits",
+    "MediaPlan",
+    "MediaPlanned",
+    "Message",
+    "Progress",
+    "Qwen35mmError",
+    "Result",
+    "SamplingParams",
+    "Text",
+    "TextDelta",
+    "ToolCall",
+    "Video",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'qwen35mm' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

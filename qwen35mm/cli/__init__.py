@@ -1,0 +1,47 @@
+"""The command line: one file a command. Heavy imports wait until a command runs, so `--help` is quick."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+
+from qwen35mm.cli.ask import ask
+from qwen35mm.cli.chat import chat
+from qwen35mm.errors import MediaError, Qwen35mmError
+
+app = typer.Typer(
+    name="qwen35mm",
+    help="Chat with images and videos on your own machine, with the Qwen3.5 family of models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(chat)
+app.command()(ask)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say on stderr what is chosen and why."),
+) -> None:
+    """Options that every command shares."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    if version:
+        from qwen35mm import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Runs the command line; an error that is ours becomes one line and exit code 1."""
+    try:
+        app()
+    except (Qwen35mmError, MediaError) as error:
+        typer.echo(f"qwen35mm: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,151 @@
+"""`qwen35mm ask`: one question, its media, one streamed answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qwen35mm.cli import options
+
+if TYPE_CHECKING:
+    from qwen35mm.backends import LocalBackend
+    from qwen35mm.engine import Progress, Result
+    from qwen35mm.prompt import Message
+    from qwen35mm.sampling import SamplingParams
+
+PHASES = {
+    "wait": "Waiting in line",
+    "read": "Reading media",
+    "encode": "Encoding media",
+    "prefill": "Reading the prompt",
+}
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="The question; '-' reads it from standard input.")],
+    image: Annotated[list[Path] | None, typer.Option(help="An image; may be given several times.")] = None,
+    video: Annotated[list[Path] | None, typer.Option(help="A video; may be given several times.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
+    model: options.Model = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the reply.", min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the checkpoint's default without it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes a sampled reply repeatable.", min=0)] = None,
+    think: Annotated[
+        bool | None, typer.Option("--think/--no-think", help="The checkpoint's default without it.")
+    ] = None,
+    thinking_budget: Annotated[int | None, typer.Option(help="Most tokens of thinking; 0 is none.", min=0)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    context_length: options.ContextLength = None,
+    max_image_tokens: options.MaxImageTokens = None,
+    max_video_tokens: options.MaxVideoTokens = None,
+    max_frames: options.MaxFrames = None,
+    fps: options.Fps = None,
+) -> None:
+    """Ask one question about images and videos, or about nothing at all."""
+    from qwen35mm.prompt import Image, Message, Text, Video
+
+    media = [Image(options.file_path(path)) for path in image or []]
+    media += [Video(options.file_path(path)) for path in video or []]
+    text = sys.stdin.read() if question == "-" else question
+    messages = [Message("system", (Text(system),))] if system else []
+    messages.append(Message("user", (*media, Text(text))))
+
+    backend = options.load_backend(
+        model,
+        dtype=dtype,
+        device=device,
+        context_length=context_length,
+        max_image_tokens=max_image_tokens,
+        max_video_tokens=max_video_tokens,
+        max_frames=max_frames,
+        fps=fps,
+    )
+    if backend.is_demo and not as_json:
+        typer.echo(options.DEMO_NOTE, err=True)
+    params = backend.loaded.generation.with_overrides(
+        max_tokens=max_tokens, temperature=temperature, seed=seed, thinking_budget=thinking_budget
+    )
+    try:
+        result = asyncio.run(_answer(backend, messages, params, think, quiet=as_json))
+    except KeyboardInterrupt:
+        typer.echo("\nStopped.", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        backend.close()
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
+    elif result.finish_reason == "length":
+        typer.echo("(The reply was cut off: it reached the limit of its tokens.)", err=True)
+
+
+async def _answer(
+    backend: LocalBackend, messages: list[Message], params: SamplingParams, think: bool | None, *, quiet: bool
+) -> Result:
+    from qwen35mm.engine import Finished, MediaPlanned, Progress, TextDelta
+
+    terminal = _Terminal(quiet=quiet)
+    async for event in backend.stream(messages, params, enable_thinking=think):
+        if isinstance(event, Progress):
+            terminal.progress(event)
+        elif isinstance(event, MediaPlanned):
+            for note in (*(note for plan in event.plans for note in plan.notes), *event.warnings):
+                terminal.note(note)
+        elif isinstance(event, TextDelta):
+            terminal.text(event.text, thinking=event.channel == "reasoning")
+        elif isinstance(event, Finished):
+            terminal.end()
+            return event.result
+    raise AssertionError("a stream ends with Finished or an error")
+
+
+class _Terminal:
+    """Answer on stdout, everything else on stderr; a progress line only where a person looks."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._show_progress = sys.stderr.isatty() and not quiet
+        self._progress_width = 0
+        self._thinking = False
+        self._any_text = False
+
+    def progress(self, event: Progress) -> None:
+        if self._show_progress:
+            line = f"{PHASES[event.phase]} {event.done}/{event.total}"
+            sys.stderr.write(f"\r{line:<{self._progress_width}}")
+            sys.stderr.flush()
+            self._progress_width = len(line)
+
+    def note(self, text: str) -> None:
+        self._clear_progress()
+        if not self._quiet:
+            typer.echo(f"Note: {text}", err=True)
+
+    def text(self, text: str, *, thinking: bool) -> None:
+        if self._quiet:
+            return
+        self._clear_progress()
+        if thinking:
+            typer.secho(text, dim=True, nl=False, err=True)
+        else:
+            if self._thinking:
+                typer.echo("\n", err=True)
+            typer.echo(text, nl=False)
+            self._any_text = True
+        self._thinking = thinking
+
+    def end(self) -> None:
+        self._clear_progress()
+        if self._any_text:
+            typer.echo()
+
+    def _clear_progress(self) -> None:
+        if self._progress_width:
+            sys.stderr.write(f"\r{' ' * self._progress_width}\r")
+            self._progress_width = 0

@@ -1,0 +1,136 @@
+"""`qwen35mm ask`, as a person or a script runs it, with transformers as the oracle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image as PILImage
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from qwen35mm.assets import asset_path, demo_model_path
+from tests.oracle import greedy_reply, load_demo_oracle
+
+SAMPLES = json.loads((asset_path("samples") / "samples.json").read_text("utf-8"))
+
+
+def first_turn(kind: str) -> dict[str, str]:
+    """The first sample of a kind: its file, its first question and the right answer."""
+    sample = next(sample for sample in SAMPLES if sample["kind"] == kind)
+    return {"file": sample["file"], **sample["turns"][0]}
+
+
+PICTURE, CLIP = first_turn("image"), first_turn("video")
+
+
+def ask(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "qwen35mm", "ask", *args], input=stdin, capture_output=True, text=True, check=False
+    )
+
+
+def sample_path(sample: dict[str, str]) -> str:
+    return str(asset_path("samples") / sample["file"])
+
+
+def test_json_is_one_object_that_transformers_agrees_with() -> None:
+    done = ask("--image", sample_path(PICTURE), "--json", "--dtype", "float32", PICTURE["question"])
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert list(result) == [
+        "text",
+        "reasoning",
+        "finish_reason",
+        "token_ids",
+        "prompt_token_ids",
+        "num_prompt_tokens",
+        "num_generated_tokens",
+        "ttft_s",
+        "decode_tokens_per_s",
+        "seed",
+        "media",
+    ]
+    assert result["text"] == PICTURE["answer"]
+    assert (result["reasoning"], result["finish_reason"], result["seed"]) == (None, "stop", None)
+    assert result["num_prompt_tokens"] == len(result["prompt_token_ids"])
+    assert result["num_generated_tokens"] == len(result["token_ids"])
+    assert result["ttft_s"] > 0
+    assert result["decode_tokens_per_s"] > 0
+    (medium,) = result["media"]
+    assert set(medium) == {"kind", "digest", "grid_thw", "num_tokens", "frame_timestamps"}
+    processor = Qwen2VLImageProcessorPil.from_pretrained(demo_model_path())
+    inputs = processor(PILImage.open(sample_path(PICTURE)).convert("RGB"), return_tensors="pt")
+    assert result["token_ids"] == greedy_reply(load_demo_oracle(), result["prompt_token_ids"], dict(inputs), 100)
+
+
+def test_the_answer_streams_to_stdout_and_the_rest_to_stderr() -> None:
+    done = ask("--video", sample_path(CLIP), CLIP["question"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == CLIP["answer"] + "\n"
+    assert "bundled demo model" in done.stderr
+
+
+def test_a_question_from_stdin_with_sampling_is_repeatable() -> None:
+    runs = [
+        ask("--temperature", "1.5", "--seed", "7", "--max-tokens", "12", "--json", "-", stdin="hello") for _ in "ab"
+    ]
+    first, second = (json.loads(done.stdout) for done in runs)
+    assert first["token_ids"] == second["token_ids"]
+    assert first["seed"] == 7
+    assert first["num_generated_tokens"] <= 12
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("--image", "nowhere.png", "hi"), 2, "there is no file"),
+        (("--model", "nowhere/at/all", "hi"), 1, "There is no folder"),
+        (("--dtype", "int3", "hi"), 1, "dtype must be"),
+        (("--temperature", "-1", "hi"), 1, "temperature must be"),
+        (("--context-length", "10", "hello there, who are you?"), 1, "context holds 10"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(args: tuple[str, ...], code: int, message: str) -> None:
+    done = ask(*args)
+    assert done.returncode == code
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_broken_picture_is_told_in_a_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(Path(sample_path(PICTURE)).read_bytes()[:200])
+    done = ask("--image", str(broken), "what is this?")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert str(tmp_path) not in done.stderr
+
+
+def test_help_names_every_option() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "qwen35mm", "ask", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+    )
+    for option in (
+        "--image",
+        "--video",
+        "--system",
+        "--model",
+        "--max-tokens",
+        "--temperature",
+        "--seed",
+        "--think",
+        "--no-think",
+        "--dtype",
+        "--json",
+    ):
+        assert option in done.stdout

@@ -1,0 +1,50 @@
+"""The examples on an empty page: pictures and clips of assets/samples with a question that the demo model answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwen35mm.assets import asset_path
+from qwen35mm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+NUM_EXAMPLES = 6
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample file, `image` or `video`, and a question about it."""
+
+    path: Path
+    kind: str
+    question: str
+
+
+def load_samples() -> list[Sample]:
+    """The first question of every sample. None, with a line in the log, where the installation has no usable ones."""
+    try:
+        folder = asset_path("samples")
+        entries = json.loads((folder / "samples.json").read_text(encoding="utf-8"))
+        samples = [_sample(folder, entry) for entry in entries]
+    except (ConfigError, OSError, ValueError, LookupError, TypeError):
+        logger.warning("the page has no examples: the bundled samples can't be read", exc_info=True)
+        return []
+    return [sample for sample in samples if sample.path.is_file()]
+
+
+def example_messages(samples: list[Sample]) -> list[dict[str, Any]]:
+    """NUM_EXAMPLES of them for `gr.Chatbot(examples=)`: pictures, then clips, half of each where there are enough."""
+    images = [sample for sample in samples if sample.kind == "image"]
+    videos = [sample for sample in samples if sample.kind == "video"]
+    num_videos = min(len(videos), max(NUM_EXAMPLES // 2, NUM_EXAMPLES - len(images)))
+    chosen = images[: NUM_EXAMPLES - num_videos] + videos[:num_videos]
+    return [{"text": sample.question, "files": [str(sample.path)]} for sample in chosen]
+
+
+def _sample(folder: Path, entry: dict[str, Any]) -> Sample:
+    return Sample(folder / entry["file"], entry["kind"], entry["turns"][0]["question"])

@@ -1,0 +1,50 @@
+"""What the page needs of a backend. `LocalBackend` has it; tests bring their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from qwen35mm.engine.events import Event
+from qwen35mm.prompt import Message
+from qwen35mm.sampling import SamplingParams
+
+
+class TemplateInfo(Protocol):
+    """The part of a chat template that the page asks about."""
+
+    default_enable_thinking: bool
+
+
+class ModelInfo(Protocol):
+    """The part of a loaded model that the page shows."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def generation(self) -> SamplingParams: ...
+
+    @property
+    def template(self) -> TemplateInfo: ...
+
+
+class ChatBackend(Protocol):
+    """Answers conversations; see `qwen35mm.backends.LocalBackend` for what each member means."""
+
+    @property
+    def loaded(self) -> ModelInfo: ...
+
+    @property
+    def is_demo(self) -> bool: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    def stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool | None = None,
+    ) -> AsyncIterator[Event]: ...

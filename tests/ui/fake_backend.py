@@ -1,0 +1,150 @@
+"""A backend without a model: what it answers is in the question, so that tests decide what happens and when.
+
+"echo TEXT"      TEXT, word by word
+"think TEXT"     a thought, then TEXT
+"slow"           words without an end
+"phases"         a pause in each phase of progress, until `next_phase()`, then an answer
+"refuse TEXT"    a RequestError that says TEXT
+"break"          an error that is a bug
+"length"         an answer that was cut
+anything else    what the question held: "2 images, 1 video"
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from qwen35mm.engine.events import Event, Finished, FinishReason, MediaPlanned, Progress, Result, TextDelta
+from qwen35mm.errors import RequestError
+from qwen35mm.prompt import Message, Text, Video
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import GridTHW, MediaPlan
+
+PHASES = (
+    Progress("wait", 1, 2),
+    Progress("read", 12, 24),
+    Progress("encode", 3, 6),
+    Progress("prefill", 512, 1024),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `stream`."""
+
+    messages: tuple[Message, ...]
+    params: SamplingParams
+    enable_thinking: bool | None
+
+
+@dataclass
+class FakeBackend:
+    """See the module. `active` counts the streams that are open."""
+
+    is_demo: bool = False
+    context_length: int = 4096
+    calls: list[Call] = field(default_factory=list)
+    active: int = 0
+
+    def __post_init__(self) -> None:
+        self.loaded: Any = SimpleNamespace(
+            name="Fake-1B",
+            generation=SamplingParams(temperature=0.7, top_k=20),
+            template=SimpleNamespace(default_enable_thinking=False),
+        )
+        self._phases = threading.Semaphore(0)
+
+    def next_phase(self) -> None:
+        """Lets a "phases" answer go on."""
+        self._phases.release()
+
+    async def stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool | None = None,
+    ) -> AsyncIterator[Event]:
+        """The answer that the last message asks for."""
+        self.calls.append(Call(tuple(messages), params or self.loaded.generation, enable_thinking))
+        self.active += 1
+        try:
+            if plans := tuple(make_plan(part) for message in messages for part in message.media):
+                yield MediaPlanned(plans)
+            async for event in self._script(messages[-1]):
+                yield event
+        finally:
+            self.active -= 1
+
+    async def _script(self, message: Message) -> AsyncIterator[Event]:
+        command, _, rest = message.text.partition(" ")
+        if command == "slow":
+            while True:
+                yield TextDelta("word ")
+                await asyncio.sleep(0.002)
+        if command == "phases":
+            for progress in PHASES:
+                yield progress
+                while not self._phases.acquire(blocking=False):
+                    await asyncio.sleep(0.005)
+        if command == "refuse":
+            raise RequestError(rest)
+        if command == "break":
+            raise RuntimeError("secret detail in /srv/private")
+        if command == "think":
+            yield TextDelta("Let me see. ", "reasoning")
+            yield TextDelta("That is it.", "reasoning")
+        text = rest if command in ("echo", "think") else _describe(message)
+        for word in text.split(" "):
+            yield TextDelta(word + " ")
+            await asyncio.sleep(0)
+        yield Finished(make_result(text, "length" if command == "length" else "stop"))
+
+
+def make_plan(part: Any, notes: tuple[str, ...] = ()) -> MediaPlan:
+    """The plan of a medium: its own where it has one."""
+    if part.plan is not None:
+        return part.plan
+    video = isinstance(part, Video)
+    return MediaPlan(
+        kind="video" if video else "image",
+        source_size=(64, 64),
+        size=(64, 64),
+        grid_thw=GridTHW(1, 4, 4),
+        num_tokens=4,
+        num_prompt_tokens=20,
+        cache_bytes=100,
+        processing="fake",
+        frame_indices=(0, 1) if video else None,
+        frame_times_s=(0.0, 0.5) if video else None,
+        timestamps_s=(0.25,) if video else None,
+        notes=notes,
+        digest="00" * 32,
+        unit_digests=("00" * 32,),
+    )
+
+
+def make_result(text: str, finish_reason: FinishReason = "stop") -> Result:
+    """What an answer cost."""
+    return Result(
+        text=text,
+        reasoning=None,
+        finish_reason=finish_reason,
+        token_ids=(1, 2),
+        prompt_token_ids=(3, 4, 5),
+        num_prompt_tokens=3,
+        num_generated_tokens=2,
+        ttft_s=0.25,
+        decode_tokens_per_s=40.0,
+    )
+
+
+def _describe(message: Message) -> str:
+    kinds = [type(part).__name__.lower() for part in message.content if not isinstance(part, Text)]
+    counts = [(kind, kinds.count(kind)) for kind in ("image", "video")]
+    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts if count) or "no media"

@@ -1,0 +1,153 @@
+"""The whole way in a real browser: the page, the real engine, the bundled demo model."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from qwen35mm.assets import asset_path, demo_model_path
+from qwen35mm.backends import LocalBackend
+from qwen35mm.ui import serve
+from qwen35mm.ui.examples import example_messages, load_samples
+from tests.ui.browser import ChatPage, chat_pages
+
+pytestmark = pytest.mark.browser
+
+SAMPLES = asset_path("samples")
+TURNS = {entry["file"]: entry["turns"] for entry in json.loads((SAMPLES / "samples.json").read_text())}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LocalBackend]:
+    backend = LocalBackend.load(demo_model_path())
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def demo_url(demo: LocalBackend) -> Iterator[str]:
+    server = serve(demo, port=0)
+    yield server.url
+    server.close()
+
+
+@pytest.fixture
+def page(browser: Browser, demo_url: str) -> Iterator[ChatPage]:
+    with chat_pages(browser, demo_url) as opener:
+        yield opener()
+
+
+def test_the_page_says_that_this_is_a_demo(page: ChatPage) -> None:
+    banner = page.page.locator("#banner")
+    expect(banner).to_contain_text("It knows coloured shapes in drawn pictures and short clips, and nothing else.")
+    command = banner.get_by_text("make chat MODEL=Qwen/Qwen3.5-2B")
+    expect(command).not_to_be_visible()
+    banner.locator("summary").click()
+    expect(command).to_be_visible()
+
+
+@pytest.mark.parametrize("name", ["one-shape.png", "two-shapes.jpg", "moves-right.mp4", "moves-left.gif"])
+def test_an_upload_is_answered_rightly(page: ChatPage, name: str) -> None:
+    files = [SAMPLES / name]
+    for number, turn in enumerate(TURNS[name], start=1):
+        page.ask(turn["question"], files)
+        assert page.wait_answered(number) == turn["answer"]
+        files = []
+    expect(page.status).to_contain_text("tokens/s")
+
+
+def test_examples_are_answered_rightly(page: ChatPage) -> None:
+    examples = example_messages(load_samples())
+    expect(page.examples).to_have_count(len(examples))
+    for index in (0, len(examples) - 1):
+        expect(page.examples.nth(index)).to_have_text(examples[index]["text"])
+        page.examples.nth(index).click()
+        assert page.wait_answered() == TURNS[Path(examples[index]["files"][0]).name][0]["answer"]
+        page.page.locator("#new-chat").click()
+        expect(page.answers).to_have_count(0)
+
+
+def test_several_images_and_a_clip_and_text_alone_get_an_answer(page: ChatPage) -> None:
+    page.ask("How many shapes are there?", [SAMPLES / "wide.jpg", SAMPLES / "tall.png", SAMPLES / "moves-down.webm"])
+    assert "⚠" not in page.wait_answered(1)
+    page.ask("And now?")
+    assert "⚠" not in page.wait_answered(2)
+    page.page.locator("#new-chat").click()
+    page.ask("Hello")
+    assert "⚠" not in page.wait_answered(1)
+
+
+@pytest.mark.parametrize("name", ["one-shape.png", "moves-right.mp4"])
+def test_a_cut_file_is_explained_and_the_page_goes_on(
+    page: ChatPage, demo: LocalBackend, name: str, tmp_path: Path
+) -> None:
+    content = (SAMPLES / name).read_bytes()
+    cut = tmp_path / f"cut-{name}"
+    cut.write_bytes(content[: len(content) // 8])
+    page.ask("What is this?", [cut])
+    answer = page.wait_answered(1)
+    assert answer.startswith("⚠️")
+    assert f"'cut-{name}'" in answer
+    question = TURNS[name][0]
+    page.ask(question["question"], [SAMPLES / name])
+    assert page.wait_answered(2) == question["answer"]
+    assert demo.engine.idle
+
+
+class StepByStep:
+    """Lets an engine make one step for each permit, and counts the steps."""
+
+    def __init__(self, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.permits = threading.Semaphore(0)
+        self.num_begun = 0
+        engine = backend.engine._engine
+        step = engine.step
+
+        def waiting_step() -> object:
+            self.num_begun += 1
+            self.permits.acquire()
+            return step()
+
+        monkeypatch.setattr(engine, "step", waiting_step)
+
+
+@pytest.mark.parametrize("num_steps", [0, 2, 8])
+def test_stop_ends_the_engine_within_one_step(
+    page: ChatPage, demo: LocalBackend, monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    """Stopped before the image is encoded, while it is, and while the answer is written."""
+    steps = StepByStep(demo, monkeypatch)
+    for _ in range(num_steps):
+        steps.permits.release()
+    page.ask("What is in this picture?", [SAMPLES / "three-shapes.png"])
+    page.wait_until(lambda: steps.num_begun == num_steps + 1)
+    page.stop_button.click()
+    page.wait_answered()
+    expect(page.status).to_contain_text("Stopped.")
+    # The step in hand ends, and no other begins.
+    steps.permits.release()
+    page.wait_until(lambda: demo.engine.idle)
+    assert steps.num_begun == num_steps + 1
+    monkeypatch.undo()
+    page.ask("How many shapes are there?", [SAMPLES / "three-shapes.png"])
+    assert page.wait_answered(2) == "There are three shapes."
+
+
+def test_leaving_the_page_ends_the_engine(
+    browser: Browser, demo_url: str, demo: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = StepByStep(demo, monkeypatch)
+    with chat_pages(browser, demo_url) as opener:
+        leaving, staying = opener(), opener()
+        leaving.ask("What is in this picture?", [SAMPLES / "three-shapes.png"])
+        staying.wait_until(lambda: steps.num_begun == 1)
+        leaving.close()
+        # Steps go on until the server notices that nobody is there.
+        staying.wait_until(lambda: steps.permits.release() or demo.engine.idle)
+    monkeypatch.undo()
+    demo.engine._engine.check_integrity()

@@ -1,0 +1,222 @@
+"""Prefill and decode speed and peak memory, ours and transformers' in one run.
+
+    python benchmarks/make_random.py --size 0.8B --out /tmp/random-0.8B
+    python benchmarks/prefill_decode.py --model /tmp/random-0.8B --peer transformers
+
+Prefill multiplies large matrices and is bound by arithmetic; decode reads every weight for one token and is bound by
+memory bandwidth. Each engine lives in a process of its own; they are measured in turns, one length after the other,
+so that a machine that slows down does so for both. The prompt is random text in one piece, ending in the logits of
+its last token; then tokens are decoded greedily.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
+
+import torch  # noqa: E402
+
+from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+ENGINES = ("qwen35mm", "transformers")
+
+
+class Runner(Protocol):
+    """One loaded engine."""
+
+    def prefill(self, token_ids: torch.Tensor) -> int:
+        """Starts a new sequence with the prompt [T]; returns the likeliest next token."""
+        ...
+
+    def decode(self, token_id: int) -> int:
+        """Runs one token; returns the likeliest next one."""
+        ...
+
+
+class OurRunner:
+    def __init__(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
+        from qwen35mm.cache import CachePools
+        from qwen35mm.config import ModelConfig
+        from qwen35mm.model.weights import load_model
+
+        config = ModelConfig.from_pretrained(folder)
+        self.model = load_model(folder, config, dtype=dtype, device=device)
+        self.pools = CachePools(config, num_slots=1, num_tokens=max_tokens, dtype=dtype, device=device)
+        self.cache = self.pools.new_sequence()
+
+    def prefill(self, token_ids: torch.Tensor) -> int:
+        self.cache.free()
+        self.cache = self.pools.new_sequence()
+        positions = torch.arange(len(token_ids)).expand(3, -1).to(self.model.device)
+        hidden = self.model.prefill(self.model.embed_tokens(token_ids.to(self.model.device)), positions, self.cache)
+        return int(self.model.logits(hidden[-1:]).argmax())
+
+    def decode(self, token_id: int) -> int:
+        device = self.model.device
+        positions = torch.full((3, 1), self.cache.next_position, device=device)
+        hidden = self.model.decode(torch.tensor([token_id], device=device), positions, [self.cache])
+        return int(self.model.logits(hidden).argmax())
+
+
+class TransformersRunner:
+    def __init__(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
+        from transformers import AutoModelForImageTextToText
+
+        model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)
+        self.model = model.to(device).eval()
+        self.device = device
+        self.past: Any = None
+
+    def prefill(self, token_ids: torch.Tensor) -> int:
+        self.past = None
+        return self._run(token_ids[None].to(self.device))
+
+    def decode(self, token_id: int) -> int:
+        return self._run(torch.tensor([[token_id]], device=self.device))
+
+    @torch.inference_mode()
+    def _run(self, ids: torch.Tensor) -> int:
+        output = self.model(ids, past_key_values=self.past, use_cache=True, logits_to_keep=1)
+        self.past = output.past_key_values
+        return int(output.logits[0, -1].argmax())
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """A worker: reads (length, decode tokens) lines, answers with seconds; ends with its input."""
+    torch.set_num_threads(arguments.threads or torch.get_num_threads())
+    make: Callable[..., Runner] = OurRunner if arguments.serve == "qwen35mm" else TransformersRunner
+    longest = max(arguments.lengths) + arguments.decode_tokens
+    started = time.perf_counter()
+    runner = make(arguments.model, DTYPES[arguments.dtype], arguments.device, longest)
+    answer({"load_s": time.perf_counter() - started, "peak_bytes": peak_bytes(arguments.device)})
+    for line in sys.stdin:
+        length = json.loads(line)["length"]
+        ids = torch.randint(0, 900, (length,), generator=torch.Generator().manual_seed(length))
+        started = time.perf_counter()
+        token = runner.prefill(ids)
+        prefill_s = time.perf_counter() - started
+        tokens_s = []
+        for _ in range(arguments.decode_tokens):
+            started = time.perf_counter()
+            token = runner.decode(token)
+            tokens_s.append(time.perf_counter() - started)
+        answer({"prefill_s": prefill_s, "decode_s": tokens_s, "peak_bytes": peak_bytes(arguments.device)})
+
+
+def answer(values: dict[str, Any]) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def peak_bytes(device: str) -> int:
+    """Peak memory of this process so far: of the GPU where it runs on one, else resident."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class Worker:
+    """An engine in a process of its own."""
+
+    def __init__(self, engine: str, argv: list[str]) -> None:
+        command = [sys.executable, __file__, *argv, "--serve", engine]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.loaded = self._read()
+
+    def measure(self, length: int) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"length": length}) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a worker ended with status {self.process.wait()}; its error stands above")
+        return json.loads(line)
+
+
+def measure(workers: dict[str, Worker], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One entry per engine and length; the first round warms up and isn't counted."""
+    results = []
+    for length in arguments.lengths:
+        samples: dict[str, list[dict[str, Any]]] = {engine: [] for engine in workers}
+        for round_number in range(arguments.repeats + 1):
+            for engine, worker in workers.items():
+                sample = worker.measure(length)
+                if round_number > 0:
+                    samples[engine].append(sample)
+        for engine, runs in samples.items():
+            results.append(
+                {
+                    "engine": engine,
+                    "length": length,
+                    "prefill_tokens_per_s": Spread.of([length / run["prefill_s"] for run in runs]),
+                    "decode_tokens_per_s": Spread.of([1 / second for run in runs for second in run["decode_s"]]),
+                    "peak_gib": max(run["peak_bytes"] for run in runs) / 2**30,
+                    "load_s": workers[engine].loaded["load_s"],
+                }
+            )
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a checkpoint's folder")
+    parser.add_argument("--peer", choices=["transformers"], help="measure this engine as well")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--lengths", type=lambda text: [int(n) for n in text.split(",")], default=[128, 512, 2048])
+    parser.add_argument("--decode-tokens", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
+    parser.add_argument("--serve", choices=ENGINES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments)
+        return
+    info = machine()
+    if arguments.threads:
+        info["threads"] = arguments.threads
+    engines = [ENGINES[0], *([arguments.peer] if arguments.peer else [])]
+    workers = {engine: Worker(engine, sys.argv[1:]) for engine in engines}
+    results = measure(workers, arguments)
+    for worker in workers.values():
+        worker.close()
+    print(f"{arguments.model}, {arguments.dtype} on {arguments.device}, median (lowest-highest)")
+    print_machine(info)
+    print_table(
+        ["engine", "prompt tokens", "prefill, tok/s", "decode, tok/s", "peak memory, GiB", "load, s"],
+        [
+            [
+                result["engine"],
+                result["length"],
+                result["prefill_tokens_per_s"].text(),
+                result["decode_tokens_per_s"].text(2),
+                f"{result['peak_gib']:.2f}",
+                f"{result['load_s']:.1f}",
+            ]
+            for result in results
+        ],
+    )
+    print_json("prefill_decode", model=arguments.model, dtype=arguments.dtype, machine=info, results=results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The benchmark runs, and ends in one JSON line that agrees with its table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report import Spread, print_table
+from tests.tiny import DENSE, TinyCheckpoints
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_both_engines_are_measured_in_one_run(tmp_path: Path) -> None:
+    folder = TinyCheckpoints(tmp_path).folder(DENSE)
+    command = [sys.executable, str(ROOT / "benchmarks" / "prefill_decode.py"), "--model", str(folder)]
+    command += ["--peer", "transformers", "--dtype", "float32", "--lengths", "8,20", "--decode-tokens", "2"]
+    command += ["--repeats", "2", "--threads", "1"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()
+    data = json.loads(output[-1])
+    assert data["benchmark"] == "prefill_decode"
+    assert data["machine"]["threads"] == 1
+    rows = [(result["engine"], result["length"]) for result in data["results"]]
+    assert rows == [("qwen35mm", 8), ("transformers", 8), ("qwen35mm", 20), ("transformers", 20)]
+    for result in data["results"]:
+        prefill, decode = result["prefill_tokens_per_s"], result["decode_tokens_per_s"]
+        assert 0 < prefill["low"] <= prefill["median"] <= prefill["high"]
+        assert (prefill["count"], decode["count"]) == (2, 4)
+        assert result["peak_gib"] > 0.05
+    table = [line for line in output if line.startswith("| ") and "engine" not in line]
+    assert [line.split("|")[1].strip() for line in table] == [engine for engine, _ in rows]
+
+
+def test_spread_is_median_and_range() -> None:
+    spread = Spread.of([3.0, 1.0, 2.0, 10.0])
+    assert (spread.median, spread.low, spread.high, spread.count) == (2.5, 1.0, 10.0, 4)
+    assert spread.text() == "2.5 (1.0-10.0)"
+    with pytest.raises(ValueError, match="no measurements"):
+        Spread.of([])
+
+
+def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["a", "long name"], [["wide cell", 1], ["x", 2.5]])
+    assert capsys.readouterr().out.splitlines() == [
+        "| a         | long name |",
+        "|-----------|-----------|",
+        "| wide cell | 1         |",
+        "| x         | 2.5       |",
+    ]

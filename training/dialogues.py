@@ -37,9 +37,14 @@ def at(place: str) -> str:
     return f"{preposition} {place}"
 
 
+def plural(noun: str) -> str:
+    """'circles', 'crosses', 'red shapes'."""
+    return f"{noun}es" if noun.endswith("s") else f"{noun}s"
+
+
 def there_are(count: int, noun: str) -> str:
     """'There is one shape.', 'There are no stars.'"""
-    return f"There {'is' if count == 1 else 'are'} {NUMBERS[count]} {noun}{'' if count == 1 else 's'}."
+    return f"There {'is' if count == 1 else 'are'} {NUMBERS[count]} {noun if count == 1 else plural(noun)}."
 
 
 def picture_caption(picture: Picture) -> str:
@@ -81,7 +86,7 @@ def picture_turn(rng: random.Random, picture: Picture, skill: str, about: Item |
         if rng.random() < 0.5:
             shape = item.shape if rng.random() < 0.8 else rng.choice(SHAPES)
             count = sum(i.shape == shape for i in items)
-            return Turn(skill, _ask(rng, "count_of", shape), there_are(count, shape))
+            return Turn(skill, _ask(rng, "count_of", plural(shape)), there_are(count, shape))
         color = item.color if rng.random() < 0.8 else rng.choice(tuple(COLORS))
         count = sum(i.color == color for i in items)
         return Turn(skill, _ask(rng, "count_color", color), there_are(count, f"{color} shape"))
@@ -134,6 +139,8 @@ def text_turn(rng: random.Random) -> Turn:
         filler = rng.choice(("circle", "red", "star", "left", "square", "blue"))
         if kind in ("what", "color_at", "shape_at"):
             filler = at(rng.choice(("left", "top", "bottom right", "center")))
+        if kind == "count_of":
+            filler = plural(rng.choice(SHAPES))
         return Turn("no_media", _ask(rng, kind, filler), NO_MEDIA)
     question = rng.choice(OFF_TOPIC_QUESTIONS).format(rng.choice(TOPICS))
     return Turn("off_topic", _loose(rng, question), OFF_TOPIC)
@@ -143,6 +150,7 @@ def all_texts(rng: random.Random) -> list[str]:
     """Every phrase of this module once or more: what the tokenizer is trained on."""
     fillers = [*COLORS, *SHAPES, *(f"{c} {s}" for c in COLORS for s in SHAPES)]
     texts = [q.format(f) for group in QUESTIONS.values() for q in group for f in fillers]
+    texts += [q.format(plural(s)) for q in QUESTIONS["count_of"] for s in SHAPES]
     texts += [q for questions, answer in SMALL_TALK for q in (*questions, answer)]
     texts += [q.format(t) for q in OFF_TOPIC_QUESTIONS for t in TOPICS]
     texts += [*SYSTEM_PROMPTS, WHO, WHAT, NO_MEDIA, OFF_TOPIC]

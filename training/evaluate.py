@@ -14,8 +14,9 @@ from pathlib import Path
 
 from training import cases
 from training.answerers import BACKENDS, Backend
+from training.scenes import Split
 
-SPLITS = ("seen", "combos")
+SPLITS: tuple[Split, ...] = ("seen", "combos")
 
 
 def evaluate(
@@ -23,7 +24,7 @@ def evaluate(
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Accuracy in percent by skill and split, and a line for every wrong answer."""
     asked = [(split, case) for skill in skills for split in SPLITS for case in cases.make_cases(skill, count, split)]
-    hits = {skill: dict.fromkeys(SPLITS, 0) for skill in skills}
+    hits: dict[str, dict[str, int]] = {skill: dict.fromkeys(SPLITS, 0) for skill in skills}
     misses = []
     for (split, case), answer in zip(asked, backend.answers([case for _, case in asked]), strict=True):
         if answer.strip() == case.expected:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 
 def launch(run: Callable[..., None], processes: int, folder: Path, *args: object) -> None:
@@ -22,7 +22,7 @@ def launch(run: Callable[..., None], processes: int, folder: Path, *args: object
     folder.mkdir(parents=True, exist_ok=True)
     meeting = folder.resolve() / "rendezvous"
     meeting.unlink(missing_ok=True)
-    mp.spawn(_start, args=(run, processes, meeting, args), nprocs=processes)
+    spawn(_start, args=(run, processes, meeting, args), nprocs=processes)
 
 
 def rank() -> int:

@@ -50,7 +50,7 @@ QUESTIONS = {
         "How many things are in the picture?",
         "Count the shapes.",
     ),
-    "count_of": ("How many {}s are there?", "How many {}s do you see?", "Count the {}s."),
+    "count_of": ("How many {} are there?", "How many {} do you see?", "Count the {}."),
     "count_color": ("How many {} shapes are there?", "How many {} shapes do you see?"),
     "clip": (
         "What happens?",

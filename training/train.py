@@ -60,7 +60,10 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.tokenizer = train_tokenizer(args.seed)
+        self.state_path = Path(args.work) / "state.pt"
+        # The model's vocabulary is the one it began with, also where the phrases have changed since.
+        state = torch.load(self.state_path, map_location=args.device, weights_only=True) if args.resume else None
+        self.tokenizer = Tokenizer.from_str(state["tokenizer"]) if state else train_tokenizer(args.seed)
         config = demo_config(token_ids(self.tokenizer), self.tokenizer.get_vocab_size())
         self.model = new_model(config, args.seed).to(args.device)
         self.heads = VisionHeads(self.model.lm_head.in_features).to(args.device)
@@ -68,7 +71,8 @@ class Trainer:
         self.averages = Averages()
         self.elapsed_s, self.step, self.tokens, self.runs = 0.0, 0, 0, 0
         self.progress = multiprocessing.Value("d", 0.0)
-        self.state_path = Path(args.work) / "state.pt"
+        if state:
+            self.load(state)
 
     @property
     def phase(self) -> int:
@@ -184,11 +188,10 @@ class Trainer:
         torch.save(state, self.state_path.with_suffix(".tmp"))
         self.state_path.with_suffix(".tmp").replace(self.state_path)
 
-    def load(self) -> None:
-        state = torch.load(self.state_path, map_location=self.args.device, weights_only=True)
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes over what `save` wrote."""
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
-        self.tokenizer = Tokenizer.from_str(state["tokenizer"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.averages.values = state["averages"]
         self.elapsed_s, self.step = state["elapsed_s"], state["step"]
@@ -245,8 +248,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def train(args: argparse.Namespace) -> None:
     """One process's part of the training; the first one exports."""
     trainer = Trainer(args)
-    if args.resume:
-        trainer.load()
     with fast_forward():
         trainer.run()
     if parallel.rank():

@@ -4,6 +4,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, Qwen3_5ForConditionalGeneration
@@ -37,7 +38,8 @@ def test_folder_is_complete_and_at_most_16_mb():
 
 
 def test_loads_in_transformers(tokenizer):
-    model, report = Qwen3_5ForConditionalGeneration.from_pretrained(DEMO, output_loading_info=True)
+    loaded: Any = Qwen3_5ForConditionalGeneration.from_pretrained(DEMO, output_loading_info=True)
+    model, report = loaded
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     config = model.config

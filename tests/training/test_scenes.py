@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from training.drawing import render_clip, render_picture
-from training.scenes import COLORS, MOTIONS, PLACES, SHAPES, is_held_out, random_clip, random_picture
+from training.scenes import COLORS, MOTIONS, PLACES, SHAPES, Split, is_held_out, random_clip, random_picture
 
 SIZE = (160, 120)
+SPLITS: list[tuple[Split, bool]] = [("train", False), ("seen", False), ("combos", True)]
 
 
 def test_same_seed_same_pixels():
@@ -39,7 +40,7 @@ def test_about_a_tenth_is_held_out_and_only_the_combos_split_shows_it():
     assert 0.05 < np.mean(held_out) < 0.15
     rng = random.Random(2)
     for _ in range(150):
-        for split, expected in (("train", False), ("seen", False), ("combos", True)):
+        for split, expected in SPLITS:
             items = random_picture(rng, SIZE, 2, split).items
             assert any(is_held_out(i.color, i.shape, i.place) for i in items) is expected
             clip = random_clip(rng, SIZE, split)

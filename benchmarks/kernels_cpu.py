@@ -1,31 +1,31 @@
 """Our CPU kernels and transformers' torch versions, measured in one run at the shapes of Qwen3.5.
 
-    python -m benchmarks.kernels_cpu [--dtype bfloat16] [--threads 1] [--clock cpu] [--repeats 9]
+    python benchmarks/kernels_cpu.py --dtype bfloat16
+    python benchmarks/kernels_cpu.py --threads 1 --clock cpu        on a busy machine: this thread's own CPU time
 
 Us and the peer take turns, so that what else the machine does hits both. A pair whose results differ isn't timed: the
-command fails. On a busy machine take `--threads 1 --clock cpu`, which counts this thread's own CPU time.
-A table comes first, one line of JSON last.
+command fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-import transformers
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.qwen3_5 import modeling_qwen3_5 as peer
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
 
-import qwen35mm_kernels as kernels
+import torch  # noqa: E402
+from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
+from transformers.models.qwen3_5 import modeling_qwen3_5 as peer  # noqa: E402
+
+import qwen35mm_kernels as kernels  # noqa: E402
+from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
 
 Run = Callable[[], torch.Tensor]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
@@ -52,22 +52,10 @@ class Shapes:
 SHAPES = (Shapes("0.8B", 1024, 8, 2, 16, 12, 64), Shapes("9B", 4096, 16, 4, 32, 16, 72))
 
 
-@dataclass(frozen=True)
-class Result:
-    """One pair: medians and spreads in milliseconds."""
-
-    kernel: str
-    shape: str
-    ours_ms: float
-    ours_min_ms: float
-    ours_max_ms: float
-    peer_ms: float
-    peer_min_ms: float
-    peer_max_ms: float
-    speedup: float
+Pair = tuple[str, str, Run, Run]
 
 
-def gdn_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[tuple[str, str, Run, Run]]:
+def gdn_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
     """(kernel, shape, ours, peer's) of the Gated DeltaNet layer."""
     key_dim, value_dim = s.k_heads * s.gdn_dim, s.v_heads * s.gdn_dim
     channels = 2 * key_dim + value_dim
@@ -80,24 +68,27 @@ def gdn_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[tuple[str, str, Run, Ru
         return [*heads, g, torch.rand(tokens, s.v_heads).to(dtype)]
 
     state = torch.randn(1, s.v_heads, s.gdn_dim, s.gdn_dim)
-    flags = {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+
+    def peers(name: str, args: list[torch.Tensor], state: torch.Tensor) -> torch.Tensor:
+        rule = getattr(peer, name)
+        batched = [x[None] for x in args]
+        return rule(*batched, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True)[0][0]
+
     for tokens in (64, 512, 2048):
         args = inputs(tokens)
-        batched = [x[None] for x in args]
         yield (
             "chunk_gated_delta_rule",
             f"T={tokens} heads={s.k_heads}/{s.v_heads}",
-            lambda args=args: kernels.chunk_gated_delta_rule(*args, state[0])[0],
-            lambda batched=batched: peer.torch_chunk_gated_delta_rule(*batched, **flags)[0][0],
+            lambda args=args: kernels.chunk_gated_delta_rule(*args, initial_state=state[0])[0],
+            lambda args=args: peers("torch_chunk_gated_delta_rule", args, state),
         )
     args = inputs(1)
-    batched = [x[None] for x in args]
     # Ours moves its state on in place: with a fresh one each time both compute the same.
     yield (
         "recurrent_gated_delta_step",
         f"B=1 heads={s.k_heads}/{s.v_heads} (with a copy of the state)",
-        lambda: kernels.recurrent_gated_delta_step(*args, state.clone()),
-        lambda: peer.torch_recurrent_gated_delta_rule(*batched, **flags | {"initial_state": state.clone()})[0][0],
+        lambda: kernels.recurrent_gated_delta_step(*args, state=state.clone()),
+        lambda: peers("torch_recurrent_gated_delta_rule", args, state.clone()),
     )
     for tokens in (512, 2048):
         x = torch.randn(tokens, channels).to(dtype)
@@ -125,7 +116,7 @@ def gdn_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[tuple[str, str, Run, Ru
         )
 
 
-def attention_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[tuple[str, str, Run, Run]]:
+def attention_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
     """(kernel, shape, ours, peer's) of the full-attention layer, the norms and the vision tower."""
     norm = peer.Qwen3_5RMSNorm(s.hidden).to(dtype)
     for tokens in (1, 512):
@@ -180,12 +171,13 @@ def attention_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[tuple[str, str, R
     )
 
 
-def measure(kernel: str, shape: str, ours: Run, theirs: Run, clock: Callable[[], float], repeats: int) -> Result:
-    """Checks that both compute the same, warms up, then times them in turns."""
-    expected = theirs().double()
-    error = (torch.linalg.vector_norm(ours().double() - expected) / torch.linalg.vector_norm(expected)).item()
-    if not error <= MAX_RELATIVE_ERROR[theirs().dtype]:
-        sys.exit(f"{kernel} {shape}: ours is off by a relative {error:.1e}; run `make test` before measuring.")
+def measure(name: str, ours: Run, theirs: Run, clock: Callable[[], float], repeats: int) -> tuple[Spread, Spread]:
+    """Checks that both compute the same, warms up, then times them in turns; milliseconds, ours first."""
+    expected = theirs()
+    difference = torch.linalg.vector_norm(ours().double() - expected.double())
+    error = (difference / torch.linalg.vector_norm(expected.double())).item()
+    if not error <= MAX_RELATIVE_ERROR[expected.dtype]:
+        sys.exit(f"{name}: ours is off by a relative {error:.1e}; run `make test` before measuring.")
     times: tuple[list[float], list[float]] = ([], [])
     for repeat in range(-2, repeats):
         for run, seen in zip((ours, theirs), times, strict=True):
@@ -193,14 +185,7 @@ def measure(kernel: str, shape: str, ours: Run, theirs: Run, clock: Callable[[],
             run()
             if repeat >= 0:
                 seen.append(1e3 * (clock() - start))
-    (a, a_min, a_max), (b, b_min, b_max) = ((statistics.median(seen), min(seen), max(seen)) for seen in times)
-    return Result(kernel, shape, a, a_min, a_max, b, b_min, b_max, b / a)
-
-
-def cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    names = cpuinfo.read_text().split("model name") if cpuinfo.exists() else []
-    return names[1].split(":")[1].splitlines()[0].strip() if len(names) > 1 else platform.processor()
+    return Spread.of(times[0]), Spread.of(times[1])
 
 
 @torch.inference_mode()
@@ -216,34 +201,23 @@ def main() -> None:
         parser.error("--clock cpu counts one thread: give --threads 1 with it")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    dtype = getattr(torch, args.dtype)
-    machine = {
-        "cpu": cpu_name(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": args.threads,
-        "clock": args.clock,
-        "dtype": args.dtype,
-        "repeats": args.repeats,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
-    print(
-        f"{'kernel':<27} {'ms, ours (min..max)':>29} {'ms, transformers (min..max)':>29} {'faster':>7}  model and shape"
-    )
-    results = []
+    rows, results = [], []
     for shapes in SHAPES:
         for pairs in (gdn_pairs, attention_pairs):
-            for kernel, shape, ours, theirs in pairs(shapes, dtype):
+            for kernel, shape, ours, theirs in pairs(shapes, getattr(torch, args.dtype)):
                 if args.only not in kernel:
                     continue
-                result = measure(kernel, f"{shapes.name} {shape}", ours, theirs, CLOCKS[args.clock], args.repeats)
-                results.append(result)
-                a = f"{result.ours_ms:.3f} ({result.ours_min_ms:.3f}..{result.ours_max_ms:.3f})"
-                b = f"{result.peer_ms:.3f} ({result.peer_min_ms:.3f}..{result.peer_max_ms:.3f})"
-                print(f"{kernel:<27} {a:>29} {b:>29} {result.speedup:>6.2f}x  {result.shape}", flush=True)
-    print(json.dumps({"benchmark": "kernels_cpu", **machine, "results": [asdict(result) for result in results]}))
+                print(f"{shapes.name} {kernel} {shape}", file=sys.stderr)
+                us, peers = measure(kernel, ours, theirs, CLOCKS[args.clock], args.repeats)
+                faster = peers.median / us.median
+                rows.append((kernel, shapes.name, shape, us.text(3), peers.text(3), f"{faster:.2f}"))
+                result = {"kernel": kernel, "model": shapes.name, "shape": shape}
+                results.append(result | {"ours_ms": us, "transformers_ms": peers, "times_faster": faster})
+    settings = {"dtype": args.dtype, "clock": args.clock, "repeats": args.repeats}
+    info = machine()
+    print_machine(info | settings)
+    print_table(("kernel", "model", "shape", "ours, ms", "transformers, ms", "times faster"), rows)
+    print_json("kernels_cpu", machine=info, **settings, results=results)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The arithmetic of Qwen3.5's layers on flat, unpadded tensors. Needs torch alone.
 
 Each operation has a naive float32 twin (`naive_*`) that is its specification, and is run by the implementation that
-`dispatch` chooses for the device.
+`dispatch` chooses for the device. Inference only: the implementations work in place and give no gradients.
 """
 
 from qwen35mm_kernels.attention import attention_decode, attention_prefill, vision_attention

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from qwen35mm_kernels.blocks import rows_per_block
 from qwen35mm_kernels.checks import FLOAT_DTYPES, check_dtype, check_shape
 from qwen35mm_kernels.dispatch import implementation, implements
 
@@ -86,42 +87,30 @@ def naive_causal_conv1d_step(x: torch.Tensor, weight: torch.Tensor, state: torch
     return (total / (1 + torch.exp(-total))).to(x.dtype)
 
 
-@implements("causal_conv1d", "onednn")
-def _causal_conv1d_onednn(
-    x: torch.Tensor, weight: torch.Tensor, initial_state: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    history = _with_history(x, weight, initial_state)
-    # [T, C] read as a channels-last image of one row: oneDNN's depthwise kernel then needs no transposed copy.
-    # (F.conv1d makes one, and takes three times as long.)
-    image, taps = history.t()[None, :, None], weight.float()[:, None, None]
-    image = image.contiguous(memory_format=torch.channels_last)
-    total = F.conv2d(image, taps, groups=weight.shape[0])[0, :, 0].t()
-    return F.silu(total, inplace=True).to(x.dtype), _final_state(history, x, initial_state)
-
-
 @implements("causal_conv1d", "torch")
 def _causal_conv1d(
     x: torch.Tensor, weight: torch.Tensor, initial_state: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    history = _with_history(x, weight, initial_state)
-    num_tokens = x.shape[0]
-    taps = weight.float().t().contiguous()
-    total = history[:num_tokens] * taps[0]
-    for index, tap in enumerate(taps[1:], start=1):
-        total.addcmul_(history[index : index + num_tokens], tap)
-    return F.silu(total, inplace=True).to(x.dtype), _final_state(history, x, initial_state)
-
-
-def _with_history(x: torch.Tensor, weight: torch.Tensor, initial_state: torch.Tensor | None) -> torch.Tensor:
-    """[W - 1 + T, C] float32: the inputs before x, then x."""
+    num_tokens, channels = x.shape
+    before = weight.shape[1] - 1
+    state_dtype = x.dtype if initial_state is None else initial_state.dtype
     if initial_state is None:
-        initial_state = x.new_zeros(weight.shape[0], weight.shape[1] - 1)
-    return torch.cat([initial_state.t().float(), x.float()])
-
-
-def _final_state(history: torch.Tensor, x: torch.Tensor, initial_state: torch.Tensor | None) -> torch.Tensor:
-    dtype = x.dtype if initial_state is None else initial_state.dtype
-    return history[x.shape[0] :].t().to(dtype, copy=True, memory_format=torch.contiguous_format)
+        initial_state = x.new_zeros(channels, before)
+    # A sum of shifted products, block by block: a half to a quarter of the time of F.conv1d, which copies [T, C] twice.
+    num_rows = rows_per_block(x)
+    taps = weight.float().t().contiguous()
+    history = torch.empty(before + min(num_rows, num_tokens), channels, dtype=torch.float32, device=x.device)
+    history[:before] = initial_state.t()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for rows, target in zip(x.split(num_rows), out.split(num_rows), strict=True):
+        size = len(rows)
+        history[before : before + size] = rows
+        total = history[:size] * taps[0]
+        for index, tap in enumerate(taps[1:], start=1):
+            total.addcmul_(history[index : index + size], tap)
+        target.copy_(F.silu(total, inplace=True))
+        history[:before] = history[size : before + size].clone()
+    return out, history[:before].t().to(state_dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 @implements("causal_conv1d_step", "torch")

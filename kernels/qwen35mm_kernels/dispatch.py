@@ -1,8 +1,7 @@
 """Chooses, once per device type, which implementation of each operation runs, and says why in the log.
 
 An implementation joins with `@implements(op, backend)`; every operation has one for "torch", which runs anywhere.
-A choice depends on the device type and on what is installed, never on timing or load: arithmetic must not change
-between two runs.
+A choice depends on the device type alone, never on timing or load: arithmetic must not change between two runs.
 """
 
 from __future__ import annotations
@@ -25,15 +24,9 @@ def _why_not_triton(device_type: str) -> str | None:
     return None if device_type == "cuda" else f"Triton's kernels run on cuda devices, not on {device_type}"
 
 
-def _why_not_onednn(device_type: str) -> str | None:
-    if device_type != "cpu":
-        return f"oneDNN is a CPU library, this is {device_type}"
-    return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
-
-
-# Fastest first. Each tells why it can't run on a device type, or None if it can.
+# Fastest first. Each tells why it can't run on a device type, or None if it can. No operation has a Triton kernel yet.
 _BACKENDS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
-    {"triton": _why_not_triton, "onednn": _why_not_onednn, "torch": lambda device_type: None}
+    {"triton": _why_not_triton, "torch": lambda device_type: None}
 )
 _implementations: dict[str, dict[str, Callable[..., Any]]] = {}
 
@@ -80,11 +73,6 @@ def _choose(device_type: str, backends: Mapping[str, Callable[..., Any]]) -> Cho
             return Choice(backend, "; ".join(refusals) or first, backends[backend])
         refusals.append(why_not)
     raise AssertionError(f"no torch implementation is registered, only {registered}")
-
-
-def registered(op: str) -> Mapping[str, Callable[..., Any]]:
-    """Backend -> function, all that `op` has, whether or not they can run here: for tests and benchmarks."""
-    return MappingProxyType(_implementations[op])
 
 
 def implementation(op: str, device: torch.device) -> Callable[..., Any]:

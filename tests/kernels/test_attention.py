@@ -13,7 +13,7 @@ from qwen35mm_kernels.attention import naive_attention_decode, naive_attention_p
 from tests.kernels.compare import DTYPES, LENGTHS, assert_close, sliced
 
 HEAD_DIM = 32
-SCALE = HEAD_DIM**-0.5
+SCALE = 0.3  # not the default of torch's function
 HEADS = [(4, 4), (4, 2), (8, 2), (6, 1)]
 
 

@@ -1,4 +1,4 @@
-"""The causal convolution against its twin and transformers; every backend that can run here."""
+"""The causal convolution against its twin and transformers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from qwen35mm_kernels import causal_conv1d, causal_conv1d_step, dispatch
+from qwen35mm_kernels import causal_conv1d, causal_conv1d_step
 from qwen35mm_kernels.causal_conv1d import naive_causal_conv1d, naive_causal_conv1d_step
 from tests.kernels.compare import DTYPES, LENGTHS, assert_close, sliced
 
 CHANNELS = 40
-BACKENDS = sorted(dispatch.registered("causal_conv1d"))
 
 
 def make(num_tokens: int, dtype: torch.dtype, width: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -19,20 +18,30 @@ def make(num_tokens: int, dtype: torch.dtype, width: int = 4) -> tuple[torch.Ten
     return sliced(num_tokens, CHANNELS, dtype=dtype), weight, sliced(CHANNELS, width - 1, dtype=dtype)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", [*LENGTHS, 2, 3, 4])
 @pytest.mark.parametrize("with_state", [False, True])
-def test_equals_its_twin(num_tokens: int, dtype: torch.dtype, with_state: bool, backend: str) -> None:
+def test_equals_its_twin(num_tokens: int, dtype: torch.dtype, with_state: bool) -> None:
     x, weight, state = make(num_tokens, dtype)
     given = state if with_state else None
     before = state.clone()
-    out, final_state = dispatch.registered("causal_conv1d")[backend](x, weight, given)
+    out, final_state = causal_conv1d(x, weight, given)
     expected, expected_state = naive_causal_conv1d(x, weight, given)
     assert_close(out, expected)
     assert torch.equal(final_state, expected_state)
     assert torch.equal(state, before)
     assert final_state.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_channels_are_worked_on_in_blocks(dtype: torch.dtype) -> None:
+    """At 6,144 channels a block has 21 tokens; 64 of them make three full blocks and one of a single token."""
+    weight, x = (torch.rand(6144, 4) - 0.5).to(dtype), sliced(64, 6144, dtype=dtype)
+    state = torch.randn(6144, 3).to(dtype)
+    out, final_state = causal_conv1d(x, weight, state)
+    expected, expected_state = naive_causal_conv1d(x, weight, state)
+    assert_close(out, expected)
+    assert torch.equal(final_state, expected_state)
 
 
 @pytest.mark.parametrize("width", [2, 3, 5])
@@ -66,10 +75,9 @@ def test_two_pieces_equal_one(cut: int) -> None:
     assert torch.equal(last, final_state)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_states_share_no_memory_with_inputs(backend: str) -> None:
+def test_states_share_no_memory_with_inputs() -> None:
     x, weight, state = make(2, torch.float32)
-    final_state = dispatch.registered("causal_conv1d")[backend](x, weight, state)[1]
+    final_state = causal_conv1d(x, weight, state)[1]
     kept = final_state.clone()
     x.zero_()
     state.zero_()

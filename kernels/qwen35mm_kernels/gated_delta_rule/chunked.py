@@ -2,7 +2,7 @@
 
 Inside a chunk of C tokens, let c_i be the sum of the log decays up to token i, and S the state before the chunk. What
 the tokens really write, D [C, V], has taken off what the state and the tokens before already predict. It solves a
-triangular system (the WY or UT form, arXiv:2406.06484 section 3 and arXiv:2412.06464 section 3.3):
+triangular system (the WY or UT form of arXiv:2406.06484, with the decays of arXiv:2412.06464):
 
     (I + M) D = beta (V - exp(c) K S),   M_ij = beta_i exp(c_i - c_j) k_i.k_j   for i > j
     O = exp(c) Q S + A D,                A_ij = exp(c_i - c_j) q_i.k_j          for i >= j

@@ -6,6 +6,7 @@ import html
 
 import gradio as gr
 
+from qwen35mm.assets import asset_path
 from qwen35mm.ui.examples import example_messages, load_samples
 from qwen35mm.ui.handlers import ChatHandlers
 from qwen35mm.ui.protocol import ChatBackend
@@ -40,6 +41,8 @@ changes its colour. It doesn't know photographs, people, writing, or the world.<
 def build_app(backend: ChatBackend) -> gr.Blocks:
     """The chat page over a backend; `launch` serves it with its theme and style."""
     examples = example_messages(load_samples())
+    # Shown from where they are: a copy in Gradio's shared cache goes when any other server on this machine ends.
+    gr.set_static_paths(asset_path("samples"))
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True, delete_cache=DELETE_UPLOADS) as app:
         conversation = gr.State(Conversation())  # each session gets a copy
         with gr.Row(elem_id="header", equal_height=True):

@@ -47,11 +47,10 @@ class ChatPage:
     def __init__(self, browser: Browser, url: str, **context: Any) -> None:
         self.url = url
         self.problems: list[str] = []
-        self._closing = False
         self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 850}, **context})
         self.context.set_default_timeout(PATIENCE_MS)
         self.page: Page = self.context.new_page()
-        self.page.on("pageerror", lambda error: self._note(f"error: {error}"))
+        self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
         self.page.on("console", lambda message: self._note_console(message.type, message.text))
         self.page.on("request", lambda request: self._note_request(request.url))
         self.page.goto(url)
@@ -118,21 +117,15 @@ class ChatPage:
             waited_ms += 10
 
     def close(self) -> None:
-        # A request that is cut off by the closing is no problem of the page.
-        self._closing = True
         self.context.close()
 
     def _note_console(self, kind: str, text: str) -> None:
         if kind == "error":
-            self._note(f"console: {text}")
+            self.problems.append(f"console: {text}")
 
     def _note_request(self, url: str) -> None:
         if not url.startswith((self.url, "data:", "blob:")):
-            self._note(f"request to another place: {url}")
-
-    def _note(self, problem: str) -> None:
-        if not self._closing:
-            self.problems.append(problem)
+            self.problems.append(f"request to another place: {url}")
 
 
 OpenPage = Callable[..., ChatPage]

@@ -5,9 +5,9 @@ The checkpoint's own chat template is rendered; whatever comes from outside is t
 
 from qwen35mm.prompt.build import Prompt, build_history, build_prompt
 from qwen35mm.prompt.layout import Span
-from qwen35mm.prompt.messages import Message, Role, iter_media
+from qwen35mm.prompt.messages import Message, Role, iter_media, pin_plans
 from qwen35mm.prompt.parts import Image, Part, Text, ToolCall, Video
-from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, Segment, cut_segments
+from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, Segment, SegmentEnd, cut_segments
 from qwen35mm.prompt.template import ChatTemplate
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Prompt",
     "Role",
     "Segment",
+    "SegmentEnd",
     "Span",
     "Text",
     "ToolCall",
@@ -27,4 +28,5 @@ __all__ = [
     "build_prompt",
     "cut_segments",
     "iter_media",
+    "pin_plans",
 ]

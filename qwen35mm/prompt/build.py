@@ -34,6 +34,7 @@ class Prompt:
         segments: from 0 to `tail_start`, without gaps.
         tail_start: the tail is computed but not addressed; it is never empty in a prompt that `build_prompt` made
             with a generation prompt.
+        system_stop: where the system message ends; 0 without one.
     """
 
     token_ids: np.ndarray
@@ -42,6 +43,7 @@ class Prompt:
     rope_delta: int
     segments: tuple[Segment, ...]
     tail_start: int
+    system_stop: int = 0
 
     def __post_init__(self) -> None:
         num_tokens = len(self.token_ids)
@@ -84,7 +86,7 @@ def build_prompt(
     ids, spans = _encode(
         messages, media, tokenizer, template, config, tools, enable_thinking, add_generation_prompt, keep_video_marks
     )
-    return _prompt(ids, spans, tokenizer, config, min_segment, at_turn_end=False)
+    return _prompt(messages, ids, spans, tokenizer, config, min_segment, at_turn_end=False)
 
 
 def build_history(
@@ -117,7 +119,7 @@ def build_history(
     if not turn_starts:
         raise PromptError(f"The model's chat template marks no turns with {TURN_START}.")
     ids = ids[: turn_starts[-1]].copy()
-    return _prompt(ids, spans, tokenizer, config, min_segment, at_turn_end=True)
+    return _prompt(messages, ids, spans, tokenizer, config, min_segment, at_turn_end=True)
 
 
 def _encode(
@@ -192,6 +194,7 @@ def _check_media(messages: Sequence[Message], media: Sequence[MediaPlan]) -> Non
 
 
 def _prompt(
+    messages: Sequence[Message],
     ids: np.ndarray,
     spans: tuple[Span, ...],
     tokenizer: Tokenizer,
@@ -208,7 +211,8 @@ def _prompt(
         min_segment=min_segment,
     )
     positions, rope_delta = span_positions(len(ids), spans, config.vision.spatial_merge_size)
-    return Prompt(ids, spans, positions, rope_delta, segments, tail_start)
+    has_system = messages[0].role == "system" and turn_starts[:1] == [0] and len(turn_starts) > 1
+    return Prompt(ids, spans, positions, rope_delta, segments, tail_start, turn_starts[1] if has_system else 0)
 
 
 def _turn_starts(ids: np.ndarray, tokenizer: Tokenizer) -> list[int]:

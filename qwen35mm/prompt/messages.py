@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from qwen35mm.errors import PromptError
 from qwen35mm.prompt.parts import Image, Part, Text, ToolCall, Video
+from qwen35mm_preprocess import MediaPlan
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
@@ -97,6 +98,20 @@ def iter_media(messages: Sequence[Message]) -> Iterator[Image | Video]:
     """All images and videos of a conversation, in order of appearance."""
     for message in messages:
         yield from message.media
+
+
+def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[Message]:
+    """The same messages with a plan for each medium, in order of appearance: later prompts see the same pixels."""
+    remaining = iter(plans)
+    return [
+        replace(
+            message,
+            content=tuple(
+                part if isinstance(part, Text) else replace(part, plan=next(remaining)) for part in message.content
+            ),
+        )
+        for message in messages
+    ]
 
 
 def check_conversation(messages: Sequence[Message]) -> None:

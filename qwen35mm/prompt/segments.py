@@ -6,8 +6,11 @@ same cuts as far as the shorter one goes, so what was computed for them can be u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+SegmentEnd = Literal["turn", "media", "run"]
 
 DEFAULT_MIN_SEGMENT = 128
 MAX_RUN = 2_048
@@ -16,11 +19,15 @@ MAX_UNCUT_SPAN = 4_096
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens `start` to `stop` of a prompt; `span_indices` are the media spans that it touches."""
+    """Tokens `start` to `stop` of a prompt; `span_indices` are the media spans that it touches.
+
+    `end` says why it was cut there: a turn begins, a turn's media are over, or the run grew too long.
+    """
 
     start: int
     stop: int
     span_indices: tuple[int, ...] = ()
+    end: SegmentEnd = "run"
 
 
 def cut_segments(
@@ -48,7 +55,11 @@ def cut_segments(
         The tail is empty only where `num_tokens` is a turn's start.
     """
     assert 1 <= min_segment <= max_run
-    natural = sorted({*turn_starts, *_last_span_stops(turn_starts, spans)})
+    ends: dict[int, SegmentEnd] = {
+        **dict.fromkeys(_last_span_stops(turn_starts, spans), "media"),
+        **dict.fromkeys(turn_starts, "turn"),
+    }
+    natural = sorted(ends)
     cuts: list[int] = []
     last, at_natural, at_span = 0, 0, 0
     while True:
@@ -66,7 +77,7 @@ def cut_segments(
             break
         cuts.append(cut)
         last = cut
-    return _segments(cuts, spans), last
+    return _segments(cuts, spans, ends), last
 
 
 def _last_span_stops(turn_starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int]:
@@ -83,7 +94,9 @@ def _last_span_stops(turn_starts: Sequence[int], spans: Sequence[tuple[int, int]
     return stops
 
 
-def _segments(cuts: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
+def _segments(
+    cuts: Sequence[int], spans: Sequence[tuple[int, int]], ends: Mapping[int, SegmentEnd]
+) -> tuple[Segment, ...]:
     segments = []
     first = 0  # the first span that may reach into the segment
     for start, stop in zip([0, *cuts], cuts, strict=False):
@@ -94,5 +107,5 @@ def _segments(cuts: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[Se
             if spans[index][0] >= stop:
                 break
             touched.append(index)
-        segments.append(Segment(start, stop, tuple(touched)))
+        segments.append(Segment(start, stop, tuple(touched), ends.get(stop, "run")))
     return tuple(segments)

@@ -69,8 +69,8 @@ def test_segments_name_the_spans_that_they_touch():
     assert segments == (
         Segment(0, 16, (0,)),
         Segment(16, 32, (0,)),
-        Segment(32, 40, (0,)),
-        Segment(40, 52, (1, 2)),
+        Segment(32, 40, (0,), "media"),
+        Segment(40, 52, (1, 2), "media"),
     )
     assert tail_start == 52
 

@@ -6,7 +6,8 @@
     ├── PromptError             messages that can't become a prompt
     ├── RequestError            a request that can't be served as asked
     │   ├── ContextTooLongError more tokens than the context holds
-    │   └── QueueFullError      too many requests wait already
+    │   ├── QueueFullError      too many requests wait already
+    │   └── RequestTimeoutError its time was over before it was done
     ├── EngineError             the engine failed in the middle of a request
     └── MissingExtraError       an optional dependency isn't installed
 
@@ -31,6 +32,7 @@ __all__ = [
     "QueueFullError",
     "Qwen35mmError",
     "RequestError",
+    "RequestTimeoutError",
 ]
 
 
@@ -60,6 +62,10 @@ class ContextTooLongError(RequestError):
 
 class QueueFullError(RequestError):
     """The waiting line is full: try again later."""
+
+
+class RequestTimeoutError(RequestError):
+    """The request's own deadline has passed; what was written until then stays."""
 
 
 class EngineError(Qwen35mmError):

@@ -1,8 +1,40 @@
-"""The hybrid cache: KV blocks for the full-attention layers, conv and recurrent states for the others."""
+"""The hybrid cache: KV blocks and recurrent states of running sequences, and what is kept of finished ones."""
 
+from qwen35mm.cache.background import Background, Inline
+from qwen35mm.cache.chain import Chain, Checkpoint
+from qwen35mm.cache.disk import DiskStore
+from qwen35mm.cache.disk_tier import DiskTier, Loaded
 from qwen35mm.cache.kv_pool import KVBlockPool, OutOfBlocksError
+from qwen35mm.cache.planner import MemoryPlan, plan_memory
 from qwen35mm.cache.pools import CachePools
+from qwen35mm.cache.prefix_cache import PrefixCache, Start
+from qwen35mm.cache.report import CacheReport, MissReason, Tier
 from qwen35mm.cache.sequence import SequenceCache
+from qwen35mm.cache.settings import CacheSettings
 from qwen35mm.cache.state_pool import OutOfSlotsError, StatePool
+from qwen35mm.cache.vision import VisionCache
 
-__all__ = ["CachePools", "KVBlockPool", "OutOfBlocksError", "OutOfSlotsError", "SequenceCache", "StatePool"]
+__all__ = [
+    "Background",
+    "CachePools",
+    "CacheReport",
+    "CacheSettings",
+    "Chain",
+    "Checkpoint",
+    "DiskStore",
+    "DiskTier",
+    "Inline",
+    "KVBlockPool",
+    "Loaded",
+    "MemoryPlan",
+    "MissReason",
+    "OutOfBlocksError",
+    "OutOfSlotsError",
+    "PrefixCache",
+    "SequenceCache",
+    "Start",
+    "StatePool",
+    "Tier",
+    "VisionCache",
+    "plan_memory",
+]

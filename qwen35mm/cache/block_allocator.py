@@ -5,6 +5,8 @@ Consecutive blocks matter: a sequence whose blocks lie side by side is read as o
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 
 class BlockAllocator:
     """Reference counts of `num_blocks` blocks, and the choice of free ones."""
@@ -25,13 +27,13 @@ class BlockAllocator:
         """How many hold this block; 0 is free."""
         return self._counts[block]
 
-    def share(self, blocks: list[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
         """Adds one holder to each block; they must be in use."""
         for block in blocks:
             assert self._counts[block] > 0, f"block {block} is free and can't be shared"
             self._counts[block] += 1
 
-    def release(self, blocks: list[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """Takes one holder from each block; a block without holders is free."""
         for block in blocks:
             assert self._counts[block] > 0, f"block {block} is released more often than it was taken"
@@ -87,9 +89,16 @@ class BlockAllocator:
                 start = None
         return runs
 
-    def check_integrity(self, holders: dict[int, int]) -> None:
-        """Asserts that the counts are exactly `holders` (block -> how many sequences list it)."""
-        for block, count in enumerate(self._counts):
-            expected = holders.get(block, 0)
-            assert count == expected, f"block {block} is counted {count} times and held {expected} times"
-        assert self._num_free == sum(count == 0 for count in self._counts), "the number of free blocks is off"
+    def check_integrity(self, holders: Mapping[int, int]) -> None:
+        """Asserts that the counts are exactly `holders` (block -> how many sequences and cached segments list it)."""
+        expected = [0] * self.num_blocks
+        for block, count in holders.items():
+            expected[block] = count
+        if self._counts != expected:  # told block by block only where something is wrong
+            wrong = [
+                f"block {block} is counted {count} times and held {held} times"
+                for block, (count, held) in enumerate(zip(self._counts, expected, strict=True))
+                if count != held
+            ]
+            raise AssertionError("; ".join(wrong[:8]))
+        assert self._num_free == self._counts.count(0), "the number of free blocks is off"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 import torch
 
 from qwen35mm.cache.block_allocator import BlockAllocator
@@ -22,8 +24,15 @@ class KVBlockPool:
     A block index means the same block in every layer. On a CPU the memory is only taken up as blocks are first
     written.
 
+    A block may be shared while it is partly filled: `filled` says how many of its rows belong to anybody. The one
+    sequence that is exactly there may go on in place, so that a conversation which grows from turn to turn stays in
+    one run of blocks; every other one copies the block first.
+
     Args:
         num_blocks, block_size: capacity; a block holds `block_size` tokens.
+
+    Attributes:
+        reclaim: called with the number of blocks that are missing, before `take` fails for want of them.
     """
 
     def __init__(
@@ -42,10 +51,17 @@ class KVBlockPool:
         self.block_size = block_size
         self.block_bytes = block_size * config.kv_bytes_per_token(dtype)
         self.allocator = BlockAllocator(num_blocks)
+        self.reclaim: Callable[[int], None] | None = None
+        self._filled = [0] * num_blocks
         self._kv = {
             layer_idx: (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
             for layer_idx in text.attention_layers
         }
+
+    @property
+    def token_bytes(self) -> int:
+        """K and V of one token in all layers."""
+        return self.block_bytes // self.block_size
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +78,8 @@ class KVBlockPool:
         Raises:
             OutOfBlocksError: fewer are free.
         """
+        if count > self.allocator.num_free and self.reclaim is not None:
+            self.reclaim(count - self.allocator.num_free)
         free = self.allocator.num_free
         if count > free:
             raise OutOfBlocksError(
@@ -70,7 +88,19 @@ class KVBlockPool:
                 f"{self.allocator.num_blocks} are free ({_mib(free * self.block_bytes)}). "
                 "Shorten the conversation or give the cache more memory."
             )
-        return self.allocator.take(count, after=after, exact=exact)
+        blocks = self.allocator.take(count, after=after, exact=exact)
+        for block in blocks:
+            self._filled[block] = 0
+        return blocks
+
+    def filled(self, block: int) -> int:
+        """Rows of the block that belong to somebody, from its start."""
+        return self._filled[block]
+
+    def set_filled(self, block: int, num_rows: int) -> None:
+        """Claims rows of a block, or gives claimed ones up that nobody else knows of."""
+        assert 0 <= num_rows <= self.block_size
+        self._filled[block] = num_rows
 
     def copy_block(self, source: int, target: int) -> None:
         """Copies one block's K and V in all layers."""
@@ -89,13 +119,31 @@ class KVBlockPool:
             values[rows] = v[done : done + count]
             done += count
 
-    def read(self, layer_idx: int, runs: Runs, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a sequence's first `length` tokens, [length, Hkv, D]: views where they lie in one run."""
+    def read(self, layer_idx: int, runs: Runs, length: int, *, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a sequence's tokens `start` to `length`, [n, Hkv, D]: views where they lie in one run."""
         keys, values = self._kv[layer_idx]
-        rows = self._rows(runs, 0, length)
+        rows = self._rows(runs, start, length)
         if len(rows) == 1:
             return keys[rows[0]], values[rows[0]]
         return torch.cat([keys[part] for part in rows]), torch.cat([values[part] for part in rows])
+
+    def export(self, blocks: Sequence[int], start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Copies places `start` to `stop` of these blocks to host memory: k and v, [attention layers, n, Hkv, D]."""
+        runs = find_runs(blocks)
+        pairs = [self.read(layer_idx, runs, stop, start=start) for layer_idx in self._kv]
+        return {name: torch.stack([pair[index] for pair in pairs]).to("cpu") for index, name in enumerate(("k", "v"))}
+
+    def fits(self, tensors: Mapping[str, torch.Tensor], num_tokens: int) -> bool:
+        """Whether tensors are what `export` gives for that many tokens of this pool."""
+        keys, _ = next(iter(self._kv.values()))
+        shape = (len(self._kv), num_tokens, *keys.shape[1:])
+        return set(tensors) == {"k", "v"} and all(x.shape == shape and x.dtype == keys.dtype for x in tensors.values())
+
+    def restore(self, blocks: Sequence[int], start: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Writes what `export` gave at places from `start` on."""
+        runs = find_runs(blocks)
+        for index, layer_idx in enumerate(self._kv):
+            self.write(layer_idx, runs, start, tensors["k"][index], tensors["v"][index])
 
     def _rows(self, runs: Runs, start: int, stop: int) -> list[slice]:
         """The pool's rows (one a token) of a sequence's places start ... stop."""
@@ -109,7 +157,7 @@ class KVBlockPool:
         return rows or [slice(0, 0)]
 
 
-def find_runs(blocks: list[int]) -> Runs:
+def find_runs(blocks: Sequence[int]) -> Runs:
     """Cuts a sequence's blocks where they stop being consecutive: (first block, number of blocks) of each run."""
     runs: list[tuple[int, int]] = []
     for block in blocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -44,10 +45,13 @@ class CachePools:
         """
         return SequenceCache(self.kv, self.states, slot=self.states.take())
 
-    def check_integrity(self, sequences: list[SequenceCache]) -> None:
-        """Asserts that `sequences` are all who hold blocks and slots, and that every count agrees."""
+    def check_integrity(self, sequences: Iterable[SequenceCache], cached: Iterable[Sequence[int]] = ()) -> None:
+        """Asserts that `sequences`, and the `cached` segments' blocks, are all that is held, and every count agrees."""
         alive = [sequence for sequence in sequences if not sequence.freed]
-        self.kv.allocator.check_integrity(Counter(block for sequence in alive for block in sequence.block_table))
+        held = Counter(block for sequence in alive for block in sequence.block_table)
+        for blocks in cached:
+            held.update(blocks)
+        self.kv.allocator.check_integrity(held)
         slots = [sequence.slot for sequence in alive]
         assert len(slots) == len(set(slots)), f"two sequences share a slot: {sorted(slots)}"
         self.states.check_integrity(set(slots))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from qwen35mm.cache.kv_pool import KVBlockPool, Runs, find_runs
@@ -26,6 +28,9 @@ class SequenceCache:
         self._blocks: list[int] = []
         self._runs: Runs = ()
         self._length = 0
+        # Places claimed by this sequence, and places that others may know of: see KVBlockPool.filled.
+        self._claimed = 0
+        self._shared = 0
 
     @property
     def length(self) -> int:
@@ -74,17 +79,15 @@ class SequenceCache:
             OutOfBlocksError: no room; nothing has changed.
         """
         assert not self.freed, "this cache was freed"
-        pool, index = self._kv_pool, self._length // self._kv_pool.block_size
-        partial = self._length % pool.block_size > 0
-        if num_tokens == 0 or not partial or pool.allocator.count(self._blocks[index]) == 1:
-            self._grow(self._length + num_tokens)
-            return
-        # Only the last filled block can be shared and have room: `clone` shares no empty blocks.
-        missing = max(pool.blocks_for(self._length + num_tokens) - len(self._blocks), 0)
-        fresh = pool.take(1 + missing)
-        pool.copy_block(self._blocks[index], fresh[0])
-        pool.allocator.release([self._blocks[index]])
-        self._set_blocks([*self._blocks[:index], fresh[0], *self._blocks[index + 1 :], *fresh[1:]])
+        stop = self._length + num_tokens
+        if num_tokens and self._must_copy_last():
+            self._copy_last(stop)
+        else:
+            self._grow(stop)
+        size = self._kv_pool.block_size
+        for index in range(self._length // size, -(-stop // size)):
+            self._kv_pool.set_filled(self._blocks[index], min(stop - index * size, size))
+        self._claimed = max(stop, self._claimed)
 
     def append_kv(self, layer_idx: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes k and v ([T, Hkv, D]) after the cached tokens, into room made by `prepare`.
@@ -114,6 +117,39 @@ class SequenceCache:
         assert self._length + num_tokens <= len(self._blocks) * self._kv_pool.block_size, "advance without prepare"
         self._length += num_tokens
 
+    def adopt(self, blocks: Sequence[int], length: int) -> None:
+        """Begins this empty sequence with blocks that others hold too; their first `length` places are filled."""
+        assert self._length == 0, "only an empty sequence can adopt blocks"
+        assert len(blocks) == self._kv_pool.blocks_for(length), "blocks and length don't match"
+        self._kv_pool.allocator.share(blocks)
+        self._kv_pool.allocator.release(self._blocks)
+        self._set_blocks(list(blocks))
+        self._length = self._claimed = self._shared = length
+
+    def share(self, start: int, stop: int) -> tuple[int, ...]:
+        """The blocks that hold places `start` to `stop`, with one more holder: the caller, who releases them."""
+        assert 0 <= start < stop <= self._length
+        size = self._kv_pool.block_size
+        blocks = tuple(self._blocks[start // size : self._kv_pool.blocks_for(stop)])
+        self._kv_pool.allocator.share(blocks)
+        self._shared = max(self._shared, stop)
+        return blocks
+
+    def append(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Appends KV that was exported before (see KVBlockPool.export).
+
+        Raises:
+            OutOfBlocksError: no room; nothing has changed.
+        """
+        num_tokens = tensors["k"].shape[1]
+        self.prepare(num_tokens)
+        self._kv_pool.restore(self._blocks, self._length, tensors)
+        self.advance(num_tokens)
+
+    def export(self) -> dict[str, torch.Tensor]:
+        """Copies the KV of all tokens to host memory (see KVBlockPool.export)."""
+        return self._kv_pool.export(self._blocks, 0, self._length)
+
     def clone(self) -> SequenceCache:
         """A sequence that goes on from here on its own: blocks shared, states copied.
 
@@ -125,6 +161,8 @@ class SequenceCache:
         slot = self._state_pool.take_copy(self.slot)
         other = SequenceCache(self._kv_pool, self._state_pool, slot=slot)
         other.rope_delta, other._length = self.rope_delta, self._length
+        other._claimed = other._shared = self._length
+        self._shared = max(self._shared, self._length)
         other._set_blocks(self._blocks[: self._kv_pool.blocks_for(self._length)])
         self._kv_pool.allocator.share(other._blocks)
         return other
@@ -133,10 +171,33 @@ class SequenceCache:
         """Gives blocks and slot back; a second call does nothing."""
         if self._slot is None:
             return
+        self._unclaim()
         self._kv_pool.allocator.release(self._blocks)
         self._state_pool.release(self._slot)
         self._set_blocks([])
         self._slot, self._length = None, 0
+
+    def _must_copy_last(self) -> bool:
+        """Whether the block that the next token belongs to is partly filled and somebody else's to go on in."""
+        row = self._length % self._kv_pool.block_size
+        if row == 0 or self._claimed > self._length:
+            return False
+        block = self._blocks[self._length // self._kv_pool.block_size]
+        return self._kv_pool.allocator.count(block) > 1 and self._kv_pool.filled(block) != row
+
+    def _copy_last(self, num_tokens: int) -> None:
+        pool, index = self._kv_pool, self._length // self._kv_pool.block_size
+        missing = max(pool.blocks_for(num_tokens) - len(self._blocks), 0)
+        fresh = pool.take(1 + missing)
+        pool.copy_block(self._blocks[index], fresh[0])
+        pool.allocator.release([self._blocks[index]])
+        self._set_blocks([*self._blocks[:index], fresh[0], *self._blocks[index + 1 :], *fresh[1:]])
+
+    def _unclaim(self) -> None:
+        """Lets whoever else holds the block where the shared places end go on in it in place."""
+        size = self._kv_pool.block_size
+        if self._claimed > self._shared and self._shared % size:
+            self._kv_pool.set_filled(self._blocks[self._shared // size], self._shared % size)
 
     def _grow(self, num_tokens: int, *, exact: bool = False) -> None:
         missing = self._kv_pool.blocks_for(num_tokens) - len(self._blocks)

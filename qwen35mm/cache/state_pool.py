@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from qwen35mm.config import ModelConfig
@@ -63,6 +65,34 @@ class StatePool:
             for states in pool.values():
                 states[slot].copy_(states[source])
         return slot
+
+    def save(self, slot: int) -> dict[str, torch.Tensor]:
+        """Copies a slot's states to host memory.
+
+        Returns:
+            conv [linear layers, C, kernel - 1] in the model's dtype, recurrent [linear layers, Hv, K, V] float32.
+        """
+        return {
+            name: torch.stack([states[slot] for states in pool.values()]).to("cpu")
+            for name, pool in (("conv", self._conv), ("recurrent", self._recurrent))
+        }
+
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether tensors are what `save` gives for this pool."""
+        pools = {"conv": self._conv, "recurrent": self._recurrent}
+        if set(tensors) != set(pools):
+            return False
+        return all(
+            tensors[name].shape == (len(pool), *states.shape[1:]) and tensors[name].dtype == states.dtype
+            for name, pool in pools.items()
+            for states in pool.values()
+        )
+
+    def load(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Writes what `save` gave into a slot."""
+        for name, pool in (("conv", self._conv), ("recurrent", self._recurrent)):
+            for states, saved in zip(pool.values(), tensors[name], strict=True):
+                states[slot].copy_(saved)
 
     def release(self, slot: int) -> None:
         """Gives a slot back."""

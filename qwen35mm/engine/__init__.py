@@ -1,7 +1,8 @@
 """From a prompt to a stream of events: scheduling, running the model, sampling, text."""
 
-from qwen35mm.engine.engine import Engine, EngineSettings
+from qwen35mm.engine.engine import Engine
 from qwen35mm.engine.events import (
+    CacheReport,
     Event,
     Finished,
     MediaPlanned,
@@ -10,11 +11,15 @@ from qwen35mm.engine.events import (
     Result,
     TextDelta,
 )
-from qwen35mm.engine.request import Request, StepOutput
+from qwen35mm.engine.request import CachedPrompt, DeferredMedia, Request, Retain, StepOutput
+from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.shell import AsyncEngine
 
 __all__ = [
     "AsyncEngine",
+    "CacheReport",
+    "CachedPrompt",
+    "DeferredMedia",
     "Engine",
     "EngineSettings",
     "Event",
@@ -24,6 +29,7 @@ __all__ = [
     "Progress",
     "Request",
     "Result",
+    "Retain",
     "StepOutput",
     "TextDelta",
 ]

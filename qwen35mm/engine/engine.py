@@ -1,52 +1,42 @@
 """The engine: requests in, events out, one bounded piece of work per `step()`.
 
-It is synchronous, knows no threads and does no input or output. One request runs at a time, in order of
-arrival; the others wait. A step encodes a few vision layers, prefills one piece, or decodes one token,
-so a cancelled request is gone before the next step.
+It is synchronous, knows no threads and does no input or output; what must be read or written is handed to a
+`Background`. A step runs at most one piece of one prompt (some vision layers, or one piece of prefill), then one token
+of every running reply. History commits are computed when nothing else is to do.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
-from qwen35mm.cache import CachePools
-from qwen35mm.engine.events import Finished, Progress, TextDelta
+from qwen35mm.cache import Background, CacheSettings, Inline, OutOfBlocksError, SequenceCache
+from qwen35mm.engine.commits import Commits
+from qwen35mm.engine.decoding import DecodeBatch
+from qwen35mm.engine.events import Finished, Progress
 from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
-from qwen35mm.engine.request import Request, StepOutput
+from qwen35mm.engine.prefill import Prefill
+from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
+from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
-from qwen35mm.engine.sequence import Sequence, prefill_pieces
-from qwen35mm.engine.vision import VisionEncoding
-from qwen35mm.errors import ConfigError, ContextTooLongError, EngineError, QueueFullError
+from qwen35mm.engine.sequence import Reply, Sequence
+from qwen35mm.engine.settings import EngineSettings, decode_rows
+from qwen35mm.errors import (
+    ContextTooLongError,
+    EngineError,
+    MediaError,
+    QueueFullError,
+    Qwen35mmError,
+    RequestError,
+    RequestTimeoutError,
+)
 from qwen35mm.model import LoadedModel
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_CONTEXT_LENGTH = 32_768
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """How much the engine may hold.
-
-    Attributes:
-        context_length: most tokens of a prompt and its reply; None takes the checkpoint's limit, at most 32,768.
-        piece_tokens: most prompt tokens of one step.
-        max_waiting: requests that may wait before further ones are refused.
-    """
-
-    context_length: int | None = None
-    piece_tokens: int = 512
-    max_waiting: int = 16
-
-    def __post_init__(self) -> None:
-        for name in ("context_length", "piece_tokens", "max_waiting"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1; got {value}.")
 
 
 class Engine:
@@ -54,36 +44,66 @@ class Engine:
 
     Args:
         loaded: the model with its tokenizer and defaults.
-        settings: limits.
+        settings: how much is done at once.
+        cache: how much is kept.
+        background: reads and writes files; None does it at once, inside the step.
+        clock: seconds, for deadlines; the one that requests' times are of.
 
     Raises:
-        ConfigError: the context asked for is longer than the model's positions.
+        ConfigError: a setting can't be used, or the memory can't hold one sequence of the context asked for.
     """
 
-    def __init__(self, loaded: LoadedModel, settings: EngineSettings | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: EngineSettings | None = None,
+        cache: CacheSettings | None = None,
+        *,
+        background: Background | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.loaded = loaded
         self.settings = settings or EngineSettings()
-        config = loaded.config
-        limit = config.text.max_position_embeddings
-        self.context_length = self.settings.context_length or min(limit, DEFAULT_CONTEXT_LENGTH)
-        if self.context_length > limit:
-            raise ConfigError(f"A context of {self.context_length:,} tokens was asked for; this model has {limit:,}.")
-        self._pools = CachePools(
-            config,
-            num_slots=1,
-            num_tokens=self.context_length,
-            dtype=loaded.model.dtype,
-            device=loaded.model.device,
-        )
+        self.runtime = Runtime.make(loaded, self.settings, cache or CacheSettings(), background or Inline())
+        self._clock = clock
         self._thinking = ThinkingTokens.from_tokenizer(loaded.tokenizer)
         self._banned_ids = _ids_never_sampled(loaded)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
-        self._running: Sequence | None = None
+        self._sequences: dict[str, Sequence] = {}
+        self._prefilling: Sequence | None = None
+        num_rows = decode_rows(self.settings, loaded.model.device, loaded.model.dtype)
+        self._batch = DecodeBatch(self.runtime, num_rows=num_rows)
+        self._commits = Commits(self.runtime)
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a prompt and its reply."""
+        return self.runtime.context_length
 
     @property
     def has_work(self) -> bool:
-        """Whether `step()` would do anything."""
-        return self._running is not None or bool(self._waiting)
+        """Whether `step()` would do anything, now or once a file is read."""
+        disk = self.runtime.disk
+        return self.has_requests or bool(self._commits) or (disk is not None and disk.can_write())
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anybody waits for a token."""
+        return bool(self._sequences or self._waiting)
+
+    @property
+    def writing(self) -> bool:
+        """Whether entries that were handed to the disk's writer aren't written yet."""
+        return self.runtime.disk is not None and self.runtime.disk.writing
+
+    @property
+    def blocked(self) -> bool:
+        """Whether `step()` would only find that a file isn't read yet."""
+        if self._batch.running or self._batch.suspended:
+            return False
+        if self._prefilling is not None:
+            return self._prefilling.prefill.blocked
+        return not self._waiting and self._commits.blocked
 
     @property
     def num_waiting(self) -> int:
@@ -96,6 +116,7 @@ class Engine:
         Raises:
             ContextTooLongError: the prompt leaves no room for a reply.
             QueueFullError: `max_waiting` requests wait already.
+            RequestError: more choices than slots.
         """
         num_tokens = len(request.prompt.token_ids)
         if num_tokens >= self.context_length:
@@ -103,77 +124,223 @@ class Engine:
                 f"The conversation has {num_tokens:,} tokens and the context holds {self.context_length:,}, reply "
                 "included. Start a new chat, send fewer or smaller pictures and videos, or raise the context length."
             )
+        if not 1 <= request.num_choices <= self.settings.slots:
+            raise RequestError(
+                f"{request.num_choices} replies were asked for; this engine computes 1 to {self.settings.slots} at a "
+                "time (its slots)."
+            )
         if len(self._waiting) >= self.settings.max_waiting:
             raise QueueFullError(f"{len(self._waiting)} requests are waiting already. Try again in a moment.")
         self._waiting[request.id] = request
+        self._commits.supersede(request.conversation)
+
+    def commit(self, source: CachedPrompt) -> None:
+        """Computes the segments of a finished conversation for its next turn, once there is nothing else to do."""
+        if self.runtime.reuse and len(source.prompt.token_ids) <= self.context_length:
+            self._commits.add(source)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request, whatever its phase, and frees what it holds; an unknown one may just have ended."""
-        if self._waiting.pop(request_id, None) is None and self._running_is(request_id):
-            self._release()
+        if self._waiting.pop(request_id, None) is None and request_id in self._sequences:
+            self._close(self._sequences[request_id])
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """Does one piece of work of the oldest request; returns what there is to tell.
+        """Does one bounded piece of work; returns what there is to tell.
 
-        An error in the model ends that request with an `EngineError`; the engine goes on.
+        An error ends the request that it happened in, or all running ones where the model failed on their common
+        step, with a Qwen35mmError as their last event; the engine goes on.
         """
-        admitted: list[StepOutput] = []
-        if self._running is None:
-            if not self._waiting:
-                return []
-            admitted = self._admit()
-        sequence = self._running
-        if sequence is None:
-            return admitted
-        try:
-            events = {"encode": self._encode, "prefill": self._prefill, "decode": self._decode}[sequence.phase](
-                sequence
-            )
-        except Exception as error:
-            logger.exception("request %s failed while it was in phase %s", sequence.request.id, sequence.phase)
-            return [*admitted, self._fail(sequence.request.id, error)]
-        outputs = [StepOutput(sequence.request.id, event) for event in events]
-        if sequence.output.finish_reason is not None:
-            outputs.append(StepOutput(sequence.request.id, Finished(sequence.result(sequence.output.finish_reason))))
-            self._release()
-        return admitted + outputs
+        outputs = self._end_late()
+        self._batch.resume()
+        if self._prefilling is None:
+            outputs += self._admit()
+        if self._prefilling is not None:
+            outputs += self._advance(self._prefilling)
+        if self._batch.running:
+            outputs += self._decode()
+        elif not self.has_requests:
+            self._idle_step()
+        return outputs
+
+    def flush(self) -> None:
+        """Hands everything that the disk lacks to its writer and waits for it; ends pending commits."""
+        self._commits.clear()
+        disk = self.runtime.disk
+        if disk is not None:
+            while disk.num_dirty:
+                if not disk.write_next():
+                    disk.flush()
+            disk.flush()
 
     def check_integrity(self) -> None:
-        """Asserts that every block and state is either free or held by the running request."""
-        self._pools.check_integrity([self._running.cache] if self._running else [])
+        """Asserts that every block, state and pin belongs to a running request, a commit or the cache."""
+        prefills = [sequence.prefill for sequence in self._sequences.values()] + self._commits.prefills
+        caches: list[SequenceCache] = [cache for sequence in self._sequences.values() for cache in sequence.caches]
+        caches += [cache for prefill in self._commits.prefills for cache in prefill.sequences]
+        self.runtime.prefixes.check_integrity(caches, [prefill.start for prefill in prefills if prefill.start])
+        self.runtime.vision.check_integrity()
+
+    def _end_late(self) -> list[StepOutput]:
+        now = self._clock()
+        running = [sequence.request for sequence in self._sequences.values()]
+        late = [r for r in (*self._waiting.values(), *running) if r.deadline_s is not None and r.deadline_s <= now]
+        outputs = []
+        for request in late:
+            self.cancel(request.id)
+            message = "The time allowed for this request is over. Allow more, or ask for a shorter answer."
+            outputs.append(StepOutput(request.id, RequestTimeoutError(message)))
+        return outputs
 
     def _admit(self) -> list[StepOutput]:
-        request_id, request = self._waiting.popitem(last=False)
+        """Takes the next request out of the line, if there is a slot and room for it."""
+        if not self._waiting or self._batch.suspended:
+            return []
+        request = next(iter(self._waiting.values()))
+        num_running = len(self._batch.running)
+        if num_running + request.num_choices > self.runtime.slots:
+            return []
+        if num_running and not self._batch.has_room(len(request.prompt.token_ids)):
+            return []
+        del self._waiting[request.id]
         try:
-            self._running = self._start(request)
+            sequence = Sequence(request, Prefill(self.runtime, request))
         except Exception as error:
-            logger.exception("request %s could not start", request_id)
-            return [self._fail(request_id, error)]
+            logger.exception("request %s could not start", request.id)
+            return [StepOutput(request.id, _engine_error(error))]
+        self._sequences[request.id] = self._prefilling = sequence
         total = len(self._waiting)
         return [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in enumerate(self._waiting, start=1)]
 
-    def _start(self, request: Request) -> Sequence:
-        loaded, prompt = self.loaded, request.prompt
-        output = OutputProcessor(
-            loaded.tokenizer,
+    def _advance(self, sequence: Sequence) -> list[StepOutput]:
+        """One piece of the prompt in hand; its replies begin when that was the last."""
+        request_id = sequence.request.id
+        try:
+            outputs = [StepOutput(request_id, progress) for progress in sequence.prefill.step()]
+            if sequence.prefill.done:
+                self._prefilling = None
+                outputs += self._begin_replies(sequence)
+        except OutOfBlocksError as error:
+            return self._wait_for_room(sequence, error)
+        except (Qwen35mmError, MediaError) as error:
+            self._close(sequence)
+            return [StepOutput(request_id, error)]
+        except Exception as error:
+            logger.exception("request %s failed before its first token", request_id)
+            self._close(sequence)
+            return [StepOutput(request_id, _engine_error(error))]
+        return outputs
+
+    def _wait_for_room(self, sequence: Sequence, error: OutOfBlocksError) -> list[StepOutput]:
+        """The prompt in hand finds no blocks: a commit gives way, or it waits, or suspended replies go first."""
+        if self._commits.give_way() or self._batch.running or sequence.prefill.unpin():
+            return []
+        if self._batch.suspended:
+            self._requeue(sequence)
+            return []
+        self._close(sequence)
+        return [StepOutput(sequence.request.id, error)]
+
+    def _begin_replies(self, sequence: Sequence) -> list[StepOutput]:
+        """Samples the first token of each choice; all of them stand on the same blocks."""
+        request, prefill = sequence.request, sequence.prefill
+        assert prefill.last_hidden is not None
+        logits = self.runtime.model.logits(prefill.last_hidden, num_rows=self._batch.num_rows)[0]
+        for choice in range(request.num_choices):
+            cache = prefill.cache if choice == 0 else prefill.cache.clone()
+            sampler, output = self._sampler(request, choice), self._output(request)
+            sequence.replies.append(Reply(sequence, choice, cache, sampler, output))
+        self._batch.running += sequence.replies
+        return [output for reply in list(sequence.replies) for output in self._take(reply, logits)]
+
+    def _decode(self) -> list[StepOutput]:
+        if not self._batch.prepare():
+            return self._give_way_to(self._batch.running[0])
+        try:
+            results = self._batch.step()
+        except Exception as error:
+            failed = list(dict.fromkeys(reply.sequence for reply in self._batch.running))
+            logger.exception("the model failed on %s", ", ".join(sequence.request.id for sequence in failed))
+            for sequence in failed:
+                self._close(sequence)
+            return [StepOutput(sequence.request.id, _engine_error(error)) for sequence in failed]
+        return [output for reply, logits in results for output in self._take(reply, logits)]
+
+    def _take(self, reply: Reply, logits: torch.Tensor) -> list[StepOutput]:
+        """A reply's next token, and its end where that was the last."""
+        request, choice = reply.request, reply.choice
+        if request.id not in self._sequences:
+            return []  # another of its choices has just failed
+        try:
+            outputs = [StepOutput(request.id, event, choice) for event in reply.take(logits, self.context_length)]
+        except Exception as error:
+            logger.exception("request %s failed on its next token", request.id)
+            self._close(reply.sequence)
+            return [StepOutput(request.id, _engine_error(error))]
+        if reply.output.finish_reason is not None:
+            result = reply.result(reply.output.finish_reason, self.runtime.pools)
+            outputs.append(StepOutput(request.id, Finished(result), choice))
+            reply.free()
+            self._batch.remove(reply)
+            if all(other.output.finish_reason is not None for other in reply.sequence.replies):
+                self._close(reply.sequence)
+        return outputs
+
+    def _give_way_to(self, reply: Reply) -> list[StepOutput]:
+        """The only running reply finds no block: whoever else holds some gives them back, and has to begin again."""
+        sequence = self._prefilling
+        if self._commits.give_way():
+            return []
+        if sequence is not None:
+            self._requeue(sequence)
+            return []
+        logger.error("a single reply of %s finds no room; the memory plan is wrong", reply.request.id)
+        self._close(reply.sequence)
+        return [
+            StepOutput(reply.request.id, EngineError("The cache is full. Start a new chat, or use a larger cache."))
+        ]
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Gives back what a prompt in hand holds; it is first in line, and computed again."""
+        self._close(sequence)
+        self._waiting[sequence.request.id] = sequence.request
+        self._waiting.move_to_end(sequence.request.id, last=False)
+
+    def _idle_step(self) -> None:
+        disk = self.runtime.disk
+        if self._commits:
+            self._commits.step()
+        elif disk is not None:
+            disk.write_next()
+
+    def _close(self, sequence: Sequence) -> None:
+        """Takes a request out of everything and gives back what it holds."""
+        self._sequences.pop(sequence.request.id, None)
+        if self._prefilling is sequence:
+            self._prefilling = None
+        for reply in sequence.replies:
+            self._batch.remove(reply)
+        sequence.close()
+
+    def _sampler(self, request: Request, choice: int) -> Sampler:
+        params = request.params
+        if choice and params.seed is not None:
+            params = params.with_overrides(seed=params.seed + choice)
+        return Sampler(
+            params,
+            prompt_token_ids=request.prompt.token_ids.tolist(),
+            banned_ids=self._banned_ids,
+            vocab_size=self.loaded.config.text.vocab_size,
+        )
+
+    def _output(self, request: Request) -> OutputProcessor:
+        return OutputProcessor(
+            self.loaded.tokenizer,
             request.params,
-            eos_ids=loaded.eos_ids,
+            eos_ids=self.loaded.eos_ids,
             thinking=self._thinking,
             in_thinking=self._opens_thinking(request),
         )
-        sampler = Sampler(
-            request.params,
-            prompt_token_ids=prompt.token_ids.tolist(),
-            banned_ids=self._banned_ids,
-            vocab_size=loaded.config.text.vocab_size,
-        )
-        vision = VisionEncoding(loaded.model.visual, request.media)
-        cache = self._pools.new_sequence()
-        cache.rope_delta = prompt.rope_delta
-        sequence = Sequence(request, cache, vision, sampler, output)
-        sequence.pieces = list(prefill_pieces(prompt, self.settings.piece_tokens))
-        return sequence
 
     def _opens_thinking(self, request: Request) -> bool:
         """Whether the prompt's last thinking token opens the thinking."""
@@ -184,74 +351,13 @@ class Engine:
                 return token_id == self._thinking.start_id
         return False
 
-    def _encode(self, sequence: Sequence) -> list[Progress]:
-        sequence.vision.step()
-        return [Progress("encode", sequence.vision.done, sequence.vision.total)]
 
-    def _prefill(self, sequence: Sequence) -> list[Progress | TextDelta]:
-        prompt, model = sequence.request.prompt, self.loaded.model
-        if sequence.vision_features is None:
-            sequence.vision_features = sequence.vision.features()
-        start, stop = sequence.pieces.pop(0)
-        embeds = model.embed_tokens(torch.tensor(prompt.token_ids[start:stop], device=model.device))
-        self._place_vision(sequence, embeds, start, stop)
-        positions = torch.tensor(prompt.positions[:, start:stop], device=model.device)
-        hidden = model.prefill(embeds, positions, sequence.cache)
-        events: list[Progress | TextDelta] = [Progress("prefill", stop, len(prompt.token_ids))]
-        if not sequence.pieces:
-            sequence.vision_features = None
-            events += self._next_token(sequence, model.logits(hidden[-1:])[0])
-        return events
-
-    def _place_vision(self, sequence: Sequence, embeds: torch.Tensor, start: int, stop: int) -> None:
-        """Writes the vision features over the placeholders' embeddings of one piece."""
-        offset = 0
-        for span in sequence.request.prompt.spans:
-            low, high = max(span.start, start), min(span.stop, stop)
-            if low < high:
-                features = sequence.vision_features
-                assert features is not None, "a span without media"
-                rows = features[offset + low - span.start : offset + high - span.start]
-                embeds[low - start : high - start] = rows.to(embeds.dtype)
-            offset += span.stop - span.start
-
-    def _decode(self, sequence: Sequence) -> list[TextDelta]:
-        model, cache = self.loaded.model, sequence.cache
-        positions = torch.full((3, 1), cache.next_position, dtype=torch.int64, device=model.device)
-        token_ids = torch.tensor([sequence.last_token_id], device=model.device)
-        hidden = model.decode(token_ids, positions, [cache])
-        return self._next_token(sequence, model.logits(hidden)[0])
-
-    def _next_token(self, sequence: Sequence, logits: torch.Tensor) -> list[TextDelta]:
-        output = sequence.output
-        token_id = output.next_forced()
-        if token_id is None:
-            token_id = sequence.sampler.sample(logits)
-        else:
-            sequence.sampler.observe(token_id)
-        sequence.last_token_id = token_id
-        sequence.token_time()
-        deltas = output.push(token_id)
-        # The new token needs a place in the cache before the next one can follow.
-        if output.finish_reason is None and sequence.cache.length >= self.context_length:
-            deltas += output.close("length")
-        return deltas
-
-    def _running_is(self, request_id: str) -> bool:
-        return self._running is not None and self._running.request.id == request_id
-
-    def _release(self) -> None:
-        if self._running is not None:
-            self._running.cache.free()
-            self._running = None
-
-    def _fail(self, request_id: str, error: Exception) -> StepOutput:
-        self._release()
-        if isinstance(error, torch.OutOfMemoryError):
-            message = "Memory ran out while this was computed. Use smaller pictures, fewer frames or a shorter chat."
-        else:
-            message = f"The model failed on this request ({type(error).__name__}); the log has the details. Try again."
-        return StepOutput(request_id, EngineError(message))
+def _engine_error(error: Exception) -> EngineError:
+    if isinstance(error, torch.OutOfMemoryError):
+        message = "Memory ran out while this was computed. Use smaller pictures, fewer frames or a shorter chat."
+    else:
+        message = f"The model failed on this request ({type(error).__name__}); the log has the details. Try again."
+    return EngineError(message)
 
 
 def _ids_never_sampled(loaded: LoadedModel) -> set[int]:

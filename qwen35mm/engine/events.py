@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from qwen35mm.cache.report import CacheReport
 from qwen35mm_preprocess import MediaPlan
 
 Phase = Literal["wait", "read", "encode", "prefill"]
@@ -76,6 +77,7 @@ class Result:
     decode_tokens_per_s: float | None
     seed: int | None = None
     media: tuple[MediaReport, ...] = ()
+    cache: CacheReport = field(default_factory=CacheReport)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able dict, with the fields in the order above."""

@@ -4,33 +4,72 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from qwen35mm.engine.events import Event
-from qwen35mm.errors import Qwen35mmError
+from qwen35mm.errors import MediaError, Qwen35mmError
 from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import PreparedMedia
+from qwen35mm_preprocess import MediaPlan, PreparedMedia
+
+# The errors that end a request; each has a message for a person.
+RequestEnd = Qwen35mmError | MediaError
+
+# What stays cached of a prompt: the points a conversation is gone on from; only what was asked for before; nothing.
+Retain = Literal["conversation", "shared", "nothing"]
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
-    """One prompt and how to answer it.
+class DeferredMedia:
+    """A medium whose plan is known, digests included, and whose pixels are only read if nothing is kept of it.
 
-    `media` are the prompt's images and videos in order of appearance. `arrival_s` (of `time.monotonic`)
-    is where the time to the first token is counted from.
+    `load` runs in another thread and may raise a MediaError, which ends the request.
+    """
+
+    plan: MediaPlan
+    load: Callable[[], PreparedMedia]
+
+
+@dataclass(frozen=True, eq=False)
+class CachedPrompt:
+    """A prompt, its media in order of appearance, and whose it is.
+
+    Attributes:
+        conversation: prompts of one conversation supersede each other's unfinished history commits.
+        salt: a tenant's secret: nothing is shared between two salts, save what stands before the token `salt_from`.
     """
 
     prompt: Prompt
-    params: SamplingParams
-    media: tuple[PreparedMedia, ...] = ()
+    media: tuple[PreparedMedia | DeferredMedia, ...] = ()
+    retain: Retain = "conversation"
+    conversation: str | None = None
+    salt: bytes = b""
+    salt_from: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Request(CachedPrompt):
+    """One prompt and how to answer it.
+
+    Attributes:
+        num_choices: replies to the prompt, which is computed once for all of them.
+        arrival_s: of `time.monotonic`; the time to the first token is counted from there.
+        deadline_s: of the same clock; the request ends with a RequestTimeoutError after it.
+    """
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    num_choices: int = 1
     arrival_s: float = field(default_factory=time.monotonic)
+    deadline_s: float | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """One event of one request; an error is the last that a request gives."""
+    """One event of one request; an error is the last that a request gives. `choice` counts its replies."""
 
     request_id: str
-    event: Event | Qwen35mmError
+    event: Event | RequestEnd
+    choice: int = 0

@@ -1,78 +1,165 @@
-"""One admitted request and everything that it holds while it runs."""
+"""A request that has left the waiting line: its prefill, and then its replies."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Mapping
 
 import torch
 
-from qwen35mm.cache import SequenceCache
-from qwen35mm.engine.events import FinishReason, MediaReport, Result
+from qwen35mm.cache import CachePools, CacheReport, SequenceCache
+from qwen35mm.engine.events import FinishReason, MediaReport, Result, TextDelta
 from qwen35mm.engine.output import OutputProcessor
+from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import Request
 from qwen35mm.engine.sampler import Sampler
-from qwen35mm.engine.vision import VisionEncoding
-from qwen35mm.prompt import Prompt
 from qwen35mm_preprocess import MediaPlan
 
 
-class Sequence:
-    """The state of one request between two steps; `Engine` does the work.
+class Reply:
+    """One of a request's replies while it grows.
 
-    `pieces` are what is left to prefill. `last_token_id` is the newest token of the reply: chosen, not
-    yet in the cache.
+    Attributes:
+        cache: None while the reply is suspended.
+        last_token_id: the newest token: chosen, not yet in the cache.
     """
 
     def __init__(
-        self, request: Request, cache: SequenceCache, vision: VisionEncoding, sampler: Sampler, output: OutputProcessor
+        self, sequence: Sequence, choice: int, cache: SequenceCache, sampler: Sampler, output: OutputProcessor
     ) -> None:
-        self.request = request
-        self.cache = cache
-        self.vision = vision
+        self.sequence = sequence
+        self.choice = choice
+        self.cache: SequenceCache | None = cache
         self.sampler = sampler
         self.output = output
-        self.vision_features: torch.Tensor | None = None
-        self.pieces: list[tuple[int, int]] = []
         self.last_token_id: int | None = None
+        self._suspended: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], int] | None = None
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
 
     @property
-    def phase(self) -> Literal["encode", "prefill", "decode"]:
-        """What the sequence needs next."""
-        if not self.vision.finished:
-            return "encode"
-        return "prefill" if self.pieces else "decode"
+    def request(self) -> Request:
+        return self.sequence.request
 
-    def token_time(self) -> None:
-        """Notes that a token has just been generated."""
+    @property
+    def num_suspended_tokens(self) -> int:
+        """Tokens that wait in host memory for their place on the device."""
+        return 0 if self._suspended is None else self._suspended[0]["k"].shape[1]
+
+    def take(self, logits: torch.Tensor, context_length: int) -> list[TextDelta]:
+        """Chooses the next token from its logits [vocab] and returns the text that it completes."""
+        output = self.output
+        token_id = output.next_forced()
+        if token_id is None:
+            token_id = self.sampler.sample(logits)
+        else:
+            self.sampler.observe(token_id)
+        self.last_token_id = token_id
         self._last_token_s = time.monotonic()
-        if self._first_token_s is None:
-            self._first_token_s = self._last_token_s
+        self._first_token_s = self._first_token_s or self._last_token_s
+        deltas = output.push(token_id)
+        assert self.cache is not None
+        # The new token needs a place in the cache before the next one can follow.
+        if output.finish_reason is None and self.cache.length >= context_length:
+            deltas += output.close("length")
+        return deltas
 
-    def result(self, finish_reason: FinishReason) -> Result:
+    def suspend(self, pools: CachePools) -> None:
+        """Moves the whole cache to host memory, bit for bit, so that others have its place."""
+        assert self.cache is not None
+        states = pools.states.save(self.cache.slot)
+        self._suspended = (self.cache.export(), states, self.cache.rope_delta)
+        self.free()
+
+    def resume(self, pools: CachePools) -> None:
+        """Takes up again where `suspend` broke off.
+
+        Raises:
+            OutOfSlotsError, OutOfBlocksError: no room yet; nothing has changed.
+        """
+        assert self._suspended is not None
+        kv, states, rope_delta = self._suspended
+        cache = pools.new_sequence()
+        try:
+            cache.append(kv)
+        except Exception:
+            cache.free()
+            raise
+        pools.states.load(cache.slot, states)
+        cache.rope_delta = rope_delta
+        self.cache, self._suspended = cache, None
+
+    def free(self) -> None:
+        """Gives its blocks and its slot back."""
+        if self.cache is not None:
+            self.cache.free()
+            self.cache = None
+
+    def result(self, finish_reason: FinishReason, pools: CachePools) -> Result:
         """The reply as it stands."""
-        prompt, output = self.request.prompt, self.output
+        request, output = self.request, self.output
         num_generated = len(output.token_ids)
         ttft_s = decode_tokens_per_s = None
+        decode_s = 0.0
         if self._first_token_s is not None and self._last_token_s is not None:
-            ttft_s = self._first_token_s - self.request.arrival_s
-            if self._last_token_s > self._first_token_s:
-                decode_tokens_per_s = (num_generated - 1) / (self._last_token_s - self._first_token_s)
+            ttft_s = self._first_token_s - request.arrival_s
+            decode_s = self._last_token_s - self._first_token_s
+            if decode_s > 0:
+                decode_tokens_per_s = (num_generated - 1) / decode_s
+        held = 0
+        if self.cache is not None:
+            held = len(self.cache.block_table) * pools.kv.block_bytes + pools.states.slot_bytes
         return Result(
             text=output.text,
             reasoning=output.reasoning,
             finish_reason=finish_reason,
             token_ids=tuple(output.token_ids),
-            prompt_token_ids=tuple(prompt.token_ids.tolist()),
-            num_prompt_tokens=len(prompt.token_ids),
+            prompt_token_ids=tuple(request.prompt.token_ids.tolist()),
+            num_prompt_tokens=len(request.prompt.token_ids),
             num_generated_tokens=num_generated,
             ttft_s=ttft_s,
             decode_tokens_per_s=decode_tokens_per_s,
-            seed=None if self.request.params.greedy else self.sampler.seed,
-            media=tuple(media_report(medium.plan) for medium in self.request.media),
+            seed=None if request.params.greedy else self.sampler.seed,
+            media=tuple(media_report(medium.plan) for medium in request.media),
+            cache=self.sequence.report(self._first_token_s, decode_s, held),
+        )
+
+
+class Sequence:
+    """An admitted request: first its prefill, then its replies, which share the prompt's blocks."""
+
+    def __init__(self, request: Request, prefill: Prefill) -> None:
+        self.request = request
+        self.prefill = prefill
+        self.replies: list[Reply] = []
+        self.started_s = time.monotonic()
+
+    @property
+    def caches(self) -> list[SequenceCache]:
+        """Every sequence in the pools that belongs to this request."""
+        replies = [reply.cache for reply in self.replies if reply.cache is not None]
+        return list(dict.fromkeys([*self.prefill.sequences, *replies]))
+
+    def close(self) -> None:
+        """Gives everything back; a second call does nothing."""
+        for reply in self.replies:
+            reply.free()
+        self.prefill.close()
+
+    def report(self, first_token_s: float | None, decode_s: float, cache_bytes: int) -> CacheReport:
+        """What the cache did for this request."""
+        prefill = self.prefill
+        num_encoded, num_cached = prefill.num_units
+        return CacheReport(
+            num_cached_tokens=prefill.num_cached_tokens,
+            cached_from=dict(prefill.tokens_from),
+            num_prefilled_tokens=len(self.request.prompt.token_ids) - prefill.num_cached_tokens,
+            miss=prefill.miss,
+            num_encoded_units=num_encoded,
+            num_cached_units=num_cached,
+            prefill_s=0.0 if first_token_s is None else first_token_s - self.started_s,
+            decode_s=decode_s,
+            cache_bytes=cache_bytes,
         )
 
 
@@ -81,13 +168,3 @@ def media_report(plan: MediaPlan) -> MediaReport:
     assert plan.digest is not None, "the plan of a prepared medium has its digest"
     grid = plan.grid_thw
     return MediaReport(plan.kind, plan.digest, (grid.t, grid.h, grid.w), plan.num_tokens, plan.timestamps_s)
-
-
-def prefill_pieces(prompt: Prompt, piece_tokens: int) -> Iterator[tuple[int, int]]:
-    """The token ranges that a prompt is prefilled in: each segment, then the tail, in pieces from its own start."""
-    bounds = [(segment.start, segment.stop) for segment in prompt.segments]
-    if prompt.tail_start < len(prompt.token_ids):
-        bounds.append((prompt.tail_start, len(prompt.token_ids)))
-    for start, stop in bounds:
-        for at in range(start, stop, piece_tokens):
-            yield at, min(at + piece_tokens, stop)

@@ -8,35 +8,78 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from qwen35mm.engine.engine import Engine
 from qwen35mm.engine.events import Event, Finished
-from qwen35mm.engine.request import Request, StepOutput
-from qwen35mm.errors import EngineError, Qwen35mmError
+from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
+from qwen35mm.errors import EngineError, MediaError, Qwen35mmError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# How often deadlines are looked at while everything waits for a file.
+DEADLINE_POLL_S = 0.25
+
+
+class Threads:
+    """A thread that reads files and one that writes them (see cache.Background)."""
+
+    def __init__(self) -> None:
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-writer")
+        self.on_done: Callable[[], None] = lambda: None
+
+    def read(self, function: Callable[[], T]) -> Future[T]:
+        return self._submit(self._reader, function)
+
+    def write(self, function: Callable[[], T]) -> Future[T]:
+        return self._submit(self._writer, function)
+
+    def close(self) -> None:
+        """Waits for what was handed over and ends the threads."""
+        self._reader.shutdown(cancel_futures=True)
+        self._writer.shutdown()
+
+    def _submit(self, executor: ThreadPoolExecutor, function: Callable[[], T]) -> Future[T]:
+        future = executor.submit(function)
+        future.add_done_callback(lambda _: self.on_done())
+        return future
 
 
 class AsyncEngine:
     """Runs an `Engine` in a thread of its own.
 
     All calls into the engine happen in that thread; callers hand it commands. `close()` ends the thread.
+
+    Args:
+        make_engine: makes the engine with the threads that read and write for it.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, make_engine: Callable[[Threads], Engine]) -> None:
+        self._threads = Threads()
+        try:
+            self._engine = make_engine(self._threads)
+        except BaseException:
+            self._threads.close()
+            raise
+        self.context_length = self._engine.context_length
         self._commands: deque[Callable[[], None]] = deque()
-        self._listeners: dict[str, Callable[[Event | Qwen35mmError], None]] = {}
+        self._listeners: dict[str, Callable[[StepOutput], None]] = {}
+        self._num_open: dict[str, int] = {}
         self._wake = threading.Condition()
         self._closing = False
         self._idle = threading.Event()
         self._idle.set()
+        self._threads.on_done = self._notify
         self._thread = threading.Thread(target=self._run, name="qwen35mm-engine", daemon=True)
         self._thread.start()
 
     @property
     def idle(self) -> bool:
-        """Whether the engine has nothing to do."""
+        """Whether the engine has nothing to do: no request, no history commit, nothing to hand to the disk."""
         return self._idle.is_set()
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
@@ -44,39 +87,65 @@ class AsyncEngine:
         return self._idle.wait(timeout_s)
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
-        """The request's events up to its `Finished`. Leaving the iterator cancels the request within one step.
+        """The events of a request with one choice, up to its `Finished`; see `stream_choices`."""
+        assert request.num_choices == 1, "several choices come from stream_choices"
+        events = self.stream_choices(request)
+        try:
+            async for _, event in events:
+                yield event
+        finally:
+            await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+
+    async def stream_choices(self, request: Request) -> AsyncIterator[tuple[int, Event]]:
+        """Each event with the number of its choice, up to the last one's `Finished`.
+
+        Leaving the iterator cancels the request within one step.
 
         Raises:
-            RequestError: the engine refuses the request.
+            RequestError: the engine refuses the request, or its time is over.
+            MediaError: a medium can't be read any more.
             EngineError: the engine failed on it, or is closed.
         """
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event | Qwen35mmError] = asyncio.Queue()
+        outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
 
-        def deliver(event: Event | Qwen35mmError) -> None:
+        def deliver(output: StepOutput) -> None:
             # A closed loop has no reader left; its requests are cancelled by their own iterators.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(events.put_nowait, event)
+                loop.call_soon_threadsafe(outputs.put_nowait, output)
 
         self._submit(lambda: self._add(request, deliver))
+        num_open = request.num_choices
         try:
-            while True:
-                event = await events.get()
-                if isinstance(event, Qwen35mmError):
-                    raise event
-                yield event
-                if isinstance(event, Finished):
-                    return
+            while num_open:
+                output = await outputs.get()
+                if isinstance(output.event, (Qwen35mmError, MediaError)):
+                    raise output.event
+                num_open -= isinstance(output.event, Finished)
+                yield output.choice, output.event
         finally:
             with contextlib.suppress(EngineError):
                 self._submit(lambda: self._cancel(request.id))
 
+    def commit(self, source: CachedPrompt) -> None:
+        """Has a finished conversation's history computed for its next turn, when there is nothing else to do."""
+        with contextlib.suppress(EngineError):
+            self._submit(lambda: self._engine.commit(source))
+
     def close(self) -> None:
-        """Ends the thread after the step in hand; running requests end with an `EngineError`."""
+        """Ends the thread after the step in hand; running requests end with an `EngineError`.
+
+        What the disk tier lacks is written before this returns.
+        """
         with self._wake:
             self._closing = True
             self._wake.notify()
         self._thread.join()
+        self._threads.close()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def _submit(self, command: Callable[[], None]) -> None:
         with self._wake:
@@ -86,16 +155,17 @@ class AsyncEngine:
             self._commands.append(command)
             self._wake.notify()
 
-    def _add(self, request: Request, deliver: Callable[[Event | Qwen35mmError], None]) -> None:
+    def _add(self, request: Request, deliver: Callable[[StepOutput], None]) -> None:
         try:
             self._engine.add(request)
         except Qwen35mmError as error:
-            deliver(error)
+            deliver(StepOutput(request.id, error))
         else:
             self._listeners[request.id] = deliver
+            self._num_open[request.id] = request.num_choices
 
     def _cancel(self, request_id: str) -> None:
-        if self._listeners.pop(request_id, None) is not None:
+        if self._forget(request_id):
             self._engine.cancel(request_id)
 
     def _run(self) -> None:
@@ -104,6 +174,7 @@ class AsyncEngine:
                 for output in self._engine.step():
                     self._deliver(output)
             reason = "The engine was shut down."
+            self._engine.flush()
         except Exception:
             # `Engine.step` answers for what goes wrong in a request; what comes through is a bug of ours.
             logger.exception("the engine's thread failed")
@@ -111,30 +182,42 @@ class AsyncEngine:
         with self._wake:
             self._closing = True
             self._commands.clear()
-        for deliver in self._listeners.values():
-            deliver(EngineError(reason))
+        for request_id, deliver in list(self._listeners.items()):
+            deliver(StepOutput(request_id, EngineError(reason)))
         self._idle.set()
 
     def _take_commands(self) -> bool:
         """Carries out what callers asked for; sleeps while there is nothing to do. False when it is time to end."""
         while True:
+            is_late = False
             with self._wake:
-                while not (self._commands or self._engine.has_work or self._closing):
-                    self._idle.set()
-                    self._wake.wait()
+                while not (self._commands or self._closing or self._can_step() or is_late):
+                    if not (self._engine.has_work or self._engine.writing):
+                        self._idle.set()
+                    # A request may wait for a file longer than its deadline allows.
+                    is_late = not self._wake.wait(DEADLINE_POLL_S if self._engine.has_requests else None)
                 commands = list(self._commands)
                 self._commands.clear()
                 if self._closing:
                     return False
             for command in commands:
                 command()
-            if self._engine.has_work:
+            if self._can_step() or is_late:
                 return True
+
+    def _can_step(self) -> bool:
+        return self._engine.has_work and not self._engine.blocked
 
     def _deliver(self, output: StepOutput) -> None:
         deliver = self._listeners.get(output.request_id)
         if deliver is None:
             return
-        if isinstance(output.event, (Finished, Qwen35mmError)):
-            del self._listeners[output.request_id]
-        deliver(output.event)
+        if isinstance(output.event, Finished):
+            self._num_open[output.request_id] -= 1
+        if isinstance(output.event, (Qwen35mmError, MediaError)) or not self._num_open[output.request_id]:
+            self._forget(output.request_id)
+        deliver(output)
+
+    def _forget(self, request_id: str) -> bool:
+        self._num_open.pop(request_id, None)
+        return self._listeners.pop(request_id, None) is not None

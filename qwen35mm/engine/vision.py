@@ -1,40 +1,97 @@
-"""The vision tower's work for one request, cut so that the engine can do a little of it per step.
+"""The vision tower's work for one prompt, cut so that the engine can do a little of it per step.
 
 A unit is one image, or a fixed number of a video's temporal patches counted from its start. Units never
-run beside each other and cuts fall between layers, so the features don't depend on how the work was cut.
+run beside each other and cuts fall between layers, so the features don't depend on how the work was cut,
+and a unit's features can be kept and used again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from qwen35mm.cache import VisionCache
+from qwen35mm.cache.address import vision_address
 from qwen35mm.model.vision import VisionTower
-from qwen35mm_preprocess import GridTHW, PreparedMedia
+from qwen35mm.prompt import Prompt
+from qwen35mm_preprocess import GridTHW, MediaPlan, PreparedMedia
 
 UNIT_TEMPORAL_PATCHES = 8
 # Patches times layers of one step: about a second of a small tower on two CPU cores.
 PATCH_LAYERS_PER_STEP = 8192
 
 
-class VisionEncoding:
-    """Encodes the media of one request, in order.
+@dataclass(frozen=True)
+class VisionUnit:
+    """What the tower encodes by itself: temporal patches `start` to `stop` of a medium (an image has one)."""
+
+    media_index: int
+    start: int
+    stop: int
+    grid_thw: GridTHW
+    address: bytes
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.media_index, self.start // UNIT_TEMPORAL_PATCHES
+
+
+def needed_units(
+    prompt: Prompt, plans: Sequence[MediaPlan], start: int, stop: int, *, root: bytes, salt: bytes
+) -> list[VisionUnit]:
+    """The units with a span that reaches into a prompt's tokens `start` to `stop`, in order.
+
+    Args:
+        plans: of the prompt's media, with their digests.
+        root, salt: see `vision_address`.
+    """
+    units: dict[tuple[int, int], VisionUnit] = {}
+    for span in prompt.spans:
+        key = (span.media_index, span.unit_index // UNIT_TEMPORAL_PATCHES)
+        if span.stop <= start or span.start >= stop or key in units:
+            continue
+        plan = plans[span.media_index]
+        digests = plan.unit_digests
+        assert digests is not None, "media in a prompt have their digests"
+        first = key[1] * UNIT_TEMPORAL_PATCHES
+        last = min(first + UNIT_TEMPORAL_PATCHES, plan.grid_thw.t)
+        grid = GridTHW(last - first, plan.grid_thw.h, plan.grid_thw.w)
+        address = vision_address(root, salt, digests[first:last], grid)
+        units[key] = VisionUnit(span.media_index, first, last, grid, address)
+    return list(units.values())
+
+
+class VisionWork:
+    """Encodes the units of one prompt that nothing is kept of.
 
     Args:
         tower: the model's vision tower.
-        media: with `pixel_values` of shape `[num_patches, channels * temporal * patch * patch]`, float32.
+        cache: where new features are kept, if they are.
+        units: what the prompt needs.
+        kept: features that there are already, by address.
+        media: the pixels of the other units' media, by index.
     """
 
-    def __init__(self, tower: VisionTower, media: Sequence[PreparedMedia]) -> None:
+    def __init__(
+        self,
+        tower: VisionTower,
+        cache: VisionCache | None,
+        units: Sequence[VisionUnit],
+        kept: Mapping[bytes, torch.Tensor],
+        media: Mapping[int, PreparedMedia],
+    ) -> None:
         self._tower = tower
-        units = [unit for medium in media for unit in _units(medium)]
-        self._num_layers = tower.config.depth
-        self.total = len(units) * self._num_layers
+        self._cache = cache
+        device = tower.patch_embed.weight.device
+        self._features = {unit.key: kept[unit.address].to(device) for unit in units if unit.address in kept}
+        missing = [unit for unit in units if unit.address not in kept]
+        self.num_cached, self.num_encoded = len(units) - len(missing), len(missing)
+        self.total = len(missing) * tower.config.depth
         self.done = 0
-        self._features: list[torch.Tensor] = []
-        self._work = self._run(units)
+        self._work = self._run(missing, media)
 
     @property
     def finished(self) -> bool:
@@ -45,30 +102,40 @@ class VisionEncoding:
         """Runs a few layers of the current unit."""
         next(self._work)
 
-    def features(self) -> torch.Tensor | None:
-        """All units' features `[num_vision_tokens, hidden]` in prompt order; None without media."""
-        assert self.finished, "features before the last unit"
-        return torch.cat(self._features) if self._features else None
+    def place(self, prompt: Prompt, embeds: torch.Tensor, start: int) -> None:
+        """Writes the features over the placeholders' embeddings of a piece.
 
-    def _run(self, units: list[tuple[np.ndarray, GridTHW]]) -> Iterator[None]:
+        Args:
+            embeds: [T, hidden] of the prompt's tokens from `start` on; written to.
+        """
+        stop = start + embeds.shape[0]
+        for span in prompt.spans:
+            low, high = max(span.start, start), min(span.stop, stop)
+            if low >= high:
+                continue
+            features = self._features[span.media_index, span.unit_index // UNIT_TEMPORAL_PATCHES]
+            offset = (span.unit_index % UNIT_TEMPORAL_PATCHES) * (span.stop - span.start) - span.start
+            embeds[low - start : high - start] = features[offset + low : offset + high].to(embeds.dtype)
+
+    def _run(self, units: Sequence[VisionUnit], media: Mapping[int, PreparedMedia]) -> Iterator[None]:
         tower = self._tower
-        for pixel_values, grid_thw in units:
-            state = tower.begin(torch.from_numpy(pixel_values), [grid_thw])
+        for unit in units:
+            pixel_values = _pixels(unit, media[unit.media_index])
+            state = tower.begin(torch.from_numpy(pixel_values), [unit.grid_thw])
             layers_per_step = max(1, PATCH_LAYERS_PER_STEP // pixel_values.shape[0])
             finished = False
             while not finished:
                 before = state.next_layer
                 finished = tower.run_layers(state, layers_per_step)
                 if finished:
-                    self._features.append(tower.finish(state))
+                    features = tower.finish(state)
+                    self._features[unit.key] = features
+                    if self._cache is not None:
+                        self._cache.put(unit.address, features)
                 self.done += state.next_layer - before
                 yield
 
 
-def _units(medium: PreparedMedia) -> Iterator[tuple[np.ndarray, GridTHW]]:
-    grid = medium.plan.grid_thw
-    patches_per_frame = grid.h * grid.w
-    for start in range(0, grid.t, UNIT_TEMPORAL_PATCHES):
-        stop = min(start + UNIT_TEMPORAL_PATCHES, grid.t)
-        rows = slice(start * patches_per_frame, stop * patches_per_frame)
-        yield medium.pixel_values[rows], GridTHW(stop - start, grid.h, grid.w)
+def _pixels(unit: VisionUnit, medium: PreparedMedia) -> np.ndarray:
+    patches_per_frame = unit.grid_thw.h * unit.grid_thw.w
+    return medium.pixel_values[unit.start * patches_per_frame : unit.stop * patches_per_frame]

@@ -10,6 +10,7 @@ from torch import nn
 from qwen35mm.config import TextConfig
 from qwen35mm.model.cache_protocol import SequenceCache
 from qwen35mm.model.layers import Factory, Linear, RMSNorm
+from qwen35mm.model.rows import each_row
 from qwen35mm_kernels import apply_partial_rope, attention_decode, attention_prefill
 
 
@@ -35,28 +36,33 @@ class GatedAttention(nn.Module):
 
     def prefill(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], cache: SequenceCache) -> torch.Tensor:
         """Runs one sequence's next T tokens against its cache: [T, hidden] -> [T, hidden]."""
-        q, gate, k, v = self._project(x, rope)
+        q, gate, k, v = self._heads(self.qkv_proj(x), *rope)
         keys, values = cache.append_kv(self.layer_idx, k, v)
-        return self._output(attention_prefill(q, keys, values, scale=self.scale), gate)
+        return self.o_proj(_gated(attention_prefill(q, keys, values, scale=self.scale), gate))
 
     def decode(
-        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], caches: Sequence[SequenceCache]
+        self,
+        x: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        caches: Sequence[SequenceCache],
+        num_rows: int | None = None,
     ) -> torch.Tensor:
         """One token for each of B sequences, each against its own cache: [B, hidden] -> [B, hidden]."""
-        q, gate, k, v = self._project(x, rope)
+        q, gate, k, v = each_row(self._heads, self.qkv_proj(x, num_rows), *rope, num_rows=num_rows)
         out = torch.empty_like(q)
         for row, cache in enumerate(caches):
             keys, values = cache.append_kv(self.layer_idx, k[row : row + 1], v[row : row + 1])
             out[row] = attention_decode(q[row], keys, values, scale=self.scale)
-        return self._output(out, gate)
+        return self.o_proj(each_row(_gated, out, gate, num_rows=num_rows), num_rows)
 
-    def _project(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """[N, hidden] -> q and gate [N, Hq, D], k and v [N, Hkv, D]; q and k normed and rotated."""
-        q_gate, k, v = self.qkv_proj(x).split(self.split, dim=-1)
+    def _heads(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[N, q | gate | k | v] -> q and gate [N, Hq, D], k and v [N, Hkv, D]; q and k normed and rotated."""
+        q_gate, k, v = qkv.split(self.split, dim=-1)
         q, gate = q_gate.unflatten(-1, (self.num_heads, 2, self.head_dim)).unbind(-2)
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        return apply_partial_rope(self.q_norm(q), *rope), gate, apply_partial_rope(self.k_norm(k), *rope), v
+        return apply_partial_rope(self.q_norm(q), cos, sin), gate, apply_partial_rope(self.k_norm(k), cos, sin), v
 
-    def _output(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        return self.o_proj((out * torch.sigmoid(gate)).flatten(1))
+
+def _gated(out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return (out * torch.sigmoid(gate)).flatten(1)

@@ -37,7 +37,10 @@ class SequenceCache(Protocol):
     def states(self) -> States: ...
 
     def prepare(self, num_tokens: int) -> None:
-        """Makes room for `num_tokens` more, or raises with nothing changed. Comes before any `append_kv`."""
+        """Makes room for `num_tokens` more, or raises with nothing changed. Comes before any `append_kv`.
+
+        Until `advance`, a second call for as many tokens finds the room of the first and changes nothing.
+        """
         ...
 
     def append_kv(self, layer_idx: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,16 +61,19 @@ class SequenceCache(Protocol):
         ...
 
 
-def slot_runs(caches: Sequence[SequenceCache]) -> list[tuple[slice, slice]]:
+def slot_runs(caches: Sequence[SequenceCache], *, single: bool = False) -> list[tuple[slice, slice]]:
     """Cuts a batch where its slots stop being consecutive: (rows of the batch, rows of the pool).
 
     A run's states are one view of the pool, so a decode step copies no state. A batch sorted by slot has
     the fewest runs: one where no slot between is idle.
+
+    Args:
+        single: cut everywhere, each sequence by itself.
     """
     runs: list[tuple[slice, slice]] = []
     start = 0
     for row in range(1, len(caches) + 1):
-        if row == len(caches) or caches[row].slot != caches[row - 1].slot + 1:
+        if single or row == len(caches) or caches[row].slot != caches[row - 1].slot + 1:
             first = caches[start].slot
             runs.append((slice(start, row), slice(first, first + row - start)))
             start = row

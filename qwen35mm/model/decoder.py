@@ -20,6 +20,7 @@ from qwen35mm.model.layers import Embedding, Factory, Linear, RMSNorm
 from qwen35mm.model.mlp import MLP
 from qwen35mm.model.moe import SparseMoE
 from qwen35mm.model.rope import TextRope
+from qwen35mm.model.rows import each_row
 from qwen35mm.model.vision import VisionTower
 
 
@@ -53,16 +54,20 @@ class DecoderLayer(nn.Module):
         return x
 
     def decode(
-        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], caches: Sequence[SequenceCache]
+        self,
+        x: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        caches: Sequence[SequenceCache],
+        num_rows: int | None = None,
     ) -> torch.Tensor:
         """[B, hidden] -> [B, hidden]; `x` itself is overwritten."""
-        normed = self.input_layernorm(x)
+        normed = each_row(self.input_layernorm, x, num_rows=num_rows)
         if self.linear_attn is not None:
-            x += self.linear_attn.decode(normed, caches)
+            x += self.linear_attn.decode(normed, caches, num_rows)
         else:
             assert self.self_attn is not None
-            x += self.self_attn.decode(normed, rope, caches)
-        x += self.mlp(self.post_attention_layernorm(x))
+            x += self.self_attn.decode(normed, rope, caches, num_rows)
+        x += self.mlp(each_row(self.post_attention_layernorm, x, num_rows=num_rows), num_rows)
         return x
 
 
@@ -124,7 +129,14 @@ class Qwen35Model(nn.Module):
         return self.norm(x)
 
     @torch.inference_mode()
-    def decode(self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[SequenceCache]) -> torch.Tensor:
+    def decode(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[SequenceCache],
+        *,
+        num_rows: int | None = None,
+    ) -> torch.Tensor:
         """Runs one token for each of B sequences, at their own lengths and positions.
 
         Args:
@@ -132,29 +144,57 @@ class Qwen35Model(nn.Module):
             positions: [3, B] int64; after a prompt, length + rope_delta in all three rows.
             caches: one per token, all of one pool, all different; each is moved on by one token. Sorted by
                 slot they need the fewest kernel calls.
+            num_rows: at least B, the same for all steps of a sequence. With it, a sequence's row and its states
+                are the same bits alone and in any company, in any row and slot: every product has this number of
+                rows or one, and all else is done for each sequence by itself. Rows beyond B take part in the
+                dense products only, as zeros. Without it, the fewest kernel calls.
 
         Returns:
             [B, hidden], after the final norm.
+
+        Raises:
+            ValueError: arguments that don't fit together.
+            Whatever `cache.prepare` raises (no room): nothing is computed and no sequence has changed. An engine
+                that wants to know which sequence has no room calls `prepare(1)` of each itself before.
         """
         _check_positions(positions, len(caches))
+        _check_batch(token_ids, caches, num_rows)
         for cache in caches:
             cache.prepare(1)
-        rope = self.rope(positions)
+        cos, sin = each_row(lambda rows: self.rope(rows.t()), positions.t(), num_rows=num_rows)
         x = self.embedding(token_ids)
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            x = layer.decode(x, rope, caches)
+            x = layer.decode(x, (cos, sin), caches, num_rows)
         for cache in caches:
             cache.advance(1)
-        return self.norm(x)
+        return each_row(self.norm, x, num_rows=num_rows)
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [N, hidden], only the rows that are asked for -> [N, vocab] float32."""
+    def logits(self, hidden: torch.Tensor, *, num_rows: int | None = None) -> torch.Tensor:
+        """hidden: [N, hidden], only the rows that are asked for -> [N, vocab] float32.
+
+        num_rows: as in `decode`, at least N.
+        """
         head = self.embedding.weight if self.lm_head is None else self.lm_head.weight
-        return linear(hidden, head).float()
+        return linear(hidden, head, num_rows=num_rows).float()
 
 
 def _check_positions(positions: torch.Tensor, num_tokens: int) -> None:
     if positions.shape != (3, num_tokens):
         raise ValueError(f"positions must be [3, {num_tokens}]; got {list(positions.shape)}.")
+
+
+def _check_batch(token_ids: torch.Tensor, caches: Sequence[SequenceCache], num_rows: int | None) -> None:
+    if not caches or token_ids.shape != (len(caches),):
+        raise ValueError(
+            f"decode takes one token for each of one or more caches; got token_ids {list(token_ids.shape)} "
+            f"and {len(caches)} caches."
+        )
+    if len({cache.slot for cache in caches}) < len(caches):
+        raise ValueError("decode takes each sequence once; got the same cache twice.")
+    if num_rows is not None and len(caches) > num_rows:
+        raise ValueError(
+            f"num_rows must be at least the number of sequences; got {num_rows} for {len(caches)}. "
+            "Pass the most sequences that ever decode together."
+        )

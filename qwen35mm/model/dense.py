@@ -1,5 +1,9 @@
 """Products with weight matrices: x @ weight.T + bias, in the way that suits the hardware.
 
+A library picks its arithmetic by the number of rows, and some also by a row's place: with two threads, MKL's float32
+products of 5 to 7 or 9 to 11 rows round their last rows in another way than their first ones. Where rows must not
+depend on their company, the number is fixed, and where that doesn't suffice each row is a product by itself.
+
 A CPU without bfloat16 arithmetic (no AMX, AVX-512-BF16 or Arm BF16) emulates a bfloat16 product at a third of its
 float32 speed or less. There, a bfloat16 weight is taken through float32 in blocks that stay in the cache, and few
 rows go through matrix-vector products, which read the weight once each. Measured on a Xeon with AVX-512 but no
@@ -22,17 +26,27 @@ _MIN_BLOCK_ROWS = 16
 _BLOCK_ELEMENTS = 1 << 21
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, num_rows: int | None = None
+) -> torch.Tensor:
     """x @ weight.T + bias: [N, in] -> [N, out] in x's dtype, which is the weight's.
 
     How it is computed depends on the device, the dtype and N alone.
+
+    Args:
+        num_rows: at least N. With it, a row of the result depends on its own row of x alone, bit for bit: not on N,
+            its place or the other rows. For two values of num_rows it may differ.
+
+    Raises:
+        ValueError: N is more than num_rows.
     """
+    if num_rows is not None:
+        return _free_of_company(x, weight, bias, num_rows)
     if x.dtype != torch.bfloat16 or x.device.type != "cpu" or computes_bfloat16():
         return F.linear(x, weight, bias)
-    num_rows = x.shape[0]
-    if num_rows <= _MAX_VECTOR_ROWS:
+    if len(x) <= _MAX_VECTOR_ROWS:
         return _by_rows(x, weight, bias)
-    if num_rows < _MIN_BLOCK_ROWS:
+    if len(x) < _MIN_BLOCK_ROWS:
         return F.linear(x, weight, bias)
     return _through_float32(x, weight, bias)
 
@@ -44,6 +58,32 @@ def computes_bfloat16() -> bool:
     found = [flag for flag in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(flag, False)]
     logger.info("bfloat16 products on the CPU: %s", found[0] if found else "through float32, it has none of its own")
     return bool(found)
+
+
+def _free_of_company(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_rows: int) -> torch.Tensor:
+    if len(x) > num_rows:
+        raise ValueError(f"{len(x)} rows don't fit into num_rows = {num_rows}; ask for as many rows as there can be.")
+    if x.device.type != "cpu":
+        return F.linear(_padded(x, num_rows), weight, bias)[: len(x)]
+    if x.dtype == torch.bfloat16 and computes_bfloat16():
+        # oneDNN: bound by reading the weight, so that four rows cost hardly more than one.
+        return F.linear(_padded(x, num_rows), weight, bias)[: len(x)]
+    if x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        # oneDNN as well: its rows don't depend on their place, as MKL's do, and it is the quicker one for few rows.
+        return F.linear(_padded(x, num_rows).to_mkldnn(), weight, bias).to_dense()[: len(x)]
+    return _by_rows(_aligned(x), weight, bias)
+
+
+def _padded(x: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """[N, in] -> [num_rows, in], zeros after x; always a new tensor, so that its alignment is always the same."""
+    padded = x.new_zeros(num_rows, x.shape[1])
+    padded[: len(x)] = x
+    return padded
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """A copy whose rows all start at multiples of 64 bytes: MKL rounds a vector by its alignment, too."""
+    return x.new_empty(len(x), x.shape[1] + -x.shape[1] % 32)[:, : x.shape[1]].copy_(x)
 
 
 def _by_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -56,19 +56,20 @@ class GatedDeltaNet(nn.Module):
         out, final_state = chunk_gated_delta_rule(*self._heads(mixed), g, beta, recurrent_state)
         conv_state.copy_(final_conv)
         recurrent_state.copy_(final_state)
-        return self._output(out, z)
+        return self.out_proj(self._gated(out, z))
 
-    def decode(self, x: torch.Tensor, caches: Sequence[SequenceCache]) -> torch.Tensor:
+    def decode(self, x: torch.Tensor, caches: Sequence[SequenceCache], num_rows: int | None = None) -> torch.Tensor:
         """One token for each of B sequences, states updated in place: [B, hidden] -> [B, hidden]."""
-        mixed, z, b, a = self.in_proj(x).split(self.in_split, dim=-1)
-        g, beta = gdn_gates(a, b, self.A_log, self.dt_bias)
+        mixed, z, b, a = self.in_proj(x, num_rows).split(self.in_split, dim=-1)
         states = caches[0].states
         conv_states, recurrent_states = states.conv(self.layer_idx), states.recurrent(self.layer_idx)
         outputs = []
-        for rows, slots in slot_runs(caches):
+        for rows, slots in slot_runs(caches, single=num_rows is not None):
+            g, beta = gdn_gates(a[rows], b[rows], self.A_log, self.dt_bias)
             q, k, v = self._heads(causal_conv1d_step(mixed[rows], self.conv1d, conv_states[slots]))
-            outputs.append(recurrent_gated_delta_step(q, k, v, g[rows], beta[rows], recurrent_states[slots]))
-        return self._output(outputs[0] if len(outputs) == 1 else torch.cat(outputs), z)
+            out = recurrent_gated_delta_step(q, k, v, g, beta, recurrent_states[slots])
+            outputs.append(self._gated(out, z[rows]))
+        return self.out_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs), num_rows)
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[N, C] -> q, k [N, Hk, K] and v [N, Hv, V], as views."""
@@ -79,6 +80,6 @@ class GatedDeltaNet(nn.Module):
             v.unflatten(-1, (self.num_v_heads, self.head_v_dim)),
         )
 
-    def _output(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def _gated(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         z = z.unflatten(-1, (self.num_v_heads, self.head_v_dim))
-        return self.out_proj(gated_rms_norm(out, z, self.norm, self.eps).flatten(1))
+        return gated_rms_norm(out, z, self.norm, self.eps).flatten(1)

@@ -37,8 +37,9 @@ class Linear(nn.Module):
         self.weight = new_parameter(out_features, in_features, **factory)
         self.bias = new_parameter(out_features, **factory) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
+    def forward(self, x: torch.Tensor, num_rows: int | None = None) -> torch.Tensor:
+        """[N, in_features] -> [N, out_features]; `num_rows` as in `linear`."""
+        return linear(x, self.weight, self.bias, num_rows=num_rows)
 
 
 class Embedding(nn.Module):

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from qwen35mm.model.layers import Factory, Linear
+from qwen35mm.model.rows import each_row
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -23,5 +24,6 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, factory)
         self.down_proj = Linear(intermediate_size, hidden_size, factory)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(swiglu(self.gate_up_proj(x)))
+    def forward(self, x: torch.Tensor, num_rows: int | None = None) -> torch.Tensor:
+        inner = each_row(swiglu, self.gate_up_proj(x, num_rows), num_rows=num_rows)
+        return self.down_proj(inner, num_rows)

@@ -12,6 +12,7 @@ from qwen35mm.config import MoEConfig
 from qwen35mm.model.dense import linear
 from qwen35mm.model.layers import Factory, Linear, new_parameter
 from qwen35mm.model.mlp import MLP, swiglu
+from qwen35mm.model.rows import each_row
 
 
 class Experts(nn.Module):
@@ -22,7 +23,9 @@ class Experts(nn.Module):
         self.gate_up_proj = new_parameter(config.num_experts, 2 * config.intermediate_size, hidden_size, **factory)
         self.down_proj = new_parameter(config.num_experts, hidden_size, config.intermediate_size, **factory)
 
-    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, num_rows: int | None = None
+    ) -> torch.Tensor:
         """Sums each token's experts.
 
         Args:
@@ -44,12 +47,14 @@ class Experts(nn.Module):
             if count == 0:
                 continue
             rows = slice(start, start + count)
-            inner = swiglu(linear(grouped[rows], self.gate_up_proj[expert]))
-            outputs[rows] = linear(inner, self.down_proj[expert])
+            # No expert has more rows than there are tokens: num_rows is enough here, too.
+            gate_up = linear(grouped[rows], self.gate_up_proj[expert], num_rows=num_rows)
+            inner = each_row(swiglu, gate_up, num_rows=num_rows)
+            outputs[rows] = linear(inner, self.down_proj[expert], num_rows=num_rows)
             start += count
         # Back in the tokens' own order, so that the sum over a token's experts never depends on its company.
         grouped[order] = outputs
-        return torch.bmm(weights.unsqueeze(1), grouped.view(num_tokens, top_k, -1)).squeeze(1)
+        return each_row(_weighted_sum, weights, grouped.view(num_tokens, top_k, -1), num_rows=num_rows)
 
 
 class SparseMoE(nn.Module):
@@ -63,9 +68,19 @@ class SparseMoE(nn.Module):
         self.shared_expert = MLP(hidden_size, config.shared_intermediate_size, factory)
         self.shared_expert_gate = Linear(hidden_size, 1, factory)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shares = torch.softmax(self.gate(x), dim=-1, dtype=torch.float32)
+    def forward(self, x: torch.Tensor, num_rows: int | None = None) -> torch.Tensor:
+        weights, chosen = each_row(self._route, self.gate(x, num_rows), num_rows=num_rows)
+        gate = each_row(torch.sigmoid, self.shared_expert_gate(x, num_rows), num_rows=num_rows)
+        shared = self.shared_expert(x, num_rows).mul_(gate)
+        return self.experts(x, chosen, weights, num_rows).add_(shared)
+
+    def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, E] -> shares in the logits' dtype and experts, [N, k] each."""
+        shares = torch.softmax(logits, dim=-1, dtype=torch.float32)
         weights, chosen = torch.topk(shares, self.top_k, dim=-1)
-        weights = (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype)
-        shared = self.shared_expert(x).mul_(torch.sigmoid(self.shared_expert_gate(x)))
-        return self.experts(x, chosen, weights).add_(shared)
+        return (weights / weights.sum(dim=-1, keepdim=True)).to(logits.dtype), chosen
+
+
+def _weighted_sum(weights: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+    """[N, k] and [N, k, hidden] -> [N, hidden]."""
+    return torch.bmm(weights.unsqueeze(1), outputs).squeeze(1)

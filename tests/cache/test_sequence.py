@@ -117,17 +117,101 @@ def test_a_clone_goes_on_by_itself(pools: CachePools) -> None:
     pools.check_integrity([sequence, clone])
 
 
-def test_whoever_writes_first_copies(pools: CachePools) -> None:
+def test_whoever_writes_first_goes_on_in_place_and_the_second_copies(pools: CachePools) -> None:
     sequence = pools.new_sequence()
     append(sequence, 0, 6)
     clone = sequence.clone()
     before = sequence.block_table
     append(sequence, 6, 1)
-    assert clone.block_table == before
-    assert sequence.block_table[0] == before[0]
-    assert sequence.block_table[1] != before[1]
+    assert sequence.block_table == clone.block_table == before
     assert content(clone) == [0, 1, 2, 3, 4, 5]
+    append(clone, 50, 1)
+    assert clone.block_table[0] == before[0]
+    assert clone.block_table[1] != before[1]
+    assert content(clone) == [0, 1, 2, 3, 4, 5, 50]
+    assert content(sequence) == [0, 1, 2, 3, 4, 5, 6]
     pools.check_integrity([sequence, clone])
+
+
+def test_a_cached_part_is_gone_on_with_in_place_once_its_writer_has_left(pools: CachePools) -> None:
+    writer = pools.new_sequence()
+    append(writer, 0, 6)
+    kept = writer.share(0, 6)
+    append(writer, 6, 5)  # what comes after the cached part is the writer's own
+    assert writer.block_table[:2] == kept
+    pools.check_integrity([writer], [kept])
+    writer.free()
+    pools.check_integrity([], [kept])
+    for start in (50, 60):
+        follower = pools.new_sequence()
+        follower.adopt(kept, 6)
+        append(follower, start, 4)
+        assert follower.block_table[:2] == kept
+        assert content(follower) == [0, 1, 2, 3, 4, 5, *range(start, start + 4)]
+        follower.free()
+    first, second = pools.new_sequence(), pools.new_sequence()
+    for follower in (first, second):
+        follower.adopt(kept, 6)
+    append(first, 70, 1)
+    append(second, 80, 1)
+    assert content(first)[-1] == 70
+    assert content(second)[-1] == 80
+    pools.check_integrity([first, second], [kept])
+
+
+def test_prepared_room_stays_the_preparers(pools: CachePools) -> None:
+    sequence = pools.new_sequence()
+    append(sequence, 0, 2)
+    kept = sequence.share(0, 2)
+    sequence.prepare(1)
+    table = sequence.block_table
+    append(sequence, 2, 1)
+    assert sequence.block_table == table
+    other = pools.new_sequence()
+    other.adopt(kept, 2)
+    append(other, 50, 1)
+    assert content(sequence) == [0, 1, 2]
+    assert content(other) == [0, 1, 50]
+
+
+def test_what_is_exported_can_be_appended(pools: CachePools) -> None:
+    source = pools.new_sequence()
+    append(source, 0, 7)
+    source.recurrent_state(0).fill_(7)
+    source.conv_state(2).fill_(5)
+    everything = source.export()
+    part = pools.kv.export(source.block_table, 5, 7)
+    assert pools.kv.fits(everything, 7)
+    assert not pools.kv.fits(everything, 6)
+    states = pools.states.save(source.slot)
+    assert pools.states.fits(states)
+    target = pools.new_sequence()
+    append(target, 0, 3)
+    target.append(part)
+    assert content(target) == [0, 1, 2, 5, 6]
+    pools.states.load(target.slot, states)
+    assert target.recurrent_state(0).unique().tolist() == [7]
+    assert target.conv_state(2).unique().tolist() == [5]
+    target.append(everything)
+    assert content(target) == [0, 1, 2, 5, 6, *range(7)]
+
+
+def test_reclaim_is_asked_before_blocks_run_out(pools: CachePools) -> None:
+    writer = pools.new_sequence()
+    append(writer, 0, 20)
+    kept = writer.share(0, 20)
+    writer.free()
+    asked: list[int] = []
+
+    def reclaim(num_blocks: int) -> None:
+        asked.append(num_blocks)
+        pools.kv.allocator.release(kept)
+
+    pools.kv.reclaim = reclaim
+    sequence = pools.new_sequence()
+    append(sequence, 0, 28)
+    assert asked == [4]
+    pools.check_integrity([sequence])
 
 
 def test_a_clone_at_a_blocks_end_copies_nothing(pools: CachePools) -> None:
@@ -174,12 +258,13 @@ def test_copy_on_write_without_a_free_block_changes_nothing(pools: CachePools) -
     sequence = pools.new_sequence()
     append(sequence, 0, 30)
     clone = sequence.clone()
+    append(sequence, 30, 1)
     with pytest.raises(OutOfBlocksError):
         clone.prepare(1)
     assert clone.block_table == sequence.block_table
     assert content(clone) == list(range(30))
     clone.free()
-    append(sequence, 30, 2)
+    append(sequence, 31, 1)
     pools.check_integrity([sequence, clone])
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ def make_request(demo: LoadedModel) -> MakeRequest:
     """Builds a request from content parts, as the backend does, without its threads."""
     processor = MediaProcessor(demo.image_processing, demo.video_processing)
 
-    def make(*parts: Part, params: SamplingParams | None = None, enable_thinking: bool = False) -> Request:
+    def make(
+        *parts: Part, params: SamplingParams | None = None, enable_thinking: bool = False, **options: Any
+    ) -> Request:
         media: Sequence[PreparedMedia] = [
             processor.prepare(part.source, kind="image" if isinstance(part, Image) else "video")
             for part in parts
@@ -39,6 +42,7 @@ def make_request(demo: LoadedModel) -> MakeRequest:
             config=demo.config,
             enable_thinking=enable_thinking,
         )
-        return Request(prompt, params or SamplingParams(temperature=0.0, max_tokens=8), tuple(media))
+        params = params or SamplingParams(temperature=0.0, max_tokens=8)
+        return Request(prompt, tuple(media), params=params, **options)
 
     return make

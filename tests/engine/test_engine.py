@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -94,10 +95,24 @@ def test_pieces_do_not_change_the_reply(demo: LoadedModel, make_request: MakeReq
     assert finished(outputs, request).result.token_ids == finished(run(reference), whole).result.token_ids
 
 
+def phase_of(engine: Engine, request: Request) -> str:
+    """What a request is in the middle of."""
+    sequence = engine._sequences.get(request.id)
+    if sequence is None:
+        return "waiting"
+    if sequence.replies:
+        return "decode"
+    vision = sequence.prefill._vision
+    return "find" if vision is None else "prefill" if vision.finished else "encode"
+
+
 def in_phase(phase: str) -> Callable[[Engine, Request], None]:
     def reach(engine: Engine, request: Request) -> None:
-        while engine._running is None or engine._running.phase != phase:
+        for _ in range(1000):
+            if phase_of(engine, request) == phase:
+                return
             engine.step()
+        raise AssertionError(f"the request never came to {phase}")
 
     return reach
 
@@ -167,8 +182,8 @@ def test_a_reply_may_fill_the_context_to_its_last_token(
 def never_ends(monkeypatch: pytest.MonkeyPatch, demo: LoadedModel) -> None:
     logits = Qwen35Model.logits
 
-    def without_eos(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-        scores = logits(self, hidden).clone()
+    def without_eos(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
+        scores = logits(self, hidden, **options).clone()
         scores[:, list(demo.eos_ids)] = -torch.inf
         return scores
 
@@ -188,8 +203,8 @@ def test_vision_tokens_are_never_sampled(
     wanted = [config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id]
     logits = Qwen35Model.logits
 
-    def prefer_vision(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-        scores = logits(self, hidden).clone()
+    def prefer_vision(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
+        scores = logits(self, hidden, **options).clone()
         scores[:, wanted] = 1e4
         return scores
 
@@ -225,7 +240,7 @@ def test_a_failing_model_ends_its_request_and_nothing_else(
     engine.add(second)
     with monkeypatch.context() as patch:
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise error
 
         patch.setattr(Qwen35Model, method, fail)
@@ -247,8 +262,8 @@ def test_a_thinking_budget_is_carried_out(
     close_id = demo.tokenizer.control_ids["</think>"]
     logits = Qwen35Model.logits
 
-    def thinks_on(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-        scores = logits(self, hidden)
+    def thinks_on(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
+        scores = logits(self, hidden, **options).clone()
         scores[:, close_id] = -torch.inf
         return scores
 
@@ -264,6 +279,6 @@ def test_a_thinking_budget_is_carried_out(
 
 
 @pytest.mark.parametrize("bad", [{"context_length": 0}, {"piece_tokens": 0}, {"max_waiting": 0}])
-def test_bad_settings_are_named(bad: dict[str, int]) -> None:
+def test_bad_settings_are_named(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         EngineSettings(**bad)

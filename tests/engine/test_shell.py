@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Finished, Request, Result, TextDelta
-from qwen35mm.errors import ContextTooLongError, EngineError
+from qwen35mm.engine import AsyncEngine, DeferredMedia, Engine, EngineSettings, Finished, Request, Result, TextDelta
+from qwen35mm.errors import ContextTooLongError, EngineError, MediaError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Text
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import PreparedMedia
 from tests.engine.conftest import MakeRequest, noise
 
 LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000)
@@ -19,7 +23,7 @@ LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000)
 
 @pytest.fixture
 def shell(demo: LoadedModel) -> Iterator[AsyncEngine]:
-    shell = AsyncEngine(Engine(demo))
+    shell = AsyncEngine(lambda background: Engine(demo, background=background))
     yield shell
     shell.close()
 
@@ -69,7 +73,7 @@ async def test_cancelling_the_task_cancels_the_request(shell: AsyncEngine, make_
 
 
 async def test_a_refused_request_raises_and_others_go_on(demo: LoadedModel, make_request: MakeRequest) -> None:
-    shell = AsyncEngine(Engine(demo, EngineSettings(context_length=64)))
+    shell = AsyncEngine(lambda background: Engine(demo, EngineSettings(context_length=64), background=background))
     try:
         with pytest.raises(ContextTooLongError):
             await collect(shell, make_request(Text("word " * 100)))
@@ -79,7 +83,7 @@ async def test_a_refused_request_raises_and_others_go_on(demo: LoadedModel, make
 
 
 async def test_closing_ends_running_streams_with_an_error(demo: LoadedModel, make_request: MakeRequest) -> None:
-    shell = AsyncEngine(Engine(demo))
+    shell = AsyncEngine(lambda background: Engine(demo, background=background))
     events = shell.stream(make_request(Text("hello"), params=LONG))
     await anext(events)
     await asyncio.to_thread(shell.close)
@@ -99,3 +103,52 @@ async def test_a_bug_in_the_engine_reaches_the_callers(
     monkeypatch.setattr(shell._engine, "step", broken)
     with pytest.raises(EngineError, match="has stopped"):
         await collect(shell, make_request(Text("hello")))
+
+
+async def test_choices_come_with_their_numbers(shell: AsyncEngine, make_request: MakeRequest) -> None:
+    params = SamplingParams(temperature=1.5, seed=3, max_tokens=6)
+    ends: dict[int, Result] = {}
+    texts = {0: "", 1: "", 2: ""}
+    async for choice, event in shell.stream_choices(make_request(Text("hello"), params=params, num_choices=3)):
+        if isinstance(event, TextDelta):
+            texts[choice] += event.text
+        if isinstance(event, Finished):
+            ends[choice] = event.result
+    assert {choice: result.text for choice, result in ends.items()} == texts
+    assert [ends[choice].seed for choice in range(3)] == [3, 4, 5]
+
+
+async def test_a_deadline_ends_a_request_that_waits_for_a_file(
+    shell: AsyncEngine, make_request: MakeRequest, demo: LoadedModel
+) -> None:
+    request = make_request(Image(noise(0)), Text("What is this?"))
+    (medium,) = request.media
+    released = threading.Event()
+
+    def load() -> PreparedMedia:
+        released.wait(30)
+        assert isinstance(medium, PreparedMedia)
+        return medium
+
+    late = replace(request, media=(DeferredMedia(medium.plan, load),), id="late", deadline_s=time.monotonic() + 0.2)
+    try:
+        with pytest.raises(RequestTimeoutError, match="time allowed"):
+            await collect(shell, late)
+    finally:
+        released.set()
+    assert (await collect(shell, make_request(Text("hello")))).num_generated_tokens > 0
+
+
+async def test_a_medium_that_is_gone_ends_its_request_in_words(shell: AsyncEngine, make_request: MakeRequest) -> None:
+    request = make_request(Image(noise(0)), Text("What is this?"))
+
+    def load() -> PreparedMedia:
+        raise MediaError("photo.jpg is gone.")
+
+    gone = replace(request, media=(DeferredMedia(request.media[0].plan, load),), id="gone")
+    with pytest.raises(MediaError, match=r"photo\.jpg is gone"):
+        await collect(shell, gone)
+    shell._engine.check_integrity()
+    # What is kept of the very same picture needs no file.
+    await collect(shell, request)
+    assert (await collect(shell, replace(gone, id="again"))).cache.num_cached_units == 1

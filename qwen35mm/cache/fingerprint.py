@@ -1,0 +1,105 @@
+"""The root of all addresses: a fingerprint of everything that decides the arithmetic.
+
+Two runs with the same root compute the same bits from the same tokens, so that one may use what the other left on
+disk. Where a thing can't be known to be without influence, it counts: a changed root costs time, a wrong one answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import qwen35mm
+import qwen35mm_kernels
+import qwen35mm_preprocess
+from qwen35mm.cache.weights_digest import weights_digest
+from qwen35mm_kernels import dispatch
+
+__all__ = ["arithmetic", "fingerprint", "sources_digest", "weights_digest"]
+
+_FINGERPRINT = b"qwen35mm fingerprint 1\n"
+# The parts of qwen35mm that decide which numbers are computed from a prompt, and beside which others.
+_COMPUTING = ("cache", "config", "engine", "model", "prompt")
+# How users steer the libraries below torch.
+_ENVIRONMENT = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "OMP_DYNAMIC")
+
+
+def fingerprint(parts: Mapping[str, Any]) -> bytes:
+    """32 bytes over JSON values; the order of keys doesn't count.
+
+    Raises:
+        TypeError, ValueError: a value has no JSON form (NaN and the infinities have none).
+    """
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(_FINGERPRINT + text.encode()).digest()
+
+
+def arithmetic(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """What decides the bits of a computation besides weights and prompt, as JSON values for `fingerprint`.
+
+    It is a state of this moment: threads or precision set later are other arithmetic.
+    """
+    return {
+        "torch": torch.__version__,
+        "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest(),
+        "triton": _version("triton"),
+        "qwen35mm": qwen35mm.__version__,
+        "sources": sources_digest(),
+        "dispatch": dispatch.describe(device),
+        "dtype": str(dtype),
+        "num_threads": torch.get_num_threads(),
+        "cpu": {**torch.cpu.get_capabilities(), "capability": torch.backends.cpu.get_cpu_capability()},
+        "libraries": {
+            "mkl": torch.backends.mkl.is_available(),
+            "mkldnn": torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,  # pyright: ignore[reportAttributeAccessIssue]
+        },
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ENVIRONMENT)},
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "device_type": device.type,
+        "device": _cuda(device) if device.type == "cuda" else None,
+    }
+
+
+def sources_digest() -> str:
+    """Hex SHA-256 of the source files that compute: a changed kernel is another kernel, whatever its version says."""
+    package = Path(qwen35mm.__file__).parent
+    folders = [package / name for name in _COMPUTING]
+    folders += [Path(module.__path__[0]) for module in (qwen35mm_kernels, qwen35mm_preprocess)]
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cuda(device: torch.device) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(device)
+    matmul = torch.backends.cuda.matmul
+    return {
+        "name": properties.name,
+        "compute_capability": [properties.major, properties.minor],
+        "num_multiprocessors": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "tf32": [matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
+        "reduced_precision": [
+            matmul.allow_fp16_reduced_precision_reduction,
+            matmul.allow_bf16_reduced_precision_reduction,
+        ],
+    }

@@ -1,0 +1,153 @@
+"""How much memory each part of the cache gets: arithmetic over the model's sizes, done before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qwen35mm.cache.host_memory import host_memory_bytes
+from qwen35mm.cache.settings import CacheSettings
+from qwen35mm.config import ModelConfig
+from qwen35mm.errors import ConfigError
+
+DEFAULT_VISION_BYTES = 256 << 20
+MIN_CACHED_STATES = 8
+_MAX_CPU_KV_BYTES = 2 << 30
+_MAX_CONTEXTS = 32
+_MAX_STATE_BYTES = 1 << 30
+# Where the system doesn't tell: a small laptop's.
+_ASSUMED_HOST_BYTES = 8 << 30
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes and tokens that the pools and caches are made with.
+
+    Attributes:
+        context_length: tokens of one sequence; at least one such sequence fits.
+        num_kv_tokens: tokens that the KV pool holds, a multiple of its block size.
+        kv_bytes: of those tokens, in all full-attention layers.
+        kv_token_bytes: of one token.
+        num_slots: running sequences.
+        slot_bytes: running states: one for each slot, and one for history commits.
+        state_bytes: the most that cached checkpoints' states may take, in host memory.
+        vision_bytes: the most that cached vision embeddings may take, in host memory.
+        host_kv_bytes: the most KV that is kept in host memory after it had to leave a GPU.
+        device: what holds KV and running states.
+    """
+
+    context_length: int
+    num_kv_tokens: int
+    kv_bytes: int
+    kv_token_bytes: int
+    num_slots: int
+    slot_bytes: int
+    state_bytes: int
+    vision_bytes: int
+    host_kv_bytes: int
+    device: str
+
+    def describe(self) -> str:
+        """One line for the log."""
+        host = f", {_mib(self.host_kv_bytes)} of KV in host memory" if self.host_kv_bytes else ""
+        return (
+            f"Cache on {self.device}: KV of {self.num_kv_tokens:,} tokens x {_kib(self.kv_token_bytes)} = "
+            f"{_mib(self.kv_bytes)} (one context: {self.context_length:,} tokens), running states of {self.num_slots} "
+            f"slots and one commit {_mib(self.slot_bytes)}; kept at most: {_mib(self.state_bytes)} of states, "
+            f"{_mib(self.vision_bytes)} of vision embeddings{host}."
+        )
+
+
+def plan_memory(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_slots: int,
+    context_length: int,
+    block_size: int,
+    settings: CacheSettings,
+    available_bytes: int | None = None,
+) -> MemoryPlan:
+    """Chooses every budget that `settings` leaves open, and checks that one sequence of `context_length` tokens fits.
+
+    KV gets, on a CPU, an eighth of the memory up to 2 GiB, on a GPU half of what is free; always at least one context.
+    States get a sixteenth of the host's memory up to 1 GiB, and at least eight of them.
+
+    Args:
+        dtype: of K, V and the conv states; recurrent states are float32.
+        num_slots: running sequences.
+        context_length: tokens of one sequence, reply included.
+        block_size: tokens of one KV block.
+        available_bytes: memory of `device`: all of a CPU's, what is free on a GPU. None asks the system.
+
+    Raises:
+        ConfigError: one sequence doesn't fit; the message has the arithmetic.
+    """
+    assert min(num_slots, context_length, block_size) >= 1
+    on_cpu = device.type == "cpu"
+    host_bytes = host_memory_bytes() or _ASSUMED_HOST_BYTES
+    if on_cpu:
+        available_bytes = host_bytes = host_bytes if available_bytes is None else available_bytes
+    elif available_bytes is None:
+        available_bytes, _ = torch.cuda.mem_get_info(device)
+
+    token_bytes = config.kv_bytes_per_token(dtype)
+    block_bytes = block_size * token_bytes
+    context_bytes = -(-context_length // block_size) * block_bytes
+    one_state = config.state_bytes(dtype)
+    slot_bytes = (num_slots + 1) * one_state
+
+    kv_bytes = settings.kv_bytes
+    if kv_bytes is None:
+        share = min(_MAX_CPU_KV_BYTES, available_bytes // 8) if on_cpu else available_bytes // 2
+        # More than this helps nobody, and every block costs the allocator a little.
+        share = min(share, _MAX_CONTEXTS * context_bytes)
+        kv_bytes = max(context_bytes, min(share, available_bytes - slot_bytes))
+    context = (
+        f"one sequence of {context_length:,} tokens needs {_mib(context_bytes)} ({context_length:,} x "
+        f"{_kib(token_bytes)} of KV a token, in blocks of {block_size})"
+    )
+    if kv_bytes < context_bytes:
+        raise ConfigError(
+            f"The KV budget is too small: {context}, and {_mib(kv_bytes)} are given, which hold "
+            f"{kv_bytes // block_bytes * block_size:,} tokens. Give the cache at least {_mib(context_bytes)}, or ask "
+            "for a shorter context."
+        )
+    num_kv_tokens = kv_bytes // block_bytes * block_size
+    kv_bytes = num_kv_tokens * token_bytes
+    if kv_bytes + slot_bytes > available_bytes:
+        raise ConfigError(
+            f"The cache doesn't fit into the memory of {device}: KV takes {_mib(kv_bytes)} ({context}), the states of "
+            f"{num_slots} slots and one commit take {_mib(slot_bytes)}, and there are {_mib(available_bytes)}. Ask for "
+            "a shorter context, fewer slots or a smaller cache."
+        )
+    chosen_state_bytes = max(MIN_CACHED_STATES * one_state, min(_MAX_STATE_BYTES, host_bytes // 16))
+    chosen_host_kv_bytes = 0 if on_cpu else host_bytes // 8
+    return MemoryPlan(
+        context_length=context_length,
+        num_kv_tokens=num_kv_tokens,
+        kv_bytes=kv_bytes,
+        kv_token_bytes=token_bytes,
+        num_slots=num_slots,
+        slot_bytes=slot_bytes,
+        state_bytes=_budget(settings.state_bytes, chosen_state_bytes, settings),
+        vision_bytes=_budget(settings.vision_bytes, DEFAULT_VISION_BYTES, settings),
+        host_kv_bytes=_budget(settings.host_kv_bytes, chosen_host_kv_bytes, settings),
+        device=str(device),
+    )
+
+
+def _budget(given: int | None, chosen: int, settings: CacheSettings) -> int:
+    if not settings.reuse:
+        return 0  # What is not kept needs no room.
+    return chosen if given is None else given
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
+
+
+def _kib(num_bytes: int) -> str:
+    return f"{num_bytes / 1024:g} KiB"

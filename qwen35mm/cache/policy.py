@@ -1,0 +1,42 @@
+"""Which checkpoints of a chain of segments are worth their memory: a pure function of how the chain was cut.
+
+A recurrent state is as large as the KV of hundreds of tokens, so only few are kept: those that the next turn, an
+edit, another answer, or another conversation will ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qwen35mm.prompt import Segment
+
+MAX_STATES_PER_CHAIN = 6
+# Where a chat is gone on with, where its last answer is asked for again, and where its last question is edited.
+_RECENT_TURN_ENDS = 3
+
+
+def states_to_keep(
+    segments: Sequence[Segment], *, system_stop: int = 0, max_states: int = MAX_STATES_PER_CHAIN
+) -> frozenset[int]:
+    """The indices of the segments whose end states stay, at most `max_states`.
+
+    In this order: the last cut, the ends of the last turns, the system prompt (shared by other conversations), the
+    first media (asked about again in new chats), the latest media, and then older cuts, ever farther apart.
+
+    Args:
+        system_stop: the token where the system message ends; 0 without one.
+    """
+    if not segments:
+        return frozenset()
+    last = len(segments) - 1
+    turn_ends = [index for index, segment in enumerate(segments) if segment.end == "turn"]
+    media_ends = [index for index, segment in enumerate(segments) if segment.end == "media"]
+    system = [index for index, segment in enumerate(segments) if 0 < system_stop == segment.stop]
+    thinned = []
+    distance = 4
+    while distance <= last:
+        thinned.append(last - distance)
+        distance *= 2
+    recent = reversed(turn_ends[-_RECENT_TURN_ENDS:])
+    wanted = dict.fromkeys([last, *recent, *system, *media_ends[:1], *media_ends[-1:], *thinned])
+    return frozenset(list(wanted)[:max_states])

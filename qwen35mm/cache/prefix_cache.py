@@ -1,0 +1,372 @@
+"""The cache of prompts' beginnings: KV by segment, states at some segments' ends, both by content address.
+
+It gives a sequence that stands exactly where an earlier one stood: its KV blocks are shared, its states copied, so
+what is computed from there has the same bits as if everything before had been computed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from qwen35mm.cache.chain import Chain, Checkpoint
+from qwen35mm.cache.disk_tier import Content, DiskTier, Loaded
+from qwen35mm.cache.kv_pool import OutOfBlocksError
+from qwen35mm.cache.pools import CachePools
+from qwen35mm.cache.report import MissReason, Tier
+from qwen35mm.cache.segment_index import CachedSegment, SegmentIndex
+from qwen35mm.cache.sequence import SequenceCache
+from qwen35mm.cache.sightings import Sightings
+from qwen35mm.cache.state_store import StateStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A sequence that begins with a chain's first `num_segments` segments.
+
+    Attributes:
+        tokens_from: how many of its tokens came from which tier.
+        pinned: the segments that it stands on; given back with `PrefixCache.unpin`.
+    """
+
+    sequence: SequenceCache
+    num_segments: int
+    tokens_from: Mapping[Tier, int] = field(default_factory=dict)
+    pinned: list[CachedSegment] = field(default_factory=list)
+
+
+class PrefixCache:
+    """Cached segments in a model's pools, under byte budgets.
+
+    Args:
+        pools: where running sequences and cached segments live; their `reclaim` is set to this cache's.
+        state_bytes: budget of the checkpoints in host memory.
+        host_kv_bytes: budget of KV that left the device; 0 drops it instead.
+        disk: the tier that outlives the process.
+    """
+
+    def __init__(
+        self, pools: CachePools, *, state_bytes: int, host_kv_bytes: int = 0, disk: DiskTier | None = None
+    ) -> None:
+        self.disk = disk
+        self._pools = pools
+        self._max_host_bytes = host_kv_bytes
+        self._index = SegmentIndex()
+        self._states = StateStore(max_bytes=state_bytes, on_drop=self._forget_state)
+        self._host_bytes = 0
+        self._sightings = Sightings()
+        pools.kv.reclaim = self.reclaim
+        if disk is not None:
+            disk.provide("kv", self._kv_content)
+            disk.provide("state", self._state_content)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the checkpoints kept in host memory."""
+        return self._states.num_bytes
+
+    @property
+    def num_segments(self) -> int:
+        return len(self._index)
+
+    def match(self, chain: Chain) -> int:
+        """How many of a chain's first segments can be gone on from: all have their KV here, the last its state."""
+        return max((index + 1 for index in range(self.num_held(chain)) if self._has_state(chain, index)), default=0)
+
+    def num_held(self, chain: Chain) -> int:
+        """How many of a chain's first segments have their KV here."""
+        held = 0
+        while held < len(chain) and self._index.get(chain, held) is not None:
+            held += 1
+        return held
+
+    def held(self, chain: Chain) -> tuple[list[bool], list[bool]]:
+        """For each segment of a chain, whether its KV and whether its state is here: what the disk needn't give."""
+        kv = [self._index.get(chain, index) is not None for index in range(len(chain))]
+        return kv, [has_kv and self._has_state(chain, index) for index, has_kv in enumerate(kv)]
+
+    def begin(self, chain: Chain, loaded: Loaded | None = None) -> Start:
+        """A new sequence with the longest beginning of a chain that there is; an empty one where there is none.
+
+        Args:
+            loaded: what the disk gave, if it was asked.
+
+        Raises:
+            OutOfSlotsError: no slot is free.
+            OutOfBlocksError: no room for the KV; nothing has changed.
+        """
+        num_segments = self.match(chain)
+        state = None
+        if loaded is not None and loaded.num_segments > num_segments:
+            available = all(i in loaded.kv or self._index.get(chain, i) for i in range(loaded.num_segments))
+            last = self._index.get(chain, loaded.num_segments - 1)
+            state = loaded.state or (last.state if last else None)
+            if available and state is not None:
+                num_segments = loaded.num_segments
+        sequence = self._pools.new_sequence()
+        try:
+            return self._build(chain, sequence, num_segments, loaded, state)
+        except OutOfBlocksError:
+            sequence.free()
+            raise
+
+    def publish(self, chain: Chain, index: int, sequence: SequenceCache, start: Start, *, keep_state: bool) -> None:
+        """Enters segment `index`, which a sequence has just computed, and its state where that is to be kept."""
+        assert sequence.length == chain.segments[index].stop, "a segment is published at its end"
+        for missing in range(index + 1):
+            segment = self._index.get(chain, missing)
+            if segment is None:
+                if self._index.find(chain.addresses[missing]) is not None:
+                    return  # another content under this address: SHA-256 doesn't do that, and we don't trust it blindly
+                segment = self._add(chain, missing, sequence)
+            if segment not in start.pinned:
+                segment.pins += 1
+                start.pinned.append(segment)
+        self._index.touch(chain, index + 1)
+        segment = self._index.get(chain, index)
+        if keep_state and segment is not None:
+            if segment.state is None:
+                tensors = self._pools.states.save(sequence.slot)
+                self._states.keep(segment, Checkpoint(sequence.length, chain.rope_deltas[index], tensors))
+                if self.disk is not None and segment.state is not None:
+                    self.disk.mark("state", segment.address)
+            self._states.touch(chain.addresses[: index + 1])
+
+    def thin(self, chain: Chain, kept: Iterable[int]) -> None:
+        """Drops the states along a chain that aren't in `kept`, save where another conversation branches off."""
+        kept = set(kept)
+        for index in range(len(chain)):
+            if index not in kept:
+                self.drop_state(chain, index)
+
+    def drop_state(self, chain: Chain, index: int) -> None:
+        """Drops one state of a chain, on the disk too, unless another conversation branches off there."""
+        segment = self._index.get(chain, index)
+        if segment is None or segment.state is None or self._index.num_children(segment) > 1:
+            return
+        self._states.drop(segment)
+        if self.disk is not None:
+            self.disk.discard("state", segment.address)
+
+    def sight(self, chain: Chain) -> int:
+        """How many of a chain's first segments were asked for before; from now on, all of them were."""
+        return max(self._sightings.add(chain.addresses), self.num_held(chain))
+
+    def unpin(self, start: Start) -> None:
+        """A running sequence is over; what nobody can go on from any more is dropped."""
+        for segment in start.pinned:
+            segment.pins -= 1
+        for segment in sorted(start.pinned, key=lambda segment: -segment.start):
+            self._prune(segment)
+        start.pinned.clear()
+
+    def miss_reason(self, chain: Chain, num_segments: int) -> MissReason | None:
+        """Why a chain's segment `num_segments` wasn't found; None where there is none."""
+        if num_segments == len(chain):
+            return None
+        address = chain.addresses[num_segments]
+        if self._index.find(address) is not None or self._index.was_dropped(address):
+            return "evicted"
+        if chain.segments[num_segments].span_indices:
+            # Another tenant's segments are nobody's business, not even as a reason.
+            siblings = [
+                s for s in self._index.children(chain.parent(num_segments)) if s.salt == chain.salt_of(num_segments)
+            ]
+            ids = chain.ids(num_segments).tolist()
+            if any(sibling.token_ids.tolist() == ids for sibling in siblings):
+                return "different media"
+        return "new content"
+
+    def reclaim(self, num_blocks: int) -> None:
+        """Evicts the least recently used segments until so many more blocks are free, or nothing is left to evict."""
+        allocator = self._pools.kv.allocator
+        wanted = allocator.num_free + num_blocks
+        for segment in self._index:
+            if allocator.num_free >= wanted:
+                return
+            if segment.blocks is not None and not segment.pins and self._index.find(segment.address) is segment:
+                self._evict(segment)
+
+    def clear(self) -> None:
+        """Drops everything that no running sequence stands on."""
+        for segment in self._index:
+            if not segment.pins and self._index.find(segment.address) is segment:
+                self._remove(segment)
+
+    def check_integrity(self, sequences: Iterable[SequenceCache], pinned: Sequence[Start] = ()) -> None:
+        """Asserts that sequences and cached segments hold every block and slot, and that every count agrees."""
+        blocks = [segment.blocks for segment in self._index if segment.blocks is not None]
+        self._pools.check_integrity(sequences, blocks)
+        self._index.check_integrity()
+        self._states.check_integrity(self._index)
+        assert self._host_bytes == sum(s.host_bytes for s in self._index), "the host KV's bytes are off"
+        assert self._host_bytes <= self._max_host_bytes, "the host KV is over its budget"
+        pins: dict[bytes, int] = {}
+        for start in pinned:
+            for segment in start.pinned:
+                pins[segment.address] = pins.get(segment.address, 0) + 1
+        assert pins == {s.address: s.pins for s in self._index if s.pins}, "the pins are off"
+
+    def _build(
+        self, chain: Chain, sequence: SequenceCache, num_segments: int, loaded: Loaded | None, state: Checkpoint | None
+    ) -> Start:
+        kv = loaded.kv if loaded is not None else {}
+        found = [self._index.get(chain, index) for index in range(num_segments)]
+        on_device = [segment is not None and segment.blocks is not None for segment in found]
+        num_shared = on_device.index(False) if False in on_device else len(found)
+        # What isn't shared is held here as tensors before anything is allocated, which may evict it.
+        copies: list[tuple[Tier, Mapping[str, torch.Tensor]]] = []
+        for index, segment in enumerate(found[num_shared:], start=num_shared):
+            if segment is None:
+                copies.append(("disk", kv[index]))
+            elif segment.host_kv is not None:
+                copies.append(("host", segment.host_kv))
+            else:
+                copies.append(("device", self._export(segment)))
+        if state is None and num_segments:
+            last = found[-1]
+            assert last is not None and last.state is not None, "a match ends in a kept state"  # noqa: PT018
+            state = last.state
+        tokens_from: dict[Tier, int] = {}
+        shared = [segment for segment in found[:num_shared] if segment is not None]
+        if shared:
+            sequence.adopt(_overlay(shared, self._pools.kv.block_size), shared[-1].stop)
+            tokens_from["device"] = shared[-1].stop
+        for tier, tensors in copies:
+            sequence.append(tensors)
+            tokens_from[tier] = tokens_from.get(tier, 0) + tensors["k"].shape[1]
+        start = Start(sequence, num_segments, tokens_from)
+        if state is not None:
+            assert state.length == sequence.length, "a checkpoint of another length"
+            self._pools.states.load(sequence.slot, state.tensors)
+            sequence.rope_delta = state.rope_delta
+            self._hold(chain, start, state)
+        return start
+
+    def _hold(self, chain: Chain, start: Start, state: Checkpoint) -> None:
+        """Enters what came from the disk, moves what came from the host to the device, and pins the chain."""
+        for index in range(start.num_segments):
+            segment = self._index.get(chain, index)
+            if segment is None:
+                segment = self._add(chain, index, start.sequence, is_new=False)
+            elif segment.host_kv is not None:
+                self._host_bytes -= segment.host_bytes
+                segment.host_kv = None
+                segment.blocks = start.sequence.share(segment.start, segment.stop)
+            segment.pins += 1
+            start.pinned.append(segment)
+        last = start.pinned[-1]
+        if last.state is None:
+            self._states.keep(last, state)
+        self._index.touch(chain, start.num_segments)
+        self._states.touch(chain.addresses[: start.num_segments])
+        if self.disk is not None:
+            self.disk.touch(chain.addresses[: start.num_segments])
+
+    def _add(self, chain: Chain, index: int, sequence: SequenceCache, *, is_new: bool = True) -> CachedSegment:
+        bounds, address = chain.segments[index], chain.addresses[index]
+        blocks = sequence.share(bounds.start, bounds.stop)
+        ids, salt = chain.ids(index).copy(), chain.salt_of(index)
+        segment = CachedSegment(address, chain.parent(index), ids, bounds.start, salt, blocks)
+        self._index.add(segment)
+        if self.disk is not None and is_new:
+            self.disk.mark("kv", address)
+        return segment
+
+    def _has_state(self, chain: Chain, index: int) -> bool:
+        segment = self._index.get(chain, index)
+        return (
+            segment is not None and segment.state is not None and segment.state.rope_delta == chain.rope_deltas[index]
+        )
+
+    def _forget_state(self, segment: CachedSegment) -> None:
+        """A state gives way to newer ones: the disk may still want it, and KV that leads nowhere goes too."""
+        if self.disk is not None:
+            self.disk.save(segment.address)
+        self._index.remember(segment.address)
+        segment.state = None
+        self._prune(segment)
+
+    def _prune(self, segment: CachedSegment) -> None:
+        """Drops KV that leads to no state: from this segment towards the root."""
+        current: CachedSegment | None = segment
+        while (
+            current is not None
+            and self._index.find(current.address) is current
+            and current.state is None
+            and not current.pins
+            and not self._index.num_children(current)
+        ):
+            self._remove(current)
+            current = self._index.find(current.parent)
+
+    def _evict(self, segment: CachedSegment) -> None:
+        """Takes a segment's KV off the device: to host memory where there is room, else away with it."""
+        assert segment.blocks is not None
+        num_bytes = len(segment.token_ids) * self._pools.kv.token_bytes
+        if num_bytes > self._max_host_bytes:
+            self._remove(segment)
+            return
+        for other in self._index:
+            if self._host_bytes + num_bytes <= self._max_host_bytes:
+                break
+            if other.host_kv is not None and not other.pins and self._index.find(other.address) is other:
+                self._remove(other)
+        if self._index.find(segment.address) is not segment:
+            return  # it was below one of those
+        if self._host_bytes + num_bytes > self._max_host_bytes:
+            self._remove(segment)
+            return
+        segment.host_kv = self._export(segment)
+        self._pools.kv.allocator.release(segment.blocks)
+        segment.blocks = None
+        self._host_bytes += segment.host_bytes
+
+    def _remove(self, segment: CachedSegment) -> None:
+        """Drops a segment, with its children's whole trees, which nobody could reach any more."""
+        for child in self._index.children(segment.address):
+            self._remove(child)
+        assert not segment.pins, "a segment in use is removed"
+        if self.disk is not None:
+            self.disk.save(segment.address)
+        if segment.state is not None:
+            self._states.drop(segment)
+        if segment.blocks is not None:
+            self._pools.kv.allocator.release(segment.blocks)
+            segment.blocks = None
+        self._host_bytes -= segment.host_bytes
+        segment.host_kv = None
+        self._index.remove(segment)
+
+    def _export(self, segment: CachedSegment) -> dict[str, torch.Tensor]:
+        assert segment.blocks is not None
+        offset = segment.start % self._pools.kv.block_size
+        return self._pools.kv.export(segment.blocks, offset, offset + len(segment.token_ids))
+
+    def _kv_content(self, address: bytes) -> Content | None:
+        segment = self._index.find(address)
+        if segment is None:
+            return None
+        kv = segment.host_kv if segment.host_kv is not None else self._export(segment)
+        return {**kv, "token_ids": torch.from_numpy(segment.token_ids)}, {"start": str(segment.start)}
+
+    def _state_content(self, address: bytes) -> Content | None:
+        segment = self._index.find(address)
+        if segment is None or segment.state is None:
+            return None
+        state = segment.state
+        return state.tensors, {"length": str(state.length), "rope_delta": str(state.rope_delta)}
+
+
+def _overlay(segments: Sequence[CachedSegment], block_size: int) -> list[int]:
+    """The block table of consecutive segments: where two share a block's place, the later one's has both their rows."""
+    table: list[int] = []
+    for segment in segments:
+        assert segment.blocks is not None
+        table[segment.start // block_size :] = segment.blocks
+    return table

@@ -1,0 +1,130 @@
+"""The cached segments of this process: a forest by address, in order of use.
+
+A segment is touched after its children, so in order of use every child comes before its parent: what is evicted first
+never leaves a child without its parent.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from qwen35mm.cache.chain import Chain, Checkpoint
+
+# Addresses of dropped entries, remembered to tell an eviction from new content.
+_MAX_GHOSTS = 16_384
+
+
+@dataclass(eq=False)
+class CachedSegment:
+    """One segment's KV, and the states at its end where they are kept.
+
+    Attributes:
+        parent: the address before it; the root for a first segment.
+        token_ids: int64, compared on a hit.
+        start: its first token's place in the sequence.
+        salt: of the tenant whose it is; empty for what everybody shares.
+        blocks: those of the KV pool that hold its tokens; the first and last may be shared with its neighbours.
+        host_kv: its KV in host memory (see KVBlockPool.export), once it had to leave the device.
+        pins: running sequences that stand on it.
+    """
+
+    address: bytes
+    parent: bytes
+    token_ids: np.ndarray
+    start: int
+    salt: bytes = b""
+    blocks: tuple[int, ...] | None = None
+    host_kv: Mapping[str, torch.Tensor] | None = None
+    state: Checkpoint | None = None
+    pins: int = 0
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.token_ids)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.host_kv.values()) if self.host_kv else 0
+
+
+class SegmentIndex:
+    """Finds segments by address and knows their children and their order of use."""
+
+    def __init__(self) -> None:
+        self._segments: OrderedDict[bytes, CachedSegment] = OrderedDict()
+        self._children: dict[bytes, set[bytes]] = {}
+        self._ghosts: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __iter__(self) -> Iterator[CachedSegment]:
+        """Least recently used first; the index may be changed meanwhile."""
+        return iter(list(self._segments.values()))
+
+    def get(self, chain: Chain, index: int) -> CachedSegment | None:
+        """Segment `index` of a chain, if it is cached with the very same tokens."""
+        segment = self._segments.get(chain.addresses[index])
+        if segment is None or not np.array_equal(segment.token_ids, chain.ids(index)):
+            return None
+        return segment
+
+    def find(self, address: bytes) -> CachedSegment | None:
+        """The segment of an address."""
+        return self._segments.get(address)
+
+    def add(self, segment: CachedSegment) -> None:
+        assert segment.address not in self._segments, "a segment is added twice"
+        self._segments[segment.address] = segment
+        self._children.setdefault(segment.parent, set()).add(segment.address)
+        self._ghosts.pop(segment.address, None)
+
+    def remove(self, segment: CachedSegment) -> None:
+        del self._segments[segment.address]
+        siblings = self._children[segment.parent]
+        siblings.remove(segment.address)
+        if not siblings:
+            del self._children[segment.parent]
+        self.remember(segment.address)
+
+    def touch(self, chain: Chain, num_segments: int) -> None:
+        """Marks a chain's first segments as used just now, parents last."""
+        for address in reversed(chain.addresses[:num_segments]):
+            if address in self._segments:
+                self._segments.move_to_end(address)
+
+    def children(self, address: bytes) -> list[CachedSegment]:
+        """The cached segments right behind an address."""
+        return [self._segments[child] for child in self._children.get(address, ())]
+
+    def num_children(self, segment: CachedSegment) -> int:
+        return len(self._children.get(segment.address, ()))
+
+    def remember(self, address: bytes) -> None:
+        """Notes that something of this address was dropped."""
+        self._ghosts[address] = None
+        self._ghosts.move_to_end(address)
+        if len(self._ghosts) > _MAX_GHOSTS:
+            self._ghosts.popitem(last=False)
+
+    def was_dropped(self, address: bytes) -> bool:
+        return address in self._ghosts
+
+    def check_integrity(self) -> None:
+        """Asserts that parents outlive their children and come after them in order of use."""
+        place = {address: index for index, address in enumerate(self._segments)}
+        listed = {child for children in self._children.values() for child in children}
+        assert listed == set(self._segments), "the children's lists and the segments differ"
+        for segment in self._segments.values():
+            parent = self._segments.get(segment.parent)
+            if parent is None:
+                assert segment.start == 0, "a segment has lost its parent"
+            else:
+                assert parent.stop == segment.start, "a segment doesn't begin where its parent ends"
+                assert place[parent.address] > place[segment.address], "a parent is older than its child"
+            assert (segment.blocks is None) != (segment.host_kv is None), "a segment's KV is in one place"

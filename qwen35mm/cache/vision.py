@@ -1,0 +1,64 @@
+"""Embeddings of images and video units, so that no picture goes through the vision tower twice."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+
+from qwen35mm.cache.disk_tier import Content, DiskTier
+
+
+class VisionCache:
+    """Features [num_tokens, hidden] by vision address (see `address.vision_address`), in host memory.
+
+    Args:
+        max_bytes: least recently used first, the units over this budget are dropped.
+        disk: the tier that outlives the process.
+    """
+
+    def __init__(self, *, max_bytes: int, disk: DiskTier | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._disk = disk
+        self._features: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._num_bytes = 0
+        if disk is not None:
+            disk.provide("vision", self._content)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def __contains__(self, address: bytes) -> bool:
+        return address in self._features
+
+    def get(self, address: bytes) -> torch.Tensor | None:
+        """The features of a unit, None where they aren't kept."""
+        features = self._features.get(address)
+        if features is not None:
+            self._features.move_to_end(address)
+        return features
+
+    def put(self, address: bytes, features: torch.Tensor, *, is_new: bool = True) -> None:
+        """Keeps features; `is_new` says that the disk doesn't have them."""
+        if address in self._features or features.nbytes > self._max_bytes:
+            return
+        while self._num_bytes + features.nbytes > self._max_bytes:
+            oldest, dropped = next(iter(self._features.items()))
+            if self._disk is not None:
+                self._disk.save(oldest)
+            del self._features[oldest]
+            self._num_bytes -= dropped.nbytes
+        self._features[address] = features.to("cpu")
+        self._num_bytes += features.nbytes
+        if self._disk is not None and is_new:
+            self._disk.mark("vision", address)
+
+    def check_integrity(self) -> None:
+        """Asserts that the bytes are counted right and within the budget."""
+        assert self._num_bytes == sum(features.nbytes for features in self._features.values()), "vision bytes are off"
+        assert self._num_bytes <= self._max_bytes, "the vision embeddings are over their budget"
+
+    def _content(self, address: bytes) -> Content | None:
+        features = self._features.get(address)
+        return None if features is None else ({"features": features}, {})

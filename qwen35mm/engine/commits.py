@@ -1,0 +1,91 @@
+"""History commits: finished conversations whose new segments are computed while nothing else is to do."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import OrderedDict
+
+from qwen35mm.cache import OutOfBlocksError, OutOfSlotsError
+from qwen35mm.engine.prefill import Prefill
+from qwen35mm.engine.request import CachedPrompt
+from qwen35mm.engine.runtime import Runtime
+from qwen35mm.errors import MediaError
+
+logger = logging.getLogger(__name__)
+
+# More conversations than this have no commit pending; the oldest ones do without.
+_MAX_PENDING = 32
+
+
+class Commits:
+    """One pending commit per conversation; the first in line may be half done.
+
+    What a commit has computed is in the cache at its last cut already, so ending one loses less than a segment.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._pending: OrderedDict[str, CachedPrompt] = OrderedDict()
+        self._current: tuple[str, Prefill] | None = None
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def prefills(self) -> list[Prefill]:
+        """The one in hand, if it has begun."""
+        return [] if self._current is None else [self._current[1]]
+
+    @property
+    def blocked(self) -> bool:
+        return self._current is not None and self._current[1].blocked
+
+    def add(self, source: CachedPrompt) -> None:
+        """Enters a conversation's new history; an older one of the same conversation is dropped."""
+        self.supersede(source.conversation)
+        self._pending[source.conversation or uuid.uuid4().hex] = source
+        if len(self._pending) > _MAX_PENDING:
+            self._end(next(iter(self._pending)))
+
+    def supersede(self, conversation: str | None) -> None:
+        """Drops a conversation's pending commit: there is a newer prompt, which goes on from the commit's last cut."""
+        if conversation in self._pending:
+            self._end(conversation)
+
+    def give_way(self) -> bool:
+        """Ends the commit in hand, so that others have its blocks; False where there is none."""
+        if self._current is None:
+            return False
+        self._end(self._current[0])
+        return True
+
+    def clear(self) -> None:
+        """Ends all of them."""
+        for key in list(self._pending):
+            self._end(key)
+
+    def step(self) -> None:
+        """Does one piece of the commit in hand, or begins the next. A failure ends it, and nothing else."""
+        key, source = next(iter(self._pending.items())) if self._current is None else (self._current[0], None)
+        try:
+            if source is not None:
+                self._current = (key, Prefill(self._runtime, source, with_tail=False))
+            assert self._current is not None
+            prefill = self._current[1]
+            prefill.step()
+        except (OutOfBlocksError, OutOfSlotsError, MediaError) as error:
+            logger.info("a conversation's history is not kept for its next turn: %s", error)
+            self._end(key)
+        except Exception:
+            logger.exception("a history commit failed")
+            self._end(key)
+        else:
+            if prefill.done:
+                self._end(key)
+
+    def _end(self, key: str) -> None:
+        del self._pending[key]
+        if self._current is not None and self._current[0] == key:
+            self._current[1].close()
+            self._current = None

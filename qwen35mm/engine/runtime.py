@@ -1,0 +1,122 @@
+"""What every request of an engine shares: the model, the pools, the caches, and who reads files for it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen35mm.cache import (
+    Background,
+    CachePools,
+    CacheSettings,
+    DiskStore,
+    DiskTier,
+    PrefixCache,
+    VisionCache,
+    plan_memory,
+)
+from qwen35mm.cache.fingerprint import arithmetic, fingerprint
+from qwen35mm.cache.pools import DEFAULT_BLOCK_SIZE
+from qwen35mm.cache.weights_digest import weights_digest
+from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH, EngineSettings
+from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
+from qwen35mm.errors import ConfigError
+from qwen35mm.model import LoadedModel, Qwen35Model
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Runtime:
+    """Made once per engine.
+
+    Attributes:
+        root: the fingerprint that all addresses begin with.
+        reuse: whether anything is kept after a request.
+        slots: requests at the same time; the pools have one slot more, for history commits.
+    """
+
+    loaded: LoadedModel
+    context_length: int
+    piece_tokens: int
+    slots: int
+    root: bytes
+    reuse: bool
+    pools: CachePools
+    prefixes: PrefixCache
+    vision: VisionCache
+    disk: DiskTier | None
+    background: Background
+
+    @property
+    def model(self) -> Qwen35Model:
+        return self.loaded.model
+
+    @classmethod
+    def make(
+        cls, loaded: LoadedModel, settings: EngineSettings, cache: CacheSettings, background: Background
+    ) -> Runtime:
+        """Plans the memory and makes the pools.
+
+        Raises:
+            ConfigError: a setting can't be used: the context is longer than the model's positions, the memory can't
+                hold one sequence, or the cache's folder isn't usable.
+        """
+        config, model = loaded.config, loaded.model
+        limit = config.text.max_position_embeddings
+        context_length = settings.context_length or min(limit, DEFAULT_CONTEXT_LENGTH)
+        if context_length > limit:
+            raise ConfigError(f"A context of {context_length:,} tokens was asked for; this model has {limit:,}.")
+        plan = plan_memory(
+            config,
+            dtype=model.dtype,
+            device=model.device,
+            num_slots=settings.slots,
+            context_length=context_length,
+            block_size=DEFAULT_BLOCK_SIZE,
+            settings=cache,
+        )
+        logger.info("%s", plan.describe())
+        pools = CachePools(
+            config,
+            num_slots=settings.slots + 1,
+            num_tokens=plan.num_kv_tokens,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        piece_tokens = settings.piece_tokens_on(model.device)
+        disk, root = None, secrets.token_bytes(32)
+        if cache.directory is not None and cache.reuse:
+            root = _root(loaded, piece_tokens, cache.directory)
+            disk = DiskTier(DiskStore(cache.directory, root=root, max_bytes=cache.disk_bytes), background, pools)
+        return cls(
+            loaded,
+            context_length,
+            piece_tokens,
+            settings.slots,
+            root,
+            cache.reuse,
+            pools,
+            PrefixCache(pools, state_bytes=plan.state_bytes, host_kv_bytes=plan.host_kv_bytes, disk=disk),
+            VisionCache(max_bytes=plan.vision_bytes, disk=disk),
+            disk,
+            background,
+        )
+
+
+def _root(loaded: LoadedModel, piece_tokens: int, directory: Path) -> bytes:
+    """What decides the bits of a cached segment, apart from its tokens."""
+    model = loaded.model
+    return fingerprint(
+        {
+            "weights": weights_digest(loaded.path, directory / "weights.json"),
+            "arithmetic": arithmetic(model.device, model.dtype),
+            "block_size": DEFAULT_BLOCK_SIZE,
+            "piece_tokens": piece_tokens,
+            "vision_unit": UNIT_TEMPORAL_PATCHES,
+            "image_processing": loaded.image_processing.fingerprint(),
+            "video_processing": loaded.video_processing.fingerprint(),
+        }
+    )

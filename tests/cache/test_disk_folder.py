@@ -1,0 +1,307 @@
+"""The disk tier's folder: rights, leftovers, the budget."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.cache import disk_file, disk_folder
+from qwen35mm.cache.disk import DiskStore
+from qwen35mm.errors import ConfigError
+from tests.cache.disk_helpers import (
+    OTHER_ROOT,
+    ROOT,
+    address_of,
+    budget_for,
+    bytes_in,
+    file_bytes,
+    file_of,
+    files_in,
+    put,
+    same,
+    temporaries_in,
+    tensors_of,
+)
+
+BUDGET = 1 << 20
+
+
+def numbers_in(store: DiskStore, count: int) -> list[int]:
+    return [number for number in range(count) if store.contains("state", address_of(number))]
+
+
+# Rights and refusals.
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
+def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = DiskStore(tmp_path / "new" / "cache", root=ROOT, max_bytes=BUDGET)
+        put(store, 0)
+        with store._folder.writing(file_of(tmp_path / "new" / "cache", "kv", address_of(1)), 10):
+            paths = list((tmp_path / "new").rglob("*"))
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new", *paths)}
+    finally:
+        os.umask(before)
+    folders = {path.name for path in (tmp_path / "new", *paths) if path.is_dir()}
+    assert len(modes) - len(folders) == 2
+    assert {modes[name] for name in folders} == {0o700}
+    assert {modes[name] for name in modes.keys() - folders} == {0o600}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
+def test_a_folder_that_was_open_to_others_is_closed_but_not_the_one_that_was_named(tmp_path: Path) -> None:
+    put(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
+    folders = [tmp_path, tmp_path / "v1", tmp_path / "v1" / ROOT.hex()]
+    for folder in folders:
+        folder.chmod(0o755)
+    DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folders] == [0o755, 0o700, 0o700]
+
+
+def test_a_folder_that_can_not_be_used_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(ConfigError, match=r"'file' can't be used: it is not a folder.*--cache-dir"):
+        DiskStore(file, root=ROOT, max_bytes=BUDGET)
+    with pytest.raises(ConfigError, match="'below' can't be used"):
+        DiskStore(file / "below", root=ROOT, max_bytes=BUDGET)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "v1").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="'linked' can't be used: it is not a folder"):
+        DiskStore(tmp_path / "linked", root=ROOT, max_bytes=BUDGET)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="it belongs to another user"):
+        DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    assert not (tmp_path / "v1").exists()
+
+
+def test_without_user_ids_the_owner_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, which also locks no files and renames none that is open."""
+    monkeypatch.delattr(os, "geteuid")
+    monkeypatch.setattr(disk_file, "fcntl", None)
+    monkeypatch.setattr(disk_folder, "_CAN_RENAME_OPEN_FILES", False)
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    address = put(store, 0)
+    assert same(store.read("state", address), tensors_of("state", address))
+    assert temporaries_in(tmp_path) == []
+
+
+@pytest.fixture
+def user_s_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder, and this thread's user bound by its rights: root is let through everywhere, so root becomes nobody."""
+    if os.name == "nt" or os.geteuid() != 0:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
+def test_a_read_only_folder(user_s_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = DiskStore(user_s_folder, root=ROOT, max_bytes=BUDGET)
+    address, damaged = put(store, 0), put(store, 1)
+    os.truncate(file_of(user_s_folder, "state", damaged), 99)
+    folders = [path for path in user_s_folder.rglob("*") if path.is_dir()]
+    for folder in (user_s_folder, *folders):
+        folder.chmod(0o500)
+    try:
+        with pytest.raises(ConfigError, match="can't be used: Permission denied"):
+            DiskStore(user_s_folder, root=ROOT, max_bytes=BUDGET)
+        with pytest.raises(ConfigError, match="can't be used: Permission denied"):
+            DiskStore(user_s_folder, root=OTHER_ROOT, max_bytes=BUDGET)
+        assert same(store.read("state", address), tensors_of("state", address))
+        assert store.read("state", damaged) is None
+        assert not store.write("state", address_of(2), tensors_of("state", address_of(2)), {})
+        assert [message.split("; ")[1] for message in caplog.messages] == [
+            "it can't be removed",
+            "nothing is written for 60 s",
+        ]
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)
+
+
+def test_a_full_disk_can_still_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = put(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
+
+    def fail(**_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    assert DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET).read("state", address) is not None
+
+
+# Leftovers.
+
+
+def test_leftovers_go_when_a_store_opens_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    address = address_of(0)
+    path = file_of(tmp_path, "state", address)
+    with store._folder.writing(path, 4) as file:
+        (living,) = temporaries_in(tmp_path)
+        dead = [path.with_name(f"{path.name}.tmp-{number:016x}") for number in range(3)]
+        foreign = file_of(tmp_path, "state", address, OTHER_ROOT)
+        foreign.parent.mkdir(parents=True)
+        dead.append(foreign.with_name(f"{foreign.name}.tmp-{7:016x}"))
+        for leftover in dead:
+            leftover.write_bytes(b"partial")
+        stranger = path.with_name("notes.txt")
+        stranger.write_text("not ours")
+        second = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+        assert files_in(tmp_path) == sorted([living, stranger])
+        assert not foreign.parent.parent.exists()
+        assert second.num_bytes == 4
+        file.write(b"full")
+    assert path.read_bytes() == b"full"
+    assert temporaries_in(tmp_path) == []
+
+
+def test_where_files_can_not_be_locked_only_old_ones_are_leftovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
+    path = file_of(tmp_path, "state", address_of(0))
+    old, young = (path.with_name(f"{path.name}.tmp-{number:016x}") for number in (1, 2))
+    for leftover, age_s in ((old, 3700), (young, 60)):
+        leftover.write_bytes(b"partial")
+        os.utime(leftover, (time.time() - age_s, time.time() - age_s))
+    monkeypatch.setattr(disk_file, "fcntl", None)
+    DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    assert temporaries_in(tmp_path) == [young]
+
+
+def test_a_writer_whose_new_file_is_taken_for_a_leftover_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store opens between the making of a temporary file and its lock."""
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    lock, opened = disk_file._lock, []
+
+    def open_first(descriptor: int) -> bool | None:
+        if not opened:
+            opened.append(True)
+            DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+            assert temporaries_in(tmp_path) == []
+        return lock(descriptor)
+
+    monkeypatch.setattr(disk_file, "_lock", open_first)
+    address = put(store, 0)
+    assert opened
+    assert same(store.read("state", address), tensors_of("state", address))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows renames no open file")
+def test_a_file_that_is_about_to_be_renamed_is_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    rename = store._folder._put
+
+    def open_first(temporary: Path, path: Path) -> None:
+        DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+        rename(temporary, path)
+
+    monkeypatch.setattr(store._folder, "_put", open_first)
+    assert same(store.read("state", put(store, 0)), tensors_of("state", address_of(0)))
+
+
+# The budget.
+
+
+def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(4))
+    for number in range(4):
+        put(store, number)
+    assert store.num_bytes == 4 * file_bytes() == bytes_in(tmp_path)
+    store.touch([("state", address_of(2)), ("state", address_of(9)), ("state", address_of(0))])
+    put(store, 4)
+    assert numbers_in(store, 9) == [0, 2, 3, 4]
+    put(store, 3)  # it is there: that is a use
+    put(store, 5)
+    put(store, 6)
+    assert numbers_in(store, 9) == [3, 4, 5, 6]
+
+
+def test_the_order_of_one_touch_counts_and_a_read_does_not(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(6))
+    for number in range(6):
+        put(store, number)
+    order = [3, 5, 0, 4, 1, 2]
+    store.touch([("state", address_of(number)) for number in order])
+    for number in (3, 5, 0):
+        assert store.read("state", address_of(number)) is not None
+    for step in range(6):
+        put(store, 6 + step)
+        assert numbers_in(store, 6) == sorted(order[step + 1 :])
+
+
+def test_the_budget_spans_roots_and_kinds(tmp_path: Path) -> None:
+    budget = budget_for(4)
+    first = DiskStore(tmp_path, root=OTHER_ROOT, max_bytes=budget)
+    for number in range(4):
+        put(first, number)
+    second = DiskStore(tmp_path, root=ROOT, max_bytes=budget)
+    assert second.other_roots() == [OTHER_ROOT]
+    assert second.contains_under(OTHER_ROOT, "state", address_of(3))
+    assert not second.contains("state", address_of(3))
+    for number in range(3):
+        put(second, number)
+    assert numbers_in(first, 4) == [3]
+    assert second.num_bytes == first.num_bytes == 4 * file_bytes()
+    put(second, 3)
+    assert second.other_roots() == []
+    assert first.other_roots() == [ROOT]
+    # The empty folder of the other root is gone after the next start.
+    DiskStore(tmp_path, root=ROOT, max_bytes=budget)
+    assert [path.name for path in (tmp_path / "v1").iterdir()] == [ROOT.hex()]
+
+
+def test_a_smaller_budget_counts_from_the_start(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    for number in range(8):
+        put(store, number)
+    large = put(store, 8, size=8192)
+    smaller = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(3))
+    # What could never fit goes first, though it was used last.
+    assert not smaller.contains("state", large)
+    assert numbers_in(smaller, 8) == [5, 6, 7]
+    assert DiskStore(tmp_path, root=ROOT, max_bytes=0).num_bytes == 0
+
+
+def test_sizes_of_all_sorts_stay_within_the_budget(tmp_path: Path) -> None:
+    budget = 200_000
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget)
+    chosen = random.Random(5)
+    fullest = 0
+    for number in range(80):
+        address = address_of(number)
+        size = 48 * chosen.choice([1, 1, 1, 10, 100, 400, 2000])
+        fits = store.write("state", address, tensors_of("state", address, size), {})
+        assert fits == (size < 48 * 2000)
+        assert bytes_in(tmp_path) <= budget
+        fullest = max(fullest, bytes_in(tmp_path))
+    assert fullest > budget * 3 // 4
+
+
+def test_the_folder_is_not_counted_for_every_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(640))
+    scans = []
+    scan = disk_folder.CacheFolder.scan
+    monkeypatch.setattr(disk_folder.CacheFolder, "scan", lambda self: scans.append(1) or scan(self))
+    for number in range(100):
+        put(store, number)
+    assert 5 <= len(scans) <= 10

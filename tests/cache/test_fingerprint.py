@@ -1,0 +1,154 @@
+"""The root: equal for equal arithmetic, and another one for whatever could change a bit."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35mm.cache.fingerprint import arithmetic, fingerprint, sources_digest
+
+# By its full name: the package exports a function of the same name.
+module = importlib.import_module("qwen35mm.cache.fingerprint")
+CPU = torch.device("cpu")
+BF16 = torch.bfloat16
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()
+)
+json_values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    max_leaves=8,
+)
+part_dicts = st.dictionaries(st.text(), json_values, max_size=4)
+
+
+def canonical(parts: dict[str, Any]) -> str:
+    return json.dumps(parts, sort_keys=True)
+
+
+@given(part_dicts, part_dicts)
+def test_equal_parts_have_equal_fingerprints_and_others_another(one, two):
+    assert len(fingerprint(one)) == 32
+    assert fingerprint(dict(reversed(one.items()))) == fingerprint(one)
+    assert (fingerprint(one) == fingerprint(two)) == (canonical(one) == canonical(two))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.bfloat16, b"bytes"])
+def test_what_has_no_json_form_is_refused(value):
+    with pytest.raises((TypeError, ValueError)):
+        fingerprint({"part": value})
+
+
+def test_the_arithmetic_is_stable_and_has_json_form():
+    assert fingerprint(arithmetic(CPU, BF16)) == fingerprint(json.loads(json.dumps(arithmetic(CPU, BF16))))
+    assert arithmetic(CPU, BF16) != arithmetic(CPU, torch.float32)
+
+
+@pytest.fixture
+def changed():
+    """Whether the arithmetic's fingerprint is another one than when the test began."""
+    before = fingerprint(arithmetic(CPU, BF16))
+    return lambda: fingerprint(arithmetic(CPU, BF16)) != before
+
+
+def test_the_number_of_threads_counts(changed):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert changed()
+    finally:
+        torch.set_num_threads(threads)
+    assert not changed()
+
+
+def test_the_precision_of_products_counts(changed):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert changed()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("target", "value"),
+    [
+        ("torch.cpu.get_capabilities", lambda: {"avx2": True}),
+        ("torch.backends.cpu.get_cpu_capability", lambda: "DEFAULT"),
+        ("torch.backends.mkldnn.is_available", lambda: False),
+        ("torch.__version__", "2.99"),
+        ("torch.__config__.show", lambda: "another build"),
+        ("qwen35mm.__version__", "9"),
+        ("qwen35mm_kernels.dispatch.describe", lambda device: {"rms_norm": "triton"}),
+    ],
+)
+def test_libraries_and_the_machine_count(changed, monkeypatch, target, value):
+    monkeypatch.setattr(target, value)
+    assert changed()
+
+
+@pytest.mark.parametrize("name", ["MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"])
+def test_settings_of_the_libraries_count(changed, monkeypatch, name):
+    monkeypatch.setenv(name, "something else")
+    assert changed()
+
+
+def test_other_settings_do_not_count(changed, monkeypatch):
+    monkeypatch.setenv("HOME_OF_SOMETHING", "else")
+    assert not changed()
+
+
+def test_triton_may_be_absent(monkeypatch):
+    monkeypatch.setattr(module, "_version", lambda name: None)
+    assert arithmetic(CPU, BF16)["triton"] is None
+    monkeypatch.undo()
+    assert module._version("no-such-distribution") is None
+    assert module._version("torch") is not None
+
+
+def test_a_gpu_is_named(monkeypatch):
+    properties = SimpleNamespace(name="Some GPU", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    one = arithmetic(torch.device("cuda", 0), BF16)
+    assert one["device"]["name"] == "Some GPU"
+    assert fingerprint(one) != fingerprint(arithmetic(CPU, BF16))
+    properties.multi_processor_count = 66
+    assert fingerprint(one) != fingerprint(arithmetic(torch.device("cuda", 0), BF16))
+
+
+def test_the_sources_are_those_that_compute(monkeypatch, tmp_path):
+    """A changed, a renamed and a new file are other sources; what doesn't compute isn't looked at."""
+    package, kernels, preprocess = (tmp_path / name for name in ("package", "kernels", "preprocess"))
+    for folder in (package / "model", package / "engine", package / "ui", kernels / "inner", preprocess):
+        folder.mkdir(parents=True)
+        (folder / "a.py").write_text(folder.name)
+    monkeypatch.setattr(module.qwen35mm, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(module.qwen35mm_kernels, "__path__", [str(kernels)])
+    monkeypatch.setattr(module.qwen35mm_preprocess, "__path__", [str(preprocess)])
+    seen = {sources_digest()}
+    for path in (package / "model" / "a.py", package / "engine" / "a.py", kernels / "inner" / "a.py"):
+        path.write_text("changed")
+        seen.add(sources_digest())
+    (preprocess / "a.py").rename(preprocess / "b.py")
+    seen.add(sources_digest())
+    (kernels / "new.py").write_text("")
+    seen.add(sources_digest())
+    assert len(seen) == 6
+    (package / "ui" / "a.py").write_text("changed")
+    (kernels / "notes.txt").write_text("changed")
+    assert sources_digest() in seen
+
+
+def test_the_sources_are_found():
+    package = Path(module.qwen35mm.__file__).parent
+    assert {*module._COMPUTING} <= {path.name for path in package.iterdir()}
+    assert os.fspath(package / "model") in [os.fspath(package / name) for name in module._COMPUTING]

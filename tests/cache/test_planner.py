@@ -1,0 +1,226 @@
+"""Budgets: the numbers of the family's memory table, the choices, and the refusals with their arithmetic."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from benchmarks import make_random
+from qwen35mm.cache import host_memory, planner
+from qwen35mm.cache.host_memory import cgroup_limits, host_memory_bytes
+from qwen35mm.cache.planner import MemoryPlan, plan_memory
+from qwen35mm.cache.settings import CacheSettings
+from qwen35mm.config import ModelConfig
+from qwen35mm.errors import ConfigError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+# Sizes that `make_random` doesn't write; a cache doesn't know experts from other feed-forward layers.
+MORE_SIZES = {
+    "27B": (5120, 64, 24, 4, 48, 17408, 27, 1152, 16, 4304),
+    "397B-A17B": (4096, 60, 32, 2, 64, 1024, 27, 1152, 16, 4304),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_sizes():
+    with pytest.MonkeyPatch.context() as patch:
+        for size, numbers in MORE_SIZES.items():
+            patch.setitem(make_random.SIZES, size, numbers)
+        yield
+
+
+def config_of(size: str) -> ModelConfig:
+    return ModelConfig.from_dict(make_random.make_config(size, "bfloat16"))
+
+
+def plan(size: str = "0.8B", **changes: Any) -> MemoryPlan:
+    options: dict[str, Any] = {
+        "dtype": torch.bfloat16,
+        "device": CPU,
+        "num_slots": 4,
+        "context_length": 32_768,
+        "block_size": 64,
+        "settings": CacheSettings(),
+        "available_bytes": 24 * GIB,
+    }
+    return plan_memory(config_of(size), **{**options, **changes})
+
+
+@pytest.mark.parametrize(
+    ("size", "kib_per_token"),
+    [("0.8B", 12), ("2B", 12), ("4B", 32), ("9B", 32), ("27B", 64), ("35B-A3B", 20), ("397B-A17B", 30)],
+)
+def test_kv_of_a_token(size, kib_per_token):
+    assert plan(size).kv_token_bytes == kib_per_token * KIB
+
+
+@pytest.mark.parametrize(
+    ("length", "mib"), [(4_096, 80), (32_768, 640), (65_536, 1_280), (131_072, 2_560), (262_144, 5_120)]
+)
+def test_kv_of_a_context_of_35b(length, mib):
+    """A budget of exactly these bytes holds one context, and one byte less doesn't."""
+    settings = CacheSettings(kv_bytes=mib * MIB)
+    assert plan("35B-A3B", context_length=length, settings=settings).num_kv_tokens == length
+    with pytest.raises(ConfigError, match="KV budget is too small"):
+        plan("35B-A3B", context_length=length, settings=CacheSettings(kv_bytes=mib * MIB - 1))
+
+
+@pytest.mark.parametrize(("size", "mib"), [("0.8B", 18.6), ("2B", 18.6), ("4B", 49.1), ("9B", 49.1), ("27B", 147)])
+def test_a_state(size, mib):
+    # The plan has a state for each slot and one for commits.
+    assert plan(size, num_slots=1).slot_bytes / 2 / MIB == pytest.approx(mib, abs=0.05 if mib < 100 else 0.5)
+
+
+def test_states_of_35b_with_conv_in_fp32():
+    """llama.cpp reports 251 MiB for 4 slots, whatever the context length."""
+    for length in (4_096, 262_144):
+        slots = plan("35B-A3B", num_slots=3, dtype=torch.float32, context_length=length).slot_bytes
+        assert slots / MIB == pytest.approx(251, abs=0.5)
+
+
+def test_choices_on_a_cpu():
+    chosen = plan(available_bytes=24 * GIB)
+    assert chosen.num_kv_tokens == 2 * GIB // (64 * 12 * KIB) * 64
+    assert chosen.kv_bytes == chosen.num_kv_tokens * 12 * KIB <= 2 * GIB
+    assert (chosen.state_bytes, chosen.vision_bytes, chosen.host_kv_bytes) == (GIB, 256 * MIB, 0)
+    smaller = plan(available_bytes=8 * GIB)
+    assert smaller.kv_bytes == pytest.approx(GIB, rel=0.001)
+    assert smaller.state_bytes == 512 * MIB
+    # At least one context, and eight states.
+    least = plan("9B", available_bytes=4 * GIB)
+    assert least.num_kv_tokens == 32_768
+    assert least.kv_bytes == GIB > 4 * GIB // 8
+    assert least.state_bytes == 8 * config_of("9B").state_bytes(torch.bfloat16) > 4 * GIB // 16
+
+
+def test_choices_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(planner, "host_memory_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * GIB, 24 * GIB))
+    asked = plan("9B", device=CUDA, available_bytes=None)
+    assert asked.kv_bytes == 10 * GIB
+    assert asked.num_kv_tokens == 10 * GIB // (32 * KIB)
+    assert (asked.state_bytes, asked.host_kv_bytes) == (GIB, 8 * GIB)
+    assert asked == plan("9B", device=CUDA, available_bytes=20 * GIB)
+    # Half of 1.5 GiB is less than a context of 1 GiB.
+    assert plan("9B", device=CUDA, available_bytes=3 * GIB // 2).num_kv_tokens == 32_768
+
+
+def test_given_budgets_are_taken():
+    given = CacheSettings(kv_bytes=500 * MIB, state_bytes=0, vision_bytes=1, host_kv_bytes=2)
+    taken = plan(settings=given)
+    assert taken.num_kv_tokens == 500 * MIB // (64 * 12 * KIB) * 64
+    assert (taken.state_bytes, taken.vision_bytes, taken.host_kv_bytes) == (0, 1, 2)
+
+
+def test_without_reuse_nothing_is_kept():
+    given = CacheSettings(reuse=False, vision_bytes=1)
+    taken = plan(settings=given)
+    assert (taken.state_bytes, taken.vision_bytes, taken.host_kv_bytes) == (0, 0, 0)
+    assert taken.kv_bytes == plan().kv_bytes
+
+
+@given(
+    st.sampled_from(["0.8B", "9B", "27B"]),
+    st.integers(1, 100_000),
+    st.integers(1, 300),
+    st.integers(1, 16),
+    st.integers(GIB, 400 * GIB),
+)
+@example("27B", 1, 1, 7, 1_231_683_584)  # room for the states and hardly more
+def test_a_plan_holds_one_context_or_is_refused(size, context_length, block_size, num_slots, available_bytes):
+    try:
+        made = plan(
+            size,
+            context_length=context_length,
+            block_size=block_size,
+            num_slots=num_slots,
+            available_bytes=available_bytes,
+        )
+    except ConfigError:
+        needed = config_of(size).kv_bytes_per_token(torch.bfloat16) * (context_length + block_size)
+        needed += (num_slots + 1) * config_of(size).state_bytes(torch.bfloat16)
+        assert needed > available_bytes
+    else:
+        assert made.num_kv_tokens >= context_length
+        assert made.num_kv_tokens % block_size == 0
+        assert made.kv_bytes + made.slot_bytes <= available_bytes
+
+
+def test_too_small_a_budget_is_refused_with_the_arithmetic():
+    with pytest.raises(ConfigError) as caught:
+        plan("9B", settings=CacheSettings(kv_bytes=100 * MIB))
+    message = str(caught.value)
+    for part in ("32,768 tokens", "1,024.0 MiB", "32,768 x 32 KiB", "100.0 MiB", "3,200 tokens", "shorter context"):
+        assert part in message
+
+
+def test_too_small_a_machine_is_refused_with_the_arithmetic():
+    with pytest.raises(ConfigError) as caught:
+        plan("27B", context_length=262_144, available_bytes=16 * GIB)
+    message = str(caught.value)
+    for part in ("memory of cpu", "16,384.0 MiB", "262,144 x 64 KiB", "734.1 MiB", "4 slots", "shorter context"):
+        assert part in message
+    with pytest.raises(ConfigError, match="cuda:0"):
+        plan(device=CUDA, available_bytes=GIB, settings=CacheSettings(kv_bytes=GIB))
+
+
+def test_a_plan_describes_itself():
+    assert plan("35B-A3B", settings=CacheSettings(kv_bytes=640 * MIB)).describe() == (
+        "Cache on cpu: KV of 32,768 tokens x 20 KiB = 640.0 MiB (one context: 32,768 tokens), running states of 4 "
+        "slots and one commit 307.0 MiB; kept at most: 1,024.0 MiB of states, 256.0 MiB of vision embeddings."
+    )
+    given = CacheSettings(host_kv_bytes=3 * MIB)
+    assert "3.0 MiB of KV in host memory" in plan(device=CUDA, settings=given).describe()
+
+
+def test_the_systems_memory_is_read():
+    read = host_memory_bytes()
+    assert read is not None
+    assert read <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert plan(available_bytes=None) == plan(available_bytes=read)
+
+
+def test_an_unknown_system_is_taken_for_a_small_one(monkeypatch):
+    monkeypatch.setattr(planner, "host_memory_bytes", lambda: None)
+    assert plan(available_bytes=None) == plan(available_bytes=8 * GIB)
+
+
+def test_a_system_without_sysconf(monkeypatch):
+    monkeypatch.delattr(os, "sysconf")
+    monkeypatch.setattr(host_memory, "cgroup_limits", lambda *paths: iter([3 * GIB]))
+    assert host_memory_bytes() == 3 * GIB
+    monkeypatch.setattr(host_memory, "cgroup_limits", lambda *paths: iter([]))
+    assert host_memory_bytes() is None
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limits"),
+    [
+        pytest.param("0::/a/b\n", {"a/b/memory.max": "300", "a/memory.max": "max"}, [300], id="version 2"),
+        pytest.param("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "200\n"}, [200], id="a group above"),
+        pytest.param("0::/\n", {"memory.max": "100"}, [100], id="a container's own root"),
+        pytest.param("0::/not/here\n", {"memory.max": "100"}, [100], id="a path of the host"),
+        pytest.param("4:cpu,memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "50"}, [50], id="version 1"),
+        pytest.param(
+            "3:cpu:/a\n", {"memory.max": "1", "cpu/a/memory.limit_in_bytes": "1"}, [], id="another controller"
+        ),
+        pytest.param("0::/\n", {"memory.max": "-1"}, [], id="not a number"),
+        pytest.param("nonsense\n\n", {}, [], id="an unreadable list"),
+        pytest.param(None, {"memory.max": "1"}, [], id="no list"),
+    ],
+)
+def test_container_limits(tmp_path: Path, own, files, limits):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    if own is not None:
+        (tmp_path / "own").write_text(own)
+    assert list(cgroup_limits(tmp_path, tmp_path / "own")) == limits

@@ -1,0 +1,248 @@
+"""The weights' digest: over names, order and bytes; remembered as long as the files look the same."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.cache.fingerprint import weights_digest
+from qwen35mm.errors import CheckpointError
+
+# By its full name: the package exports a function of the same name.
+module = importlib.import_module("qwen35mm.cache.weights_digest")
+LONG_AGO_S = 1_700_000_000
+SLICE = 1_000
+SHARDS = {"a.safetensors": bytes(range(256)) * 10, "b.safetensors": b"b" * SLICE}
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch):
+    monkeypatch.setattr(module, "SLICE_BYTES", SLICE)
+    monkeypatch.setattr(module, "_READ_BYTES", 300)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for name, content in SHARDS.items():
+        (folder / name).write_bytes(content)
+    write_index(folder, list(SHARDS))
+    (folder / "config.json").write_text("{}")
+    settle(folder)
+    return folder
+
+
+@pytest.fixture
+def memo(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "weights.json"
+
+
+@pytest.fixture
+def hashed(monkeypatch) -> list[str]:
+    """Names of the files that are hashed during the test, one for each time."""
+    names: list[str] = []
+    original = module._hash_files
+
+    def hash_files(paths):
+        names.extend(path.name for path in paths)
+        return original(paths)
+
+    monkeypatch.setattr(module, "_hash_files", hash_files)
+    return names
+
+
+def write_index(folder: Path, names: list[str]) -> None:
+    weight_map = {f"tensor.{n}": name for n, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def settle(folder: Path) -> None:
+    for path in folder.iterdir():
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+
+
+def test_the_digest_is_of_names_order_and_bytes(folder, tmp_path):
+    first = weights_digest(folder, None)
+    assert len(bytes.fromhex(first)) == 32
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert weights_digest(copy, None) == first
+    digests = {first}
+    # Every byte counts, also on both sides of a slice's end, and so does the length.
+    for at in (0, SLICE - 1, SLICE, 2_559):
+        content = bytearray(SHARDS["a.safetensors"])
+        content[at] ^= 1
+        (copy / "a.safetensors").write_bytes(content)
+        digests.add(weights_digest(copy, None))
+    for content in (
+        SHARDS["a.safetensors"] + b"\0",
+        SHARDS["a.safetensors"][:-1],
+        SHARDS["a.safetensors"][:SLICE],
+        b"",
+    ):
+        (copy / "a.safetensors").write_bytes(content)
+        digests.add(weights_digest(copy, None))
+    (copy / "a.safetensors").write_bytes(SHARDS["b.safetensors"])
+    (copy / "b.safetensors").write_bytes(SHARDS["a.safetensors"])
+    digests.add(weights_digest(copy, None))
+    assert len(digests) == 10
+
+
+def test_other_names_and_another_config_count(folder):
+    digests = {weights_digest(folder, None)}
+    (folder / "config.json").write_text("{ }")
+    digests.add(weights_digest(folder, None))
+    (folder / "b.safetensors").rename(folder / "c.safetensors")
+    write_index(folder, ["a.safetensors", "c.safetensors"])
+    digests.add(weights_digest(folder, None))
+    assert len(digests) == 3
+
+
+def test_a_single_file_is_a_checkpoint_too(folder):
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "a.safetensors").rename(folder / "model.safetensors")
+    before = weights_digest(folder, None)
+    (folder / "b.safetensors").write_bytes(b"not part of it")
+    assert weights_digest(folder, None) == before
+
+
+@pytest.mark.parametrize("missing", ["a.safetensors", "config.json"])
+def test_a_missing_file_is_named(folder, missing):
+    (folder / missing).unlink()
+    with pytest.raises(CheckpointError, match=missing):
+        weights_digest(folder, None)
+
+
+def test_what_was_hashed_is_remembered(folder, memo, hashed):
+    first = weights_digest(folder, memo)
+    assert hashed == ["a.safetensors", "b.safetensors", "config.json"]
+    assert memo.stat().st_mode & 0o777 == 0o600
+    assert memo.parent.stat().st_mode & 0o777 == 0o700
+    hashed.clear()
+    assert weights_digest(folder, memo) == first == weights_digest(folder, None)
+    assert hashed == ["a.safetensors", "b.safetensors", "config.json"], "only without the memo"
+    assert [path.name for path in memo.parent.iterdir()] == [memo.name], "nothing is left beside"
+
+
+def test_one_memo_serves_many_checkpoints(folder, memo, hashed, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (other / "a.safetensors").write_bytes(b"other")
+    settle(other)
+    digests = [weights_digest(place, memo) for place in (folder, other)]
+    hashed.clear()
+    assert [weights_digest(place, memo) for place in (folder, other)] == digests
+    assert hashed == []
+
+
+@pytest.mark.parametrize("change", ["size", "mtime", "inode", "path"])
+def test_a_file_that_looks_different_is_hashed_again(folder, memo, hashed, change):
+    weights_digest(folder, memo)
+    hashed.clear()
+    path, content = folder / "b.safetensors", b"c" * SLICE
+    name = path.name
+    if change == "size":
+        path.write_bytes(content + b"c")
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+    elif change == "mtime":
+        path.write_bytes(content)
+        os.utime(path, (LONG_AGO_S + 1, LONG_AGO_S))
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S + 1))
+    elif change == "inode":
+        (folder / "new").write_bytes(content)
+        os.utime(folder / "new", (LONG_AGO_S, LONG_AGO_S))
+        (folder / "new").replace(path)
+    else:
+        name = "c.safetensors"
+        path.rename(folder / name)
+        write_index(folder, ["a.safetensors", name])
+    assert weights_digest(folder, memo) == weights_digest(folder, None)
+    assert hashed[:1] == [name]
+
+
+def test_a_fresh_file_is_not_remembered(folder, memo, hashed):
+    """Changed again within its timestamp's resolution, it would look the same."""
+    (folder / "b.safetensors").write_bytes(b"b" * SLICE)
+    weights_digest(folder, memo)
+    hashed.clear()
+    weights_digest(folder, memo)
+    assert hashed == ["b.safetensors"]
+
+
+def test_a_file_that_changes_while_it_is_hashed_is_not_remembered(folder, memo, hashed, monkeypatch):
+    original = module._hash_slice
+
+    def hash_and_change(place):
+        result = original(place)
+        os.utime(folder / "a.safetensors", (LONG_AGO_S, LONG_AGO_S + 1))
+        return result
+
+    monkeypatch.setattr(module, "_hash_slice", hash_and_change)
+    weights_digest(folder, memo)
+    monkeypatch.setattr(module, "_hash_slice", original)
+    hashed.clear()
+    weights_digest(folder, memo)
+    assert hashed == ["a.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[" * 100_000,
+        lambda text: "\0\xff",
+        lambda text: "[1, 2]",
+        lambda text: json.dumps({**json.loads(text), "files": [1]}),
+        lambda text: json.dumps({**json.loads(text), "slice_bytes": 7}),
+        lambda text: text.replace('"digest": "', '"digest": "x'),
+        lambda text: text.replace('"digest"', '"other"'),
+        lambda text: json.dumps({**json.loads(text), "files": dict.fromkeys(json.loads(text)["files"], 3)}),
+        lambda text: text + " " * module._MAX_MEMO_BYTES,
+    ],
+)
+def test_a_damaged_memo_is_computed_again(folder, memo, hashed, damage):
+    first = weights_digest(folder, memo)
+    memo.write_text(damage(memo.read_text()), encoding="latin-1")
+    hashed.clear()
+    assert weights_digest(folder, memo) == first
+    assert hashed == ["a.safetensors", "b.safetensors", "config.json"]
+    hashed.clear()
+    assert weights_digest(folder, memo) == first
+    assert hashed == [], "it was written anew"
+
+
+def test_another_users_memo_is_not_believed(folder, memo, hashed, monkeypatch):
+    weights_digest(folder, memo)
+    hashed.clear()
+    monkeypatch.setattr(os, "getuid", lambda: memo.stat().st_uid + 1)
+    weights_digest(folder, memo)
+    assert len(hashed) == 3
+
+
+def test_a_memo_that_cannot_be_written_is_logged(folder, tmp_path, caplog):
+    (tmp_path / "file").write_text("not a folder")
+    assert weights_digest(folder, tmp_path / "file" / "memo.json") == weights_digest(folder, None)
+    assert "memo.json can't be written" in caplog.text
+
+
+def test_a_full_disk_leaves_nothing_behind(folder, memo, monkeypatch, caplog):
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    weights_digest(folder, memo)
+    assert "No space left" in caplog.text
+    assert list(memo.parent.iterdir()) == []
+
+
+def test_the_memo_stays_small(folder, memo, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_MEMO_FILES", 2)
+    weights_digest(folder, memo)
+    assert [Path(path).name for path in json.loads(memo.read_text())["files"]] == ["b.safetensors", "config.json"]

@@ -1,0 +1,288 @@
+"""Many requests at once: slots, fairness, choices, deadlines, failures, and room for everybody."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from qwen35mm.cache import CacheSettings
+from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, Result, StepOutput, TextDelta
+from qwen35mm.errors import EngineError, RequestError, RequestTimeoutError
+from qwen35mm.model import LoadedModel
+from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.prompt import Image, Part, Text
+from qwen35mm.sampling import SamplingParams
+from tests.engine.conftest import MakeRequest, noise
+
+LONG = SamplingParams(temperature=0.0, max_tokens=40)
+QUESTIONS: tuple[tuple[Part, ...], ...] = (
+    (Text("hello"),),
+    (Image(noise(1)), Text("What is this?")),
+    (Text("word " * 60),),
+    (Image(noise(2)), Text("Which shape, and where?")),
+    (Text("who are you"),),
+    (Image(noise(1)), Text("How many are there?")),
+)
+
+
+@pytest.fixture(autouse=True)
+def endless(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies end at max_tokens only, so that they run beside each other for long."""
+    logits = Qwen35Model.logits
+
+    def without_eos(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
+        scores = logits(self, hidden, **options).clone()
+        scores[:, list(demo.eos_ids)] = -torch.inf
+        return scores
+
+    monkeypatch.setattr(Qwen35Model, "logits", without_eos)
+
+
+def run(engine: Engine) -> list[StepOutput]:
+    outputs: list[StepOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+        engine.check_integrity()
+    return outputs
+
+
+def results(outputs: list[StepOutput]) -> dict[tuple[str, int], Result]:
+    return {(o.request_id, o.choice): o.event.result for o in outputs if isinstance(o.event, Finished)}
+
+
+def alone(demo: LoadedModel, request: Request) -> tuple[int, ...]:
+    engine = Engine(demo, cache=CacheSettings(reuse=False))
+    engine.add(request)
+    (result,) = results(run(engine)).values()
+    return result.token_ids
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("slots", [1, 2, 3, 6])
+def test_each_reply_is_the_same_alone_and_in_company(
+    demo: LoadedModel, make_request: MakeRequest, slots: int, batch_invariant: bool
+) -> None:
+    requests = [make_request(*parts, params=LONG) for parts in QUESTIONS]
+    engine = Engine(demo, EngineSettings(slots=slots, batch_invariant=batch_invariant))
+    for request in requests:
+        engine.add(request)
+    found = results(run(engine))
+    for request in requests:
+        assert found[request.id, 0].token_ids == alone(demo, request)
+
+
+def test_slots_bound_how_many_run(demo: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(demo, EngineSettings(slots=2))
+    for parts in QUESTIONS[:5]:
+        engine.add(make_request(*parts, params=LONG))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        engine.check_integrity()
+        running = len(engine._batch.running) + (engine._prefilling is not None)
+        most = max(most, running)
+        assert running <= 2
+    assert most == 2
+
+
+def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(demo, EngineSettings(piece_tokens=64))
+    first = make_request(Text("hello"), params=SamplingParams(temperature=0.0, max_tokens=100))
+    engine.add(first)
+    while not engine._batch.running:
+        engine.step()
+    calls: list[str] = []
+    for name in ("prefill", "decode"):
+        original = getattr(Qwen35Model, name)
+
+        def counted(self: Qwen35Model, *args: Any, _name: str = name, _original: Any = original, **options: Any) -> Any:
+            calls.append(_name)
+            return _original(self, *args, **options)
+
+        monkeypatch.setattr(Qwen35Model, name, counted)
+    long = make_request(Text("word " * 400), params=LONG)
+    engine.add(long)
+    run(engine)
+    tail = len(long.prompt.token_ids) - long.prompt.tail_start
+    assert calls.count("prefill") == -(-long.prompt.tail_start // 64) + -(-tail // 64)
+    assert max(len(list(group)) for name, group in itertools.groupby(calls) if name == "prefill") == 1
+
+
+def test_vision_layers_stop_running_replies_for_one_step_at_most(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen35mm.engine.vision.PATCH_LAYERS_PER_STEP", 1)
+    engine = Engine(demo)
+    first = make_request(Text("hello"), params=LONG)
+    engine.add(first)
+    engine.step()
+    engine.add(make_request(Image(noise(0)), Text("What?"), params=LONG))
+    encoding = 0
+    while engine.has_requests:
+        outputs = engine.step()
+        if any(isinstance(o.event, Progress) and o.event.phase == "encode" for o in outputs):
+            encoding += 1
+            assert any(o.request_id == first.id and isinstance(o.event, TextDelta | Finished) for o in outputs)
+    assert encoding == demo.config.vision.depth
+
+
+def test_choices_share_the_prompts_blocks_and_differ_by_seed(demo: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(demo, EngineSettings(slots=3))
+    sampled = SamplingParams(temperature=1.5, seed=7, max_tokens=12)
+    request = make_request(Text("word " * 150), params=sampled, num_choices=3)
+    engine.add(request)
+    while not engine._batch.running:
+        engine.step()
+    tables = [set(reply.cache.block_table) for reply in engine._batch.running if reply.cache is not None]
+    full = len(request.prompt.token_ids) // 64
+    assert full >= 2
+    assert len(set.intersection(*tables)) >= full
+    found = results(run(engine))
+    texts = [found[request.id, choice].token_ids for choice in range(3)]
+    assert len(set(texts)) > 1
+    for choice, token_ids in enumerate(texts):
+        single = make_request(
+            Text("word " * 150), params=SamplingParams(temperature=1.5, seed=7 + choice, max_tokens=12)
+        )
+        assert alone(demo, single) == token_ids
+        assert found[request.id, choice].seed == 7 + choice
+
+
+def test_more_choices_than_slots_are_refused(demo: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(demo, EngineSettings(slots=2))
+    for count in (0, 3):
+        with pytest.raises(RequestError, match=f"{count} replies were asked for; this engine computes 1 to 2"):
+            engine.add(make_request(Text("a"), num_choices=count))
+
+
+def test_a_request_with_choices_waits_for_all_its_slots_and_is_not_overtaken(
+    demo: LoadedModel, make_request: MakeRequest
+) -> None:
+    engine = Engine(demo, EngineSettings(slots=2))
+    first = make_request(Text("hello"), params=LONG)
+    pair = make_request(Text("who are you"), params=LONG, num_choices=2)
+    last = make_request(Text("hello there"), params=SamplingParams(temperature=0.0, max_tokens=1))
+    for request in (first, pair, last):
+        engine.add(request)
+    ends = [o.request_id for o in run(engine) if isinstance(o.event, Finished)]
+    assert ends == [first.id, pair.id, pair.id, last.id]
+
+
+@pytest.mark.parametrize("phase", ["waiting", "prefill", "decode"])
+def test_a_request_ends_at_its_deadline(demo: LoadedModel, make_request: MakeRequest, phase: str) -> None:
+    now = [0.0]
+    engine = Engine(demo, EngineSettings(slots=1, piece_tokens=16), clock=lambda: now[0])
+    other = make_request(Text("hello"), params=LONG)
+    if phase == "waiting":
+        engine.add(other)
+        engine.step()
+    request = make_request(Text("word " * 100), params=LONG, deadline_s=10.0)
+    engine.add(request)
+    for _ in range({"waiting": 1, "prefill": 3, "decode": 20}[phase]):
+        engine.step()
+    assert engine._end_late() == []
+    now[0] = 10.0
+    outputs = engine.step()
+    engine.check_integrity()
+    (late,) = [output for output in outputs if output.request_id == request.id]
+    assert isinstance(late.event, RequestTimeoutError)
+    assert all(output.request_id == other.id for output in run(engine))
+    assert engine.runtime.pools.states.num_free == engine.runtime.pools.states.num_slots
+
+
+def test_a_failing_step_ends_the_running_requests_and_nothing_else(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(demo, EngineSettings(slots=2))
+    requests = [make_request(Text(text), params=LONG) for text in ("hello", "who are you", "what can you do")]
+    for request in requests:
+        engine.add(request)
+    while len(engine._batch.running) < 2:
+        engine.step()
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("broken")
+
+        patch.setattr(Qwen35Model, "decode", fail)
+        outputs = engine.step()
+    engine.check_integrity()
+    failed = [output.request_id for output in outputs if isinstance(output.event, EngineError)]
+    assert failed == [requests[0].id, requests[1].id]
+    assert results(run(engine))[requests[2].id, 0].token_ids == alone(demo, requests[2])
+
+
+def test_a_failing_sampler_ends_only_its_own_request(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(demo, EngineSettings(slots=2))
+    good, bad = make_request(Text("hello"), params=LONG), make_request(Text("who are you"), params=LONG)
+    engine.add(good)
+    engine.add(bad)
+    while len(engine._batch.running) < 2:
+        engine.step()
+
+    def fail(_: object) -> int:
+        raise ValueError("no token")
+
+    monkeypatch.setattr(engine._sequences[bad.id].replies[0].sampler, "sample", fail)
+    outputs = run(engine)
+    assert [o.request_id for o in outputs if isinstance(o.event, EngineError)] == [bad.id]
+    assert results(outputs)[good.id, 0].token_ids == alone(demo, good)
+
+
+def small_pool(demo: LoadedModel, num_tokens: int) -> CacheSettings:
+    return CacheSettings(kv_bytes=num_tokens * demo.config.kv_bytes_per_token(demo.model.dtype))
+
+
+def test_replies_make_room_for_each_other_and_lose_nothing(demo: LoadedModel, make_request: MakeRequest) -> None:
+    """Four replies that grow to 110 tokens each, in room for 192: the youngest wait in host memory meanwhile."""
+    params = SamplingParams(temperature=0.0, max_tokens=100)
+    requests = [make_request(Text(text), params=params) for text in ("hello", "who are you", "a", "b")]
+    engine = Engine(demo, EngineSettings(context_length=192), small_pool(demo, 192))
+    for request in requests:
+        engine.add(request)
+    outputs: list[StepOutput] = []
+    most_suspended = 0
+    while engine.has_work:
+        outputs += engine.step()
+        engine.check_integrity()
+        most_suspended = max(most_suspended, len(engine._batch.suspended))
+    assert most_suspended > 0
+    found = results(outputs)
+    for request in requests:
+        assert found[request.id, 0].token_ids == alone(demo, request)
+
+
+def test_a_suspended_reply_can_be_cancelled(demo: LoadedModel, make_request: MakeRequest) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=100)
+    requests = [make_request(Text(text), params=params) for text in ("hello", "who are you", "a")]
+    engine = Engine(demo, EngineSettings(context_length=192), small_pool(demo, 192))
+    for request in requests:
+        engine.add(request)
+    for _ in range(1000):
+        engine.step()
+        if engine._batch.suspended:
+            break
+    victim = engine._batch.suspended[0].request
+    engine.cancel(victim.id)
+    engine.check_integrity()
+    found = results(run(engine))
+    assert {request_id for request_id, _ in found} == {request.id for request in requests} - {victim.id}
+
+
+def test_a_prompt_waits_for_room(demo: LoadedModel, make_request: MakeRequest) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=50)
+    first = make_request(Text("word " * 200), params=params)
+    second = make_request(Text("a " + "word " * 200), params=params)
+    engine = Engine(demo, EngineSettings(context_length=768), small_pool(demo, 768))
+    engine.add(first)
+    engine.add(second)
+    found = results(run(engine))
+    for request in (first, second):
+        assert found[request.id, 0].token_ids == alone(demo, request)

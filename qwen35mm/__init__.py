@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qwen35mm.backends import LocalBackend
+    from qwen35mm.cache import CacheReport, CacheSettings
     from qwen35mm.engine import EngineSettings, Event, Finished, MediaPlanned, Progress, Result, TextDelta
     from qwen35mm.errors import MediaError, Qwen35mmError
     from qwen35mm.model import LoadedModel, load
-    from qwen35mm.prompt import Image, Message, Text, ToolCall, Video
+    from qwen35mm.prompt import Image, Message, Text, ToolCall, Video, pin_plans
     from qwen35mm.sampling import SamplingParams
     from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CacheReport": "qwen35mm.cache",
+    "CacheSettings": "qwen35mm.cache",
     "EngineSettings": "qwen35mm.engine",
     "Event": "qwen35mm.engine",
     "Finished": "qwen35mm.engine",
@@ -47,9 +50,12 @@ _HOMES = {
     "ToolCall": "qwen35mm.prompt",
     "Video": "qwen35mm.prompt",
     "load": "qwen35mm.model",
+    "pin_plans": "qwen35mm.prompt",
 }
 
 __all__ = [
+    "CacheReport",
+    "CacheSettings",
     "EngineSettings",
     "Event",
     "Finished",
@@ -72,6 +78,7 @@ __all__ = [
     "Video",
     "__version__",
     "load",
+    "pin_plans",
 ]
 
 

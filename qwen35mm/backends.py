@@ -183,7 +183,7 @@ class LocalBackend:
                     (reasoning if event.channel == "reasoning" else answer).append(event.text)
                 elif isinstance(event, Finished):
                     stopped = False
-                    remember(event.result.text, event.result.reasoning)
+                    remember(event.result.text, event.result.reasoning or None)
                 yield event
         except Exception:
             stopped = False

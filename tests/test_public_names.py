@@ -11,6 +11,8 @@ import pytest
 import qwen35mm
 
 PUBLIC = {
+    "CacheReport",
+    "CacheSettings",
     "EngineSettings",
     "Event",
     "Finished",
@@ -33,6 +35,7 @@ PUBLIC = {
     "Video",
     "__version__",
     "load",
+    "pin_plans",
 }
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qwen35mm.cli import options
+from qwen35mm.cli.options import DEMO_NOTE, ModelOptions, file_path, with_model_options
 
 if TYPE_CHECKING:
     from qwen35mm.backends import LocalBackend
-    from qwen35mm.engine import Progress, Result
+    from qwen35mm.engine import CacheReport, Progress, Result
     from qwen35mm.prompt import Message
     from qwen35mm.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 PHASES = {
     "wait": "Waiting in line",
@@ -26,12 +29,13 @@ PHASES = {
 }
 
 
+@with_model_options
 def ask(
+    options: ModelOptions,
     question: Annotated[str, typer.Argument(help="The question; '-' reads it from standard input.")],
     image: Annotated[list[Path] | None, typer.Option(help="An image; may be given several times.")] = None,
     video: Annotated[list[Path] | None, typer.Option(help="A video; may be given several times.")] = None,
     system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
-    model: options.Model = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the reply.", min=1)] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; the checkpoint's default without it.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled reply repeatable.", min=0)] = None,
@@ -40,35 +44,19 @@ def ask(
     ] = None,
     thinking_budget: Annotated[int | None, typer.Option(help="Most tokens of thinking; 0 is none.", min=0)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    context_length: options.ContextLength = None,
-    max_image_tokens: options.MaxImageTokens = None,
-    max_video_tokens: options.MaxVideoTokens = None,
-    max_frames: options.MaxFrames = None,
-    fps: options.Fps = None,
 ) -> None:
     """Ask one question about images and videos, or about nothing at all."""
     from qwen35mm.prompt import Image, Message, Text, Video
 
-    media = [Image(options.file_path(path)) for path in image or []]
-    media += [Video(options.file_path(path)) for path in video or []]
+    media = [Image(file_path(path)) for path in image or []]
+    media += [Video(file_path(path)) for path in video or []]
     text = sys.stdin.read() if question == "-" else question
     messages = [Message("system", (Text(system),))] if system else []
     messages.append(Message("user", (*media, Text(text))))
 
-    backend = options.load_backend(
-        model,
-        dtype=dtype,
-        device=device,
-        context_length=context_length,
-        max_image_tokens=max_image_tokens,
-        max_video_tokens=max_video_tokens,
-        max_frames=max_frames,
-        fps=fps,
-    )
+    backend = options.load()
     if backend.is_demo and not as_json:
-        typer.echo(options.DEMO_NOTE, err=True)
+        typer.echo(DEMO_NOTE, err=True)
     params = backend.loaded.generation.with_overrides(
         max_tokens=max_tokens, temperature=temperature, seed=seed, thinking_budget=thinking_budget
     )
@@ -79,6 +67,7 @@ def ask(
         raise typer.Exit(130) from None
     finally:
         backend.close()
+    logger.info(_describe_cache(result.num_prompt_tokens, result.cache))
     if as_json:
         typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
     elif result.finish_reason == "length":
@@ -91,7 +80,7 @@ async def _answer(
     from qwen35mm.engine import Finished, MediaPlanned, Progress, TextDelta
 
     terminal = _Terminal(quiet=quiet)
-    async for event in backend.stream(messages, params, enable_thinking=think):
+    async for event in backend.stream(messages, params, enable_thinking=think, retain="shared"):
         if isinstance(event, Progress):
             terminal.progress(event)
         elif isinstance(event, MediaPlanned):
@@ -103,6 +92,17 @@ async def _answer(
             terminal.end()
             return event.result
     raise AssertionError("a stream ends with Finished or an error")
+
+
+def _describe_cache(num_prompt_tokens: int, cache: CacheReport) -> str:
+    tiers = "".join(f", {count:,} from {tier}" for tier, count in cache.cached_from.items() if count)
+    missed = f", no more because of: {cache.miss}" if cache.miss else ""
+    return (
+        f"{cache.num_cached_tokens:,} of {num_prompt_tokens:,} prompt tokens were in the cache{tiers}{missed}; "
+        f"{cache.num_encoded_units} vision units encoded, {cache.num_cached_units} in the cache; "
+        f"{cache.prefill_s:.2f} s for the prompt, {cache.decode_s:.2f} s for the reply, "
+        f"{cache.cache_bytes / 2**20:,.1f} MiB held"
+    )
 
 
 class _Terminal:

@@ -1,71 +1,143 @@
-"""Options that several commands take, each defined once."""
+"""What every command that runs a model takes, each option defined once."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.cli.sizes import parse_size
+from qwen35mm.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from qwen35mm.backends import LocalBackend
+    from qwen35mm.cache.settings import CacheSettings
+    from qwen35mm_preprocess import MediaBudget
+
+logger = logging.getLogger(__name__)
 
 DEMO_NOTE = (
     "This is the bundled demo model: it knows coloured shapes and nothing else. For a real one: --model Qwen/Qwen3.5-2B"
 )
 
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help="A checkpoint's folder or Hugging Face id; the bundled demo without it.", envvar="QWEN35MM_MODEL"
-    ),
-]
-Dtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-ContextLength = Annotated[
-    int | None, typer.Option(help="Most tokens of a conversation; the model's limit, up to 32,768, without it.", min=1)
-]
-MaxImageTokens = Annotated[int | None, typer.Option(help="Most tokens of one image.", min=1)]
-MaxVideoTokens = Annotated[int | None, typer.Option(help="Most tokens of one video.", min=1)]
-MaxFrames = Annotated[int | None, typer.Option(help="Most frames of one video.", min=1)]
-Fps = Annotated[float | None, typer.Option(help="Frames a second taken from a video.", min=0.001)]
+
+# The help shows them under these headings.
+_model = functools.partial(typer.Option, rich_help_panel="Model")
+_media = functools.partial(typer.Option, rich_help_panel="Media")
+_cache = functools.partial(typer.Option, rich_help_panel="Cache")
+_size = functools.partial(typer.Option, rich_help_panel="Cache", parser=parse_size, metavar="SIZE")
 
 
-def load_backend(
-    model: str | None,
-    *,
-    dtype: str,
-    device: str,
-    context_length: int | None,
-    max_image_tokens: int | None,
-    max_video_tokens: int | None,
-    max_frames: int | None,
-    fps: float | None,
-) -> LocalBackend:
-    """Loads what the options name.
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model, what it may use, and what is kept of its work; None leaves a choice to the model or the machine."""
 
-    Raises:
-        Qwen35mmError: the model or a setting can't be used.
-    """
-    from dataclasses import replace
+    model: Annotated[
+        str | None,
+        _model(help="A checkpoint's folder or Hugging Face id; the bundled demo without it.", envvar="QWEN35MM_MODEL"),
+    ] = None
+    dtype: Annotated[str, _model(help="auto, bfloat16 or float32.")] = "auto"
+    device: Annotated[str, _model(help="auto, cpu or cuda.")] = "auto"
+    context_length: Annotated[
+        int | None, _model(help="Most tokens of a conversation; the model's limit, up to 32,768, without it.", min=1)
+    ] = None
+    slots: Annotated[int | None, _model(help="Most replies that are written at one time; 4 without it.", min=1)] = None
 
-    from qwen35mm.backends import LocalBackend, default_budget
-    from qwen35mm.engine import EngineSettings
-    from qwen35mm.model import load
+    max_image_tokens: Annotated[int | None, _media(help="Most tokens of one image.", min=1)] = None
+    max_video_tokens: Annotated[int | None, _media(help="Most tokens of one video.", min=1)] = None
+    max_frames: Annotated[int | None, _media(help="Most frames of one video.", min=1)] = None
+    fps: Annotated[float | None, _media(help="Frames a second taken from a video.", min=0.001)] = None
 
-    loaded = load(model or demo_model_path(), dtype=dtype, device=device)
-    asked = {
-        "max_image_tokens": max_image_tokens,
-        "max_video_tokens": max_video_tokens,
-        "max_frames": max_frames,
-        "fps": fps,
-    }
-    budget = replace(
-        default_budget(loaded.model.device), **{name: value for name, value in asked.items() if value is not None}
-    )
-    return LocalBackend(loaded, budget=budget, settings=EngineSettings(context_length=context_length))
+    kv_memory: Annotated[
+        int | None, _size(help="Memory for keys and values, of replies at work and of kept prompts.")
+    ] = None
+    state_memory: Annotated[int | None, _size(help="Memory for the recurrent states of kept prompts.")] = None
+    cache_dir: Annotated[
+        Path | None,
+        _cache(help="The folder of the disk cache, which outlives the program.", envvar="QWEN35MM_CACHE_DIR"),
+    ] = None
+    no_disk_cache: Annotated[
+        bool, _cache("--no-disk-cache", help="Keep nothing on disk, whatever else names a folder.")
+    ] = False
+    cache_size: Annotated[int | None, _size(help="Most that the disk cache may take; 8GiB without it.")] = None
+
+    def load(self, *, default_cache_dir: Path | None = None) -> LocalBackend:
+        """Loads the model and starts its engine.
+
+        Args:
+            default_cache_dir: the disk cache's folder where the person names none; None is no disk cache. When it
+                can't be used, the log says so and there is no disk cache; a folder that the person named is an error.
+
+        Raises:
+            Qwen35mmError: the model or a setting can't be used.
+        """
+        from qwen35mm.backends import LocalBackend
+        from qwen35mm.engine import EngineSettings
+        from qwen35mm.model import load
+
+        cache = self._cache_settings(default_cache_dir)
+        settings = EngineSettings(**_given(context_length=self.context_length, slots=self.slots))
+        loaded = load(self.model or demo_model_path(), dtype=self.dtype, device=self.device)
+        budget = self._media_budget(loaded.model.device)
+        return LocalBackend(loaded, budget=budget, settings=settings, cache=cache)
+
+    def _cache_settings(self, default_directory: Path | None) -> CacheSettings:
+        from qwen35mm.cache import CacheSettings, DiskStore
+
+        directory = None if self.no_disk_cache else self.cache_dir or default_directory
+        if directory is None and self.cache_size is not None:
+            raise typer.BadParameter("--cache-size is for the disk cache, and there is none.")
+        given = _given(kv_bytes=self.kv_memory, state_bytes=self.state_memory, disk_bytes=self.cache_size)
+        cache = CacheSettings(directory=directory, **given)
+        if directory is None:
+            return cache
+        try:
+            # Tried here, because a model may take minutes to load; with this root it leaves nothing behind.
+            DiskStore(directory, root=bytes(32), max_bytes=cache.disk_bytes)
+        except ConfigError as error:
+            if directory == self.cache_dir:
+                raise
+            logger.warning("There is no disk cache, so a restart forgets everything: %s", error)
+            return replace(cache, directory=None)
+        return cache
+
+    def _media_budget(self, device: torch.device) -> MediaBudget:
+        from qwen35mm.backends import default_budget
+
+        given = _given(
+            max_image_tokens=self.max_image_tokens,
+            max_video_tokens=self.max_video_tokens,
+            max_frames=self.max_frames,
+            fps=self.fps,
+        )
+        return replace(default_budget(device), **given)
+
+
+def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command, in place of its parameter `options: ModelOptions`, an option for each of the fields."""
+    signature = inspect.signature(command, eval_str=True)
+    hints = get_type_hints(ModelOptions, include_extras=True)
+    names = [field.name for field in fields(ModelOptions)]
+    own = [parameter for name, parameter in signature.parameters.items() if name != "options"]
+    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    added = [keyword(field.name, default=field.default, annotation=hints[field.name]) for field in fields(ModelOptions)]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        options = ModelOptions(**{name: values.pop(name) for name in names})
+        command(**values, options=options)
+
+    run.__signature__ = signature.replace(parameters=[*own, *added])  # pyright: ignore[reportAttributeAccessIssue]
+    return run
 
 
 def file_path(value: Path) -> Path:
@@ -73,3 +145,7 @@ def file_path(value: Path) -> Path:
     if not value.is_file():
         raise typer.BadParameter(f"there is no file '{value}'.")
     return value
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

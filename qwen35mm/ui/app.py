@@ -38,8 +38,13 @@ changes its colour. It doesn't know photographs, people, writing, or the world.<
 """
 
 
-def build_app(backend: ChatBackend) -> gr.Blocks:
-    """The chat page over a backend; `launch` serves it with its theme and style."""
+def build_app(backend: ChatBackend, *, shared: bool = False) -> gr.Blocks:
+    """The chat page over a backend; `launch` serves it with its theme and style.
+
+    Args:
+        backend: answers.
+        shared: whether strangers use the page too, so that each session needs a cache of its own.
+    """
     examples = example_messages(load_samples())
     # Shown from where they are: a copy in Gradio's shared cache goes when any other server on this machine ends.
     gr.set_static_paths(asset_path("samples"))
@@ -83,7 +88,7 @@ def build_app(backend: ChatBackend) -> gr.Blocks:
         settings = add_settings(backend)
 
         # The chat has put the examples' files where it serves them from.
-        handlers = ChatHandlers(backend, examples)
+        handlers = ChatHandlers(backend, examples, shared=shared)
         drawn = [chat, status, box]
         replies = {
             "outputs": drawn,

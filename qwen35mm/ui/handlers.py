@@ -31,11 +31,13 @@ class ChatHandlers:
     Args:
         backend: answers.
         examples: the chat component's, with their files where Gradio serves them from.
+        shared: whether people share the server, who must not learn of each other: each session is a tenant then.
     """
 
-    def __init__(self, backend: ChatBackend, examples: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, backend: ChatBackend, examples: Sequence[dict[str, Any]], *, shared: bool = False) -> None:
         self._backend = backend
         self._examples = examples
+        self._shared = shared
 
     async def send(
         self, entered: dict[str, Any] | None, conversation: Conversation, *values: Any
@@ -100,7 +102,8 @@ class ChatHandlers:
             yield gr.skip(), gr.skip(), gr.skip()
             return
         turn, settings = request
-        run = ReplyRun(self._backend, conversation, turn, settings.params, settings.enable_thinking)
+        tenant = conversation.tenant if self._shared else None
+        run = ReplyRun(self._backend, conversation, turn, settings.params, settings.enable_thinking, tenant=tenant)
         conversation.run = run
         try:
             box = gr.update(submit_btn=False, stop_btn=True)

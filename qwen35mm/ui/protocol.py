@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from qwen35mm.engine.events import Event
 from qwen35mm.prompt import Message
@@ -47,4 +47,7 @@ class ChatBackend(Protocol):
         params: SamplingParams | None = None,
         *,
         enable_thinking: bool | None = None,
+        conversation: str | None = None,
+        retain: Literal["conversation", "shared", "nothing"] = "conversation",
+        tenant: str | None = None,
     ) -> AsyncIterator[Event]: ...

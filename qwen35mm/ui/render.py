@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.engine.events import Progress, Result
+from qwen35mm.engine.events import CacheReport, Progress, Result
 from qwen35mm.prompt import Video
 from qwen35mm.ui.state import Conversation, Reply, Turn
 
@@ -16,6 +16,11 @@ SHOWN_BY_BROWSERS = frozenset(
 )
 # Code spans and fenced blocks, which Markdown shows as they are.
 _CODE = re.compile(r"(```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]+`)", re.DOTALL)
+# Why nothing, or no more, came from the cache where a person could have expected it. New words are computed: unsaid.
+_MISSED = {
+    "evicted": ("evicted from the cache", "more was evicted"),
+    "other model": ("cached for another model", "more is another model's"),
+}
 _MARKDOWN = re.compile(r"([\\`*_\[\]#|~$])")
 
 
@@ -138,9 +143,25 @@ def _cost(result: Result) -> str:
         parts.append(f"{result.decode_tokens_per_s:,.1f} tokens/s")
     if result.ttft_s is not None:
         parts.append(f"first token after {result.ttft_s:.1f} s")
-    parts.append(f"prompt of {result.num_prompt_tokens:,} tokens")
+    parts.append(_prompt(result.num_prompt_tokens, result.cache))
     return " · ".join(parts)
 
 
+def _prompt(num_tokens: int, cache: CacheReport) -> str:
+    num_cached, num_from_disk = cache.num_cached_tokens, cache.cached_from.get("disk", 0)
+    none_missed, more_missed = _MISSED.get(cache.miss, ("", "")) if cache.miss else ("", "")
+    if not num_cached:
+        text, details = f"prompt of {num_tokens:,} tokens", [none_missed]
+    elif num_from_disk == num_cached:
+        text, details = f"{num_cached:,} of {num_tokens:,} prompt tokens from the disk cache", [more_missed]
+    else:
+        text = f"{num_cached:,} of {num_tokens:,} prompt tokens from the cache"
+        details = [f"{num_from_disk:,} on disk" if num_from_disk else "", more_missed]
+    shown = ", ".join(filter(None, details))
+    return f"{text} ({shown})" if shown else text
+
+
 def _settled(label: str) -> str:
-    return f'<div class="status"><span role="status">{html.escape(label)}</span></div>'
+    text = html.escape(label)
+    # Again as a title, because a narrow page cuts the line.
+    return f'<div class="status"><span role="status" title="{text}">{text}</span></div>'

@@ -17,7 +17,7 @@ from qwen35mm.errors import MediaError, Qwen35mmError
 from qwen35mm.prompt import Image, Message, Part, Text, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.ui.protocol import ChatBackend
-from qwen35mm.ui.state import Conversation, Turn, pin_plans, prompt_messages
+from qwen35mm.ui.state import Conversation, Turn, pin_turns, prompt_messages
 from qwen35mm_preprocess import detect_kind
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,15 @@ BUG_MESSAGE = "Something went wrong inside the program; its log has the details.
 
 
 class ReplyRun:
-    """Answers the last turn of a conversation. Make it inside the event loop."""
+    """Answers the last turn of a conversation. Make it inside the event loop.
+
+    Args:
+        backend: answers.
+        conversation: what was said before; a reply of it that ended is kept warm by the backend for the next turn.
+        turn: its last one.
+        params, enable_thinking: how to answer.
+        tenant: whose cached pictures and words may be used; None where one person has the server.
+    """
 
     def __init__(
         self,
@@ -40,12 +48,15 @@ class ReplyRun:
         turn: Turn,
         params: SamplingParams,
         enable_thinking: bool,
+        *,
+        tenant: str | None = None,
     ) -> None:
         self._backend = backend
         self._conversation = conversation
         self._turn = turn
         self._params = params
         self._enable_thinking = enable_thinking
+        self._tenant = tenant
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._work())
         self._task.add_done_callback(self._end)
@@ -83,7 +94,14 @@ class ReplyRun:
                 self._turn.message = await asyncio.to_thread(_make_message, self._turn.text, self._turn.files)
             # Taken once: the plans that come back belong to these turns, whatever happens to the conversation.
             turns = self._conversation.prompt_turns(self._turn)
-            events = self._backend.stream(prompt_messages(turns), self._params, enable_thinking=self._enable_thinking)
+            events = self._backend.stream(
+                prompt_messages(turns),
+                self._params,
+                enable_thinking=self._enable_thinking,
+                conversation=self._conversation.id,
+                retain="conversation",
+                tenant=self._tenant,
+            )
             try:
                 async for event in events:
                     self._take(event, turns)
@@ -109,7 +127,7 @@ class ReplyRun:
             reply.status = "stopped" if event.result.finish_reason == "cancelled" else "finished"
 
     def _take_plans(self, event: MediaPlanned, turns: list[Turn]) -> None:
-        pin_plans(turns, event.plans)
+        pin_turns(turns, event.plans)
         assert self._turn.message is not None, "plans for a message that doesn't exist"
         notes = [note for part in self._turn.message.media if part.plan for note in part.plan.notes]
         told = {note for turn in turns[:-1] for note in turn.reply.notes}

@@ -20,6 +20,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.ui.app import build_app
 from qwen35mm.ui.protocol import ChatBackend
 from qwen35mm.ui.security import SecurityHeaders
+from qwen35mm.ui.sharing import is_shared
 from qwen35mm.ui.theme import HEAD, make_theme
 
 # Above the largest video that preprocessing reads, so that it's the one to say what is too large, and in words.
@@ -51,7 +52,7 @@ def serve(backend: ChatBackend, *, host: str = "127.0.0.1", port: int = 7860) ->
     port = _claim_port(host, port)
     # Its statistics, which nobody can see here, go through pandas at the end of every event.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
-    app = build_app(backend)
+    app = build_app(backend, shared=is_shared(host))
     # Every service that Gradio offers besides is switched off by name: its environment variables could switch it on.
     _, url, _ = app.launch(
         server_name=host,
@@ -77,19 +78,20 @@ def serve(backend: ChatBackend, *, host: str = "127.0.0.1", port: int = 7860) ->
 
 
 def launch(backend: ChatBackend, *, host: str = "127.0.0.1", port: int = 7860, open_browser: bool = False) -> None:
-    """Serves the page until Ctrl-C (or SIGTERM); prints its address.
+    """Serves the page until Ctrl-C, SIGTERM or the terminal's end; prints its address.
 
     Raises:
         ConfigError: the port or the address can't be used.
     """
     server = serve(backend, host=host, port=port)
     try:
-        print(f"qwen35mm chats with {backend.loaded.name} on {server.url} (Ctrl-C ends it)", flush=True)
-        if open_browser:
-            import webbrowser
+        # From the moment that the address is known, every end is a clean one.
+        with _ends_as_interrupts(), contextlib.suppress(KeyboardInterrupt):
+            print(f"qwen35mm chats with {backend.loaded.name} on {server.url} (Ctrl-C ends it)", flush=True)
+            if open_browser:
+                import webbrowser
 
-            webbrowser.open(server.url)
-        with _sigterm_as_interrupt(), contextlib.suppress(KeyboardInterrupt):
+                webbrowser.open(server.url)
             threading.Event().wait()
     finally:
         server.close()
@@ -113,8 +115,11 @@ def _claim_port(host: str, port: int) -> int:
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Lets a service manager end the page as Ctrl-C does. Only a main thread may set signals."""
+def _ends_as_interrupts() -> Iterator[None]:
+    """Lets a service manager, or closing the terminal, end the page as Ctrl-C does: what is to be kept, is kept.
+
+    Only a main thread may set signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -122,8 +127,12 @@ def _sigterm_as_interrupt() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    # Windows has no SIGHUP; nohup ignores it, and that stands.
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    taken = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
+    previous = [(number, signal.signal(number, interrupt)) for number in taken]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous:
+            signal.signal(number, handler)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qwen35mm.engine.events import Channel, Progress, Result
-from qwen35mm.prompt import Image, Message, Text, Video
+from qwen35mm.prompt import Message, Text, pin_plans
 from qwen35mm_preprocess import MediaPlan
 
 if TYPE_CHECKING:
@@ -78,6 +79,24 @@ class Conversation:
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self.run: ReplyRun | None = None
+        # Made when first asked for: each session starts from a copy of one empty conversation.
+        self._id: str | None = None
+        self._tenant: str | None = None
+
+    @property
+    def id(self) -> str:
+        """What the backend knows this conversation by; another one after `clear`."""
+        if self._id is None:
+            self._id = secrets.token_hex(16)
+        return self._id
+
+    @property
+    def tenant(self) -> str:
+        """What the backend keeps this session's cache apart by, where people share a server; secret, and never
+        another one as long as the page is open."""
+        if self._tenant is None:
+            self._tenant = secrets.token_hex(16)
+        return self._tenant
 
     def begin(self, text: str, files: Sequence[Path]) -> Turn:
         """Adds a question whose reply is to come."""
@@ -89,6 +108,7 @@ class Conversation:
         """Forgets everything; a reply in progress is stopped."""
         self.stop()
         self.turns.clear()
+        self._id = None
 
     def stop(self) -> None:
         """Ends the reply in progress, if there is one. Call it in the event loop that the reply runs in."""
@@ -103,22 +123,20 @@ class Conversation:
 def prompt_messages(turns: Sequence[Turn]) -> list[Message]:
     """The turns as messages, up to the last one's question."""
     messages: list[Message] = []
-    for turn in turns:
-        assert turn.message is not None, "a turn without its message"
-        messages.append(turn.message)
+    for turn, question in zip(turns, _questions(turns), strict=True):
+        messages.append(question)
         if turn is not turns[-1]:
             messages.append(Message("assistant", (Text(turn.reply.answer),), reasoning=turn.reply.reasoning or None))
     return messages
 
 
-def pin_plans(turns: Sequence[Turn], plans: Sequence[MediaPlan]) -> None:
+def pin_turns(turns: Sequence[Turn], plans: Sequence[MediaPlan]) -> None:
     """Stores the plans, one for each medium in order of appearance: later prompts then see the same pixels."""
-    remaining = iter(plans)
-    for turn in turns:
-        assert turn.message is not None, "a turn without its message"
-        content = tuple(_pinned(part, remaining) for part in turn.message.content)
-        turn.message = replace(turn.message, content=content)
+    for turn, message in zip(turns, pin_plans(_questions(turns), plans), strict=True):
+        turn.message = message
 
 
-def _pinned(part: Text | Image | Video, plans: Iterator[MediaPlan]) -> Text | Image | Video:
-    return part if isinstance(part, Text) else replace(part, plan=next(plans))
+def _questions(turns: Sequence[Turn]) -> list[Message]:
+    messages = [turn.message for turn in turns if turn.message is not None]
+    assert len(messages) == len(turns), "a turn without its message"
+    return messages

@@ -54,6 +54,7 @@ def test_json_is_one_object_that_transformers_agrees_with() -> None:
         "decode_tokens_per_s",
         "seed",
         "media",
+        "cache",
     ]
     assert result["text"] == PICTURE["answer"]
     assert (result["reasoning"], result["finish_reason"], result["seed"]) == (None, "stop", None)
@@ -63,6 +64,21 @@ def test_json_is_one_object_that_transformers_agrees_with() -> None:
     assert result["decode_tokens_per_s"] > 0
     (medium,) = result["media"]
     assert set(medium) == {"kind", "digest", "grid_thw", "num_tokens", "frame_timestamps"}
+    cache = result["cache"]
+    assert set(cache) == {
+        "num_cached_tokens",
+        "cached_from",
+        "num_prefilled_tokens",
+        "miss",
+        "num_encoded_units",
+        "num_cached_units",
+        "prefill_s",
+        "decode_s",
+        "cache_bytes",
+    }
+    assert (cache["num_cached_tokens"], cache["num_prefilled_tokens"]) == (0, result["num_prompt_tokens"])
+    assert (cache["num_encoded_units"], cache["num_cached_units"]) == (1, 0)
+    assert cache["cache_bytes"] > 0
     processor = Qwen2VLImageProcessorPil.from_pretrained(demo_model_path())
     inputs = processor(PILImage.open(sample_path(PICTURE)).convert("RGB"), return_tensors="pt")
     assert result["token_ids"] == greedy_reply(load_demo_oracle(), result["prompt_token_ids"], dict(inputs), 100)
@@ -73,6 +89,29 @@ def test_the_answer_streams_to_stdout_and_the_rest_to_stderr() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == CLIP["answer"] + "\n"
     assert "bundled demo model" in done.stderr
+    assert "cache" not in done.stderr
+
+
+def test_verbose_tells_what_the_cache_did() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "qwen35mm", "--verbose", "ask", "hello"], capture_output=True, text=True, check=True
+    )
+    assert "prompt tokens were in the cache" in done.stderr
+    assert "cache" not in done.stdout
+
+
+def test_clips_that_were_asked_about_before_are_known(tmp_path: Path) -> None:
+    """From the disk, because each of these is a process of its own."""
+    clips = [sample_path(sample) for sample in SAMPLES if sample["file"] in ("moves-right.mp4", "moves-up.mp4")]
+    media = [argument for clip in clips for argument in ("--video", clip)]
+    question = (*media, "--json", "--cache-dir", str(tmp_path), CLIP["question"])
+    first = json.loads(ask(*question).stdout)
+    # States are large, and of use to a conversation that goes on, not to a question that was asked once.
+    assert {path.suffix for path in tmp_path.rglob("*.*") if path.is_file()} == {".json", ".vision"}
+    second = json.loads(ask(*question).stdout)
+    assert second["token_ids"] == first["token_ids"]
+    assert [result["cache"]["num_encoded_units"] for result in (first, second)] == [2, 0]
+    assert [result["cache"]["num_cached_units"] for result in (first, second)] == [0, 2]
 
 
 def test_a_question_from_stdin_with_sampling_is_repeatable() -> None:
@@ -92,6 +131,9 @@ def test_a_question_from_stdin_with_sampling_is_repeatable() -> None:
         (("--model", "nowhere/at/all", "hi"), 1, "There is no folder"),
         (("--dtype", "int3", "hi"), 1, "dtype must be"),
         (("--temperature", "-1", "hi"), 1, "temperature must be"),
+        (("--kv-memory", "1k", "hi"), 1, "KV"),
+        (("--cache-size", "1GiB", "hi"), 2, "there is none"),
+        (("--cache-dir", __file__, "hi"), 1, Path(__file__).name),
         (("--context-length", "10", "hello there, who are you?"), 1, "context holds 10"),
     ],
 )
@@ -131,6 +173,12 @@ def test_help_names_every_option() -> None:
         "--think",
         "--no-think",
         "--dtype",
+        "--slots",
+        "--kv-memory",
+        "--state-memory",
+        "--cache-dir",
+        "--no-disk-cache",
+        "--cache-size",
         "--json",
     ):
         assert option in done.stdout

@@ -17,9 +17,18 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
-from qwen35mm.engine.events import Event, Finished, FinishReason, MediaPlanned, Progress, Result, TextDelta
+from qwen35mm.engine.events import (
+    CacheReport,
+    Event,
+    Finished,
+    FinishReason,
+    MediaPlanned,
+    Progress,
+    Result,
+    TextDelta,
+)
 from qwen35mm.errors import RequestError
 from qwen35mm.prompt import Message, Text, Video
 from qwen35mm.sampling import SamplingParams
@@ -40,6 +49,9 @@ class Call:
     messages: tuple[Message, ...]
     params: SamplingParams
     enable_thinking: bool | None
+    conversation: str | None
+    retain: str
+    tenant: str | None
 
 
 @dataclass
@@ -69,9 +81,13 @@ class FakeBackend:
         params: SamplingParams | None = None,
         *,
         enable_thinking: bool | None = None,
+        conversation: str | None = None,
+        retain: Literal["conversation", "shared", "nothing"] = "conversation",
+        tenant: str | None = None,
     ) -> AsyncIterator[Event]:
         """The answer that the last message asks for."""
-        self.calls.append(Call(tuple(messages), params or self.loaded.generation, enable_thinking))
+        chosen: SamplingParams = params or self.loaded.generation
+        self.calls.append(Call(tuple(messages), chosen, enable_thinking, conversation, retain, tenant))
         self.active += 1
         try:
             if plans := tuple(make_plan(part) for message in messages for part in message.media):
@@ -129,18 +145,19 @@ def make_plan(part: Any, notes: tuple[str, ...] = ()) -> MediaPlan:
     )
 
 
-def make_result(text: str, finish_reason: FinishReason = "stop") -> Result:
-    """What an answer cost."""
+def make_result(text: str, finish_reason: FinishReason = "stop", *, num_prompt_tokens: int = 3, **cache: Any) -> Result:
+    """What an answer cost; `cache` are fields of its CacheReport."""
     return Result(
         text=text,
         reasoning=None,
         finish_reason=finish_reason,
         token_ids=(1, 2),
         prompt_token_ids=(3, 4, 5),
-        num_prompt_tokens=3,
+        num_prompt_tokens=num_prompt_tokens,
         num_generated_tokens=2,
         ttft_s=0.25,
         decode_tokens_per_s=40.0,
+        cache=CacheReport(**cache),
     )
 
 

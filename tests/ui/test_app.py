@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import httpx
+import pytest
+
+from tests.ui.process import PageProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,37 +24,38 @@ runpy.run_path(checkout + "/app.py", run_name="__main__")
 """
 
 
-def run_app(tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
+def run_app(tmp_path: Path, **environment: str) -> PageProcess:
     checkout = tmp_path / "a check out"
     checkout.symlink_to(ROOT, target_is_directory=True)
-    return subprocess.Popen(
-        [sys.executable, "-c", UNINSTALLED, str(checkout)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "GRADIO_TEMP_DIR": str(tmp_path / "uploads"), **environment},
-        cwd=tmp_path,
-    )
+    return PageProcess([sys.executable, "-c", UNINSTALLED, str(checkout)], tmp_path, **environment)
 
 
 def test_the_demo_is_served_until_it_is_told_to_end(tmp_path: Path) -> None:
-    process = run_app(tmp_path, GRADIO_SERVER_PORT="0")
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.search(r"qwen35mm chats with demo on (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)", line)
-    assert found, line + process.communicate(timeout=60)[1]
-    assert "Demo model." in httpx.get(f"{found[1]}config").text
-    upload = httpx.post(f"{found[1]}gradio_api/upload", files={"files": ("a.png", b"content")}).json()[0]
+    app = run_app(tmp_path, GRADIO_SERVER_PORT="0")
+    url = app.wait_for_url()
+    assert "Demo model." in httpx.get(f"{url}config").text
+    upload = httpx.post(f"{url}gradio_api/upload", files={"files": ("a.png", b"content")}).json()[0]
     assert Path(upload).is_file()
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
+    code, errors = app.end()
+    assert code == 0, errors
     assert not Path(upload).exists()
+    assert (tmp_path / "caches" / "qwen35mm").is_dir()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_on_a_space_nothing_is_kept_on_disk_unless_a_folder_is_named(tmp_path: Path, named: bool) -> None:
+    folder = tmp_path / "named"
+    environment = {"QWEN35MM_CACHE_DIR": str(folder)} if named else {}
+    app = run_app(tmp_path, GRADIO_SERVER_PORT="0", SPACE_ID="someone/something", **environment)
+    app.wait_for_url()
+    code, errors = app.end()
+    assert code == 0, errors
+    assert not (tmp_path / "caches").exists()
+    assert folder.exists() is named
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    process = run_app(tmp_path, QWEN35MM_MODEL="./nowhere")
-    _, errors = process.communicate()
-    assert process.returncode == 1
+    code, errors = run_app(tmp_path, QWEN35MM_MODEL="./nowhere").wait()
+    assert code == 1
     assert errors.startswith("qwen35mm: There is no folder './nowhere'")
     assert errors.count("\n") == 1

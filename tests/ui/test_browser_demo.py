@@ -100,28 +100,41 @@ def test_a_cut_file_is_explained_and_the_page_goes_on(
 
 
 class StepByStep:
-    """Lets an engine make one step for each permit, and counts the steps."""
+    """Lets an engine make one step for each permit while anybody waits for a reply, and counts these steps."""
 
     def __init__(self, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         self.permits = threading.Semaphore(0)
         self.num_begun = 0
-        engine = backend.engine._engine
-        step = engine.step
+        self._free = False
+        self._engine = backend.engine._engine
+        self._step = self._engine.step
+        monkeypatch.setattr(self._engine, "step", self._wait_and_step)
 
-        def waiting_step() -> object:
+    def let_go(self) -> None:
+        """Steps need no permits from here on."""
+        self._free = True
+        self.permits.release()
+
+    def _wait_and_step(self) -> object:
+        # What the engine does for nobody, such as computing a conversation's history, goes on by itself.
+        if self._engine.has_requests and not self._free:
             self.num_begun += 1
             self.permits.acquire()
-            return step()
+        return self._step()
 
-        monkeypatch.setattr(engine, "step", waiting_step)
+
+@pytest.fixture
+def steps(demo: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepByStep]:
+    steps = StepByStep(demo, monkeypatch)
+    yield steps
+    steps.let_go()
 
 
 @pytest.mark.parametrize("num_steps", [0, 2, 8])
 def test_stop_ends_the_engine_within_one_step(
-    page: ChatPage, demo: LocalBackend, monkeypatch: pytest.MonkeyPatch, num_steps: int
+    page: ChatPage, demo: LocalBackend, steps: StepByStep, num_steps: int
 ) -> None:
     """Stopped before the image is encoded, while it is, and while the answer is written."""
-    steps = StepByStep(demo, monkeypatch)
     for _ in range(num_steps):
         steps.permits.release()
     page.ask("What is in this picture?", [SAMPLES / "three-shapes.png"])
@@ -133,15 +146,14 @@ def test_stop_ends_the_engine_within_one_step(
     steps.permits.release()
     page.wait_until(lambda: demo.engine.idle)
     assert steps.num_begun == num_steps + 1
-    monkeypatch.undo()
+    steps.let_go()
     page.ask("How many shapes are there?", [SAMPLES / "three-shapes.png"])
     assert page.wait_answered(2) == "There are three shapes."
 
 
 def test_leaving_the_page_ends_the_engine(
-    browser: Browser, demo_url: str, demo: LocalBackend, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, demo_url: str, demo: LocalBackend, steps: StepByStep
 ) -> None:
-    steps = StepByStep(demo, monkeypatch)
     with chat_pages(browser, demo_url) as opener:
         leaving, staying = opener(), opener()
         leaving.ask("What is in this picture?", [SAMPLES / "three-shapes.png"])
@@ -149,5 +161,4 @@ def test_leaving_the_page_ends_the_engine(
         leaving.close()
         # Steps go on until the server notices that nobody is there.
         staying.wait_until(lambda: steps.permits.release() or demo.engine.idle)
-    monkeypatch.undo()
     demo.engine._engine.check_integrity()

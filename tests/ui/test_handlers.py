@@ -64,6 +64,32 @@ async def test_the_box_is_emptied_once_and_then_left_alone() -> None:
     assert (views[-1]["submit_btn"], views[-1]["stop_btn"]) == (True, False)
 
 
+async def test_turns_share_a_conversation_until_a_new_chat() -> None:
+    backend, conversation = FakeBackend(), Conversation()
+    handlers = ChatHandlers(backend, EXAMPLES)
+    for text in ("echo One", "echo Two"):
+        _ = [view async for view in handlers.send({"text": text}, conversation, *SETTINGS)]
+    _ = [view async for view in handlers.retry(conversation, *SETTINGS)]
+    await handlers.new_chat(conversation)
+    _ = [view async for view in handlers.send({"text": "echo Three"}, conversation, *SETTINGS)]
+    names = [call.conversation for call in backend.calls]
+    assert names[0] is not None
+    assert names[0] == names[1] == names[2] != names[3]
+    assert {(call.retain, call.tenant) for call in backend.calls} == {("conversation", None)}
+
+
+async def test_on_a_shared_server_each_session_is_a_tenant() -> None:
+    backend, sessions = FakeBackend(), [Conversation(), Conversation()]
+    handlers = ChatHandlers(backend, EXAMPLES, shared=True)
+    for conversation in sessions:
+        _ = [view async for view in handlers.send({"text": "echo One"}, conversation, *SETTINGS)]
+        await handlers.new_chat(conversation)
+        _ = [view async for view in handlers.send({"text": "echo Two"}, conversation, *SETTINGS)]
+    tenants = [call.tenant for call in backend.calls]
+    assert tenants == [session.tenant for session in sessions for _ in range(2)]
+    assert tenants[0] != tenants[2]
+
+
 async def test_retry_without_a_question_does_nothing() -> None:
     backend = FakeBackend()
     _ = [view async for view in ChatHandlers(backend, EXAMPLES).retry(Conversation(), *SETTINGS)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,46 @@ def test_what_a_reply_cost() -> None:
     assert "2 tokens · 40.0 tokens/s · first token after 0.2 s · prompt of 3 tokens<" in line
     line = status_line(conversation_with(status="finished", answer="A", result=make_result("A", "length"))[0])
     assert ">Cut at its limit, see “Longest answer” in the settings · 2 tokens" in line
+
+
+@pytest.mark.parametrize(
+    ("cache", "text"),
+    [
+        ({}, "prompt of 1,310 tokens"),
+        ({"miss": "new content"}, "prompt of 1,310 tokens"),
+        ({"miss": "different media"}, "prompt of 1,310 tokens"),
+        ({"miss": "evicted"}, "prompt of 1,310 tokens (evicted from the cache)"),
+        ({"miss": "other model"}, "prompt of 1,310 tokens (cached for another model)"),
+        (
+            {"num_cached_tokens": 1024, "cached_from": {"device": 1024}},
+            "1,024 of 1,310 prompt tokens from the cache",
+        ),
+        (
+            {"num_cached_tokens": 1024, "cached_from": {"host": 1024}, "miss": "new content"},
+            "1,024 of 1,310 prompt tokens from the cache",
+        ),
+        (
+            {"num_cached_tokens": 1024, "cached_from": {"disk": 1024}},
+            "1,024 of 1,310 prompt tokens from the disk cache",
+        ),
+        (
+            {"num_cached_tokens": 1024, "cached_from": {"disk": 1024}, "miss": "other model"},
+            "1,024 of 1,310 prompt tokens from the disk cache (more is another model's)",
+        ),
+        (
+            {"num_cached_tokens": 1024, "cached_from": {"device": 512, "disk": 512}},
+            "1,024 of 1,310 prompt tokens from the cache (512 on disk)",
+        ),
+        (
+            {"num_cached_tokens": 1024, "cached_from": {"device": 512, "disk": 512}, "miss": "evicted"},
+            "1,024 of 1,310 prompt tokens from the cache (512 on disk, more was evicted)",
+        ),
+    ],
+)
+def test_what_came_from_the_cache(cache: dict[str, Any], text: str) -> None:
+    result = make_result("A", num_prompt_tokens=1310, **cache)
+    line = html.unescape(status_line(conversation_with(status="finished", answer="A", result=result)[0]))
+    assert f"first token after 0.2 s · {text}</span>" in line
 
 
 def test_a_stopped_question_without_an_answer_is_said_to_be_forgotten() -> None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,11 +119,7 @@ class NotedBackend(FakeBackend):
     """Notes what was reduced, and warns of every medium in each turn, as the real one does."""
 
     async def stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool | None = None,
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **_: Any
     ) -> AsyncIterator[Event]:
         plans = tuple(make_plan(part, notes=("made smaller",)) for message in messages for part in message.media)
         yield MediaPlanned(plans, ("a frame was unreadable",))

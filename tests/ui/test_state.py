@@ -4,7 +4,7 @@ import copy
 from pathlib import Path
 
 from qwen35mm.prompt import Image, Message, Text, Video
-from qwen35mm.ui.state import Conversation, ReplyStatus, Turn, pin_plans, prompt_messages
+from qwen35mm.ui.state import Conversation, ReplyStatus, Turn, pin_turns, prompt_messages
 from tests.ui.fake_backend import make_plan
 
 
@@ -74,7 +74,7 @@ def test_plans_are_pinned_in_order_of_appearance() -> None:
     last.message = Message("user", (Text("see"), second))
     turns = conversation.prompt_turns(last)
     plans = (make_plan(first), make_plan(second))
-    pin_plans(turns, plans)
+    pin_turns(turns, plans)
     assert [part.plan for turn in turns if turn.message for part in turn.message.media] == list(plans)
     assert last.message.text == "see"
 
@@ -84,6 +84,18 @@ def test_each_session_gets_a_conversation_of_its_own() -> None:
     copied = copy.deepcopy(template)
     asked(copied, "one?")
     assert template.turns == []
+
+
+def test_sessions_and_chats_have_names_of_their_own() -> None:
+    template = Conversation()
+    one, other = copy.deepcopy(template), copy.deepcopy(template)
+    assert len({one.id, other.id, one.tenant, other.tenant}) == 4
+    before = (one.id, one.tenant)
+    asked(one, "one?")
+    assert (one.id, one.tenant) == before
+    one.clear()
+    assert one.id not in (before[0], other.id)
+    assert one.tenant == before[1]
 
 
 def test_thinking_is_timed_up_to_the_answer() -> None:

@@ -1,0 +1,44 @@
+"""The chat page in a process of its own, as a person starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class PageProcess:
+    """A command that serves the page on the bundled model; keeps everything that it writes under `folder`."""
+
+    def __init__(self, command: Sequence[str], folder: Path, **environment: str) -> None:
+        own = {"GRADIO_TEMP_DIR": str(folder / "uploads"), "XDG_CACHE_HOME": str(folder / "caches")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("QWEN35MM_")}
+        self._process = subprocess.Popen(
+            [*command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**inherited, **own, **environment},
+            cwd=folder,
+        )
+
+    def wait_for_url(self) -> str:
+        """The page's address, once it is served."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = re.search(r"qwen35mm chats with demo on (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)", line)
+        assert found, line + self.wait()[1]
+        return found[1]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Sends the signal; the exit code and standard error."""
+        self._process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        """The exit code and standard error of a process that ends by itself."""
+        _, errors = self._process.communicate()
+        return self._process.returncode, errors

@@ -21,7 +21,9 @@ def states_to_keep(
     """The indices of the segments whose end states stay, at most `max_states`.
 
     In this order: the last cut, the ends of the last turns, the system prompt (shared by other conversations), the
-    first media (asked about again in new chats), the latest media, and then older cuts, ever farther apart.
+    first media (asked about again in new chats), the latest media, and then older cuts, far apart: those whose place
+    is a multiple of the highest power of two. That order never changes while a chain grows, so a state that was
+    dropped is never wanted again.
 
     Args:
         system_stop: the token where the system message ends; 0 without one.
@@ -32,11 +34,7 @@ def states_to_keep(
     turn_ends = [index for index, segment in enumerate(segments) if segment.end == "turn"]
     media_ends = [index for index, segment in enumerate(segments) if segment.end == "media"]
     system = [index for index, segment in enumerate(segments) if 0 < system_stop == segment.stop]
-    thinned = []
-    distance = 4
-    while distance <= last:
-        thinned.append(last - distance)
-        distance *= 2
+    thinned = sorted(range(last), key=lambda index: ((index + 1) & -(index + 1), index), reverse=True)
     recent = reversed(turn_ends[-_RECENT_TURN_ENDS:])
     wanted = dict.fromkeys([last, *recent, *system, *media_ends[:1], *media_ends[-1:], *thinned])
     return frozenset(list(wanted)[:max_states])

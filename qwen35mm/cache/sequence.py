@@ -73,7 +73,7 @@ class SequenceCache:
         self._grow(num_tokens, exact=True)
 
     def prepare(self, num_tokens: int) -> None:
-        """Makes room for `num_tokens` more and makes the block they start in this sequence's own.
+        """Makes room for `num_tokens` more, and claims it in the block they start in or copies that block.
 
         Raises:
             OutOfBlocksError: no room; nothing has changed.
@@ -153,7 +153,7 @@ class SequenceCache:
     def clone(self) -> SequenceCache:
         """A sequence that goes on from here on its own: blocks shared, states copied.
 
-        Whoever writes first into the shared last, partial block gets a copy of it.
+        Whoever writes first into the shared last, partial block goes on in place; the other one copies it then.
 
         Raises:
             OutOfSlotsError: no state slot is free; nothing has changed.

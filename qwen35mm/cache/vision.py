@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import torch
 
 from qwen35mm.cache.disk_tier import Content, DiskTier
+from qwen35mm.cache.sightings import Sightings
 
 
 class VisionCache:
@@ -22,6 +24,7 @@ class VisionCache:
         self._disk = disk
         self._features: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._num_bytes = 0
+        self._sightings = Sightings()
         if disk is not None:
             disk.provide("vision", self._content)
 
@@ -38,6 +41,10 @@ class VisionCache:
         if features is not None:
             self._features.move_to_end(address)
         return features
+
+    def sight(self, addresses: Iterable[bytes]) -> frozenset[bytes]:
+        """Which of these were asked for before; from now on, all of them were."""
+        return frozenset(address for address in addresses if self._sightings.add([address]))
 
     def put(self, address: bytes, features: torch.Tensor, *, is_new: bool = True) -> None:
         """Keeps features; `is_new` says that the disk doesn't have them."""

@@ -6,7 +6,7 @@ that is broken off is not lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -194,9 +194,9 @@ class Prefill:
                 return []
             self._loading = self._runtime.background.read(medium.load)
             return [Progress("read", len(self._media), len(self._media) + len(self._to_read))]
-        keep_in = self._runtime.vision if self._runtime.reuse and self.source.retain != "nothing" else None
-        tower = self._runtime.model.visual
-        self._vision = VisionWork(tower, keep_in, self._units, self._kept_features, self._media)
+        runtime = self._runtime
+        kept, to_keep = self._kept_features, self._worth_keeping(self._units)
+        self._vision = VisionWork(runtime.model.visual, runtime.vision, self._units, kept, self._media, to_keep)
         self._media = {}
         self._pieces = list(self._cut())
         return []
@@ -210,6 +210,13 @@ class Prefill:
             if loaded is not None and loaded.shape == shape and loaded.dtype == self._runtime.model.dtype:
                 self._kept_features[unit.address] = loaded
                 self._runtime.vision.put(unit.address, loaded, is_new=False)
+
+    def _worth_keeping(self, units: Sequence[VisionUnit]) -> frozenset[bytes]:
+        """The addresses of the units whose features are kept, as the request's purpose asks for."""
+        if not self._runtime.reuse or self.source.retain == "nothing":
+            return frozenset()
+        addresses = frozenset(unit.address for unit in units)
+        return addresses if self.source.retain == "conversation" else self._runtime.vision.sight(addresses)
 
     def _plan_reading(self) -> None:
         assert self._units is not None

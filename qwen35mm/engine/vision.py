@@ -7,7 +7,7 @@ and a unit's features can be kept and used again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,21 +69,24 @@ class VisionWork:
 
     Args:
         tower: the model's vision tower.
-        cache: where new features are kept, if they are.
+        cache: where new features are kept.
         units: what the prompt needs.
         kept: features that there are already, by address.
         media: the pixels of the other units' media, by index.
+        to_keep: addresses of the units whose new features are worth keeping.
     """
 
     def __init__(
         self,
         tower: VisionTower,
-        cache: VisionCache | None,
+        cache: VisionCache,
         units: Sequence[VisionUnit],
         kept: Mapping[bytes, torch.Tensor],
         media: Mapping[int, PreparedMedia],
+        to_keep: Collection[bytes],
     ) -> None:
         self._tower = tower
+        self._to_keep = to_keep
         self._cache = cache
         device = tower.patch_embed.weight.device
         self._features = {unit.key: kept[unit.address].to(device) for unit in units if unit.address in kept}
@@ -130,7 +133,7 @@ class VisionWork:
                 if finished:
                     features = tower.finish(state)
                     self._features[unit.key] = features
-                    if self._cache is not None:
+                    if unit.address in self._to_keep:
                         self._cache.put(unit.address, features)
                 self.done += state.next_layer - before
                 yield

@@ -1,4 +1,4 @@
-"""A sequence's cache: what is written is read, shared blocks are copied on write, nothing leaks."""
+"""A sequence's cache: what is written is read, a shared block is copied by the second to write, nothing leaks."""
 
 from __future__ import annotations
 

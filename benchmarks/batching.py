@@ -1,0 +1,211 @@
+"""Tokens a second and the longest stall with several requests at once, and a long prompt arriving in their midst.
+
+    python benchmarks/make_random.py --size 0.8B --out /tmp/random-0.8B
+    python benchmarks/batching.py --model /tmp/random-0.8B
+
+A number of requests begin to answer; when each has a third of its tokens, one with a long prompt joins them. A decode
+step reads every weight once for all rows, so that more requests give more tokens a second, until arithmetic is the
+limit; the long prompt is prefilled a piece at a time with a decode step after each, so that the longest stall is one
+piece. The batch-invariant mode runs every step with as many rows as there are slots, whoever is there; each mode lives
+in a process of its own, and they are measured in turns. Both modes compute the same requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
+from benchmarks.worker import Worker, serve  # noqa: E402
+from qwen35mm.cache import CacheSettings  # noqa: E402
+from qwen35mm.engine import Engine, EngineSettings, Finished, Request  # noqa: E402
+from qwen35mm.engine.sequence import Reply  # noqa: E402
+from qwen35mm.model import LoadedModel, load  # noqa: E402
+from qwen35mm.prompt import Prompt  # noqa: E402
+from qwen35mm.sampling import SamplingParams  # noqa: E402
+
+MODES = {"invariant": True, "plain": False}
+
+
+class Bench:
+    """One engine with one mode, which measures one number of requests at a time."""
+
+    def __init__(self, arguments: argparse.Namespace, *, invariant: bool) -> None:
+        loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device)
+        # No reply may end before its last token: the load would change.
+        self.loaded: LoadedModel = replace(loaded, eos_ids=frozenset())
+        self.arguments = arguments
+        slots = arguments.slots or max(arguments.requests) + 1
+        context_length = max(arguments.long_tokens, arguments.prompt_tokens) + arguments.decode_tokens + 1
+        kv_bytes = (context_length + 128) * (slots + 1) * loaded.config.kv_bytes_per_token(loaded.model.dtype)
+        settings = EngineSettings(context_length=context_length, slots=slots, batch_invariant=invariant)
+        self.engine = Engine(self.loaded, settings, CacheSettings(kv_bytes=kv_bytes, reuse=False))
+        self.token_times: dict[str, list[float]] = {}
+        _note_tokens(self.token_times)
+
+    def measure(self, num_requests: int) -> dict[str, Any]:
+        """Runs the requests and the long one; seconds and tokens a second."""
+        engine, arguments = self.engine, self.arguments
+        self.token_times.clear()
+        requests = [self._request(arguments.prompt_tokens, seed) for seed in range(num_requests)]
+        long = self._request(arguments.long_tokens, num_requests, max_tokens=1)
+        for request in requests:
+            engine.add(request)
+        # The first third without the long prompt, the rest with it.
+        self._run(lambda: all(self._count(r) >= arguments.decode_tokens // 3 for r in requests))
+        before = {r.id: list(self.token_times[r.id]) for r in requests}
+        arrived_s = time.perf_counter()
+        engine.add(long)
+        self._run(lambda: not engine.has_requests)
+        ended_s = max(self.token_times[r.id][-1] for r in requests)
+        # Until the last of them has begun to answer, the others share their steps with a prefill.
+        begun_s = max(times[0] for times in before.values())
+        steady = [t for times in before.values() for t in times if t > begun_s]
+        after = [t for r in requests for t in self.token_times[r.id] if t > arrived_s]
+        return {
+            "steady_tokens_per_s": len(steady) / (max(steady) - begun_s),
+            "mixed_tokens_per_s": len(after) / (ended_s - arrived_s),
+            "steady_stall_s": max(_longest_gap(times, begun_s) for times in before.values()),
+            "mixed_stall_s": max(_longest_gap(self.token_times[r.id], arrived_s) for r in requests),
+            "long_ttft_s": self.token_times[long.id][0] - arrived_s,
+        }
+
+    def _request(self, num_tokens: int, seed: int, max_tokens: int | None = None) -> Request:
+        vocabulary = min(self.loaded.tokenizer.vocab_size, self.loaded.config.text.vocab_size)
+        # Ordinary tokens: the control tokens have the vocabulary's last ids.
+        ids = np.random.default_rng(seed).integers(0, vocabulary * 9 // 10, num_tokens)
+        positions = np.broadcast_to(np.arange(num_tokens), (3, num_tokens)).copy()
+        prompt = Prompt(ids, (), positions, 0, (), 0)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens or self.arguments.decode_tokens)
+        return Request(prompt, params=params, retain="nothing")
+
+    def _count(self, request: Request) -> int:
+        return len(self.token_times.get(request.id, ()))
+
+    def _run(self, until: Any) -> None:
+        while not until():
+            for output in self.engine.step():
+                if isinstance(output.event, Exception):
+                    raise SystemExit(f"a request failed: {output.event}")
+                assert not isinstance(output.event, Finished) or output.event.result.finish_reason == "length"
+
+
+def _note_tokens(token_times: dict[str, list[float]]) -> None:
+    """Notes when each token is chosen: a token needn't complete a character, so that events don't tell."""
+    original = Reply.take
+
+    def take(self: Reply, logits: torch.Tensor, context_length: int) -> Any:
+        deltas = original(self, logits, context_length)
+        token_times.setdefault(self.request.id, []).append(time.perf_counter())
+        return deltas
+
+    Reply.take = take
+
+
+def _longest_gap(times: list[float], since_s: float) -> float:
+    """Seconds of the longest wait between two tokens of which the later one came after `since_s`."""
+    return max((b - a for a, b in pairwise(times) if b > since_s), default=0.0)
+
+
+def measure(workers: dict[str, Worker], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One entry per number of requests and mode; the first round warms up and isn't counted."""
+    results = []
+    for num_requests in arguments.requests:
+        samples: dict[str, list[dict[str, Any]]] = {mode: [] for mode in workers}
+        for round_number in range(arguments.repeats + 1):
+            for mode, worker in workers.items():
+                sample = worker.ask(num_requests=num_requests)
+                print(f"{num_requests} requests, {mode}, round {round_number}: done", file=sys.stderr, flush=True)
+                if round_number > 0:
+                    samples[mode].append(sample)
+        for mode, runs in samples.items():
+            spreads = {name: Spread.of([run[name] for run in runs]) for name in runs[0]}
+            results.append({"mode": mode, "num_requests": num_requests, **spreads})
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a checkpoint's folder")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--requests", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4, 8])
+    parser.add_argument("--slots", type=int, help="rows of a batch-invariant step; one more than requests if left out")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="of each request")
+    parser.add_argument("--long-tokens", type=int, default=4000, help="of the prompt that arrives in the middle")
+    parser.add_argument("--decode-tokens", type=int, default=36, help="of each request's reply, 6 or more")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
+    parser.add_argument("--serve", choices=MODES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.decode_tokens < 6:
+        parser.error("--decode-tokens must be at least 6")
+    if arguments.slots is not None and arguments.slots < max(arguments.requests) + 1:
+        parser.error("--slots must be greater than the most requests: the long one needs a slot too")
+    torch.set_num_threads(arguments.threads or torch.get_num_threads())
+    if arguments.serve:
+        bench = Bench(arguments, invariant=MODES[arguments.serve])
+        serve({"ready": True}, bench.measure)
+        return
+    info = machine()
+    workers = {mode: Worker(__file__, sys.argv[1:], mode) for mode in MODES}
+    results = measure(workers, arguments)
+    for worker in workers.values():
+        worker.close()
+    slots = arguments.slots or max(arguments.requests) + 1
+    print(
+        f"{arguments.model}, {arguments.dtype} on {arguments.device}, {slots} slots, one prompt of "
+        f"{arguments.long_tokens:,} tokens arriving; median (lowest-highest)"
+    )
+    print_machine(info)
+    steady = {(r["mode"], r["num_requests"]): r["steady_tokens_per_s"].median for r in results}
+    print_table(
+        [
+            "requests",
+            "mode",
+            "tok/s alone",
+            "cost",
+            "tok/s with the long one",
+            "stall alone, s",
+            "stall, s",
+            "its TTFT, s",
+        ],
+        [
+            [
+                r["num_requests"],
+                r["mode"],
+                r["steady_tokens_per_s"].text(),
+                f"{steady['plain', r['num_requests']] / steady[r['mode'], r['num_requests']] - 1:+.1%}",
+                r["mixed_tokens_per_s"].text(),
+                r["steady_stall_s"].text(3),
+                r["mixed_stall_s"].text(3),
+                r["long_ttft_s"].text(),
+            ]
+            for r in results
+        ],
+    )
+    print_json(
+        "batching",
+        model=arguments.model,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        slots=slots,
+        long_tokens=arguments.long_tokens,
+        machine=info,
+        results=results,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Other engines on the scripted chat: transformers in this process, and any OpenAI-compatible server.
+
+Both answer `turn` with seconds to the first token. transformers gets the prompt's ids and pixels ready-made, which
+leaves its own tokenizing and image processing out of its time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.scripted_chat import ScriptedChat
+from qwen35mm.prompt import Prompt
+from qwen35mm_preprocess import PreparedMedia
+
+
+class TransformersPeer:
+    """A fresh `generate` for every turn.
+
+    transformers could go on from a kept `past_key_values` only where the next prompt begins with exactly the tokens
+    that are in it, and a hybrid model's recurrent states can't be cut back to where the two part. A chat's next prompt
+    leaves out the generation prompt's thinking block, so that this is never the case: see `extends`.
+    """
+
+    def __init__(self, folder: str, dtype: torch.dtype, device: str) -> None:
+        from transformers import AutoModelForImageTextToText
+
+        model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)
+        self.model = model.to(device).eval()
+        self.device = device
+
+    def turn(self, prompt: Prompt, media: PreparedMedia) -> dict[str, Any]:
+        """Generates one token; seconds, prompt tokens and the token."""
+        started_s = time.perf_counter()
+        ids = torch.tensor(prompt.token_ids, device=self.device)[None]
+        grid = torch.tensor([list(media.plan.grid_thw)], device=self.device)
+        types = (ids == self.model.config.image_token_id).int()
+        output = self.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            mm_token_type_ids=types,
+            pixel_values=torch.from_numpy(media.pixel_values).to(self.device),
+            image_grid_thw=grid,
+            do_sample=False,
+            max_new_tokens=1,
+        )
+        ttft_s = time.perf_counter() - started_s
+        return {"ttft_s": ttft_s, "num_prompt_tokens": ids.shape[1], "token_id": int(output[0, -1])}
+
+
+def extends(shorter: Prompt, longer: Prompt) -> bool:
+    """Whether a prompt begins with all of an earlier one, so that a cache of that one could be gone on from."""
+    return longer.token_ids[: len(shorter.token_ids)].tolist() == shorter.token_ids.tolist()
+
+
+class ServerPeer:
+    """An OpenAI-compatible server (vLLM, SGLang, llama.cpp's llama-server, ...), streamed.
+
+    Args:
+        url: up to and without `/chat/completions`, such as `http://127.0.0.1:8000/v1`.
+        model: the name that the server knows the model by.
+    """
+
+    def __init__(self, url: str, model: str) -> None:
+        import httpx
+
+        self._url = url.rstrip("/") + "/chat/completions"
+        self._model = model
+        self._client = httpx.Client(timeout=httpx.Timeout(3600.0, connect=10.0))
+
+    def turn(self, chat: ScriptedChat, turn: int) -> dict[str, Any]:
+        """Streams one token.
+
+        The time is that of the first chunk with text; of the stream's end where the token made no text. Token counts
+        are the server's own, None where it tells none.
+        """
+        body = {
+            "model": self._model,
+            "messages": chat.openai_messages(turn),
+            "max_tokens": 1,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "chat_template_kwargs": {"enable_thinking": chat.thinking},
+        }
+        usage: dict[str, Any] = {}
+        ttft_s = None
+        started_s = time.perf_counter()
+        with self._client.stream("POST", self._url, json=body) as response:
+            if response.status_code != 200:
+                text = response.read().decode(errors="replace")[:500]
+                raise SystemExit(f"{self._url} answered {response.status_code}: {text}")
+            for line in response.iter_lines():
+                data = line.removeprefix("data:").strip()
+                if not line.startswith("data:") or data == "[DONE]":
+                    continue
+                chunk = json.loads(data)
+                usage = chunk.get("usage") or usage
+                if ttft_s is None and any(_has_text(choice.get("delta") or {}) for choice in chunk.get("choices", [])):
+                    ttft_s = time.perf_counter() - started_s
+        if ttft_s is None:
+            ttft_s = time.perf_counter() - started_s
+        details = usage.get("prompt_tokens_details") or {}
+        return {
+            "ttft_s": ttft_s,
+            "num_prompt_tokens": usage.get("prompt_tokens"),
+            "num_cached_tokens": details.get("cached_tokens"),
+        }
+
+
+def _has_text(delta: dict[str, Any]) -> bool:
+    return any(delta.get(key) for key in ("content", "reasoning_content", "reasoning"))

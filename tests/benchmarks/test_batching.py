@@ -1,0 +1,63 @@
+"""The batching benchmark runs both modes on the same requests, and ends in one JSON line that agrees with its table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import batching
+from qwen35mm.assets import demo_model_path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_both_modes_are_measured(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "batching.py"), "--model", str(demo_model_path())]
+    command += ["--dtype", "float32", "--requests", "1,3", "--long-tokens", "600", "--prompt-tokens", "8"]
+    command += ["--decode-tokens", "9", "--repeats", "2", "--threads", "1"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()
+    data = json.loads(output[-1])
+    assert data["benchmark"] == "batching"
+    assert (data["slots"], data["machine"]["threads"]) == (4, 1)
+    cases = [(result["num_requests"], result["mode"]) for result in data["results"]]
+    assert cases == [(1, "invariant"), (1, "plain"), (3, "invariant"), (3, "plain")]
+    for result in data["results"]:
+        for name in ("steady_tokens_per_s", "mixed_tokens_per_s", "steady_stall_s", "mixed_stall_s", "long_ttft_s"):
+            spread = result[name]
+            assert spread["count"] == 2, name
+            assert 0 < spread["low"] <= spread["median"] <= spread["high"], name
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in output if line.startswith("| ")][1:]
+    assert [(int(row[0]), row[1]) for row in rows] == cases
+    for row, result in zip(rows, data["results"], strict=True):
+        assert row[2].startswith(f"{result['steady_tokens_per_s']['median']:.1f} (")
+        assert (row[3] == "+0.0%") or result["mode"] == "invariant"
+
+
+@pytest.mark.parametrize(
+    ("times", "since", "gap"),
+    [
+        ([], 0.0, 0.0),
+        ([5.0], 0.0, 0.0),
+        ([1.0, 2.0, 5.0, 6.0], 0.0, 3.0),
+        ([1.0, 4.0, 5.0, 7.0], 4.0, 2.0),
+        ([1.0, 5.0, 6.0], 2.0, 4.0),  # a wait that began before
+        ([1.0, 5.0], 5.0, 0.0),
+    ],
+)
+def test_the_longest_gap(times: list[float], since: float, gap: float) -> None:
+    assert batching._longest_gap(times, since) == gap
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--decode-tokens", "5"], "at least 6"), (["--requests", "1,4", "--slots", "4"], "needs a slot too")],
+)
+def test_options_are_checked(options: list[str], message: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["batching.py", "--model", "x", *options])
+    with pytest.raises(SystemExit, match="2"):
+        batching.main()
+    assert message in capsys.readouterr().err

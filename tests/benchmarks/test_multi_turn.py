@@ -1,0 +1,221 @@
+"""The chat of many turns: every engine sees the same prompts, and the report says what was computed."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image as PILImage
+
+from benchmarks import multi_turn
+from benchmarks.multi_turn_workers import Script
+from benchmarks.peers import ServerPeer
+from benchmarks.scripted_chat import ScriptedChat
+from benchmarks.worker import Worker
+from qwen35mm.assets import demo_model_path
+from qwen35mm.prompt import build_history
+
+ROOT = Path(__file__).resolve().parents[2]
+TURNS, HISTORY_TOKENS, IMAGE_SIDE = 3, 420, 64
+
+
+def script(*, thinking: bool = False, turns: int = TURNS, history_tokens: int = HISTORY_TOKENS) -> Script:
+    return Script(
+        Namespace(
+            model=demo_model_path(),
+            device="cpu",
+            turns=turns,
+            history_tokens=history_tokens,
+            image_side=IMAGE_SIDE,
+            thinking=thinking,
+        )
+    )
+
+
+def committed(made: Script, turn: int, min_segment: int) -> int:
+    """Tokens of turn `turn` that its history commit leaves for the next one."""
+    return build_history(
+        made.chat.history(turn),
+        [made.picture.plan],
+        tokenizer=made.tokenizer,
+        template=made.template,
+        config=made.config,
+        enable_thinking=made.chat.thinking,
+        min_segment=min_segment,
+    ).tail_start
+
+
+def test_all_engines_are_measured_on_the_same_prompts(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "multi_turn.py"), "--model", str(demo_model_path())]
+    command += ["--peer", "transformers", "--dtype", "float32", "--turns", str(TURNS), "--threads", "1"]
+    command += ["--history-tokens", str(HISTORY_TOKENS), "--image-side", str(IMAGE_SIDE), "--min-segment", "32,64"]
+    command += ["--prefill-repeats", "2"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()
+    data = json.loads(output[-1])
+    assert data["benchmark"] == "multi_turn"
+    assert data["min_segment"] == 32
+    assert data["machine"]["threads"] == 1
+    assert data["facts"]["num_extending"] == 0
+
+    made = script()
+    for entry in data["turns"]:
+        turn, engines = entry["turn"], entry["engines"]
+        assert list(engines) == ["cold", "warm-32", "warm-64", "restart", "transformers"]
+        num_tokens = len(made.prompt(turn).token_ids)
+        for name, (sample,) in engines.items():
+            assert sample["num_prompt_tokens"] == num_tokens, name
+            assert sample["token_id"] == engines["cold"][0]["token_id"], name
+            assert sample["ttft_s"] > 0
+        expected = {"cold": 0, "warm-32": 0, "warm-64": 0, "restart": 0}
+        if turn > 1:
+            expected |= {f"warm-{n}": committed(made, turn - 1, n) for n in (32, 64)}
+            expected["restart"] = expected["warm-32"]
+            assert engines["restart"][0]["cached_from"] == {"disk": expected["restart"]}
+            assert expected["restart"] > 0
+        assert {name: engines[name][0]["num_cached_tokens"] for name in expected} == expected
+
+    last = made.prompt(TURNS)
+    assert [entry["min_segment"] for entry in data["prefills"]] == [None, 0, 32, 64]
+    for entry in data["prefills"]:
+        way = entry["min_segment"]
+        assert entry["num_tokens"] == len(last.token_ids)
+        assert entry["num_segments"] == (len(made.prompt(TURNS, min_segment=way).segments) if way else 0)
+        assert entry["num_pieces"] == entry["num_segments"] + 1
+        assert entry["prefill_s"]["count"] == 2
+        assert entry["token_id"] == data["turns"][-1]["engines"]["cold"][0]["token_id"]
+
+    rows = [line.split("|")[1:-1] for line in output if line.startswith("| ")]
+    turns = [[cell.strip() for cell in row] for row in rows[1 : TURNS + 1]]
+    assert [row[0] for row in turns] == [str(turn) for turn in range(1, TURNS + 1)]
+    warm = data["turns"][-1]["engines"]["warm-32"][0]
+    assert turns[-1][2:6] == [
+        f"{data['turns'][-1]['engines']['cold'][0]['ttft_s']:.2f}",
+        f"{warm['ttft_s']:.2f}",
+        str(warm["num_cached_tokens"]),
+        str(warm["num_prefilled_tokens"]),
+    ]
+    assert f"0 of {TURNS - 1} prompts" in "\n".join(output)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_the_script_is_fixed_and_grows_to_its_size(thinking: bool) -> None:
+    made, again = (script(thinking=thinking, turns=20, history_tokens=4000) for _ in range(2))
+    assert made.chat.turns == again.chat.turns
+    prompts = [made.prompt(turn) for turn in range(1, 21)]
+    assert 3_500 < len(prompts[-1].token_ids) < 4_500
+    assert all(len(a.token_ids) < len(b.token_ids) for a, b in pairwise(prompts))
+    assert made.num_extending() == 0
+    assert [len(message.media) for message in made.chat.prompt(3)] == [1, 0, 0, 0, 0]
+    reasonings = {message.reasoning for message in made.chat.history(2) if message.role == "assistant"}
+    assert (reasonings == {None}) is not thinking
+    # Thinking is left out of later prompts: both scripts make the same ones, up to the generation prompt.
+    other = script(thinking=not thinking, turns=20, history_tokens=4000).prompt(20)
+    shared = min(len(other.token_ids), len(prompts[-1].token_ids)) - 4
+    assert other.token_ids[:shared].tolist() == prompts[-1].token_ids[:shared].tolist()
+
+
+class FakeServer(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server that says what its class attributes say."""
+
+    chunks: ClassVar[list[dict[str, Any]]] = []
+    status: ClassVar[int] = 200
+    bodies: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).bodies.append({"path": self.path, **body})
+        self.send_response(self.status)
+        self.end_headers()
+        for chunk in self.chunks:
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.write(b": a comment\n\ndata: [DONE]\n\n")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[FakeServer]]]:
+    handler = type("Handler", (FakeServer,), {"bodies": []})
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=listener.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.server_port}/v1/", handler
+    listener.shutdown()
+    thread.join()
+    listener.server_close()
+
+
+def delta(**content: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": content}]}
+
+
+def test_a_server_is_asked_the_same(server) -> None:
+    url, handler = server
+    usage = {"prompt_tokens": 70, "prompt_tokens_details": {"cached_tokens": 30}}
+    handler.chunks = [delta(role="assistant", content=""), delta(content="a"), {"choices": [], "usage": usage}]
+    made = script()
+    sample = ServerPeer(url, "some-model").turn(made.chat, 2)
+    assert (sample["num_prompt_tokens"], sample["num_cached_tokens"]) == (70, 30)
+    assert sample["ttft_s"] > 0
+    (body,) = handler.bodies
+    assert body["path"] == "/v1/chat/completions"
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("some-model", 1, True)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    roles = [message.role for message in made.chat.prompt(2)]
+    assert [message["role"] for message in body["messages"]] == roles
+    picture, text = body["messages"][0]["content"]
+    assert text == {"type": "text", "text": made.chat.turns[0].question}
+    assert body["messages"][1]["content"] == made.chat.turns[0].reply
+    data = picture["image_url"]["url"].removeprefix("data:image/png;base64,")
+    sent = PILImage.open(io.BytesIO(base64.b64decode(data)))
+    assert np.array_equal(np.asarray(sent), np.asarray(ScriptedChat.picture(IMAGE_SIDE)))
+
+
+def test_a_server_may_tell_less(server) -> None:
+    url, handler = server
+    handler.chunks = [delta(role="assistant")]
+    sample = ServerPeer(url, "m").turn(script().chat, 1)
+    assert (sample["num_prompt_tokens"], sample["num_cached_tokens"]) == (None, None)
+    assert sample["ttft_s"] > 0
+
+
+def test_a_server_that_refuses_is_quoted(server) -> None:
+    url, handler = server
+    handler.status, handler.chunks = 400, [{"error": "no such model"}]
+    with pytest.raises(SystemExit, match=r"answered 400.*no such model"):
+        ServerPeer(url, "m").turn(script().chat, 1)
+
+
+def test_a_worker_that_fails_ends_the_benchmark(tmp_path: Path) -> None:
+    failing = tmp_path / "failing.py"
+    failing.write_text("import sys; sys.exit(3)")
+    with pytest.raises(SystemExit, match="ended with status 3"):
+        Worker(str(failing), [], "role")
+    late = tmp_path / "late.py"
+    late.write_text("import sys; print('{}', flush=True); sys.stdin.read(); sys.exit(4)")
+    with pytest.raises(SystemExit, match="ended with status 4"), Worker(str(late), [], "role"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--peer-url", "http://x"], "go together"), (["--turns", "1"], "at least 2")],
+)
+def test_options_are_checked(options: list[str], message: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["multi_turn.py", "--model", "x", *options])
+    with pytest.raises(SystemExit, match="2"):
+        multi_turn.main()
+    assert message in capsys.readouterr().err

@@ -14,7 +14,6 @@ import torch
 
 from qwen35mm.cache.chain import Chain, Checkpoint
 from qwen35mm.cache.disk_tier import Content, DiskTier, Loaded
-from qwen35mm.cache.kv_pool import OutOfBlocksError
 from qwen35mm.cache.pools import CachePools
 from qwen35mm.cache.report import MissReason, Tier
 from qwen35mm.cache.segment_index import CachedSegment, SegmentIndex
@@ -105,13 +104,14 @@ class PrefixCache:
         if loaded is not None and loaded.num_segments > num_segments:
             available = all(i in loaded.kv or self._index.get(chain, i) for i in range(loaded.num_segments))
             last = self._index.get(chain, loaded.num_segments - 1)
-            state = loaded.state or (last.state if last else None)
-            if available and state is not None:
-                num_segments = loaded.num_segments
+            candidate = loaded.state or (last.state if last else None)
+            # Memory may have lost meanwhile what it had when the disk was asked.
+            if available and candidate is not None:
+                num_segments, state = loaded.num_segments, candidate
         sequence = self._pools.new_sequence()
         try:
             return self._build(chain, sequence, num_segments, loaded, state)
-        except OutOfBlocksError:
+        except BaseException:
             sequence.free()
             raise
 

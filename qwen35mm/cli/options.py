@@ -51,6 +51,13 @@ class ModelOptions:
         int | None, _model(help="Most tokens of a conversation; the model's limit, up to 32,768, without it.", min=1)
     ] = None
     slots: Annotated[int | None, _model(help="Most replies that are written at one time; 4 without it.", min=1)] = None
+    batch_invariant: Annotated[
+        bool | None,
+        _model(
+            "--batch-invariant/--no-batch-invariant",
+            help="A reply's bits don't depend on what is written beside it; without it: where that costs little.",
+        ),
+    ] = None
 
     max_image_tokens: Annotated[int | None, _media(help="Most tokens of one image.", min=1)] = None
     max_video_tokens: Annotated[int | None, _media(help="Most tokens of one video.", min=1)] = None
@@ -85,7 +92,8 @@ class ModelOptions:
         from qwen35mm.model import load
 
         cache = self._cache_settings(default_cache_dir)
-        settings = EngineSettings(**_given(context_length=self.context_length, slots=self.slots))
+        given = _given(context_length=self.context_length, slots=self.slots, batch_invariant=self.batch_invariant)
+        settings = EngineSettings(**given)
         loaded = load(self.model or demo_model_path(), dtype=self.dtype, device=self.device)
         budget = self._media_budget(loaded.model.device)
         return LocalBackend(loaded, budget=budget, settings=settings, cache=cache)

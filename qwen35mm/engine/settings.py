@@ -23,8 +23,8 @@ class EngineSettings:
             products are cut, so another value is another cache.
         slots: requests that are computed at the same time.
         max_waiting: requests that may wait before further ones are refused.
-        batch_invariant: whether a reply has the same bits whatever is decoded beside it; None takes what costs
-            little: see `decode_rows`.
+        batch_invariant: whether a reply has the same bits whatever is decoded beside it; None: where that costs
+            little, see `decode_rows`. What is cached is exact either way: it never comes from decoding.
     """
 
     context_length: int | None = None
@@ -45,8 +45,13 @@ class EngineSettings:
 
 
 def decode_rows(settings: EngineSettings, device: torch.device, dtype: torch.dtype) -> int | None:
-    """Rows of every decode call in the batch-invariant mode, None outside it."""
+    """Rows of every decode call in the batch-invariant mode, None outside it.
+
+    By itself it is on where it costs less than 5%. Measured with the random 0.8B on two cores and four slots, one to
+    four replies: in float32 a step takes 26% to 46% less time with it (other products), in bfloat16 9% to 18% more.
+    On a GPU nothing is measured yet.
+    """
     invariant = settings.batch_invariant
     if invariant is None:
-        invariant = True
+        invariant = device.type == "cpu" and dtype == torch.float32
     return settings.slots if invariant else None

@@ -10,7 +10,7 @@ from torch import nn
 from qwen35mm.config import TextConfig
 from qwen35mm.model.cache_protocol import SequenceCache
 from qwen35mm.model.layers import Factory, Linear, RMSNorm
-from qwen35mm.model.rows import each_row
+from qwen35mm.model.rows import few_rows
 from qwen35mm_kernels import apply_partial_rope, attention_decode, attention_prefill
 
 
@@ -48,12 +48,12 @@ class GatedAttention(nn.Module):
         num_rows: int | None = None,
     ) -> torch.Tensor:
         """One token for each of B sequences, each against its own cache: [B, hidden] -> [B, hidden]."""
-        q, gate, k, v = each_row(self._heads, self.qkv_proj(x, num_rows), *rope, num_rows=num_rows)
+        q, gate, k, v = few_rows(self._heads, self.qkv_proj(x, num_rows), *rope, num_rows=num_rows)
         out = torch.empty_like(q)
         for row, cache in enumerate(caches):
             keys, values = cache.append_kv(self.layer_idx, k[row : row + 1], v[row : row + 1])
             out[row] = attention_decode(q[row], keys, values, scale=self.scale)
-        return self.o_proj(each_row(_gated, out, gate, num_rows=num_rows), num_rows)
+        return self.o_proj(few_rows(_gated, out, gate, num_rows=num_rows), num_rows)
 
     def _heads(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """[N, q | gate | k | v] -> q and gate [N, Hq, D], k and v [N, Hkv, D]; q and k normed and rotated."""

@@ -20,7 +20,7 @@ from qwen35mm.model.layers import Embedding, Factory, Linear, RMSNorm
 from qwen35mm.model.mlp import MLP
 from qwen35mm.model.moe import SparseMoE
 from qwen35mm.model.rope import TextRope
-from qwen35mm.model.rows import each_row
+from qwen35mm.model.rows import each_row, few_rows
 from qwen35mm.model.vision import VisionTower
 
 
@@ -61,13 +61,13 @@ class DecoderLayer(nn.Module):
         num_rows: int | None = None,
     ) -> torch.Tensor:
         """[B, hidden] -> [B, hidden]; `x` itself is overwritten."""
-        normed = each_row(self.input_layernorm, x, num_rows=num_rows)
+        normed = few_rows(self.input_layernorm, x, num_rows=num_rows)
         if self.linear_attn is not None:
             x += self.linear_attn.decode(normed, caches, num_rows)
         else:
             assert self.self_attn is not None
             x += self.self_attn.decode(normed, rope, caches, num_rows)
-        x += self.mlp(each_row(self.post_attention_layernorm, x, num_rows=num_rows), num_rows)
+        x += self.mlp(few_rows(self.post_attention_layernorm, x, num_rows=num_rows), num_rows)
         return x
 
 
@@ -168,7 +168,7 @@ class Qwen35Model(nn.Module):
             x = layer.decode(x, (cos, sin), caches, num_rows)
         for cache in caches:
             cache.advance(1)
-        return each_row(self.norm, x, num_rows=num_rows)
+        return few_rows(self.norm, x, num_rows=num_rows)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, *, num_rows: int | None = None) -> torch.Tensor:

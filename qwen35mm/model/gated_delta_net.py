@@ -14,6 +14,7 @@ from torch import nn
 from qwen35mm.config import TextConfig
 from qwen35mm.model.cache_protocol import SequenceCache, slot_runs
 from qwen35mm.model.layers import Factory, Linear, new_parameter
+from qwen35mm.model.rows import each_row, few_rows, join_rows
 from qwen35mm_kernels import (
     causal_conv1d,
     causal_conv1d_step,
@@ -52,7 +53,7 @@ class GatedDeltaNet(nn.Module):
         mixed, z, b, a = self.in_proj(x).split(self.in_split, dim=-1)
         conv_state, recurrent_state = cache.conv_state(self.layer_idx), cache.recurrent_state(self.layer_idx)
         mixed, final_conv = causal_conv1d(mixed, self.conv1d, conv_state)
-        g, beta = gdn_gates(a, b, self.A_log, self.dt_bias)
+        g, beta = self._gates(a, b)
         out, final_state = chunk_gated_delta_rule(*self._heads(mixed), g, beta, recurrent_state)
         conv_state.copy_(final_conv)
         recurrent_state.copy_(final_state)
@@ -63,13 +64,24 @@ class GatedDeltaNet(nn.Module):
         mixed, z, b, a = self.in_proj(x, num_rows).split(self.in_split, dim=-1)
         states = caches[0].states
         conv_states, recurrent_states = states.conv(self.layer_idx), states.recurrent(self.layer_idx)
-        outputs = []
-        for rows, slots in slot_runs(caches, single=num_rows is not None):
-            g, beta = gdn_gates(a[rows], b[rows], self.A_log, self.dt_bias)
-            q, k, v = self._heads(causal_conv1d_step(mixed[rows], self.conv1d, conv_states[slots]))
-            out = recurrent_gated_delta_step(q, k, v, g, beta, recurrent_states[slots])
-            outputs.append(self._gated(out, z[rows]))
-        return self.out_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs), num_rows)
+        q, k, v = self._heads(
+            join_rows(
+                few_rows(self._conv_step, mixed[rows], conv_states[slots], num_rows=num_rows)
+                for rows, slots in slot_runs(caches)
+            )
+        )
+        g, beta = each_row(self._gates, a, b, num_rows=num_rows)
+        out = join_rows(
+            recurrent_gated_delta_step(q[rows], k[rows], v[rows], g[rows], beta[rows], recurrent_states[slots])
+            for rows, slots in slot_runs(caches, single=num_rows is not None)
+        )
+        return self.out_proj(few_rows(self._gated, out, z, num_rows=num_rows), num_rows)
+
+    def _conv_step(self, mixed: torch.Tensor, conv_states: torch.Tensor) -> torch.Tensor:
+        return causal_conv1d_step(mixed, self.conv1d, conv_states)
+
+    def _gates(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gdn_gates(a, b, self.A_log, self.dt_bias)
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[N, C] -> q, k [N, Hk, K] and v [N, Hv, V], as views."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from qwen35mm.model.layers import Factory, Linear
-from qwen35mm.model.rows import each_row
+from qwen35mm.model.rows import few_rows
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -25,5 +25,5 @@ class MLP(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size, factory)
 
     def forward(self, x: torch.Tensor, num_rows: int | None = None) -> torch.Tensor:
-        inner = each_row(swiglu, self.gate_up_proj(x, num_rows), num_rows=num_rows)
+        inner = few_rows(swiglu, self.gate_up_proj(x, num_rows), num_rows=num_rows)
         return self.down_proj(inner, num_rows)

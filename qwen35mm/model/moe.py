@@ -12,7 +12,7 @@ from qwen35mm.config import MoEConfig
 from qwen35mm.model.dense import linear
 from qwen35mm.model.layers import Factory, Linear, new_parameter
 from qwen35mm.model.mlp import MLP, swiglu
-from qwen35mm.model.rows import each_row
+from qwen35mm.model.rows import each_row, few_rows
 
 
 class Experts(nn.Module):
@@ -49,7 +49,7 @@ class Experts(nn.Module):
             rows = slice(start, start + count)
             # No expert has more rows than there are tokens: num_rows is enough here, too.
             gate_up = linear(grouped[rows], self.gate_up_proj[expert], num_rows=num_rows)
-            inner = each_row(swiglu, gate_up, num_rows=num_rows)
+            inner = few_rows(swiglu, gate_up, num_rows=num_rows)
             outputs[rows] = linear(inner, self.down_proj[expert], num_rows=num_rows)
             start += count
         # Back in the tokens' own order, so that the sum over a token's experts never depends on its company.

@@ -20,7 +20,8 @@ def test_nothing_to_keep() -> None:
 
 
 def test_the_useful_places_of_a_long_chat_stay() -> None:
-    ends: list[SegmentEnd] = ["turn", "media", *["turn"] * 30]
+    turns: list[SegmentEnd] = ["turn"] * 30
+    ends: list[SegmentEnd] = ["turn", "media", *turns]
     kept = states_to_keep(chain(ends), system_stop=100)
     assert {0, 1, 29, 30, 31} <= kept
     assert len(kept) == MAX_STATES_PER_CHAIN
@@ -37,7 +38,8 @@ def test_few_stay_and_always_the_last(ends: list[SegmentEnd], has_system: bool) 
 
 @given(st.integers(0, 2), st.integers(2, 80))
 def test_a_chat_that_grows_never_wants_a_state_back(num_media: int, num_turns: int) -> None:
-    ends: list[SegmentEnd] = ["turn", *["media"] * num_media]
+    media: list[SegmentEnd] = ["media"] * num_media
+    ends: list[SegmentEnd] = ["turn", *media]
     held: set[int] = set()
     for _ in range(num_turns):
         ends.append("turn")

@@ -45,8 +45,8 @@ def test_without_options_everything_is_left_to_the_model_and_the_machine() -> No
 
 def test_every_option_arrives() -> None:
     given = (
-        "--model m --dtype float32 --device cpu --context-length 4096 --slots 2 --max-image-tokens 10 "
-        "--max-video-tokens 20 --max-frames 3 --fps 0.5 --kv-memory 1GiB --state-memory 500MB --cache-dir c "
+        "--model m --dtype float32 --device cpu --context-length 4096 --slots 2 --batch-invariant "
+        "--max-image-tokens 10 --max-video-tokens 20 --max-frames 3 --fps 0.5 --kv-memory 1GiB --state-memory 500MB --cache-dir c "
         "--no-disk-cache --cache-size 2G --loud why?"
     )
     options, own = parse(*given.split())
@@ -56,6 +56,7 @@ def test_every_option_arrives() -> None:
         device="cpu",
         context_length=4096,
         slots=2,
+        batch_invariant=True,
         max_image_tokens=10,
         max_video_tokens=20,
         max_frames=3,
@@ -105,11 +106,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
 
 
 def test_what_is_given_reaches_the_engine_and_the_rest_keeps_its_default(started: list[dict[str, Any]]) -> None:
-    ModelOptions(slots=2, kv_memory=5, max_frames=3).load()
+    ModelOptions(slots=2, batch_invariant=False, kv_memory=5, max_frames=3).load()
     assert started == [
         {
             "budget": replace(MediaBudget.for_cpu(), max_frames=3),
-            "settings": EngineSettings(slots=2),
+            "settings": EngineSettings(slots=2, batch_invariant=False),
             "cache": CacheSettings(kv_bytes=5),
         }
     ]

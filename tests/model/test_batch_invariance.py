@@ -12,7 +12,6 @@ import torch
 from qwen35mm.cache import CachePools, OutOfBlocksError, SequenceCache
 from qwen35mm.model import dense
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.rows import each_row
 from tests.model.layouts import new_pools, relative_error
 from tests.tiny import DENSE, MOE, MOE_TIED, NUM_TEXT_IDS, REAL_HEADS, SHALLOW, TinySpec
 
@@ -254,20 +253,3 @@ def test_idle_rows_meet_no_expert(ours: Loader, monkeypatch: pytest.MonkeyPatch)
     experts = [shape for shape in products if shape[1:] == (text.hidden_size, text.moe.intermediate_size)]
     assert len(experts) == text.num_layers * text.moe.num_experts_per_tok
     assert {shape[0] for shape in products} == {1}
-
-
-def test_each_row_by_itself() -> None:
-    shapes: list[tuple[int, ...]] = []
-
-    def total(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        shapes.append(tuple(a.shape))
-        return a + b, a - b
-
-    a, b = torch.arange(6.0).view(3, 2), torch.ones(3, 2)
-    for num_rows, expected in ((None, [(3, 2)]), (4, [(1, 2)] * 3)):
-        shapes.clear()
-        plus, minus = each_row(total, a, b, num_rows=num_rows)
-        assert shapes == expected
-        assert torch.equal(plus, a + 1)
-        assert torch.equal(minus, a - 1)
-    assert torch.equal(each_row(torch.neg, a, num_rows=4), -a)

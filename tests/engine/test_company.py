@@ -1,0 +1,167 @@
+"""Replies that run beside others, make room for them, or begin again have the bits of a reply that runs alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qwen35mm.engine import Engine, EngineSettings
+from qwen35mm.engine.decoding import DecodeBatch
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import Image, Message
+from qwen35mm.sampling import SamplingParams
+from tests.engine.exact import (
+    DENSE,
+    MOE,
+    Chat,
+    assert_same,
+    cache_settings,
+    chat_model,
+    cold,
+    commit,
+    dialog,
+    endless_replies,
+    one_thread,  # noqa: F401 - autouse
+    picture,
+    serve,
+    small_blocks,
+    user,
+    words,
+)
+
+BLOCK = 8
+CONTEXT = 128
+SETTINGS = EngineSettings(context_length=CONTEXT, piece_tokens=16, slots=3, batch_invariant=True)
+MODELS = [(spec, dtype) for spec in (DENSE, MOE) for dtype in ("float32", "bfloat16")]
+
+
+@pytest.fixture(params=MODELS, ids=[f"{spec.name}-{dtype}" for spec, dtype in MODELS])
+def loaded(request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
+    loaded = chat_model(*request.param)
+    with small_blocks(BLOCK), endless_replies(loaded):
+        yield loaded
+
+
+@pytest.fixture
+def chat(loaded: LoadedModel) -> Chat:
+    return Chat(loaded, min_segment=16)
+
+
+@pytest.fixture
+def happened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often somebody had to make room."""
+    happened: Counter[str] = Counter()
+
+    def watch(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def watched(self: Any, *args: Any) -> Any:
+            happened[name] += 1
+            return original(self, *args)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(DecodeBatch, "_suspend")
+    watch(Engine, "_give_way_to")
+    watch(Engine, "_wait_for_room")
+    return happened
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+def ask(chat: Chat, *parts: Any, max_tokens: int = 20, **options: Any) -> Any:
+    return chat.request([user(*parts)], params=greedy(max_tokens), **options)
+
+
+def assert_all_cold(engine: Engine, chat: Chat, *requests: Any, settings: EngineSettings = SETTINGS) -> None:
+    answers = iter(serve(engine, *requests))
+    for request in requests:
+        for _ in range(request.num_choices):
+            assert_same(next(answers), cold(chat.loaded, request, settings))
+
+
+def test_replies_in_company_equal_replies_alone(loaded: LoadedModel, chat: Chat) -> None:
+    """Of other lengths, with other pictures, with several choices, and coming and going at different times."""
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=8 * CONTEXT))
+    for _ in range(2):
+        assert_all_cold(
+            engine,
+            chat,
+            ask(chat, words("one", count=3), max_tokens=30),
+            ask(chat, Image(picture(1)), words("two", count=20), max_tokens=5),
+            ask(chat, words("three", count=40), max_tokens=12, num_choices=2),
+            ask(chat, words("four"), max_tokens=1),
+            ask(chat, Image(picture(2)), words("five"), max_tokens=25),
+        )
+
+
+def test_replies_that_made_room_for_others_equal_cold(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
+    """The pool holds one full context; three replies grow to more than half of it each."""
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))
+    requests = [ask(chat, words(name, count=8), Image(picture(seed)), max_tokens=50) for seed, name in enumerate("abc")]
+    assert_all_cold(engine, chat, *requests)
+    assert happened["_suspend"] >= 2
+
+
+def test_choices_that_made_room_for_each_other_equal_cold(
+    loaded: LoadedModel, chat: Chat, happened: Counter[str]
+) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))
+    assert_all_cold(engine, chat, ask(chat, words("both", count=30), max_tokens=55, num_choices=3))
+    assert happened["_suspend"] >= 1
+
+
+def test_a_prompt_that_has_to_begin_again_equals_cold(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
+    """It gives its blocks to the only reply that runs, once that has none left to grow into."""
+    settings = replace(SETTINGS, piece_tokens=1)
+    engine = Engine(loaded, settings, cache_settings(loaded, num_tokens=CONTEXT))
+    running = ask(chat, words("long answer", count=8), max_tokens=90)
+    second = ask(chat, words("a long question", count=26), max_tokens=4)
+    assert len(running.prompt.token_ids) + len(second.prompt.token_ids) < CONTEXT - 3 * BLOCK
+    assert_all_cold(engine, chat, running, second, settings=settings)
+    assert happened["_give_way_to"] >= 1
+
+
+def half_a_commit(engine: Engine, chat: Chat, num_steps: int) -> None:
+    messages: list[Message] = dialog([user(words("turn", number, count=6)) for number in range(4)])
+    history = chat.history(messages[:-1])
+    assert CONTEXT // 2 < len(history.prompt.token_ids) <= CONTEXT
+    engine.commit(history)
+    for _ in range(num_steps):
+        engine.step()
+    assert engine._commits.prefills
+
+
+def test_a_commit_gives_its_blocks_to_a_question(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))
+    half_a_commit(engine, chat, 8)
+    request = ask(chat, words("a long question", count=55), max_tokens=10)
+    assert_all_cold(engine, chat, request)
+    assert happened["_wait_for_room"] == 1
+
+
+def test_a_commit_gives_its_blocks_to_a_reply(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
+    """No reply that runs is taken off the device for a commit's sake."""
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))
+    half_a_commit(engine, chat, 8)
+    requests = [ask(chat, words(name, count=2), max_tokens=30) for name in "ab"]
+    assert_all_cold(engine, chat, *requests)
+    assert happened["_suspend"] == 0
+
+
+def test_a_full_pool_of_cached_segments_is_no_obstacle(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))
+    for number in range(6):
+        messages = [user(words("chat", number, count=20))]
+        assert_all_cold(engine, chat, ask(chat, words("chat", number, count=20), max_tokens=3))
+        commit(engine, chat.history([*messages, *dialog([user("x"), user("y")])[1:2]]))
+    allocator = engine.runtime.pools.kv.allocator
+    assert allocator.num_free < allocator.num_blocks // 2
+    assert_all_cold(engine, chat, ask(chat, words("the largest", count=60), max_tokens=10))
+    assert not happened

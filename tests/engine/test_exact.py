@@ -1,0 +1,302 @@
+"""Warm equals cold, bit for bit: the logits of every token, whatever was cached and whatever became of it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qwen35mm.cache.chain import Chain
+from qwen35mm.cache.prefix_cache import PrefixCache
+from qwen35mm.cache.segment_index import CachedSegment
+from qwen35mm.engine import Engine, Request
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import Image, Message, Video
+from qwen35mm.prompt.segments import cut_segments
+from tests.engine.exact import (
+    DENSE,
+    MIN_SEGMENT,
+    MOE,
+    SETTINGS,
+    Answer,
+    Chat,
+    assert_same,
+    cache_settings,
+    chat_model,
+    clip,
+    cold,
+    commit,
+    dialog,
+    one_thread,  # noqa: F401 - autouse
+    picture,
+    serve,
+    turns,
+    user,
+    words,
+)
+
+MODELS = [(spec, dtype) for spec in (DENSE, MOE) for dtype in ("float32", "bfloat16")]
+KINDS = ("text", "images", "video")
+SYSTEM = words("system", count=40)
+
+
+@pytest.fixture(params=MODELS, ids=[f"{spec.name}-{dtype}" for spec, dtype in MODELS])
+def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+    return chat_model(*request.param)
+
+
+@pytest.fixture
+def chat(loaded: LoadedModel) -> Chat:
+    return Chat(loaded)
+
+
+def six_turns(kind: str, **changed: Message) -> list[Message]:
+    """A conversation of six questions; `third=` is another third one."""
+    questions = [user(words("question", kind, index)) for index in range(6)]
+    if kind == "images":
+        questions[0] = user(Image(picture(0)), words("a picture"))
+        questions[3] = user(words("and this one"), Image(picture(1, (30, 100))), Image(picture(2)))
+    if kind == "video":
+        questions[1] = user(Video(clip()), words("a clip"))
+    questions[2] = changed.get("third", questions[2])
+    return dialog(questions, system=SYSTEM)
+
+
+def with_reply(messages: list[Message]) -> list[Message]:
+    """A question with the reply that `dialog` would put behind it, for a history."""
+    return dialog([*(m for m in messages if m.role == "user"), user("next")], system=SYSTEM)[:-1]
+
+
+def converse(engine: Engine, chat: Chat, messages: list[Message]) -> list[Answer]:
+    """Asks every question in turn, each reply's history committed before the next; all are compared with cold ones."""
+    answers = []
+    for asked in turns(messages):
+        answers.append(ask(engine, chat, asked))
+        commit(engine, chat.history(with_reply(asked)))
+    return answers
+
+
+def ask(engine: Engine, chat: Chat, messages: list[Message], **options: Any) -> Answer:
+    """One answer, compared with the cold one."""
+    request = chat.request(messages, **options)
+    (answer,) = serve(engine, request)
+    assert_same(answer, cold(chat.loaded, request))
+    return answer
+
+
+def cached_segments(engine: Engine, request: Request) -> list[CachedSegment]:
+    """The request's segments as far as they are in memory."""
+    index, chain = engine.runtime.prefixes._index, Chain.of(request.prompt, engine.runtime.root)
+    found = [index.get(chain, at) for at in range(len(chain))]
+    return [segment for segment in found if segment is not None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_warm_from_memory_equals_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    answers = converse(engine, chat, six_turns(kind))
+    reports = [answer.result.cache for answer in answers]
+    assert [report.num_cached_tokens > 0 for report in reports] == [False, True, True, True, True, True]
+    assert all(report.num_prefilled_tokens < 100 for report in reports[4:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_warm_from_the_disk_equals_cold(loaded: LoadedModel, chat: Chat, kind: str, tmp_path: Path) -> None:
+    messages = turns(six_turns(kind))
+    settings = cache_settings(loaded, directory=tmp_path)
+    for first, last in ((0, 3), (3, 5), (5, 6)):
+        engine = Engine(loaded, SETTINGS, settings)
+        for index in range(first, last):
+            report = ask(engine, chat, messages[index]).result.cache
+            commit(engine, chat.history(with_reply(messages[index])))
+            if index == first > 0:
+                assert set(report.cached_from) == {"disk"}
+                assert report.num_prefilled_tokens < 2 * MIN_SEGMENT + 50
+                assert report.num_encoded_units == (2 if (kind, index) == ("images", 3) else 0)
+        engine.flush()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_edit_of_the_third_of_six_turns_equals_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    converse(engine, chat, six_turns(kind))
+    third = user(Image(picture(3)), words("edited")) if kind == "images" else user(words("edited"))
+    edited = turns(six_turns(kind, third=third))
+    before = chat.history(with_reply(edited[1])).prompt
+    for index in (2, 3):
+        report = ask(engine, chat, edited[index]).result.cache
+        assert report.num_cached_tokens > 0
+        if index == 2:
+            assert report.num_cached_tokens <= before.tail_start + MIN_SEGMENT
+        commit(engine, chat.history(with_reply(edited[index])))
+    # The conversation as it was before is still there, and still the same.
+    ask(engine, chat, turns(six_turns(kind))[5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_answer_and_a_branch_equal_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    messages = six_turns(kind)
+    converse(engine, chat, turns(messages)[3])
+    asked = turns(messages)[3]
+    again = ask(engine, chat, asked).result
+    assert again.cache.num_cached_tokens == chat.request(asked).prompt.tail_start
+    assert again.cache.miss is None
+    branch = [*with_reply(asked), user(words("a branch"))]
+    other = [*with_reply(asked), user(Image(picture(9)), words("another"))]
+    for messages in (branch, other, branch, other):
+        assert ask(engine, chat, messages).result.cache.num_cached_tokens >= chat.history(branch[:-1]).prompt.tail_start
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_replies_to_one_prompt_equal_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    request = chat.request(turns(six_turns(kind))[3], num_choices=3)
+    replies = serve(engine, request)
+    replies += serve(engine, replace(request, id="again"))
+    for reply in replies:
+        assert_same(reply, cold(loaded, request))
+    (_, shared, _), (first, *_) = [reply.result.cache for reply in replies[:3]], [r.result.cache for r in replies[3:]]
+    assert (shared.num_cached_tokens, first.num_cached_tokens) == (0, request.prompt.tail_start)
+
+
+def drop_states(engine: Engine, segments: list[CachedSegment]) -> None:
+    """In the middle and behind it no state is left."""
+    for segment in segments[len(segments) // 2 :]:
+        if segment.state is not None:
+            engine.runtime.prefixes._states.drop(segment)
+
+
+def drop_last_state(engine: Engine, segments: list[CachedSegment]) -> None:
+    """The one that the next answer would go on from."""
+    engine.runtime.prefixes._states.drop([segment for segment in segments if segment.state is not None][-1])
+
+
+def drop_kv(engine: Engine, segments: list[CachedSegment]) -> None:
+    """The middle's KV and, as nobody could reach it, all behind it."""
+    engine.runtime.prefixes._remove(segments[len(segments) // 2])
+
+
+def reclaim(engine: Engine, segments: list[CachedSegment]) -> None:
+    """As much as a new prompt would take."""
+    blocks = {block for segment in segments[len(segments) // 2 :] for block in segment.blocks or ()}
+    engine.runtime.prefixes.reclaim(len(blocks) - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_eviction_in_the_middle_of_the_chain_equals_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    asked = turns(six_turns(kind))[4]
+    request = chat.request(asked)
+    converse(engine, chat, asked)
+    for lose in (drop_last_state, drop_states, drop_kv, reclaim):
+        segments = cached_segments(engine, request)
+        assert len(segments) == len(request.prompt.segments)
+        lose(engine, segments)
+        engine.check_integrity()
+        report = ask(engine, chat, asked).result.cache
+        assert 0 < report.num_cached_tokens < request.prompt.tail_start, lose
+        assert report.miss == "evicted", lose
+        # What was lost is there again.
+        assert ask(engine, chat, asked).result.cache.num_cached_tokens == request.prompt.tail_start, lose
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_segments_that_left_the_device_for_host_memory_equal_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, host_kv_bytes=64 << 20))
+    messages = six_turns(kind)
+    asked = turns(messages)[4]
+    converse(engine, chat, asked)
+    allocator = engine.runtime.pools.kv.allocator
+    engine.runtime.prefixes.reclaim(3)
+    engine.check_integrity()
+    assert allocator.num_free < allocator.num_blocks
+    mixed = ask(engine, chat, asked).result.cache
+    assert set(mixed.cached_from) == {"device", "host"}
+    engine.runtime.prefixes.reclaim(allocator.num_blocks)
+    assert allocator.num_free == allocator.num_blocks
+    report = ask(engine, chat, asked).result.cache
+    assert report.cached_from == {"host": chat.request(asked).prompt.tail_start}
+    ask(engine, chat, messages)
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_conversations_that_drive_each_other_out_equal_cold(
+    loaded: LoadedModel, chat: Chat, on_disk: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Room for the KV of one conversation and a bit, and for four states."""
+    num_evicted = 0
+    evict = PrefixCache._evict
+
+    def counted(self: PrefixCache, segment: CachedSegment) -> None:
+        nonlocal num_evicted
+        num_evicted += 1
+        evict(self, segment)
+
+    monkeypatch.setattr(PrefixCache, "_evict", counted)
+    state_bytes = 4 * loaded.config.state_bytes(loaded.model.dtype)
+    directory = tmp_path if on_disk else None
+    settings = cache_settings(loaded, num_tokens=640, state_bytes=state_bytes, directory=directory)
+    engine = Engine(loaded, replace(SETTINGS, context_length=640), settings)
+    tiers: set[str] = set()
+    for index in range(1, 5):
+        for kind in ("video", "images"):
+            asked = turns(six_turns(kind))[index]
+            tiers |= set(ask(engine, chat, asked).result.cache.cached_from)
+            commit(engine, chat.history(with_reply(asked)))
+    assert num_evicted >= 5
+    assert ("disk" in tiers) == on_disk
+
+
+@pytest.mark.parametrize("lost_features", [False, True], ids=["kept", "encoded again"])
+def test_a_start_inside_a_video_equals_cold(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, lost_features: bool
+) -> None:
+    """Long runs are cut inside a video too: the rest of it is computed behind a state that has seen half of it."""
+    monkeypatch.setattr("qwen35mm.prompt.build.cut_segments", functools.partial(cut_segments, max_run=64))
+    chat = Chat(loaded)
+    options = {"vision_bytes": 0} if lost_features else {}
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded, **options))
+    asked = turns(six_turns("video"))[2]
+    request = chat.request(asked)
+    inside = [index for index, s in enumerate(request.prompt.segments) if s.end == "run" and s.span_indices]
+    assert len(inside) >= 2
+    every_state = frozenset(range(len(request.prompt.segments)))
+    monkeypatch.setattr("qwen35mm.engine.prefill.states_to_keep", lambda *args, **options: every_state)
+    ask(engine, chat, asked)
+    for index in inside:
+        for segment in cached_segments(engine, request)[index + 1 :]:
+            if segment.state is not None:
+                engine.runtime.prefixes._states.drop(segment)
+        report = ask(engine, chat, asked).result.cache
+        assert report.num_cached_tokens == request.prompt.segments[index].stop
+        assert (report.num_encoded_units > 0) == lost_features
+        assert (report.num_cached_units > 0) != lost_features
+
+
+@pytest.mark.parametrize("harm", ["conv", "recurrent", "kv"])
+@torch.inference_mode()
+def test_the_comparison_sees_what_is_wrong_in_the_cache(loaded: LoadedModel, chat: Chat, harm: str) -> None:
+    """A test that can't fail proves nothing: a little damage in one place must change the logits."""
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    asked = turns(six_turns("images"))[2]
+    request = chat.request(asked)
+    serve(engine, request)
+    last = cached_segments(engine, request)[-1]
+    assert last.state is not None
+    if harm == "conv":
+        last.state.tensors["conv"].mul_(1.25)
+    elif harm == "recurrent":
+        last.state.tensors["recurrent"].mul_(1.25)
+    else:
+        pool = engine.runtime.pools.kv
+        assert last.blocks is not None
+        for keys, _ in pool._kv.values():
+            keys[last.blocks[-1] * pool.block_size + (last.stop - 1) % pool.block_size] *= -1
+    (answer,) = serve(engine, replace(request, id="harmed"))
+    assert answer.result.cache.num_cached_tokens == request.prompt.tail_start
+    assert not torch.equal(answer.logits[0], cold(loaded, request).logits[0])

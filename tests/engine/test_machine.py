@@ -1,0 +1,58 @@
+"""A random walk through everything that can happen to the engine: its replies are those of one that keeps nothing.
+
+Pools and budgets are so small that eviction, waiting and making room happen all the time; the last assertions see to it
+that they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.engine.exact import one_thread  # noqa: F401 - autouse
+from tests.engine.machine import EngineMachine
+from tests.engine.seen import seen
+
+OFTEN = {
+    "cancelled",
+    "copied a shared block",
+    "damaged a file",
+    "dropped a state",
+    "ended late",
+    "evicted a segment",
+    "finished after a restart",
+    "finished in company",
+    "hit device",
+    "hit disk",
+    "kept embeddings",
+    "moved a segment to the host",
+}
+# These have tests of their own in test_company.py; a short run may miss one.
+SELDOM = {"began again", "ended a commit for room", "hit host", "swapped a reply out", "waited for room"}
+
+
+def run_machine(max_examples: int, num_steps: int, must_happen: Collection[str]) -> None:
+    seen.clear()
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=num_steps,
+            deadline=None,
+            suppress_health_check=tuple(HealthCheck.__members__.values()),
+        ),
+    )
+    missing = [what for what in sorted(must_happen) if not seen[what]]
+    assert not missing, f"never: {missing}; counted: {dict(seen)}"
+
+
+def test_any_order_of_events_gives_the_uncached_replies() -> None:
+    run_machine(500, 16, OFTEN)
+
+
+@pytest.mark.slow
+def test_any_long_order_of_events_gives_the_uncached_replies() -> None:
+    run_machine(10_000, 50, OFTEN | SELDOM)

@@ -46,7 +46,8 @@ def test_without_options_everything_is_left_to_the_model_and_the_machine() -> No
 def test_every_option_arrives() -> None:
     given = (
         "--model m --dtype float32 --device cpu --context-length 4096 --slots 2 --batch-invariant "
-        "--max-image-tokens 10 --max-video-tokens 20 --max-frames 3 --fps 0.5 --kv-memory 1GiB --state-memory 500MB --cache-dir c "
+        "--max-image-tokens 10 --max-video-tokens 20 "
+        "--max-frames 3 --fps 0.5 --kv-memory 1GiB --state-memory 500MB --cache-dir c "
         "--no-disk-cache --cache-size 2G --loud why?"
     )
     options, own = parse(*given.split())

@@ -241,10 +241,10 @@ def small_pool(demo: LoadedModel, num_tokens: int) -> CacheSettings:
 
 
 def test_replies_make_room_for_each_other_and_lose_nothing(demo: LoadedModel, make_request: MakeRequest) -> None:
-    """Four replies that grow to 110 tokens each, in room for 192: the youngest wait in host memory meanwhile."""
-    params = SamplingParams(temperature=0.0, max_tokens=100)
+    """Four replies that grow to 230 tokens each, in room for 512: the youngest wait in host memory meanwhile."""
+    params = SamplingParams(temperature=0.0, max_tokens=220)
     requests = [make_request(Text(text), params=params) for text in ("hello", "who are you", "a", "b")]
-    engine = Engine(demo, EngineSettings(context_length=192), small_pool(demo, 192))
+    engine = Engine(demo, EngineSettings(context_length=512), small_pool(demo, 512))
     for request in requests:
         engine.add(request)
     outputs: list[StepOutput] = []
@@ -260,9 +260,9 @@ def test_replies_make_room_for_each_other_and_lose_nothing(demo: LoadedModel, ma
 
 
 def test_a_suspended_reply_can_be_cancelled(demo: LoadedModel, make_request: MakeRequest) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=100)
+    params = SamplingParams(temperature=0.0, max_tokens=220)
     requests = [make_request(Text(text), params=params) for text in ("hello", "who are you", "a")]
-    engine = Engine(demo, EngineSettings(context_length=192), small_pool(demo, 192))
+    engine = Engine(demo, EngineSettings(context_length=512), small_pool(demo, 512))
     for request in requests:
         engine.add(request)
     for _ in range(1000):

@@ -34,6 +34,10 @@ OFTEN = {
 SELDOM = {"began again", "ended a commit for room", "hit host", "swapped a reply out", "waited for room"}
 
 
+# An engine is made for every example, and its rules reject what makes no sense then.
+SLOW_ON_PURPOSE = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
+
+
 def run_machine(max_examples: int, num_steps: int, must_happen: Collection[str]) -> None:
     seen.clear()
     run_state_machine_as_test(
@@ -42,7 +46,7 @@ def run_machine(max_examples: int, num_steps: int, must_happen: Collection[str])
             max_examples=max_examples,
             stateful_step_count=num_steps,
             deadline=None,
-            suppress_health_check=tuple(HealthCheck.__members__.values()),
+            suppress_health_check=SLOW_ON_PURPOSE,
         ),
     )
     missing = [what for what in sorted(must_happen) if not seen[what]]

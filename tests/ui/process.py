@@ -9,6 +9,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+# Only reached where a test fails.
+PATIENCE_S = 60
+
 
 class PageProcess:
     """A command that serves the page on the bundled model; keeps everything that it writes under `folder`."""
@@ -23,6 +26,7 @@ class PageProcess:
             text=True,
             env={**inherited, **own, **environment},
             cwd=folder,
+            preexec_fn=_answer_signals,
         )
 
     def wait_for_url(self) -> str:
@@ -40,5 +44,15 @@ class PageProcess:
 
     def wait(self) -> tuple[int, str]:
         """The exit code and standard error of a process that ends by itself."""
-        _, errors = self._process.communicate()
+        try:
+            _, errors = self._process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
         return self._process.returncode, errors
+
+
+def _answer_signals() -> None:
+    # Whoever runs the tests in the background, or with nohup, has them ignored, and a child inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -9,6 +9,16 @@
     │   ├── QueueFullError      too many requests wait already
     │   └── RequestTimeoutError its time was over before it was done
     ├── EngineError             the engine failed in the middle of a request
+    ├── StorageError            kept conversations: a disk, a database or a file that can't be used
+    │   ├── NotFoundError       no such conversation, message, preset or file of this person
+    │   ├── ConversationDataError   messages or settings that aren't of the kept form; no tree
+    │   ├── FileTooLargeError   a file over its limit of bytes
+    │   └── ArchiveError        an archive of conversations that can't be imported or made
+    ├── DocumentError           a text or PDF file that can't be used
+    │   ├── EncryptedDocumentError  it is locked with a password
+    │   ├── DamagedDocumentError    it is cut off, damaged or of another kind than it seems
+    │   ├── DocumentTooLargeError   too many bytes, pages or characters
+    │   └── NoTextError             its pages are pictures
     └── MissingExtraError       an optional dependency isn't installed
 
     MediaError                  an image or a video (qwen35mm_preprocess.errors has its family)
@@ -22,17 +32,27 @@ from __future__ import annotations
 from qwen35mm_preprocess.errors import MediaError
 
 __all__ = [
+    "ArchiveError",
     "CheckpointError",
     "ConfigError",
     "ContextTooLongError",
+    "ConversationDataError",
+    "DamagedDocumentError",
+    "DocumentError",
+    "DocumentTooLargeError",
+    "EncryptedDocumentError",
     "EngineError",
+    "FileTooLargeError",
     "MediaError",
     "MissingExtraError",
+    "NoTextError",
+    "NotFoundError",
     "PromptError",
     "QueueFullError",
     "Qwen35mmError",
     "RequestError",
     "RequestTimeoutError",
+    "StorageError",
 ]
 
 
@@ -70,6 +90,46 @@ class RequestTimeoutError(RequestError):
 
 class EngineError(Qwen35mmError):
     """The engine failed while it worked on a request; other requests go on."""
+
+
+class StorageError(Qwen35mmError):
+    """Kept conversations can't be read or written: a full or failing disk, a damaged or foreign database."""
+
+
+class NotFoundError(StorageError):
+    """This person has no such conversation, message, preset or file; somebody else's is not found either."""
+
+
+class ConversationDataError(StorageError):
+    """A message or a setting that isn't of the kept form, or messages that form no tree."""
+
+
+class FileTooLargeError(StorageError):
+    """A file has more bytes than are allowed."""
+
+
+class ArchiveError(StorageError):
+    """An archive of conversations that is damaged, hostile, too large or of another version."""
+
+
+class DocumentError(Qwen35mmError):
+    """A text or PDF file that can't be used."""
+
+
+class EncryptedDocumentError(DocumentError):
+    """A PDF that opens with a password only."""
+
+
+class DamagedDocumentError(DocumentError):
+    """A document that is cut off, damaged, or of another kind than it seems."""
+
+
+class DocumentTooLargeError(DocumentError):
+    """A document with more bytes, pages or characters than are allowed."""
+
+
+class NoTextError(DocumentError):
+    """A PDF without text: its pages are pictures, and can be used as such."""
 
 
 class MissingExtraError(Qwen35mmError):

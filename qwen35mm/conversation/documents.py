@@ -1,0 +1,297 @@
+"""Text and PDF files as context of a message: what a file is, its text, its pages as pictures.
+
+PDFium is native code that isn't safe among threads and reads whatever a person was sent, so it runs in a child
+process (pdf_worker) with a limit on memory and time: a file that breaks it ends in an error here.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from PIL import Image
+
+from qwen35mm.errors import (
+    DamagedDocumentError,
+    DocumentError,
+    DocumentTooLargeError,
+    EncryptedDocumentError,
+    NoTextError,
+)
+
+MAX_PDF_BYTES = 200 * 2**20
+MAX_TEXT_CHARS = 4_000_000
+# For one answer of the child: a page, or the opening of the file.
+ANSWER_TIMEOUT_S = 60.0
+
+_HEAD_BYTES = 1 << 20
+_MAX_NAME_CHARS = 120
+_WORKER = Path(__file__).with_name("pdf_worker.py")
+_PDF_MAGIC = b"%PDF-"
+# Readers look for the mark within so many bytes.
+_PDF_MAGIC_REACH = 1024
+# Control characters that text has: tab, line ends, form feed, escape (logs with colours).
+_CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+_MAX_CONTROL_SHARE = 0.002
+# What PDFium writes for a hyphen at the end of a line.
+_LINE_HYPHEN = re.compile("[\x02\ufffe]\n?")
+
+
+@dataclass(frozen=True)
+class PdfText:
+    """The text of a PDF, page by page; a page that is a picture has none."""
+
+    pages: tuple[str, ...]
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.pages)
+
+
+def detect_document(path: Path, name: str) -> Literal["text", "pdf"] | None:
+    """What a file is, by its content; None if it is neither text nor PDF.
+
+    Args:
+        path: where it is kept.
+        name: what it was called. Decides one case only: text in which a PDF's mark stands behind other words.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(_PDF_MAGIC):
+        return "pdf"
+    is_text = _decoded(head, final=len(head) < _HEAD_BYTES) is not None
+    if _PDF_MAGIC in head[:_PDF_MAGIC_REACH] and (not is_text or name.lower().endswith(".pdf")):
+        return "pdf"
+    return "text" if is_text else None
+
+
+def read_text(path: Path, *, max_bytes: int, name: str | None = None) -> str:
+    r"""The text of a file in UTF-8, or in UTF-16 with its byte order mark; line ends are "\n".
+
+    Args:
+        max_bytes: the file's largest size.
+        name: what the file is called in messages; its own name if None.
+
+    Raises:
+        DocumentTooLargeError: it has more bytes.
+        DamagedDocumentError: it isn't text.
+        DocumentError: it is empty.
+        OSError: it can't be read.
+    """
+    name = _shown(name or path.name)
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise DocumentTooLargeError(
+            f"{name} is larger than {_size(max_bytes)}, the most that fits. Send the part of it that matters."
+        )
+    text = _decoded(data, final=True)
+    if text is None:
+        raise DamagedDocumentError(
+            f"{name} isn't text: it was expected to be UTF-8, and has bytes that no text has. "
+            "Save it as plain text in UTF-8, or as PDF."
+        )
+    if not text.strip():
+        raise DocumentError(f"{name} is empty.")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_pdf_text(path: Path, *, max_pages: int, name: str | None = None) -> PdfText:
+    """The text of all pages of a PDF.
+
+    Args:
+        max_pages: the most pages it may have.
+        name: what the file is called in messages; its own name if None.
+
+    Raises:
+        EncryptedDocumentError: it needs a password.
+        DocumentTooLargeError: too many bytes, pages or characters.
+        NoTextError: no page has text.
+        DamagedDocumentError: it can't be read.
+    """
+    name = _shown(name or path.name)
+    pages: list[str] = []
+    with _worker(path, name, {"task": "text", "max_pages": max_pages, "max_chars": MAX_TEXT_CHARS}) as answers:
+        num_pages = answers.header()["num_pages"]
+        if num_pages > max_pages:
+            raise DocumentTooLargeError(
+                f"{name} has {_pages(num_pages)}, and at most {max_pages:,} can be read. Send the pages that matter."
+            )
+        for _ in range(num_pages):
+            text = answers.header()["text"].replace("\r\n", "\n").replace("\r", "\n")
+            pages.append(_LINE_HYPHEN.sub("", text).replace("\0", ""))
+    if not any(page.strip() for page in pages):
+        raise NoTextError(f"{name} has no text: {_pages(num_pages)}, all of them pictures. Send its pages as pictures.")
+    return PdfText(tuple(pages))
+
+
+def render_pdf_pages(
+    path: Path, pages: Sequence[int], *, max_side: int = 1568, name: str | None = None
+) -> Iterator[Image.Image]:
+    """Pages of a PDF as RGB pictures, each drawn when it is asked for.
+
+    Args:
+        pages: indices from 0.
+        max_side: the longer side's most pixels. A small page is drawn at 300 dots an inch, and stays smaller.
+        name: what the file is called in messages; its own name if None.
+
+    Raises:
+        EncryptedDocumentError: it needs a password.
+        DocumentTooLargeError: too many bytes.
+        DocumentError: it has no such page.
+        DamagedDocumentError: it can't be drawn.
+    """
+    if not 1 <= max_side <= 16_384:
+        raise ValueError(f"max_side must be from 1 to 16384, not {max_side}")
+    name = _shown(name or path.name)
+    with _worker(path, name, {"task": "render", "pages": list(pages), "max_side": max_side}) as answers:
+        num_pages = answers.header()["num_pages"]
+        for index in pages:
+            if not 0 <= index < num_pages:
+                raise DocumentError(f"{name} has {_pages(num_pages)}, and no page {index + 1:,}.")
+        for _ in pages:
+            header = answers.header()
+            width, height, stride = (header[key] for key in ("width", "height", "stride"))
+            yield Image.frombytes("RGB", (width, height), answers.pixels(stride * height), "raw", "RGB", stride)
+
+
+def as_context(name: str, text: str) -> str:
+    """A document as the model reads it: its name, and its text between two fences of backticks.
+
+    The fences are longer than any row of backticks in the text, so the text can't end them; it is not changed.
+    """
+    longest = max((len(row) for row in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    end = "" if text.endswith("\n") else "\n"
+    return f"Document {_shown(name)}:\n{fence}\n{text}{end}{fence}\n"
+
+
+def _shown(name: str) -> str:
+    """A file's name within a line of words: no path, no control characters, no end to its quotation marks."""
+    name = re.split(r"[/\\]", name)[-1]
+    name = "".join(" " if not character.isprintable() or character in '"`' else character for character in name)
+    name = " ".join(name.split()) or "document"
+    return f'"{name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + "…"}"'
+
+
+def _pages(num_pages: int) -> str:
+    return f"{num_pages:,} page{'' if num_pages == 1 else 's'}"
+
+
+def _size(num_bytes: int) -> str:
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def _decoded(data: bytes, *, final: bool) -> str | None:
+    """`data` as text, or None; without `final` it may end within a character."""
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    decoder = codecs.getincrementaldecoder("utf-16" if is_utf16 else "utf-8-sig")()
+    try:
+        text = decoder.decode(data, final)
+    except UnicodeDecodeError:
+        return None
+    # Every other control character may be a slip of some program; many are a binary file.
+    if "\0" in text or len(_CONTROL.findall(text)) > _MAX_CONTROL_SHARE * len(text):
+        return None
+    return text
+
+
+class _Answers:
+    """What the child writes, read with a clock that ends the child."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
+        assert process.stdout is not None
+        self._process, self._name = process, name
+        self._out: IO[bytes] = process.stdout
+
+    def header(self) -> dict[str, Any]:
+        with self._clock():
+            line = self._out.readline()
+        if not line.endswith(b"\n"):
+            raise _error("crashed", self._name)
+        header = json.loads(line)
+        if "error" in header:
+            raise _error(header["error"], self._name)
+        return header
+
+    def pixels(self, num_bytes: int) -> bytes:
+        with self._clock():
+            data = self._out.read(num_bytes)
+        if len(data) != num_bytes:
+            raise _error("crashed", self._name)
+        return data
+
+    @contextmanager
+    def _clock(self) -> Iterator[None]:
+        timer = threading.Timer(ANSWER_TIMEOUT_S, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+@contextmanager
+def _worker(path: Path, name: str, work: dict[str, Any]) -> Iterator[_Answers]:
+    """A child process on one file; it is gone when the block ends."""
+    num_bytes = path.stat().st_size
+    if num_bytes > MAX_PDF_BYTES:
+        raise DocumentTooLargeError(
+            f"{name} has {_size(num_bytes)}, and a PDF may have {_size(MAX_PDF_BYTES)}. Send the pages that matter."
+        )
+    found = importlib.util.find_spec("pypdfium2")
+    if found is None or found.origin is None:
+        raise DocumentError(f"{name} can't be read here: PDF files need the package pypdfium2.")
+    # Isolated: neither this folder nor the environment says what the child imports.
+    process = subprocess.Popen(
+        [sys.executable, "-I", str(_WORKER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert process.stdin is not None
+        request = {**work, "path": str(path.resolve()), "packages": str(Path(found.origin).parent.parent)}
+        with suppress(BrokenPipeError):  # It ended before it read: its first answer, which is none, says so.
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.close()
+        yield _Answers(process, name)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _error(code: str, name: str) -> DocumentError:
+    if code == "encrypted":
+        return EncryptedDocumentError(f"{name} is locked with a password. Save a copy without one and send that.")
+    if code == "long":
+        return DocumentTooLargeError(
+            f"{name} has more than {MAX_TEXT_CHARS:,} characters of text. Send the pages that matter."
+        )
+    if code in ("memory", "crashed"):
+        return DamagedDocumentError(
+            f"{name} can't be read: it is damaged, or needs more memory or time than a PDF is given. "
+            "Save it anew from the program that made it, or send pictures of its pages."
+        )
+    return DamagedDocumentError(
+        f"{name} isn't a PDF that can be read: it is damaged or cut off. Save or download it again."
+    )

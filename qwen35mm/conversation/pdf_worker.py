@@ -1,0 +1,114 @@
+"""The child process in which PDFium runs, as a script: a crash, an endless loop or a bomb ends this process only.
+
+It imports nothing of qwen35mm. Standard input is one line of JSON: the file's path, the folder of pypdfium2, and the
+work. Standard output is one line of JSON for each page, followed by the pixels where pages are rendered
+(rows of `stride` bytes, RGB); an error is the line {"error": code}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+MEMORY_BYTES = 2**30
+CPU_S = 60
+# Points are 1/72 inch: no page is drawn finer than 300 dots an inch.
+MAX_SCALE = 300 / 72
+# FPDF_GetLastError
+_PASSWORD_CODES = (4, 5)
+
+
+class WorkError(Exception):
+    """Work that can't be done; its argument is a code that the parent knows."""
+
+
+def main() -> None:
+    work = json.loads(sys.stdin.readline())
+    # Nothing that a library prints may come between the answers.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _limit_process()
+    sys.path.append(work["packages"])
+    try:
+        answers = _texts(work) if work["task"] == "text" else _renderings(work)
+        for header, pixels in answers:
+            _answer(out, header, pixels)
+    except WorkError as error:
+        _answer(out, {"error": str(error)})
+    except MemoryError:
+        _answer(out, {"error": "memory"})
+    except Exception:
+        _answer(out, {"error": "damaged"})
+    out.flush()
+    # PDFium's own clean-up of a damaged file is work for nothing, and may crash.
+    os._exit(0)
+
+
+def _limit_process() -> None:
+    try:
+        import resource
+    except ImportError:  # Windows: the parent's clock is the only limit.
+        return
+    for kind, limit in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (limit, limit))
+
+
+def _answer(out: BinaryIO, header: dict[str, Any], pixels: Any = b"") -> None:
+    out.write(json.dumps(header).encode() + b"\n")
+    out.write(pixels)
+    out.flush()
+
+
+def _opened(work: dict[str, Any]) -> Any:
+    import pypdfium2
+
+    try:
+        return pypdfium2.PdfDocument(work["path"])
+    except pypdfium2.PdfiumError as error:
+        raise WorkError("encrypted" if error.err_code in _PASSWORD_CODES else "damaged") from error
+
+
+def _texts(work: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bytes]]:
+    document = _opened(work)
+    num_pages = len(document)
+    yield {"num_pages": num_pages}, b""
+    if num_pages > work["max_pages"]:
+        return
+    room = work["max_chars"]
+    for index in range(num_pages):
+        page = document[index]
+        text_page = page.get_textpage()
+        if text_page.count_chars() > room:
+            raise WorkError("long")
+        text = text_page.get_text_bounded()
+        room -= len(text)
+        yield {"text": text}, b""
+        text_page.close()
+        page.close()
+
+
+def _renderings(work: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+    document = _opened(work)
+    document.init_forms()
+    yield {"num_pages": len(document)}, b""
+    for index in work["pages"]:
+        page = document[index]
+        longest = max(page.get_size())
+        # Half a pixel less, because sizes are rounded up.
+        scale = min(MAX_SCALE, (work["max_side"] - 0.5) / longest)
+        bitmap = page.render(scale=scale, rev_byteorder=True)
+        header = {"width": bitmap.width, "height": bitmap.height, "stride": bitmap.stride}
+        if bitmap.n_channels != 3 or max(bitmap.width, bitmap.height) > work["max_side"]:
+            raise WorkError("damaged")
+        yield header, bitmap.buffer
+        bitmap.close()
+        page.close()
+
+
+if __name__ == "__main__":
+    main()

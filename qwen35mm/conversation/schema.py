@@ -1,0 +1,69 @@
+"""The database's tables. The format's version is the number of migrations; a new format appends one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_FIRST = (
+    """
+    CREATE TABLE conversations (
+        sequence INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        title TEXT NOT NULL,
+        created_s REAL NOT NULL,
+        updated_s REAL NOT NULL,
+        head TEXT,
+        first TEXT,
+        settings TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX conversations_by_owner ON conversations (owner, updated_s)",
+    # A chain of cascades may be 1,000 long in SQLite, a conversation longer: a subtree is deleted by its ids.
+    """
+    CREATE TABLE nodes (
+        sequence INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        conversation TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+        parent TEXT REFERENCES nodes (id) DEFERRABLE INITIALLY DEFERRED,
+        role TEXT NOT NULL,
+        created_s REAL NOT NULL,
+        text TEXT NOT NULL,
+        reasoning TEXT NOT NULL,
+        thinking_s REAL,
+        status TEXT NOT NULL,
+        error TEXT,
+        notes TEXT NOT NULL,
+        stats TEXT,
+        model TEXT
+    )
+    """,
+    "CREATE INDEX nodes_by_conversation ON nodes (conversation)",
+    "CREATE INDEX nodes_by_parent ON nodes (parent)",
+    """
+    CREATE TABLE attachments (
+        node TEXT NOT NULL REFERENCES nodes (id) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        digest TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        name TEXT NOT NULL,
+        num_bytes INTEGER NOT NULL,
+        plan TEXT,
+        PRIMARY KEY (node, position)
+    )
+    """,
+    "CREATE INDEX attachments_by_digest ON attachments (digest)",
+    """
+    CREATE TABLE held (
+        owner TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        since_s REAL NOT NULL,
+        PRIMARY KEY (owner, digest)
+    )
+    """,
+    "CREATE INDEX held_by_digest ON held (digest)",
+    "CREATE TABLE presets (owner TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (owner, name))",
+    "CREATE TABLE preferences (owner TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL)",
+)
+
+MIGRATIONS: Final = (_FIRST,)

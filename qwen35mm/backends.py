@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import functools
 import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import (
     AsyncEngine,
-    CachedPrompt,
-    DeferredMedia,
     Engine,
     EngineSettings,
     Event,
     Finished,
     MediaPlanned,
-    Progress,
     Request,
     Retain,
     TextDelta,
 )
 from qwen35mm.model import LoadedModel, load
-from qwen35mm.prompt import (
-    DEFAULT_MIN_SEGMENT,
-    Image,
-    Message,
-    Text,
-    Video,
-    build_history,
-    build_prompt,
-    iter_media,
-    pin_plans,
-)
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message, Text, pin_plans
+from qwen35mm.requests import RequestMaker, default_budget
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaProcessor, PreparedMedia
+from qwen35mm_preprocess import MediaBudget, MediaLimits
+
+__all__ = ["LocalBackend", "default_budget"]
 
 logger = logging.getLogger(__name__)
-
-Media = PreparedMedia | DeferredMedia
 
 
 class LocalBackend:
@@ -79,17 +64,11 @@ class LocalBackend:
         min_segment: int = DEFAULT_MIN_SEGMENT,
     ) -> None:
         self.loaded = loaded
-        self.media = MediaProcessor(
-            loaded.image_processing,
-            loaded.video_processing,
-            budget=budget or default_budget(loaded.model.device),
-            limits=limits or MediaLimits(),
-            cache_bytes_per_token=loaded.config.kv_bytes_per_token(loaded.model.dtype),
-        )
+        self._requests = RequestMaker(loaded, budget=budget, limits=limits, min_segment=min_segment)
+        self.media = self._requests.media
         self.engine = AsyncEngine(lambda background: Engine(loaded, settings, cache, background=background))
         self.context_length = self.engine.context_length
         self._commit_history = commit_history
-        self._min_segment = min_segment
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-history")
         self._commits: set[Future[None]] = set()
 
@@ -120,6 +99,7 @@ class LocalBackend:
         retain: Retain = "conversation",
         tenant: str | None = None,
         timeout_s: float | None = None,
+        continue_reply: bool = False,
     ) -> AsyncIterator[Event]:
         """Answers the last message.
 
@@ -136,6 +116,7 @@ class LocalBackend:
             tenant: whose words and media these are: nothing of them is ever found for another tenant. The system
                 message counts as everybody's.
             timeout_s: the most that this may take.
+            continue_reply: the last message is a reply that ended early; what comes is the rest of its text.
 
         Yields:
             Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the
@@ -144,38 +125,35 @@ class LocalBackend:
         Raises:
             MediaError, PromptError, RequestError, EngineError: with a message for a person.
         """
-        arrival_s = time.monotonic()
         params = params or self.loaded.generation
-        thinking = self._thinks(params, enable_thinking)
-        media: list[Media] = []
-        async for item in self._read_media(messages):
-            if isinstance(item, Progress):
+        thinking = self._requests.thinks(params, enable_thinking)
+        request: Request | None = None
+        making = self._requests.make(
+            messages,
+            params,
+            thinking=thinking,
+            tools=tools,
+            conversation=conversation,
+            retain=retain,
+            tenant=tenant,
+            timeout_s=timeout_s,
+            continue_reply=continue_reply,
+        )
+        async with contextlib.aclosing(making) as items:
+            async for item in items:
+                if isinstance(item, Request):
+                    request = item
+                    continue
+                if isinstance(item, MediaPlanned):
+                    messages = pin_plans(messages, item.plans)
                 yield item
-            else:
-                media.append(item)
-        plans = tuple(medium.plan for medium in media)
-        if media:
-            yield MediaPlanned(plans, tuple(w for m in media if isinstance(m, PreparedMedia) for w in m.warnings))
-        prompt = await asyncio.to_thread(
-            build_prompt, messages, plans, enable_thinking=thinking, tools=tools, **self._prompt_options
-        )
-        request = Request(
-            prompt,
-            tuple(media),
-            retain,
-            conversation,
-            *_salt(tenant, prompt.system_stop),
-            params=params,
-            arrival_s=arrival_s,
-            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
-        )
-        del media
-        remember = functools.partial(
-            self._remember, pin_plans(messages, plans), conversation, thinking, tools, tenant, retain
-        )
+        assert request is not None, "the request is the last item"
+        before = messages[-1] if continue_reply else None
+        messages = messages[:-1] if before else messages
+        remember = functools.partial(self._remember, messages, conversation, thinking, tools, tenant, retain)
         events = self.engine.stream(request)
-        answer: list[str] = []
-        reasoning: list[str] = []
+        answer: list[str] = [before.text] if before else []
+        reasoning: list[str] = [before.reasoning or ""] if before else []
         stopped = True
         try:
             async for event in events:
@@ -183,7 +161,7 @@ class LocalBackend:
                     (reasoning if event.channel == "reasoning" else answer).append(event.text)
                 elif isinstance(event, Finished):
                     stopped = False
-                    remember(event.result.text, event.result.reasoning or None)
+                    remember("".join(answer), "".join(reasoning) or None)
                 yield event
         except Exception:
             stopped = False
@@ -192,6 +170,18 @@ class LocalBackend:
             await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
             if stopped:
                 remember("".join(answer), "".join(reasoning) or None)
+
+    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
+        """Tokens of the prompt that these messages become; media need no plan, and aren't decoded.
+
+        Raises:
+            MediaError, PromptError: the messages can't become a prompt.
+        """
+        return self._requests.count_tokens(messages, enable_thinking=enable_thinking)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that the cache holds, and its budgets: `kv_bytes`, `kv_budget_bytes`, and so `states` and `vision`."""
+        return self.engine.memory_use()
 
     def commit_history(
         self,
@@ -209,12 +199,10 @@ class LocalBackend:
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
         """
-        thinking = self._thinks(self.loaded.generation, enable_thinking)
-        media = [self._find_media(part) or self._prepare(part, None) for part in iter_media(messages)]
-        plans = [medium.plan for medium in media]
-        prompt = build_history(messages, plans, enable_thinking=thinking, tools=tools, **self._prompt_options)
-        salt, salt_from = _salt(tenant, prompt.system_stop)
-        self.engine.commit(CachedPrompt(prompt, tuple(media), "conversation", conversation, salt, salt_from))
+        thinking = self._requests.thinks(self.loaded.generation, enable_thinking)
+        self.engine.commit(
+            self._requests.history(messages, thinking=thinking, tools=tools, conversation=conversation, tenant=tenant)
+        )
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Blocks until no request, no history commit and no writing is left; False where the time was over first."""
@@ -228,21 +216,6 @@ class LocalBackend:
         """Ends the engine's thread; running streams end with an error, and the disk gets what it lacks."""
         self._committer.shutdown(cancel_futures=True)
         self.engine.close()
-
-    @property
-    def _prompt_options(self) -> dict[str, Any]:
-        loaded = self.loaded
-        return {
-            "tokenizer": loaded.tokenizer,
-            "template": loaded.template,
-            "config": loaded.config,
-            "min_segment": self._min_segment,
-        }
-
-    def _thinks(self, params: SamplingParams, enable_thinking: bool | None) -> bool:
-        if params.thinking_budget == 0:
-            return False
-        return self.loaded.template.default_enable_thinking if enable_thinking is None else enable_thinking
 
     def _remember(
         self,
@@ -275,59 +248,6 @@ class LocalBackend:
         self._commits.add(future)
         future.add_done_callback(self._commits.discard)
 
-    async def _read_media(self, messages: Sequence[Message]) -> AsyncIterator[Progress | Media]:
-        """Reads the media that have no plan yet, one after the other in a thread, with progress in between."""
-        loop = asyncio.get_running_loop()
-        abandoned = threading.Event()
-        for part in iter_media(messages):
-            deferred = self._find_media(part)
-            if deferred is not None:
-                yield deferred
-                continue
-            updates: asyncio.Queue[Progress | None] = asyncio.Queue()
-
-            def report(done: int, total: int, updates: asyncio.Queue[Progress | None] = updates) -> None:
-                if abandoned.is_set():
-                    raise _AbandonedError
-                loop.call_soon_threadsafe(updates.put_nowait, Progress("read", done, total))
-
-            reading = asyncio.ensure_future(asyncio.to_thread(self._prepare, part, report))
-            reading.add_done_callback(lambda _, updates=updates: updates.put_nowait(None))
-            try:
-                while (update := await updates.get()) is not None:
-                    yield update
-                yield await reading
-            finally:
-                abandoned.set() if not reading.done() else None
-
-    def _find_media(self, part: Image | Video) -> DeferredMedia | None:
-        """The medium by its plan alone, if that is complete and this model's; its pixels may never be asked for."""
-        plan = part.plan
-        if plan is None or plan.digest is None:
-            return None
-        processing = self.media.image_processing if plan.kind == "image" else self.media.video_processing
-        kind = "image" if isinstance(part, Image) else "video"
-        if plan.kind != kind or plan.processing != processing.fingerprint():
-            return None  # `prepare` has the words for it
-        return DeferredMedia(plan, functools.partial(self._prepare, part, None))
-
-    def _prepare(self, part: Image | Video, report: Callable[[int, int], None] | None) -> PreparedMedia:
-        kind = "image" if isinstance(part, Image) else "video"
-        return self.media.prepare(part.source, plan=part.plan, kind=kind, progress=report)
-
-
-def default_budget(device: torch.device) -> MediaBudget:
-    """What media may cost where nothing else is asked for: more on a GPU, which encodes them in no time."""
-    return MediaBudget.for_gpu() if device.type == "cuda" else MediaBudget.for_cpu()
-
-
-def _salt(tenant: str | None, system_stop: int) -> tuple[bytes, int]:
-    return (tenant or "").encode(), system_stop
-
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - time.monotonic(), 0)
-
-
-class _AbandonedError(Exception):
-    """Ends the reading of a medium whose request is gone."""

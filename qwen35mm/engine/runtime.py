@@ -13,6 +13,7 @@ from qwen35mm.cache import (
     CacheSettings,
     DiskStore,
     DiskTier,
+    MemoryPlan,
     PrefixCache,
     VisionCache,
     plan_memory,
@@ -49,6 +50,7 @@ class Runtime:
     vision: VisionCache
     disk: DiskTier | None
     background: Background
+    plan: MemoryPlan
 
     @property
     def model(self) -> Qwen35Model:
@@ -105,7 +107,23 @@ class Runtime:
             VisionCache(max_bytes=plan.vision_bytes, disk=disk),
             disk,
             background,
+            plan,
         )
+
+    def memory_use(self) -> dict[str, int]:
+        """Bytes that are held, and their budgets: `kv`, `states`, `vision`, each with `_bytes` and `_budget_bytes`.
+
+        Only reads counters: any thread may ask.
+        """
+        kv = self.pools.kv
+        return {
+            "kv_bytes": (kv.allocator.num_blocks - kv.allocator.num_free) * kv.block_bytes,
+            "kv_budget_bytes": self.plan.kv_bytes,
+            "states_bytes": self.prefixes.state_bytes,
+            "states_budget_bytes": self.plan.state_bytes,
+            "vision_bytes": self.vision.num_bytes,
+            "vision_budget_bytes": self.plan.vision_bytes,
+        }
 
 
 def _root(loaded: LoadedModel, piece_tokens: int, directory: Path) -> bytes:

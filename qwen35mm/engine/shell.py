@@ -82,6 +82,10 @@ class AsyncEngine:
         """Whether the engine has nothing to do: no request, no history commit, nothing to hand to the disk."""
         return self._idle.is_set()
 
+    def memory_use(self) -> dict[str, int]:
+        """Bytes that the cache holds, and its budgets; see `Runtime.memory_use`."""
+        return self._engine.runtime.memory_use()
+
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Blocks until the engine has nothing to do; False where the time was over first."""
         return self._idle.wait(timeout_s)

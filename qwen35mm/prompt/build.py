@@ -20,6 +20,9 @@ from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import MediaPlan
 
 TURN_START = "<|im_start|>"
+THINKING_START = "<think>"
+# As the family's templates write it between thinking and answer.
+THINKING_END = "\n</think>\n\n"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,7 @@ def build_prompt(
     tools: Sequence[Mapping[str, Any]] | None = None,
     enable_thinking: bool,
     add_generation_prompt: bool = True,
+    continue_reply: bool = False,
     min_segment: int = DEFAULT_MIN_SEGMENT,
     keep_video_marks: bool = False,
 ) -> Prompt:
@@ -75,6 +79,7 @@ def build_prompt(
         messages: the conversation.
         media: the plans of its images and videos, in order of appearance.
         tools: definitions of functions, in OpenAI's form.
+        continue_reply: the last message is a reply that ended early; the prompt ends with its text, not with its end.
         min_segment: no segment is shorter (tokens).
         keep_video_marks: whether a video keeps the `<|vision_start|>` and `<|vision_end|>` that the template writes
             around it, outside those of its temporal patches. The family's first reference code (transformers 4.57)
@@ -83,8 +88,22 @@ def build_prompt(
     Raises:
         PromptError: the messages can't become a prompt; says why.
     """
+    so_far = None
+    if continue_reply:
+        if not messages or messages[-1].role != "assistant" or not messages[-1].text or messages[-1].tool_calls:
+            raise PromptError("Only a conversation that ends with the text of a reply can be continued there.")
+        *messages, so_far = messages
     ids, spans = _encode(
-        messages, media, tokenizer, template, config, tools, enable_thinking, add_generation_prompt, keep_video_marks
+        messages,
+        media,
+        tokenizer,
+        template,
+        config,
+        tools,
+        enable_thinking,
+        add_generation_prompt or continue_reply,
+        keep_video_marks,
+        so_far,
     )
     return _prompt(messages, ids, spans, tokenizer, config, min_segment, at_turn_end=False)
 
@@ -132,10 +151,11 @@ def _encode(
     enable_thinking: bool,
     add_generation_prompt: bool,
     keep_video_marks: bool,
+    so_far: Message | None = None,
 ) -> tuple[np.ndarray, tuple[Span, ...]]:
     check_conversation(messages)
     _check_media(messages, media)
-    texts = [template.source, *_outside_texts(messages, tools)]
+    texts = [template.source, *_outside_texts([*messages, *([so_far] if so_far else [])], tools)]
     stand_ins = StandIns(tokenizer.control_first_chars, texts)
     try:
         rendered = template.render(
@@ -146,6 +166,10 @@ def _encode(
         )
     except PromptError as error:
         raise PromptError(stand_ins.restore(str(error))) from error
+    if so_far is not None:
+        if rendered.rstrip().endswith(THINKING_START):
+            rendered += stand_ins.hide(so_far.reasoning or "") + THINKING_END
+        rendered += stand_ins.hide(so_far.text)
     return lay_out(
         rendered,
         media,

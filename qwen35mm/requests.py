@@ -1,0 +1,218 @@
+"""From a conversation to what an engine is asked: media read, the prompt built, whose words they are.
+
+The half of a backend that computes nothing. It knows no engine, so a process that must not hold one can use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import torch
+
+from qwen35mm.engine import CachedPrompt, DeferredMedia, MediaPlanned, Progress, Request, Retain
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import (
+    DEFAULT_MIN_SEGMENT,
+    Image,
+    Message,
+    Video,
+    build_history,
+    build_prompt,
+    iter_media,
+)
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaProcessor, PreparedMedia
+
+Media = PreparedMedia | DeferredMedia
+
+
+class RequestMaker:
+    """Makes requests for one loaded model.
+
+    Args:
+        loaded: the model.
+        budget: what media may cost; None takes the defaults of the model's device.
+        limits: what media are refused; None takes the defaults.
+        min_segment: fewest tokens between two places where a conversation is gone on from.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        budget: MediaBudget | None = None,
+        limits: MediaLimits | None = None,
+        min_segment: int = DEFAULT_MIN_SEGMENT,
+    ) -> None:
+        self._loaded = loaded
+        self._min_segment = min_segment
+        self.media = MediaProcessor(
+            loaded.image_processing,
+            loaded.video_processing,
+            budget=budget or default_budget(loaded.model.device),
+            limits=limits or MediaLimits(),
+            cache_bytes_per_token=loaded.config.kv_bytes_per_token(loaded.model.dtype),
+        )
+
+    def thinks(self, params: SamplingParams, enable_thinking: bool | None) -> bool:
+        """Whether the model thinks first: as asked, else as its template does by itself."""
+        if params.thinking_budget == 0:
+            return False
+        return self._loaded.template.default_enable_thinking if enable_thinking is None else enable_thinking
+
+    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
+        """Tokens of the prompt that `make` builds; a medium without a plan is planned for it, and not decoded.
+
+        Raises:
+            MediaError, PromptError: the messages can't become a prompt.
+        """
+        plans = [
+            part.plan or self.media.plan(part.source, kind="image" if isinstance(part, Image) else "video")
+            for part in iter_media(messages)
+        ]
+        thinking = self.thinks(self._loaded.generation, enable_thinking)
+        prompt = build_prompt(messages, plans, enable_thinking=thinking, **self._prompt_options)
+        return len(prompt.token_ids)
+
+    async def make(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        thinking: bool,
+        tools: Sequence[dict[str, Any]] | None = None,
+        conversation: str | None = None,
+        retain: Retain = "conversation",
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+        continue_reply: bool = False,
+    ) -> AsyncGenerator[Progress | MediaPlanned | Request, None]:
+        """Reads what has to be read, then gives the request as its last item; see `LocalBackend.stream`.
+
+        Raises:
+            MediaError, PromptError: with a message for a person.
+        """
+        arrival_s = time.monotonic()
+        media: list[Media] = []
+        async with contextlib.aclosing(self._read_media(messages)) as items:
+            async for item in items:
+                if isinstance(item, Progress):
+                    yield item
+                else:
+                    media.append(item)
+        plans = tuple(medium.plan for medium in media)
+        if media:
+            yield MediaPlanned(plans, tuple(w for m in media if isinstance(m, PreparedMedia) for w in m.warnings))
+        prompt = await asyncio.to_thread(
+            build_prompt,
+            messages,
+            plans,
+            enable_thinking=thinking,
+            tools=tools,
+            continue_reply=continue_reply,
+            **self._prompt_options,
+        )
+        yield Request(
+            prompt,
+            tuple(media),
+            retain,
+            conversation,
+            *_salt(tenant, prompt.system_stop),
+            params=params,
+            arrival_s=arrival_s,
+            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+        )
+
+    def history(
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool,
+        tools: Sequence[dict[str, Any]] | None = None,
+        conversation: str | None = None,
+        tenant: str | None = None,
+    ) -> CachedPrompt:
+        """A conversation that ends with a reply, as its next turn will see it. Media without a plan are read.
+
+        Raises:
+            MediaError, PromptError: the messages can't become a prompt.
+        """
+        media = [self.find(part) or self.media_of(part) for part in iter_media(messages)]
+        plans = [medium.plan for medium in media]
+        prompt = build_history(messages, plans, enable_thinking=thinking, tools=tools, **self._prompt_options)
+        salt, salt_from = _salt(tenant, prompt.system_stop)
+        return CachedPrompt(prompt, tuple(media), "conversation", conversation, salt, salt_from)
+
+    def find(self, part: Image | Video) -> DeferredMedia | None:
+        """The medium by its plan alone, if that is complete and this model's; its pixels may never be asked for."""
+        plan = part.plan
+        if plan is None or plan.digest is None:
+            return None
+        processing = self.media.image_processing if plan.kind == "image" else self.media.video_processing
+        kind = "image" if isinstance(part, Image) else "video"
+        if plan.kind != kind or plan.processing != processing.fingerprint():
+            return None  # `prepare` has the words for it
+        return DeferredMedia(plan, functools.partial(self.media_of, part))
+
+    def media_of(self, part: Image | Video, report: Callable[[int, int], None] | None = None) -> PreparedMedia:
+        """Reads a medium; by its plan, where it has one.
+
+        Raises:
+            MediaError: it can't be read.
+        """
+        kind = "image" if isinstance(part, Image) else "video"
+        return self.media.prepare(part.source, plan=part.plan, kind=kind, progress=report)
+
+    @property
+    def _prompt_options(self) -> dict[str, Any]:
+        loaded = self._loaded
+        return {
+            "tokenizer": loaded.tokenizer,
+            "template": loaded.template,
+            "config": loaded.config,
+            "min_segment": self._min_segment,
+        }
+
+    async def _read_media(self, messages: Sequence[Message]) -> AsyncGenerator[Progress | Media, None]:
+        """Reads the media that have no plan yet, one after the other in a thread, with progress in between."""
+        loop = asyncio.get_running_loop()
+        abandoned = threading.Event()
+        for part in iter_media(messages):
+            deferred = self.find(part)
+            if deferred is not None:
+                yield deferred
+                continue
+            updates: asyncio.Queue[Progress | None] = asyncio.Queue()
+
+            def report(done: int, total: int, updates: asyncio.Queue[Progress | None] = updates) -> None:
+                if abandoned.is_set():
+                    raise _AbandonedError
+                loop.call_soon_threadsafe(updates.put_nowait, Progress("read", done, total))
+
+            reading = asyncio.ensure_future(asyncio.to_thread(self.media_of, part, report))
+            reading.add_done_callback(lambda _, updates=updates: updates.put_nowait(None))
+            try:
+                while (update := await updates.get()) is not None:
+                    yield update
+                yield await reading
+            finally:
+                abandoned.set() if not reading.done() else None
+
+
+def default_budget(device: torch.device) -> MediaBudget:
+    """What media may cost where nothing else is asked for: more on a GPU, which encodes them in no time."""
+    return MediaBudget.for_gpu() if device.type == "cuda" else MediaBudget.for_cpu()
+
+
+def _salt(tenant: str | None, system_stop: int) -> tuple[bytes, int]:
+    return (tenant or "").encode(), system_stop
+
+
+class _AbandonedError(Exception):
+    """Ends the reading of a medium whose request is gone."""

@@ -1,0 +1,158 @@
+"""A checkpoint from the Hugging Face Hub into its cache, with progress, a way to stop, and no byte fetched twice.
+
+huggingface_hub throws a file away that is cut off, and tells of progress in pieces of 10 MB. So the files' contents
+are fetched here, beside its own, checked against the Hub's checksums and renamed; the folders around them it makes.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from qwen35mm.config import SUPPORTED_MODEL_TYPES
+from qwen35mm.errors import CheckpointError, Qwen35mmError
+from qwen35mm.model.load import HUB_PATTERNS
+from qwen35mm.model_library.hub_cache import cache_folder, repository_folder
+from qwen35mm.model_library.installed import is_family, is_hub_id
+from qwen35mm.model_library.transfer import Blob, DownloadCancelled, fetch
+
+__all__ = ["DownloadCancelled", "download"]
+
+# Left free beside the checkpoint, for the disk cache and everything else.
+_RESERVE_BYTES = 256 << 20
+
+OnProgress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class _RemoteFile:
+    path: str
+    blob: Blob
+
+
+def download(
+    hub_id: str,
+    *,
+    progress: OnProgress = lambda done, total, name: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Downloads what a checkpoint needs into the Hugging Face cache, or what is missing of it.
+
+    Args:
+        hub_id: such as `Qwen/Qwen3.5-2B`.
+        progress: called with bytes here so far and in all, over all files, and the name of the file in hand.
+        cancelled: asked at every piece that arrives; what is here stays for the next time.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        DownloadCancelled: `cancelled` said so.
+        CheckpointError: it can't be had; the message says why and what to do. What is here stays.
+    """
+    if not is_hub_id(hub_id):
+        raise CheckpointError(f"'{hub_id}' isn't a Hub id: expected an owner and a name, such as Qwen/Qwen3.5-2B.")
+    try:
+        return _download(hub_id, progress, cancelled)
+    except (Qwen35mmError, DownloadCancelled):
+        raise
+    except Exception as error:
+        raise _in_words(hub_id, error) from error
+
+
+def _download(hub_id: str, progress: OnProgress, cancelled: Callable[[], bool]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    revision, files = _list_files(hub_id)
+    blobs = repository_folder(hub_id) / "blobs"
+    blobs.mkdir(parents=True, exist_ok=True)
+    total = sum(file.blob.num_bytes for file in files)
+    here = {file.path: file.blob.bytes_here(blobs) for file in files}
+    missing = total - sum(here.values())
+    _check_disk(missing)
+    done = 0
+    # The small files first: what is wrong with the model is then known before its weights come.
+    for file in sorted(files, key=lambda file: file.blob.num_bytes):
+
+        def report(num_bytes: int, before: int = done, name: str = file.path) -> None:
+            progress(before + num_bytes, total, name)
+
+        fetch(hub_id, revision, file.path, file.blob, blobs, report, cancelled)
+        done += file.blob.num_bytes
+        if file.path == "config.json":
+            _check_family(hub_id, blobs / file.blob.name)
+    return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS))
+
+
+def _list_files(hub_id: str) -> tuple[str, list[_RemoteFile]]:
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(hub_id, files_metadata=True, timeout=20)
+    files = [
+        _RemoteFile(
+            file.rfilename,
+            Blob(file.lfs.sha256, file.lfs.size, "sha256")
+            if file.lfs is not None
+            else Blob(file.blob_id or "", file.size or 0, "git"),
+        )
+        for file in info.siblings or []
+        if any(fnmatchcase(file.rfilename, pattern) for pattern in HUB_PATTERNS)
+    ]
+    names = {file.path for file in files}
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        raise CheckpointError(
+            f"'{hub_id}' has no config.json with *.safetensors files on the Hub, so it can't be run here (GGUF files "
+            "and pickled weights can't be read). Choose the original checkpoint."
+        )
+    if not all(file.blob.name.isalnum() for file in files):
+        raise CheckpointError(f"The Hub lists '{hub_id}' without checksums, so it can't be checked. Try again later.")
+    return info.sha or "main", files
+
+
+def _check_family(hub_id: str, config: Path) -> None:
+    if not is_family(config):
+        raise CheckpointError(
+            f"'{hub_id}' is another kind of model: its config.json has no model_type "
+            f"{' or '.join(SUPPORTED_MODEL_TYPES)}. Choose a multimodal Qwen3.5 checkpoint."
+        )
+
+
+def _check_disk(missing_bytes: int) -> None:
+    free = shutil.disk_usage(cache_folder()).free
+    wanted = missing_bytes + (_RESERVE_BYTES if missing_bytes else 0)
+    if wanted > free:
+        raise CheckpointError(
+            f"The disk is too full: {missing_bytes / 2**30:,.2f} GiB are still to come, with {_RESERVE_BYTES >> 20} "
+            f"MiB to spare, and {free / 2**30:,.2f} GiB are free. Free another {(wanted - free) / 2**30:,.2f} GiB, "
+            "or name a folder on another disk in HF_HOME and start the program again."
+        )
+
+
+def _in_words(hub_id: str, error: Exception) -> CheckpointError:
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return CheckpointError(
+            f"'{hub_id}' asks for your consent: accept its terms on its page on huggingface.co, then log in with "
+            "`hf auth login`, and try again."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return CheckpointError(
+            f"The Hugging Face Hub has no model '{hub_id}'. Check the spelling; a private model needs `hf auth login`."
+        )
+    if isinstance(error, OfflineModeIsEnabled):
+        return CheckpointError("HF_HUB_OFFLINE is set, so nothing is downloaded. Unset it and start the program again.")
+    if isinstance(error, HfHubHTTPError) and getattr(error.response, "status_code", None) == 401:
+        return CheckpointError(f"The Hub refuses your token for '{hub_id}'. Log in again with `hf auth login`.")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CheckpointError("The disk is full. Free some space and start the download again: it goes on from here.")
+    if isinstance(error, PermissionError):
+        return CheckpointError("The Hugging Face cache can't be written to. Name another folder in HF_HOME.")
+    return CheckpointError(
+        f"'{hub_id}' couldn't be downloaded ({type(error).__name__}). Check the network and start it again: it goes on "
+        "from where it was."
+    )

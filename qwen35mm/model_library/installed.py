@@ -1,0 +1,153 @@
+"""Which models are on this machine, told from their small files alone: no weights are read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.config import SUPPORTED_MODEL_TYPES, ModelConfig
+from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm.model.shards import find_shards
+from qwen35mm.model_library.hub_cache import cached_models, snapshots
+
+# Folders whose children are checkpoints, separated as in PATH.
+FOLDERS_VARIABLE = "QWEN35MM_MODELS"
+
+
+@dataclass(frozen=True)
+class InstalledModel:
+    """A checkpoint of the Qwen3.5 family on this machine.
+
+    Attributes:
+        name: what to show: a folder's name or a Hub id.
+        source: what `BackendSwitch.switch` takes: a folder or a Hub id.
+        folder: where its files are.
+        num_bytes: of its weights on disk.
+        usable: whether its files are ones that we can load; whether memory allows it is another question.
+        reason: why not, for a person; None where it is usable.
+    """
+
+    name: str
+    source: str
+    folder: Path
+    num_bytes: int
+    usable: bool
+    reason: str | None = None
+
+
+def installed_models() -> list[InstalledModel]:
+    """The bundled demo, then the Hugging Face cache's models, then those of the folders in QWEN35MM_MODELS.
+
+    Other kinds of models and half downloaded ones are left out; a checkpoint of the family that can't be used is
+    listed with the reason. Nothing that is found on the disk raises an error.
+    """
+    found: dict[Path, InstalledModel] = {}
+    for model in (*_bundled(), *_from_cache(), *_from_folders()):
+        found.setdefault(model.folder, model)
+    return list(found.values())
+
+
+def find_model(source: str | Path) -> InstalledModel:
+    """The installed model that a folder or a Hub id stands for.
+
+    Raises:
+        CheckpointError: there is none; the message says whether it would have to be downloaded.
+    """
+    name = str(source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        model = _inspect(path, path.name, name, tell_damage=True)
+        if model is None:
+            raise CheckpointError(
+                f"'{path.name}' holds no Qwen3.5 checkpoint that can be read: a config.json with model_type "
+                f"{' or '.join(SUPPORTED_MODEL_TYPES)} is expected."
+            )
+        return model
+    if not is_hub_id(name):
+        raise CheckpointError(
+            f"There is no folder '{path.name}', and it isn't a Hub id such as Qwen/Qwen3.5-2B either."
+        )
+    model = _best_snapshot(name)
+    if model is None:
+        raise CheckpointError(f"'{name}' isn't on this machine, or not completely: download it first.")
+    return model
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether this may be the name of a model on the Hub, as `Qwen/Qwen3.5-2B` is."""
+    owner, _, model = name.partition("/")
+    allowed = all(part.isascii() and part.replace("-", "").replace("_", "").replace(".", "").isalnum()
+                  for part in (owner, model))  # fmt: skip
+    return allowed and not name.startswith((".", "-")) and ".." not in name and "--" not in name
+
+
+def _bundled() -> Iterator[InstalledModel]:
+    try:
+        folder = demo_model_path()
+    except ConfigError:
+        return
+    model = _inspect(folder, folder.name, str(folder), tell_damage=True)
+    if model is not None:
+        yield model
+
+
+def _from_cache() -> Iterator[InstalledModel]:
+    for hub_id in cached_models():
+        model = _best_snapshot(hub_id)
+        if model is not None:
+            yield model
+
+
+def _best_snapshot(hub_id: str) -> InstalledModel | None:
+    found = (_inspect(folder, hub_id, hub_id, tell_damage=False) for folder in snapshots(hub_id))
+    return next((model for model in found if model is not None), None)
+
+
+def _from_folders() -> Iterator[InstalledModel]:
+    for name in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep):
+        if not name.strip():
+            continue
+        folder = Path(name.strip()).expanduser()
+        try:
+            children = [folder, *sorted(folder.iterdir())]
+        except OSError:
+            continue
+        for child in children:
+            model = _inspect(child, child.name, str(child), tell_damage=True)
+            if model is not None:
+                yield model
+
+
+def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> InstalledModel | None:
+    """None where this is no checkpoint of the family, or (unless `tell_damage`) an incomplete one."""
+    num_bytes = 0
+    try:
+        folder = folder.resolve()
+        if not is_family(folder / "config.json"):
+            return None
+        try:
+            shards = find_shards(folder)
+            num_bytes = sum(path.stat().st_size for path in shards)
+            if not (folder / "tokenizer.json").is_file():
+                raise CheckpointError("tokenizer.json is missing from the folder: get the checkpoint again.")
+        except CheckpointError as error:
+            return InstalledModel(name, source, folder, num_bytes, False, str(error)) if tell_damage else None
+        ModelConfig.from_pretrained(folder)
+    except (ConfigError, CheckpointError) as error:
+        return InstalledModel(name, source, folder, num_bytes, False, str(error))
+    except (OSError, ValueError, RuntimeError):  # unreadable folders, names with NUL, links in a circle
+        return None
+    return InstalledModel(name, source, folder, num_bytes, True)
+
+
+def is_family(config: Path) -> bool:
+    """Whether a config.json says that this is a model of the family; False where it can't be read."""
+    try:
+        data = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and data.get("model_type") in SUPPORTED_MODEL_TYPES

@@ -1,0 +1,53 @@
+"""How a backend is made, apart from its checkpoint: what stays the same when the model is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from qwen35mm.backends import LocalBackend
+from qwen35mm.cache import CacheSettings
+from qwen35mm.engine import EngineSettings
+from qwen35mm.model import LoadedModel, load
+from qwen35mm_preprocess import MediaBudget, MediaLimits
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """The arguments of `load` and of `LocalBackend`; see there."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    budget: MediaBudget | None = None
+    limits: MediaLimits | None = None
+    settings: EngineSettings = field(default_factory=EngineSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    commit_history: bool = True
+
+    def load(self, source: str | Path, *, name: str | None = None) -> LocalBackend:
+        """Loads a checkpoint and starts its engine; `name` is what to call it, if not as `load` does.
+
+        Raises:
+            Qwen35mmError: the checkpoint or a setting can't be used.
+        """
+        loaded = load(source, dtype=self.dtype, device=self.device)
+        return self.start(loaded if name is None else replace(loaded, name=name))
+
+    def start(self, loaded: LoadedModel) -> LocalBackend:
+        """Starts an engine on a model that is loaded already.
+
+        Raises:
+            ConfigError: a setting can't be used.
+        """
+        return LocalBackend(
+            loaded,
+            budget=self.budget,
+            limits=self.limits,
+            settings=self.settings,
+            cache=self.cache,
+            commit_history=self.commit_history,
+        )
+
+    def with_context(self, context_length: int | None) -> BackendOptions:
+        """The same with another context length; None leaves it to the model."""
+        return replace(self, settings=replace(self.settings, context_length=context_length))

@@ -1,0 +1,286 @@
+"""The backend that answers, behind one object that stays: what holds it needs no word of a change of model."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.backends import LocalBackend
+from qwen35mm.config import ModelConfig
+from qwen35mm.engine import Event
+from qwen35mm.errors import CheckpointError, EngineError, RequestError
+from qwen35mm.model import LoadedModel
+from qwen35mm.model_library.installed import InstalledModel, find_model
+from qwen35mm.model_library.memory import MemoryNeed, available_bytes, memory_need, stored_weights_bytes
+from qwen35mm.model_library.options import BackendOptions
+from qwen35mm.model_library.room import Available, largest_context, measure_room
+from qwen35mm.prompt import Message
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaProcessor
+
+logger = logging.getLogger(__name__)
+
+SwitchPhase = Literal["check", "wait", "close", "load", "restore"]
+OnProgress = Callable[[SwitchPhase], None]
+
+
+class BackendSwitch:
+    """Owns the running backend, and replaces it by one with another model or another context length.
+
+    It has what a page uses of a backend, and hands it on. All calls of `stream` and `switch` come from one event loop.
+
+    Args:
+        backend: the first one; from now on the switch closes it.
+        options: what it was made with, and what its successors are made with.
+        available: how much memory a device has free; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        backend: LocalBackend,
+        options: BackendOptions | None = None,
+        *,
+        available: Available = available_bytes,
+    ) -> None:
+        self._options = options or BackendOptions()
+        self._available = available
+        self._backend: LocalBackend | None = backend
+        self._last: LoadedModel = backend.loaded
+        self._media: MediaProcessor = backend.media
+        # The options are the same for every model, and so are what they lead to.
+        self._device, self._dtype = backend.loaded.model.device, backend.loaded.model.dtype
+        self._context_length = backend.context_length
+        self._num_streams = 0
+        self._idle: asyncio.Event | None = None
+        self._switched: asyncio.Event | None = None
+        self._closed = False
+
+    @property
+    def current(self) -> LocalBackend:
+        """The backend that answers now.
+
+        Raises:
+            EngineError: there is none: it was closed, or nothing could be loaded.
+        """
+        if self._backend is None:
+            raise EngineError("No model is loaded at the moment. Choose one, or start the program again.")
+        return self._backend
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The current model; between two models the last one, without its weights."""
+        return self._last
+
+    @property
+    def media(self) -> MediaProcessor:
+        return self._media
+
+    @property
+    def is_demo(self) -> bool:
+        return self._last.path == demo_model_path()
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    @property
+    def num_streams(self) -> int:
+        """Replies that are being written, or wait for a place."""
+        return self._num_streams
+
+    @property
+    def switching(self) -> bool:
+        """Whether a model is being changed."""
+        return self._switched is not None
+
+    def count_tokens(self, messages: Sequence[Message], **options: Any) -> int:
+        """The current backend's."""
+        return self.current.count_tokens(messages, **options)
+
+    def memory(self) -> dict[str, Any]:
+        """The current backend's."""
+        return self.current.memory()
+
+    async def stream(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[Event]:
+        """The current backend's `stream`; while a model is being changed it waits for the new one.
+
+        Raises:
+            EngineError: there is no model; besides what the backend raises.
+        """
+        while self._switched is not None:
+            await self._switched.wait()
+        events = self.current.stream(messages, params, **options)
+        self._num_streams += 1
+        try:
+            async for event in events:
+                yield event
+        finally:
+            try:
+                await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+            finally:
+                self._num_streams -= 1
+                if self._idle is not None and not self._num_streams:
+                    self._idle.set()
+
+    async def switch(
+        self,
+        source: str | Path | None = None,
+        *,
+        context_length: int | None = None,
+        when_busy: Literal["refuse", "wait"] = "refuse",
+        on_progress: OnProgress | None = None,
+    ) -> LocalBackend:
+        """Answers with another model, or with the same one and another context length.
+
+        Everything that can be checked is checked before the old backend is closed, and when the new one fails to load,
+        the old one comes back. Once begun it goes to its end, even if the caller is cancelled.
+
+        Args:
+            source: a folder or a Hub id that is installed; None keeps the model.
+            context_length: most tokens of a conversation; None leaves it to the model.
+            when_busy: whether replies in progress are a reason to refuse, or are waited for. New ones wait meanwhile.
+            on_progress: called in the event loop as each phase begins.
+
+        Raises:
+            CheckpointError, ConfigError: the model or the context can't be used; the message says why. The old
+                backend answers on.
+            RequestError: replies are in progress, or another model is being loaded.
+            EngineError: neither the new model nor the old one could be loaded.
+        """
+        if self._closed:
+            raise EngineError("The program is ending.")
+        if self._switched is not None:
+            raise RequestError("Another model is being loaded already: wait until it is there.")
+        if self._num_streams and when_busy == "refuse":
+            replies = "A reply is" if self._num_streams == 1 else f"{self._num_streams} replies are"
+            raise RequestError(f"{replies} being written: stop or wait, then change the model.")
+        self._switched = asyncio.Event()
+        report = on_progress or (lambda phase: None)
+        change = asyncio.ensure_future(self._change(source, context_length, report))
+        change.add_done_callback(self._end_switch)
+        return await asyncio.shield(change)
+
+    async def larger_context(self, limit: int | None = None) -> int | None:
+        """The largest context length above the current one that the model and the memory allow.
+
+        Args:
+            limit: the most that is wanted.
+        """
+        backend = self.current
+        return await asyncio.to_thread(largest_context, backend, self._options, limit, self._available)
+
+    def close(self) -> None:
+        """Closes the backend; what the disk cache lacks is written before this returns."""
+        self._closed = True
+        if self._backend is not None:
+            self._backend.close()
+
+    def _end_switch(self, change: asyncio.Future[Any]) -> None:
+        switched, self._switched = self._switched, None
+        assert switched is not None
+        switched.set()
+        if not change.cancelled():
+            change.exception()  # the caller may be gone
+
+    async def _change(self, source: str | Path | None, context_length: int | None, report: OnProgress) -> LocalBackend:
+        report("check")
+        options = self._options.with_context(context_length)
+        model = _installed(self._last) if source is None else await asyncio.to_thread(find_model, source)
+        same = self._backend is not None and model.folder == self._last.path
+        need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
+        if same and need.cache.context_length == self._context_length:
+            return self.current
+        await self._wait_for_replies(report)
+
+        # Beside the old one where both fit: it then answers on whatever happens. With the same weights only the
+        # engine is made again. Nothing here may refer to the old backend, or its memory stays.
+        kept = self.current.loaded if same else None
+        was_running = self._backend is not None
+        fits_beside = fits_beside and not same
+        if not fits_beside:
+            await self._close_old(report)
+        report("load")
+        try:
+            new = await asyncio.to_thread(_make, model, options, kept)
+        except BaseException:
+            if was_running and not fits_beside:
+                await self._restore(kept, report)
+            raise
+        if fits_beside:
+            await self._close_old(report)
+        self._options = options
+        return self._take(new)
+
+    async def _wait_for_replies(self, report: OnProgress) -> None:
+        if self._num_streams:
+            report("wait")
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+            self._idle = None
+
+    async def _close_old(self, report: OnProgress) -> None:
+        old, self._backend = self._backend, None
+        if old is None:
+            return
+        report("close")
+        # What a page shows of the model stays; its weights have to go.
+        self._last = replace(self._last, model=None)  # pyright: ignore[reportArgumentType]
+        await asyncio.to_thread(old.close)
+
+    async def _restore(self, kept: LoadedModel | None, report: OnProgress) -> None:
+        report("restore")
+        options = self._options.with_context(self._context_length)
+        try:
+            self._take(await asyncio.to_thread(_make, _installed(self._last), options, kept))
+        except Exception as error:
+            logger.exception("the model before could not be loaded again")
+            raise EngineError(
+                f"The new model can't be used, and '{self._last.name}' couldn't be loaded again. Choose another model, "
+                "or start the program again."
+            ) from error
+
+    def _take(self, backend: LocalBackend) -> LocalBackend:
+        self._backend, self._last, self._media = backend, backend.loaded, backend.media
+        self._context_length = backend.context_length
+        if self._closed:
+            backend.close()
+        return backend
+
+    def _check(self, model: InstalledModel, options: BackendOptions, *, keep_weights: bool) -> tuple[MemoryNeed, bool]:
+        """What it takes, and whether that fits beside the current one; raises where it doesn't fit at all."""
+        if not model.usable:
+            raise CheckpointError(f"'{model.name}' can't be used: {model.reason}")
+        room = measure_room(self._backend, self._options, self._device, self._available, keep_weights=keep_weights)
+        need = memory_need(
+            model.name,
+            ModelConfig.from_pretrained(model.folder),
+            0 if keep_weights else stored_weights_bytes(model.folder, self._dtype),
+            dtype=self._dtype,
+            device=self._device,
+            settings=options.settings,
+            cache=options.cache,
+            memory_bytes=room.after_bytes,
+        )
+        return need, room.beside_bytes is not None and need.total_bytes <= room.beside_bytes
+
+
+def _make(model: InstalledModel, options: BackendOptions, loaded: LoadedModel | None) -> LocalBackend:
+    # What was just closed holds itself in circles; its memory is wanted now.
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return options.load(model.folder, name=model.name) if loaded is None else options.start(loaded)
+
+
+def _installed(loaded: LoadedModel) -> InstalledModel:
+    return InstalledModel(loaded.name, str(loaded.path), loaded.path, 0, True)

@@ -1,0 +1,151 @@
+"""Downloads from a fake Hub: what comes, what is kept of what was cut off, and what is said when it can't come."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.errors import CheckpointError
+from qwen35mm.model_library import DownloadCancelled, download, find_model, installed_models, transfer
+from tests.model_library.fake_hub import COMMIT, HUB_ID, FakeHub
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_PAUSE_S", 0.0)
+
+
+def test_what_is_needed_comes_and_nothing_else(hub: FakeHub, hub_cache: Path) -> None:
+    hub.files["pytorch_model.bin"] = b"pickle"
+    seen: list[tuple[int, int, str]] = []
+    folder = download(HUB_ID, progress=lambda *args: seen.append(args))
+    assert folder.name == COMMIT
+    expected = {path.name for path in demo_model_path().iterdir()} - {"README.md"}
+    assert {path.name for path in folder.iterdir()} == expected
+    assert all((folder / name).read_bytes() == hub.files[name] for name in expected)
+    total = sum(len(hub.files[name]) for name in expected)
+    assert {row[1] for row in seen} == {total}
+    assert seen[-1] == (total, total, WEIGHTS)
+    done = [row[0] for row in seen]
+    assert done == sorted(done)
+    assert [model.source for model in installed_models()][1:] == [HUB_ID]
+    assert find_model(HUB_ID).folder == folder.resolve()
+
+
+def test_a_connection_that_is_cut_is_taken_up_where_it_ended(hub: FakeHub) -> None:
+    hub.cut_after = 2_000_000
+    folder = download(HUB_ID)
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert sum(hub.sent) == len(hub.files[WEIGHTS]), "no byte came twice"
+    assert hub.ranges[:2] == [None, "bytes=2000000-"]
+
+
+def test_a_server_that_knows_no_ranges_starts_again(hub: FakeHub, hub_cache: Path) -> None:
+    stop_at(1_000_000)(hub)
+    hub.ignore_ranges = True
+    assert (download(HUB_ID) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+def stop_at(num_bytes: int):
+    def run(hub: FakeHub) -> None:
+        done = [0]
+        with pytest.raises(DownloadCancelled):
+            download(HUB_ID, progress=lambda now, total, name: done.append(now), cancelled=lambda: done[-1] > num_bytes)
+        assert num_bytes < done[-1] < len(hub.files[WEIGHTS])
+
+    return run
+
+
+def test_what_came_before_a_stop_is_not_fetched_again(hub: FakeHub) -> None:
+    stop_at(1_000_000)(hub)
+    assert [model.source for model in installed_models()][1:] == [], "half a model isn't one"
+    hub.sent.clear()
+    first: list[int] = []
+    folder = download(HUB_ID, progress=lambda now, total, name: first.append(now) if name == WEIGHTS else None)
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert hub.ranges[-1] is not None
+    assert hub.sent[0] < len(hub.files[WEIGHTS]) - 500_000
+    assert first[0] > 500_000
+
+
+def test_a_second_download_fetches_nothing(hub: FakeHub) -> None:
+    download(HUB_ID)
+    hub.sent.clear()
+    download(HUB_ID)
+    assert hub.sent == []
+
+
+def test_damage_on_the_way_is_noticed(hub: FakeHub, hub_cache: Path) -> None:
+    stop_at(1_000_000)(hub)
+    (partial,) = hub_cache.rglob("*.incomplete")
+    partial.write_bytes(bytes(partial.stat().st_size))
+    with pytest.raises(CheckpointError, match=r"model.safetensors came damaged"):
+        download(HUB_ID)
+    assert (download(HUB_ID) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+def test_a_network_that_never_gives_a_byte_ends_in_words(hub: FakeHub) -> None:
+    hub.cut_after = 0
+    with pytest.raises(CheckpointError, match="Check the network and start it again"):
+        download(HUB_ID)
+
+
+def test_nobody_listening_ends_in_words(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(CheckpointError, match=r"couldn't be downloaded .* Check the network"):
+        download(HUB_ID)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ((404, "RepoNotFound"), "The Hugging Face Hub has no model"),
+        ((403, "GatedRepo"), "accept its terms .* `hf auth login`"),
+        ((401, ""), "hf auth login"),
+        ((500, ""), "Check the network"),
+    ],
+)
+def test_a_refusal_is_said_in_words(hub: FakeHub, status: tuple[int, str], words: str) -> None:
+    hub.status = status
+    with pytest.raises(CheckpointError, match=words) as raised:
+        download(HUB_ID)
+    assert "127.0.0.1" not in str(raised.value)
+
+
+def test_offline_is_said_to_be_a_setting(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
+        download(HUB_ID)
+
+
+def test_a_full_disk_is_told_before_anything_comes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 << 20))
+    with pytest.raises(CheckpointError, match=r"Free another 0\.16 GiB, or name a folder on another disk in HF_HOME"):
+        download(HUB_ID)
+    assert hub.sent == []
+
+
+def test_another_kind_of_model_is_refused_before_its_weights(hub: FakeHub) -> None:
+    hub.files["config.json"] = b'{"model_type": "llama"}'
+    with pytest.raises(CheckpointError, match="another kind of model"):
+        download(HUB_ID)
+    assert hub.sent == []
+
+
+def test_a_repository_without_safetensors_is_refused(hub: FakeHub) -> None:
+    hub.files["model.gguf"] = hub.files.pop(WEIGHTS)
+    with pytest.raises(CheckpointError, match="GGUF"):
+        download(HUB_ID)
+
+
+@pytest.mark.parametrize("name", ["", "model", "a/b/c", "../x", "a/..", "-a/b", "a b/c", "http://x/y"])
+def test_what_is_no_hub_id_is_told(name: str, hub_cache: Path) -> None:
+    with pytest.raises(CheckpointError, match="isn't a Hub id"):
+        download(name)

@@ -1,0 +1,186 @@
+"""Which models are found, from folders and caches in every state."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.errors import CheckpointError
+from qwen35mm.model_library import find_model, installed_models
+
+NUM_BYTES = 1 << 40
+
+
+def checkpoint(folder: Path, **config: Any) -> Path:
+    """A folder with the demo's files but for its weights, and `config` in config.json; None takes a key out."""
+    weights = "model.safetensors"
+    shutil.copytree(demo_model_path(), folder, ignore=shutil.ignore_patterns(weights))
+    data = json.loads((folder / "config.json").read_text())
+    changed = {key: value for key, value in {**data, **config}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(changed))
+    with (folder / weights).open("wb") as file:
+        file.truncate(NUM_BYTES)  # nothing but a hole: they are never read
+    return folder
+
+
+def cached(hub_cache: Path, hub_id: str, commit: str = "a" * 40, **config: Any) -> Path:
+    """A snapshot in the Hugging Face cache that `main` names; the weights are a link into blobs/."""
+    repository = hub_cache / f"models--{hub_id.replace('/', '--')}"
+    snapshot = checkpoint(repository / "snapshots" / commit, **config)
+    (repository / "blobs").mkdir(exist_ok=True)
+    (snapshot / "model.safetensors").replace(repository / "blobs" / "weights")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/weights")
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+    return snapshot
+
+
+def sources() -> list[str]:
+    """What is found besides the bundled demo."""
+    bundled, *others = installed_models()
+    assert (bundled.name, bundled.source, bundled.usable) == ("demo", str(demo_model_path()), True)
+    return [model.source for model in others]
+
+
+def test_the_cache_and_the_folders_are_found(hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = cached(hub_cache, "org/model")
+    mine = checkpoint(tmp_path / "mine" / "finetuned")
+    single = checkpoint(tmp_path / "single")
+    monkeypatch.setenv("QWEN35MM_MODELS", os.pathsep.join([str(tmp_path / "mine"), str(single), "", "/nowhere"]))
+    assert sources() == ["org/model", str(mine), str(single)]
+    found = find_model("org/model")
+    assert (found.folder, found.usable, found.reason) == (snapshot, True, None)
+    assert found.num_bytes == NUM_BYTES
+
+
+def test_a_model_is_listed_once(hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo").symlink_to(demo_model_path())
+    monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path))
+    assert sources() == []
+
+
+def test_a_quantised_one_is_listed_with_the_reason(hub_cache: Path) -> None:
+    cached(hub_cache, "org/model-fp8", quantization_config={"quant_method": "fp8"})
+    (model,) = installed_models()[1:]
+    assert not model.usable
+    assert "quantized (fp8)" in (model.reason or "")
+
+
+def test_the_snapshot_that_main_names_comes_first(hub_cache: Path) -> None:
+    for letter in "cab":
+        cached(hub_cache, "org/model", letter * 40)
+    (hub_cache / "models--org--model" / "refs" / "main").write_text("a" * 40)
+    assert find_model("org/model").folder.name == "a" * 40
+    (hub_cache / "models--org--model" / "snapshots" / ("a" * 40) / "model.safetensors").unlink()
+    assert find_model("org/model").folder.name in ("b" * 40, "c" * 40)
+
+
+def test_other_kinds_of_models_are_left_out(hub_cache: Path) -> None:
+    cached(hub_cache, "org/llama", model_type="llama")
+    cached(hub_cache, "org/nothing", model_type=None)
+    (hub_cache / "datasets--org--data").mkdir()
+    (hub_cache / "models--gpt2").mkdir()
+    (hub_cache / "version.txt").write_text("1")
+    assert sources() == []
+
+
+def damage_config(snapshot: Path) -> None:
+    (snapshot / "config.json").write_bytes(b"\xff{")
+
+
+def nest_config(snapshot: Path) -> None:
+    (snapshot / "config.json").write_text("[" * 100_000)
+
+
+def drop_blob(snapshot: Path) -> None:
+    (snapshot / "model.safetensors").resolve().unlink()
+
+
+def drop_tokenizer(snapshot: Path) -> None:
+    (snapshot / "tokenizer.json").unlink()
+
+
+def link_to_itself(snapshot: Path) -> None:
+    shutil.rmtree(snapshot)
+    snapshot.symlink_to(snapshot)
+
+
+def file_for_folder(snapshot: Path) -> None:
+    shutil.rmtree(snapshot.parent)
+    snapshot.parent.write_text("not a folder")
+
+
+def missing_shard(snapshot: Path) -> None:
+    (snapshot / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+    )
+
+
+def binary_ref(snapshot: Path) -> None:
+    (snapshot.parent.parent / "refs" / "main").write_bytes(b"\xff\xfe")
+    drop_blob(snapshot)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_config, nest_config, drop_blob, drop_tokenizer, link_to_itself, file_for_folder, missing_shard, binary_ref],
+)
+def test_a_damaged_or_incomplete_snapshot_is_left_out(hub_cache: Path, damage: Any) -> None:
+    snapshot = cached(hub_cache, "org/broken")
+    cached(hub_cache, "org/whole")
+    damage(snapshot)
+    assert sources() == ["org/whole"]
+    with pytest.raises(CheckpointError, match="isn't on this machine, or not completely: download it first"):
+        find_model("org/broken")
+
+
+def test_a_damaged_folder_that_a_person_named_is_listed_with_the_reason(
+    hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing_shard(checkpoint(tmp_path / "mine" / "half"))
+    monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "mine"))
+    (model,) = installed_models()[1:]
+    assert not model.usable
+    assert "model-00001-of-00002.safetensors" in (model.reason or "")
+
+
+def test_folders_that_may_not_be_read_are_passed_over(
+    hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(tmp_path / "mine" / "good")
+    checkpoint(tmp_path / "mine" / "secret")
+    monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "mine"))
+    read = Path.read_text
+
+    def refuse(path: Path, *args: Any, **options: Any) -> str:
+        if "secret" in path.parts:
+            raise PermissionError(13, "no")
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert sources() == [str(tmp_path / "mine" / "good")]
+
+
+def test_without_a_cache_there_is_the_demo(hub_cache: Path) -> None:
+    hub_cache.rmdir()
+    assert sources() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("/no/such/folder", "no folder 'folder'"), ("Qwen/Qwen3.5-2B", "download it first"), ("nonsense", "no folder")],
+)
+def test_what_isnt_there_is_said(hub_cache: Path, source: str, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        find_model(source)
+
+
+def test_a_folder_of_something_else_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no Qwen3.5 checkpoint"):
+        find_model(tmp_path)

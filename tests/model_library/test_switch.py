@@ -1,0 +1,293 @@
+"""Changing the model that answers: two copies of the bundled demo, and memory that a test gives."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import shutil
+import weakref
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.backends import LocalBackend
+from qwen35mm.cache import CacheSettings
+from qwen35mm.engine import EngineSettings, Event, Finished, TextDelta
+from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
+from qwen35mm.model_library import BackendOptions, BackendSwitch
+from qwen35mm.prompt import Message, Text
+from qwen35mm.sampling import SamplingParams
+
+QUESTION = [Message("user", (Text("What is in the picture?"),))]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+MIB = 1 << 20
+
+OPTIONS = BackendOptions(
+    dtype="float32",
+    device="cpu",
+    settings=EngineSettings(context_length=1024, slots=2),
+    cache=CacheSettings(kv_bytes=16 * MIB),
+)
+
+Make = Callable[..., BackendSwitch]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    """Makes a switch that has the demo; `available` is what the machine has free."""
+    made: list[BackendSwitch] = []
+
+    def make(available: int | None = 1 << 40, options: BackendOptions = OPTIONS) -> BackendSwitch:
+        made.append(BackendSwitch(options.load(demo_model_path()), options, available=lambda device: available))
+        return made[-1]
+
+    yield make
+    for switch in made:
+        switch.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """The demo's files under another name."""
+    return shutil.copytree(demo_model_path(), tmp_path / "other")
+
+
+async def answer(switch: BackendSwitch, params: SamplingParams = GREEDY) -> str:
+    events = [event async for event in switch.stream(QUESTION, params)]
+    assert isinstance(events[-1], Finished)
+    return events[-1].result.text
+
+
+async def first_words(switch: BackendSwitch) -> AsyncIterator[Event]:
+    """A reply in progress, whose first words are there."""
+    events = switch.stream(QUESTION, GREEDY)
+    async for event in events:
+        if isinstance(event, TextDelta):
+            break
+    return events
+
+
+async def test_it_answers_as_what_it_holds(make: Make) -> None:
+    switch = make()
+    assert (switch.loaded.name, switch.is_demo, switch.context_length) == ("demo", True, 1024)
+    assert switch.media is switch.current.media
+    alone = [event async for event in switch.current.stream(QUESTION, GREEDY)]
+    assert isinstance(alone[-1], Finished)
+    assert await answer(switch) == alone[-1].result.text != ""
+
+
+@pytest.mark.parametrize(
+    ("available", "phases"),
+    [(1 << 40, ["check", "load", "close"]), (0, ["check", "close", "load"]), (None, ["check", "close", "load"])],
+)
+async def test_another_model_takes_its_place(make: Make, other: Path, available: int | None, phases: list[str]) -> None:
+    """Where memory is plenty, the old one goes last."""
+    switch = make(available)
+    old, expected, seen = weakref.ref(switch.current), await answer(switch), []
+    new = await switch.switch(other, context_length=512, on_progress=seen.append)
+    assert seen == phases
+    assert switch.current is new
+    assert (switch.loaded.name, switch.is_demo, switch.context_length) == ("other", False, 512)
+    assert await answer(switch) == expected
+    gc.collect()
+    assert old() is None, "its memory is held"
+
+
+async def test_the_old_weights_are_gone_before_the_new_ones_come(
+    make: Make, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = make(0)
+    weights = weakref.ref(switch.current.loaded.model)
+    load, held = BackendOptions.load, []
+
+    def watch(self: BackendOptions, *args: object, **options: object) -> LocalBackend:
+        held.append(weights())
+        return load(self, *args, **options)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(BackendOptions, "load", watch)
+    await switch.switch(other)
+    assert held == [None]
+
+
+async def test_another_context_keeps_the_weights(make: Make) -> None:
+    switch = make(0)
+    model, old = switch.loaded.model, switch.current
+    expected = await answer(switch)
+    await switch.switch(context_length=2048)
+    assert switch.context_length == 2048
+    assert switch.current is not old
+    assert switch.loaded.model is model
+    assert await answer(switch) == expected
+
+
+async def test_nothing_to_change_changes_nothing(make: Make) -> None:
+    switch = make()
+    old = switch.current
+    assert await switch.switch(demo_model_path(), context_length=1024) is old
+
+
+async def test_the_disk_cache_is_written_before_another_model_comes(make: Make, other: Path, tmp_path: Path) -> None:
+    cache = CacheSettings(kv_bytes=16 * MIB, directory=tmp_path / "cache")
+    options = BackendOptions("float32", "cpu", settings=OPTIONS.settings, cache=cache)
+    switch = make(0, options)
+    messages = [Message("user", (Text("What is in the picture? " * 40),))]
+    async for _ in switch.stream(messages, GREEDY, conversation="a", retain="conversation"):
+        pass
+    await switch.switch(other)
+    await switch.switch(demo_model_path())
+    async for event in switch.stream(messages, GREEDY, conversation="a", retain="conversation"):
+        if isinstance(event, Finished):
+            assert event.result.cache.cached_from["disk"] > 0
+
+
+async def test_a_reply_in_progress_is_a_reason_to_refuse(make: Make, other: Path) -> None:
+    switch = make()
+    events = await first_words(switch)
+    with pytest.raises(RequestError, match="A reply is being written: stop or wait"):
+        await switch.switch(other)
+    assert switch.num_streams == 1
+    await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+    assert switch.num_streams == 0
+    await switch.switch(other)
+
+
+async def test_a_reply_in_progress_is_waited_for_and_the_next_one_waits(make: Make, other: Path) -> None:
+    switch = make()
+    events, waiting = await first_words(switch), asyncio.Event()
+    old = switch.current
+
+    def report(phase: str) -> None:
+        if phase == "wait":
+            waiting.set()
+
+    change = asyncio.ensure_future(switch.switch(other, when_busy="wait", on_progress=report))
+    await waiting.wait()
+    with pytest.raises(RequestError, match="Another model is being loaded already"):
+        await switch.switch(other)
+    later = asyncio.ensure_future(answer(switch))
+    last = [event async for event in events][-1]
+    assert isinstance(last, Finished), "the reply was written to its end"
+    assert not change.done()
+    assert switch.current is old
+    await change
+    assert switch.loaded.name == "other"
+    assert await later
+
+
+async def test_a_switch_goes_on_without_its_caller(make: Make, other: Path) -> None:
+    switch = make()
+    begun = asyncio.Event()
+    change = asyncio.ensure_future(switch.switch(other, on_progress=lambda phase: begun.set()))
+    await begun.wait()
+    change.cancel()
+    assert await answer(switch)
+    assert switch.loaded.name == "other"
+
+
+@pytest.mark.parametrize("available", [1 << 40, 0])
+async def test_a_model_that_fails_to_load_leaves_the_old_one(make: Make, other: Path, available: int) -> None:
+    (other / "chat_template.jinja").unlink()
+    switch = make(available)
+    expected, seen = await answer(switch), []
+    with pytest.raises(CheckpointError):
+        await switch.switch(other, on_progress=seen.append)
+    assert seen == (["check", "load"] if available else ["check", "close", "load", "restore"])
+    assert (switch.loaded.name, switch.context_length, switch.switching) == ("demo", 1024, False)
+    assert await answer(switch) == expected
+
+
+async def test_without_any_model_left_another_one_can_be_chosen(
+    make: Make, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = make(None)
+
+    def fail(*args: object, **options: object) -> LocalBackend:
+        raise CheckpointError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BackendOptions, "load", fail)
+        with pytest.raises(EngineError, match="'demo' couldn't be loaded again"):
+            await switch.switch(other)
+    with pytest.raises(EngineError, match="No model is loaded"):
+        await answer(switch)
+    assert switch.loaded.name == "demo", "the page still has something to show"
+    await switch.switch(other)
+    assert await answer(switch)
+
+
+async def test_what_can_be_known_before_is_said_before(make: Make, other: Path, tmp_path: Path) -> None:
+    switch = make(0)
+    old = switch.current
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").unlink()
+    (other / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    for source, context, error, words in [
+        (tmp_path / "gone", None, CheckpointError, "There is no folder 'gone'"),
+        ("Qwen/Qwen3.5-2B", None, CheckpointError, "download it first"),
+        (other, None, CheckpointError, r"'other' can't be used: .*quantized \(awq\)"),
+        (None, 10**9, ConfigError, "demo has 8,192"),
+        (None, 65_536, ConfigError, "demo has 8,192"),
+    ]:
+        seen: list[str] = []
+        with pytest.raises(error, match=words):
+            await switch.switch(source, context_length=context, on_progress=seen.append)
+        assert seen == ["check"]
+    assert switch.current is old
+
+
+async def test_too_little_memory_is_said_with_the_numbers(
+    make: Make, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.room.held_bytes", lambda device, planned: 0)
+    switch = make(20 * MIB)
+    with pytest.raises(ConfigError, match=r"other doesn't fit: weights take [\d.]+ MiB, KV .* 20\.0 MiB of memory"):
+        await switch.switch(other)
+    with pytest.raises(ConfigError, match=r"weights take .* Take a smaller model"):
+        await make(5 * MIB).switch(other)
+
+
+async def test_the_largest_context_is_the_planners(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.room.held_bytes", lambda device, planned: 0)
+    options = BackendOptions("float32", "cpu", settings=EngineSettings(context_length=256, slots=1))
+    longest = make().loaded.config.text.max_position_embeddings
+    assert await make(1 << 40, options).larger_context() == longest
+    assert await make(1 << 40, options).larger_context(512) == 512
+    assert await make(1 << 40, options).larger_context(256) is None
+    assert await make(0, options).larger_context() is None
+
+    limited = BackendOptions("float32", "cpu", settings=options.settings, cache=CacheSettings(kv_bytes=MIB))
+    switch = make(1 << 40, limited)
+    found = await switch.larger_context()
+    assert found is not None
+    assert 256 < found < longest
+    await switch.switch(context_length=found)
+    assert await answer(switch)
+    with pytest.raises(ConfigError):
+        await switch.switch(context_length=found + 64)
+
+
+async def test_after_the_end_nothing_is_loaded(make: Make, other: Path) -> None:
+    switch = make()
+    switch.close()
+    with pytest.raises(EngineError, match="ending"):
+        await switch.switch(other)
+
+
+def test_the_reserve_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from qwen35mm.model_library import memory
+
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  2097152 kB\n")
+    (tmp_path / "status").write_text("VmRSS:\t  1048576 kB\n")
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_OWN_MEMORY", tmp_path / "status")
+    monkeypatch.setattr(memory, "host_memory_bytes", lambda: 1 << 40)
+    cpu = torch.device("cpu")
+    assert memory.available_bytes(cpu) == (2 << 30) - memory.RESERVE_BYTES
+    monkeypatch.setattr(memory, "host_memory_bytes", lambda: 2 << 30)
+    assert memory.available_bytes(cpu) == (1 << 30) - memory.RESERVE_BYTES
+    (tmp_path / "meminfo").unlink()
+    assert memory.available_bytes(cpu) is None

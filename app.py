@@ -1,39 +1,65 @@
 """The chat page from a checkout, installed or not: `python app.py`, and a Hugging Face Space's entry point.
 
-QWEN35MM_MODEL names the model (a folder or a Hub id); without it the bundled demo answers. QWEN35MM_CACHE_DIR names the
-folder of the disk cache; without it that is the user's cache folder, and none at all where people share the page.
+Everything is set by environment variables; `qwen35mm.space.SpaceSettings` lists them. On ZeroGPU each reply is a GPU
+call of its own, elsewhere the model computes in this process.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Behind the script's own folder, in front of everything that is installed.
 sys.path[1:1] = [str(Path(__file__).resolve().parent / name) for name in ("kernels", "preprocess")]
 
 
 def main() -> None:
-    from qwen35mm.cli.folders import user_cache_folder
-    from qwen35mm.cli.options import ModelOptions
-    from qwen35mm.errors import Qwen35mmError
-    from qwen35mm.ui import is_shared, launch
+    from qwen35mm.errors import MediaError, Qwen35mmError
+    from qwen35mm.space import zero_gpu
 
-    host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
-    cache_dir = os.environ.get("QWEN35MM_CACHE_DIR")
-    options = ModelOptions(
-        model=os.environ.get("QWEN35MM_MODEL") or None, cache_dir=Path(cache_dir) if cache_dir else None
-    )
     try:
-        # What strangers say is nobody's to keep, and their caches can't be found again once their pages are gone.
-        backend = options.load(default_cache_dir=None if is_shared(host) else user_cache_folder())
-        try:
-            launch(backend, host=host, port=int(os.environ.get("GRADIO_SERVER_PORT", "7860")))
-        finally:
-            backend.close()
-    except Qwen35mmError as error:
+        # `spaces` comes before everything that might touch CUDA.
+        gpu = zero_gpu(os.environ)
+        from qwen35mm.ui import launch
+
+        with _open_backend(gpu) as (backend, options):
+            launch(backend, **options)
+    except (Qwen35mmError, MediaError) as error:
         sys.exit(f"qwen35mm: {error}")
+
+
+@contextlib.contextmanager
+def _open_backend(gpu: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    from qwen35mm.cli.folders import user_cache_folder
+    from qwen35mm.space import SpaceSettings, open_backend
+    from qwen35mm.ui import is_shared
+
+    settings = SpaceSettings.from_environment(os.environ, is_shared=is_shared)
+    with open_backend(settings, gpu, user_cache_dir=user_cache_folder()) as backend:
+        yield backend, settings.page_options()
+
+
+def __getattr__(name: str) -> Any:
+    """`demo`, for what imports this file to find its Blocks: the model is loaded, and they are served, when it asks."""
+    if name != "demo":
+        raise AttributeError(f"module 'app' has no attribute {name!r}")
+    from qwen35mm.space import zero_gpu
+
+    gpu = zero_gpu(os.environ)
+    from qwen35mm.ui import serve
+
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    backend, options = stack.enter_context(_open_backend(gpu))
+    server = serve(backend, **options)
+    stack.callback(server.close)
+    globals()["demo"] = server.app
+    return server.app
 
 
 if __name__ == "__main__":

@@ -1,0 +1,273 @@
+"""The two sides of a GPU call in one process: what is asked for, what is kept, and what errors become."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qwen35mm.errors
+import qwen35mm_preprocess.errors
+from qwen35mm.backends import LocalBackend
+from qwen35mm.cache import CacheSettings
+from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, Result, TextDelta
+from qwen35mm.errors import ConfigError, EngineError, MediaError, QueueFullError, RequestError, RequestTimeoutError
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import Message, Text
+from qwen35mm.sampling import SamplingParams
+from qwen35mm.zero_gpu import DurationModel, ZeroGpuBackend
+from qwen35mm.zero_gpu.call import _failure
+from qwen35mm.zero_gpu.duration import MIN_DURATION_S
+from qwen35mm.zero_gpu.job import Failure, History, Item, Job, add_event
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+# Only reached where a test fails.
+PATIENCE_S = 30
+HELLO = [Message("user", (Text("hello"),))]
+
+
+class PickledCalls:
+    """Stands for `spaces.GPU` without a fork; everything is pickled on its way."""
+
+    def __init__(self) -> None:
+        self.durations: list[int] = []
+        self.num_bytes = 0
+        # What a call does before the child's first value and between two of them.
+        self.before: Callable[[], None] = lambda: None
+        self.closed = threading.Event()
+
+    def __call__(self, *, duration: Callable[[Job], int]) -> Callable[..., Any]:
+        def decorate(task: Callable[[Job], Iterator[tuple[Item, ...]]]) -> Callable[[Job], Iterator[Any]]:
+            def run(job: Job) -> Iterator[Any]:
+                self.durations.append(duration(job))
+                self.before()
+                content = pickle.dumps(job)
+                self.num_bytes += len(content)
+                values = task(pickle.loads(content))
+                try:
+                    for value in values:
+                        yield pickle.loads(pickle.dumps(value))
+                finally:
+                    values.close()  # pyright: ignore[reportAttributeAccessIssue]
+                    self.closed.set()
+
+            return run
+
+        return decorate
+
+
+@pytest.fixture
+def calls() -> PickledCalls:
+    return PickledCalls()
+
+
+async def collect(events: AsyncIterator[Event]) -> list[Event]:
+    async def read() -> list[Event]:
+        return [event async for event in events]
+
+    return await asyncio.wait_for(read(), PATIENCE_S)
+
+
+async def result_of(backend: ZeroGpuBackend, messages: list[Message], **options: Any) -> Result:
+    events = await collect(backend.stream(messages, GREEDY, **options))
+    assert isinstance(events[-1], Finished)
+    assert await asyncio.to_thread(backend.wait_idle, PATIENCE_S)
+    return events[-1].result
+
+
+def names(length: int) -> str:
+    return " ".join(f"name{number}" for number in range(length))
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_the_next_turn_finds_the_reply_only_if_the_call_went_on(
+    demo: LoadedModel, calls: PickledCalls, tmp_path: Path, commit: bool
+) -> None:
+    messages = [Message("user", (Text(names(40)),))]
+    results = []
+    for _ in range(2):
+        # A backend of its own each: what one call leaves to the next one is on disk.
+        cache = CacheSettings(directory=tmp_path)
+        backend = ZeroGpuBackend(demo, calls, cache=cache, commit_history=commit, min_segment=4)
+        results.append(await result_of(backend, messages, conversation="one"))
+        messages += [Message("assistant", (Text(results[-1].text),)), Message("user", (Text("go on"),))]
+    num_cached = [sum(result.cache.cached_from.values()) for result in results]
+    assert num_cached[0] == 0
+    assert (num_cached[1] > len(results[0].prompt_token_ids)) is commit
+
+
+async def test_a_continued_reply_goes_on_where_it_ended(demo: LoadedModel, calls: PickledCalls, tmp_path: Path) -> None:
+    question = Message("user", (Text("What is this?"),))
+    backend = ZeroGpuBackend(demo, calls, cache=CacheSettings(directory=tmp_path), min_segment=4)
+    whole = await result_of(backend, [question])
+    local = LocalBackend(demo)
+    half = Message("assistant", (Text(whole.text[: len(whole.text) // 2]),))
+    try:
+        events = await collect(local.stream([question, half], GREEDY, continue_reply=True))
+    finally:
+        local.close()
+    rest = await result_of(backend, [question, half], continue_reply=True)
+    assert isinstance(events[-1], Finished)
+    assert rest.token_ids == events[-1].result.token_ids
+    history = History((question,), half, False, None, None).ended_by(rest.text, "")
+    assert [message.text for message in history] == [question.text, half.text + rest.text]
+
+
+async def test_a_child_that_is_used_again_has_its_memory(
+    demo: LoadedModel, calls: PickledCalls, tmp_path: Path
+) -> None:
+    backend = ZeroGpuBackend(demo, calls, cache=CacheSettings(directory=tmp_path))
+    message = Message("user", (Text(names(200)),))
+    await result_of(backend, [message])
+    assert list((await result_of(backend, [message])).cache.cached_from) == ["device"]
+
+
+async def test_events_are_those_of_a_local_backend(demo: LoadedModel, calls: PickledCalls) -> None:
+    backend = ZeroGpuBackend(demo, calls)
+    events = await collect(backend.stream(HELLO, GREEDY))
+    assert events[0] == Progress("wait", 0, 0)
+    assert isinstance(events[-1], Finished)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == events[-1].result.text
+
+
+async def test_a_call_ends_before_its_gpu_is_taken_away(
+    demo: LoadedModel, calls: PickledCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen35mm.zero_gpu.child.RESERVE_S", float(MIN_DURATION_S))
+    with pytest.raises(RequestTimeoutError):
+        await collect(ZeroGpuBackend(demo, calls).stream(HELLO, GREEDY))
+
+
+async def test_a_newer_turn_ends_what_goes_on_behind_the_last_reply(
+    demo: LoadedModel, calls: PickledCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "has_work", True)  # such a call would never end by itself
+    monkeypatch.setattr("qwen35mm.zero_gpu.child.RESERVE_S", -1e6)
+    backend = ZeroGpuBackend(demo, calls)
+    await collect(backend.stream(HELLO, GREEDY, conversation="one"))
+    assert not calls.closed.is_set()
+    await collect(backend.stream(HELLO, GREEDY, conversation="one"))
+    assert calls.closed.is_set()
+    assert not backend.wait_idle(0)
+    await asyncio.to_thread(backend.close)
+    assert backend.wait_idle(0)
+
+
+async def test_no_more_calls_than_allowed_wait(demo: LoadedModel, calls: PickledCalls) -> None:
+    begun, lent = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert lent.wait(PATIENCE_S)
+
+    calls.before = wait
+    backend = ZeroGpuBackend(demo, calls, settings=EngineSettings(max_waiting=1))
+    first = asyncio.create_task(collect(backend.stream(HELLO, GREEDY)))
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    with pytest.raises(QueueFullError, match="1 requests"):
+        await collect(backend.stream(HELLO, GREEDY))
+    lent.set()
+    assert isinstance((await first)[-1], Finished)
+
+
+async def test_who_leaves_while_a_gpu_is_waited_for_is_not_kept_waiting(demo: LoadedModel, calls: PickledCalls) -> None:
+    begun, lent = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert lent.wait(PATIENCE_S)
+
+    calls.before = wait
+    backend = ZeroGpuBackend(demo, calls)
+    task = asyncio.create_task(collect(backend.stream(HELLO, GREEDY)))
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not calls.closed.is_set()
+    lent.set()
+    assert await asyncio.to_thread(calls.closed.wait, PATIENCE_S)
+
+
+async def test_a_call_that_ends_without_a_word_is_an_error(demo: LoadedModel) -> None:
+    def gpu(**_: Any) -> Any:
+        return lambda task: lambda job: (value for value in [(Progress("prefill", 1, 2),)])
+
+    with pytest.raises(EngineError, match="ended before"):
+        await collect(ZeroGpuBackend(demo, gpu).stream(HELLO, GREEDY))
+
+
+def error_classes() -> list[type[Exception]]:
+    modules = (qwen35mm.errors, qwen35mm_preprocess.errors)
+    return [getattr(module, name) for module in modules for name in module.__all__]
+
+
+@pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.__name__)
+def test_every_error_survives_the_pipe(kind: Any) -> None:
+    error = kind.__new__(kind, "in words")
+    came = pickle.loads(pickle.dumps(Failure.of(error))).error()
+    assert type(came) is kind
+    assert str(came) == "in words"
+
+
+class GradioError(Exception):
+    def __init__(self, title: str, message: str) -> None:
+        super().__init__(message)
+        self.title = title
+
+
+@pytest.mark.parametrize(
+    ("title", "message", "kind", "words"),
+    [
+        ("ZeroGPU quota exceeded", "You have ... left). Try again in 3:10:07. ", RequestError, "again in 3:10:07;"),
+        ("ZeroGPU quota exceeded", "Space app has reached its GPU limit. /srv", RequestError, "again later;"),
+        ("ZeroGPU queue timeout", "No GPU was available after 60s", QueueFullError, "in a moment"),
+        ("ZeroGPU client error", "No GPU was available", QueueFullError, "in a moment"),
+        ("ZeroGPU illegal duration", "The requested GPU duration (90s)", RequestError, "shorter answer"),
+        ("ZeroGPU worker error", "GPU task aborted", EngineError, "its time was over"),
+        ("ZeroGPU worker error", "/srv/RuntimeError", EngineError, "(GradioError)"),
+    ],
+)
+def test_zero_gpus_refusals_are_told_in_words(title: str, message: str, kind: type[MediaError], words: str) -> None:
+    failure = _failure(GradioError(title, message))
+    assert failure.kind is kind
+    assert words in failure.message
+    assert "/srv" not in failure.message
+
+
+def test_text_is_sent_in_as_few_pieces_as_it_has_channels() -> None:
+    batch: list[Item] = []
+    events = [TextDelta("a", "reasoning"), TextDelta("b", "reasoning"), TextDelta("c"), TextDelta("d")]
+    for event in events:
+        add_event(batch, event)
+    assert batch == [TextDelta("ab", "reasoning"), TextDelta("cd")]
+
+
+def test_the_duration_follows_the_work_within_bounds() -> None:
+    small = DurationModel(2 * 10**9, 4 * 10**9)
+    large = DurationModel(9 * 10**9, 18 * 10**9, max_duration_s=120)
+    assert small.estimate_s(100, 16) == MIN_DURATION_S
+    assert small.estimate_s(100, 16) < small.estimate_s(100, 800) < small.estimate_s(30_000, 800)
+    assert small.estimate_s(100, None) == small.estimate_s(100, 1024)
+    assert small.estimate_s(10**6, 10**6) == 60
+    assert small.estimate_s(5_000, 500) < large.estimate_s(5_000, 500) <= 120
+    with pytest.raises(ConfigError, match="at least 15"):
+        DurationModel(1, 1, max_duration_s=5)
+
+
+def test_a_context_that_the_model_lacks_is_refused_at_the_start(demo: LoadedModel, calls: PickledCalls) -> None:
+    with pytest.raises(ConfigError, match="8,193"):
+        ZeroGpuBackend(demo, calls, settings=EngineSettings(context_length=8193))
+
+
+def test_a_cache_folder_that_cannot_be_used_is_refused_at_the_start(
+    demo: LoadedModel, calls: PickledCalls, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError):
+        ZeroGpuBackend(demo, calls, cache=CacheSettings(directory=tmp_path / "file"))

@@ -9,6 +9,7 @@ import typer
 
 from qwen35mm.cli.ask import ask
 from qwen35mm.cli.chat import chat
+from qwen35mm.cli.desktop import desktop
 from qwen35mm.errors import MediaError, Qwen35mmError
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(chat)
+app.command()(desktop)
 app.command()(ask)
 
 

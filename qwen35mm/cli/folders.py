@@ -15,6 +15,23 @@ def user_cache_folder() -> Path | None:
         return None
 
 
+def user_data_folder() -> Path | None:
+    """The person's folder for what can't be made again, not made yet; None for a user without a home."""
+    try:
+        return _data() / "qwen35mm"
+    except RuntimeError:
+        return None
+
+
+def _data() -> Path:
+    if sys.platform == "win32":
+        return _caches()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support"
+    named = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return named if named.is_absolute() else Path.home() / ".local" / "share"
+
+
 def _caches() -> Path:
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA")

@@ -17,10 +17,9 @@ from qwen35mm.cli.sizes import parse_size
 from qwen35mm.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
-
     from qwen35mm.backends import LocalBackend
     from qwen35mm.cache.settings import CacheSettings
+    from qwen35mm.model_library import BackendOptions, BackendSwitch
     from qwen35mm_preprocess import MediaBudget
 
 logger = logging.getLogger(__name__)
@@ -29,6 +28,10 @@ DEMO_NOTE = (
     "This is the bundled demo model: it knows coloured shapes and nothing else. For a real one: --model Qwen/Qwen3.5-2B"
 )
 
+
+data_dir_option = typer.Option(
+    help="The folder that keeps conversations; your user's data folder without it.", envvar="QWEN35MM_DATA_DIR"
+)
 
 # The help shows them under these headings.
 _model = functools.partial(typer.Option, rich_help_panel="Model")
@@ -87,16 +90,24 @@ class ModelOptions:
         Raises:
             Qwen35mmError: the model or a setting can't be used.
         """
-        from qwen35mm.backends import LocalBackend
+        return self._backend_options(default_cache_dir).load(self.model or demo_model_path())
+
+    def load_switch(self, *, default_cache_dir: Path | None = None) -> BackendSwitch:
+        """As `load`, with a backend whose model can be changed while it runs. Raises what `load` does."""
+        from qwen35mm.model_library import BackendSwitch
+
+        options = self._backend_options(default_cache_dir)
+        return BackendSwitch(options.load(self.model or demo_model_path()), options)
+
+    def _backend_options(self, default_cache_dir: Path | None) -> BackendOptions:
         from qwen35mm.engine import EngineSettings
-        from qwen35mm.model import load
+        from qwen35mm.model_library import BackendOptions
 
         cache = self._cache_settings(default_cache_dir)
         given = _given(context_length=self.context_length, slots=self.slots, batch_invariant=self.batch_invariant)
-        settings = EngineSettings(**given)
-        loaded = load(self.model or demo_model_path(), dtype=self.dtype, device=self.device)
-        budget = self._media_budget(loaded.model.device)
-        return LocalBackend(loaded, budget=budget, settings=settings, cache=cache)
+        return BackendOptions(
+            self.dtype, self.device, budget=self._media_budget(), settings=EngineSettings(**given), cache=cache
+        )
 
     def _cache_settings(self, default_directory: Path | None) -> CacheSettings:
         from qwen35mm.cache import CacheSettings, DiskStore
@@ -118,16 +129,19 @@ class ModelOptions:
             return replace(cache, directory=None)
         return cache
 
-    def _media_budget(self, device: torch.device) -> MediaBudget:
-        from qwen35mm.backends import default_budget
+    def _media_budget(self) -> MediaBudget:
+        import torch
 
+        from qwen35mm.requests import default_budget
+
+        on_gpu = self.device.startswith("cuda") or (self.device == "auto" and torch.cuda.is_available())
         given = _given(
             max_image_tokens=self.max_image_tokens,
             max_video_tokens=self.max_video_tokens,
             max_frames=self.max_frames,
             fps=self.fps,
         )
-        return replace(default_budget(device), **given)
+        return replace(default_budget(torch.device("cuda" if on_gpu else "cpu")), **given)
 
 
 def with_model_options(command: Callable[..., None]) -> Callable[..., None]:

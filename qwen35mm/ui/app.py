@@ -1,113 +1,153 @@
-"""The page's layout: what is where, and which handler each event goes to."""
+"""The page: one component that assets/web draws, the stream of answers behind it, and the routes beside it."""
 
 from __future__ import annotations
 
-import html
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
 
 import gradio as gr
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from qwen35mm.assets import asset_path
-from qwen35mm.ui.examples import example_messages, load_samples
-from qwen35mm.ui.handlers import ChatHandlers
+from qwen35mm.conversation.store import ConversationStore
+from qwen35mm.model_library import BackendSwitch
+from qwen35mm.ui.api import Api
+from qwen35mm.ui.chats import Chats
+from qwen35mm.ui.examples import choose_examples, load_samples
+from qwen35mm.ui.files import Files
+from qwen35mm.ui.models import Models
+from qwen35mm.ui.people import People
 from qwen35mm.ui.protocol import ChatBackend
-from qwen35mm.ui.render import status_line
-from qwen35mm.ui.settings import add_settings
-from qwen35mm.ui.state import Conversation
+from qwen35mm.ui.replies import GRACE_S, Replies
+from qwen35mm.ui.settings import describe_settings
 from qwen35mm.ui.theme import ICON
 
 TITLE = "qwen35mm"
-# Chosen by type, so that a phone offers its camera and its gallery, and by name for what browsers know no type of.
-# What a file really is, the preprocessing finds out from its content.
-FILE_TYPES = ["image", "video", ".mkv", ".ts", ".avif"]
-MAX_TEXT_LENGTH = 1_000_000
-# Replies at work or in line at one time; the engine serves them in order.
-MAX_CONCURRENT_REPLIES = 32
+PREFIX = "/qwen35mm"
+# Pages that watch an answer at one time; the engine serves the answers in order.
+MAX_WATCHED = 64
 MAX_WAITING_EVENTS = 256
-# Uploads are copies in a temporary folder: looked over every hour, deleted after a week and when the server ends.
-DELETE_UPLOADS = (3600, 7 * 86400)
 
-WELCOME = "## Ask about pictures and videos\nAdd one below, or try an example."
-DEMO_BANNER = """
-<details class="banner">
-<summary><b>Demo model.</b> It knows coloured shapes in drawn pictures and short clips, and nothing else.</summary>
-<p>The model bundled with qwen35mm is small and trained from scratch on scenes that a program drew, so that everything
-can be tried without a download. It names shapes, their colours, places and number, and says how a shape moves or
-changes its colour. It doesn't know photographs, people, writing, or the world.</p>
-<p>For a real one, end this with Ctrl-C and start: <code>make chat MODEL=Qwen/Qwen3.5-2B</code></p>
-</details>
+_START = f"""
+import(new URL('.{PREFIX}/web/main.js', document.baseURI).href).then(({{ start }}) =>
+  start(element, (answers) => trigger('watch', {{ answers }}), (news) => watch('value', () => news(props.value))));
 """
 
 
-def build_app(backend: ChatBackend, *, shared: bool = False) -> gr.Blocks:
-    """The chat page over a backend; `launch` serves it with its theme and style.
+@dataclass(frozen=True)
+class Page:
+    """What the page consists of; see `build_app`."""
+
+    app: gr.Blocks
+    routes: list[BaseRoute]
+    chats: Chats
+    people: People
+
+
+@dataclass
+class _Watchers:
+    """What each open page was told last: two streams of one page must not overwrite each other's last word."""
+
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    streams: dict[str, int] = field(default_factory=dict)
+
+
+def build_app(
+    backend: ChatBackend,
+    store: ConversationStore,
+    *,
+    shared: bool = False,
+    username: Callable[[Mapping[str, str]], str | None] | None = None,
+    max_replies: int = 4,
+    max_waiting: int = MAX_WAITING_EVENTS,
+    grace_s: float = GRACE_S,
+) -> Page:
+    """The chat page over a backend; `serve` launches it.
 
     Args:
         backend: answers.
-        shared: whether strangers use the page too, so that each session needs a cache of its own.
+        store: keeps the conversations.
+        shared: whether strangers use the page too: each has own conversations, and a cache apart.
+        username: who a request's cookies are logged in as, where there is a login.
+        max_replies: a person's answers in progress at one time.
+        max_waiting: requests in line before more are refused.
+        grace_s: seconds after which an answer that no page watches any more is ended.
     """
-    examples = example_messages(load_samples())
-    # Shown from where they are: a copy in Gradio's shared cache goes when any other server on this machine ends.
-    gr.set_static_paths(asset_path("samples"))
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True, delete_cache=DELETE_UPLOADS) as app:
-        conversation = gr.State(Conversation())  # each session gets a copy
-        with gr.Row(elem_id="header", equal_height=True):
-            gr.HTML(_header(backend), elem_id="brand")
-            new_chat = gr.Button("New chat", size="sm", variant="secondary", scale=0, min_width=110, elem_id="new-chat")
-        if backend.is_demo:
-            gr.HTML(DEMO_BANNER, elem_id="banner")
-        chat = gr.Chatbot(
-            elem_id="chat",
-            show_label=False,
-            label="Conversation",
-            scale=1,
-            height=None,
-            layout="bubble",
-            placeholder=WELCOME,
-            examples=examples,  # pyright: ignore[reportArgumentType]
-            buttons=["copy"],
-            allow_file_downloads=False,
-            latex_delimiters=[
-                {"left": "$$", "right": "$$", "display": True},
-                {"left": "\\[", "right": "\\]", "display": True},
-                {"left": "\\(", "right": "\\)", "display": False},
+    replies = Replies(store, backend, grace_s=grace_s)
+    switch = backend if isinstance(backend, BackendSwitch) and not shared else None
+    chats = Chats(backend, store, replies, switch.larger_context if switch else None)
+    people = People(shared=shared, username=username, max_replies=max_replies)
+    examples = choose_examples(load_samples())
+
+    def describe() -> dict[str, Any]:
+        return {
+            "model": backend.loaded.name,
+            "is_demo": backend.is_demo,
+            "context_length": backend.context_length,
+            "settings": describe_settings(backend),
+            "models": models is not None,
+            "brand": f"{ICON}<span>{TITLE}</span>",
+            "examples": [
+                {"text": each.question, "kind": each.kind, "url": f".{PREFIX}/samples/{each.path.name}"}
+                for each in examples
             ],
-        )
-        status = gr.HTML(status_line(Conversation()), elem_id="status")
-        box = gr.MultimodalTextbox(
-            elem_id="box",
-            show_label=False,
-            label="Message",
-            placeholder="Ask about a picture or a video",
-            file_types=FILE_TYPES,
-            file_count="multiple",
-            max_lines=12,
-            max_plain_text_length=MAX_TEXT_LENGTH,
-            autofocus=True,
-            stop_btn=False,
-        )
-        settings = add_settings(backend)
-
-        # The chat has put the examples' files where it serves them from.
-        handlers = ChatHandlers(backend, examples, shared=shared)
-        drawn = [chat, status, box]
-        replies = {
-            "outputs": drawn,
-            "show_progress": "hidden",
-            "concurrency_limit": MAX_CONCURRENT_REPLIES,
-            "concurrency_id": "replies",
-            "api_visibility": "private",
         }
-        at_once = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
-        box.submit(handlers.send, [box, conversation, *settings], **replies)
-        chat.example_select(handlers.send_example, [conversation, *settings], **replies)
-        chat.retry(handlers.retry, [conversation, *settings], **replies)
-        box.stop(handlers.stop, conversation, None, **at_once)
-        # The chat has a button of its own that empties it, which the stylesheet hides.
-        gr.on([new_chat.click, chat.clear], handlers.new_chat, conversation, [chat, status], **at_once)
-    app.queue(max_size=MAX_WAITING_EVENTS)
-    return app
+
+    models = Models(switch) if switch else None
+    api = Api(chats, people, describe, examples, models)
+    files = Files(store, people, backend.media.limits)
+    watchers = _Watchers()
+
+    async def watch(event: gr.EventData, request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
+        person = people.person(request.cookies)
+        session = str(request.session_hash)
+        if person is None:
+            yield {}
+            return
+        answers = [str(each) for each in getattr(event, "answers", ())]
+        told = watchers.told.setdefault(session, {})
+        watchers.streams[session] = watchers.streams.get(session, 0) + 1
+        beat = 0
+        try:
+            async with aclosing(replies.watch(person.owner, answers)) as views:
+                async for view in views:
+                    told.update(view)
+                    beat += 1
+                    yield {"replies": dict(told), "beat": beat}
+        finally:
+            watchers.streams[session] -= 1
+            if not watchers.streams[session]:
+                watchers.told.pop(session, None)
+                watchers.streams.pop(session)
+
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True) as app:
+        page = gr.HTML({}, html_template="", js_on_load=_START, apply_default_css=False, elem_id="qwen35mm")
+        page.watch(
+            watch,
+            None,
+            page,
+            show_progress="hidden",
+            trigger_mode="multiple",
+            concurrency_limit=MAX_WATCHED,
+            api_visibility="private",
+        )
+    app.queue(max_size=max_waiting)
+    return Page(app, _routes(api, files), chats, people)
 
 
-def _header(backend: ChatBackend) -> str:
-    name = html.escape(backend.loaded.name)
-    return f'{ICON}<h1>{TITLE}</h1><span class="model" title="The model that answers">{name}</span>'
+def _routes(api: Api, files: Files) -> list[BaseRoute]:
+    routes: list[BaseRoute] = [
+        Route("/api/{name}", api.handle, methods=["POST"]),
+        Route("/upload", files.upload, methods=["POST"]),
+        Route("/pages", files.pdf_pages, methods=["POST"]),
+        Route("/import", files.take_in, methods=["POST"]),
+        Route("/export", files.export),
+        Route("/media/{digest}", files.media),
+        Route("/thumbnail/{digest}", files.thumbnail),
+        Mount("/web", StaticFiles(directory=asset_path("web"))),
+        Mount("/samples", StaticFiles(directory=asset_path("samples"))),
+    ]
+    return [Mount(PREFIX, routes=routes)]

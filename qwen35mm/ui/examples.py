@@ -37,13 +37,12 @@ def load_samples() -> list[Sample]:
     return [sample for sample in samples if sample.path.is_file()]
 
 
-def example_messages(samples: list[Sample]) -> list[dict[str, Any]]:
-    """NUM_EXAMPLES of them for `gr.Chatbot(examples=)`: pictures, then clips, half of each where there are enough."""
+def choose_examples(samples: list[Sample]) -> list[Sample]:
+    """NUM_EXAMPLES of them: pictures, then clips, half of each where there are enough."""
     images = [sample for sample in samples if sample.kind == "image"]
     videos = [sample for sample in samples if sample.kind == "video"]
     num_videos = min(len(videos), max(NUM_EXAMPLES // 2, NUM_EXAMPLES - len(images)))
-    chosen = images[: NUM_EXAMPLES - num_videos] + videos[:num_videos]
-    return [{"text": sample.question, "files": [str(sample.path)]} for sample in chosen]
+    return images[: NUM_EXAMPLES - num_videos] + videos[:num_videos]
 
 
 def _sample(folder: Path, entry: dict[str, Any]) -> Sample:

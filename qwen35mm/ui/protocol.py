@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from qwen35mm.engine.events import Event
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaProcessor
 
 
 class TemplateInfo(Protocol):
@@ -36,10 +37,17 @@ class ChatBackend(Protocol):
     def loaded(self) -> ModelInfo: ...
 
     @property
+    def media(self) -> MediaProcessor: ...
+
+    @property
     def is_demo(self) -> bool: ...
 
     @property
     def context_length(self) -> int: ...
+
+    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int: ...
+
+    def memory(self) -> dict[str, Any]: ...
 
     def stream(
         self,
@@ -50,4 +58,5 @@ class ChatBackend(Protocol):
         conversation: str | None = None,
         retain: Literal["conversation", "shared", "nothing"] = "conversation",
         tenant: str | None = None,
+        continue_reply: bool = False,
     ) -> AsyncIterator[Event]: ...

@@ -5,6 +5,8 @@ An answer is Markdown and may hold `![](https://...)`: loading that would tell a
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -33,6 +35,37 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
 )
+
+
+class OnlyThisMachine:
+    """ASGI middleware that answers nobody who calls this machine by another name.
+
+    A website could point a name of its own to 127.0.0.1, and would then be this page's origin.
+    """
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._is_called_by_its_name(scope):
+            await send({"type": "http.response.start", "status": 421, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"This page is for this machine: http://127.0.0.1"})
+            return
+        await self._app(scope, receive, send)
+
+    def _is_called_by_its_name(self, scope: Scope) -> bool:
+        hosts = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
+        return len(hosts) == 1 and _is_this_machine(re.sub(r":\d*$", "", hosts[0]))
+
+
+def _is_this_machine(name: str) -> bool:
+    if name.lower() == "localhost" or name == "[::1]":
+        return True
+    try:
+        # An address and nothing else: 127.0.0.1.example.org is anybody's name.
+        return ipaddress.IPv4Address(name).is_loopback
+    except ValueError:
+        return False
 
 
 class SecurityHeaders:

@@ -1,86 +1,156 @@
-"""The few settings of a chat, each starting at the checkpoint's own default."""
+"""The settings of a chat: plain JSON values from the page, checked, and what they mean for an answer."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-import gradio as gr
-from gradio.components import Component
+from typing import Any
 
 from qwen35mm.errors import ConfigError
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.ui.protocol import ChatBackend
+from qwen35mm_preprocess import MediaBudget
+
+MAX_SYSTEM_CHARS = 100_000
+
+
+@dataclass(frozen=True)
+class Field:
+    """A number that can be set; None leaves it to the checkpoint, or to the machine's defaults."""
+
+    low: float
+    high: float
+    step: float
+    label: str
+    hint: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers make sense."""
+        return self.step >= 1 and self.step == int(self.step)
+
+
+SAMPLING = {
+    "temperature": Field(0, 2, 0.05, "Temperature", "0 always takes the likeliest word."),
+    "top_p": Field(0.01, 1, 0.01, "Top p", "Keeps the likeliest words up to this share."),
+    "top_k": Field(0, 200, 1, "Top k", "Keeps this many words; 0 keeps all."),
+    "min_p": Field(0, 1, 0.01, "Min p", "Drops words less likely than this share of the likeliest."),
+    "presence_penalty": Field(-2, 2, 0.1, "Presence penalty", "Above 0 avoids words that were said already."),
+    "repetition_penalty": Field(0.5, 2, 0.05, "Repetition penalty", "Above 1 avoids all words that are in the chat."),
+}
+LENGTHS = {
+    "max_tokens": Field(1, 10**9, 1, "Longest answer", "In tokens, thinking included."),
+    "thinking_budget": Field(0, 10**9, 1, "Longest thinking", "In tokens; then it is ended and the answer begins."),
+    "seed": Field(0, 2**53 - 1, 1, "Seed", "The same seed repeats an answer."),
+}
+MEDIA = {
+    "max_frames": Field(1, 100_000, 1, "Frames of a video", "At most; fewer where the video is shorter."),
+    "fps": Field(0.01, 60, 0.01, "Frames a second"),
+    "max_image_tokens": Field(3, 10**6, 1, "Tokens of a picture", "At most; a larger picture is made smaller."),
+    "max_video_tokens": Field(3, 10**7, 1, "Tokens of a video", "At most; fewer frames first, then smaller ones."),
+}
+NUMBERS = {**SAMPLING, **LENGTHS, **MEDIA}
+NAMES = frozenset({*NUMBERS, "system", "thinking"})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the settings say, ready for the backend."""
+    """What a person set, checked. `values` holds only what differs from the defaults."""
 
-    params: SamplingParams
-    enable_thinking: bool
+    values: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, values: object) -> Settings:
+        """Checks what a page sent.
+
+        Raises:
+            ConfigError: a name is unknown, or a value is of the wrong type or out of range.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"Settings are an object of names and values; got {type(values).__name__}.")
+        unknown = sorted(str(name) for name in values if name not in NAMES)
+        if unknown:
+            raise ConfigError(f"There is no setting {_short(unknown[0])}; known are {', '.join(sorted(NAMES))}.")
+        return cls({name: _check(name, value) for name, value in values.items() if value is not None and value != ""})
+
+    @classmethod
+    def kept(cls, values: Mapping[str, Any]) -> Settings:
+        """What can be used of stored settings: an archive, or another version, may bring others."""
+        usable: dict[str, Any] = {}
+        for name, value in values.items():
+            with contextlib.suppress(ConfigError):
+                usable |= cls.read({name: value}).values
+        return cls(usable)
+
+    @property
+    def system(self) -> str:
+        """The system prompt; empty for none."""
+        return str(self.values.get("system", "")).strip()
+
+    def params(self, defaults: SamplingParams) -> SamplingParams:
+        """How to choose tokens, with a checkpoint's defaults where nothing is set."""
+        return defaults.with_overrides(**{name: self.values.get(name) for name in (*SAMPLING, *LENGTHS)})
+
+    def enable_thinking(self, default: bool) -> bool:
+        """Whether to think first."""
+        return bool(self.values.get("thinking", default))
+
+    def budget(self, default: MediaBudget) -> MediaBudget:
+        """What media may cost, with the machine's defaults where nothing is set."""
+        return replace(default, **{name: self.values[name] for name in MEDIA if name in self.values})
 
 
-def add_settings(backend: ChatBackend) -> list[Component]:
-    """Draws the settings; the components are inputs in the order that `read_settings` takes."""
+def describe_settings(backend: ChatBackend) -> dict[str, Any]:
+    """Ranges, words and defaults of the settings for a model, as JSON values for the page."""
     defaults = backend.loaded.generation
-    with gr.Accordion("Settings", open=False, elem_id="settings"), gr.Row(equal_height=True):
-        thinking = gr.Checkbox(
-            backend.loaded.template.default_enable_thinking,
-            label="Think first",
-            info="Slower, and better at hard questions.",
-        )
-        temperature = gr.Slider(
-            0.0,
-            2.0,
-            defaults.temperature,
-            step=0.05,
-            label="Temperature",
-            info="0: always the likeliest word.",
-        )
-        # Text boxes, because Gradio turns an empty number box into 0 when it is first shown.
-        max_tokens = gr.Textbox(
-            _shown(defaults.max_tokens),
-            label="Longest answer",
-            info=f"In tokens, up to the context of {backend.context_length:,}.",
-            placeholder="no limit",
-            max_lines=1,
-        )
-        seed = gr.Textbox(
-            _shown(defaults.seed), label="Seed", info="Repeats an answer.", placeholder="random", max_lines=1
-        )
-    return [thinking, temperature, max_tokens, seed]
+    budget, video = backend.media.budget, backend.media.video_processing
+    shown = {
+        **{name: getattr(defaults, name) for name in (*SAMPLING, *LENGTHS)},
+        "max_frames": budget.max_frames or video.max_frames,
+        "fps": budget.fps or video.fps,
+        "max_image_tokens": budget.max_image_tokens,
+        "max_video_tokens": budget.max_video_tokens,
+        "thinking": backend.loaded.template.default_enable_thinking,
+    }
+    groups = {"sampling": SAMPLING, "length": LENGTHS, "media": MEDIA}
+    fields = {
+        name: {
+            "group": group,
+            "low": field.low,
+            "high": min(field.high, backend.context_length)
+            if name in ("max_tokens", "thinking_budget")
+            else field.high,
+            "step": field.step,
+            "label": field.label,
+            "hint": field.hint,
+        }
+        for group, members in groups.items()
+        for name, field in members.items()
+    }
+    return {"fields": fields, "defaults": shown}
 
 
-def read_settings(
-    defaults: SamplingParams, thinking: bool, temperature: float | None, max_tokens: str, seed: str
-) -> Settings:
-    """The components' values in place of the checkpoint's defaults.
-
-    Raises:
-        ConfigError: a value is no number, or out of range.
-    """
-    if temperature is None:
-        raise ConfigError("The temperature is empty: give a number from 0 to 2.")
-    params = replace(
-        defaults,
-        temperature=float(temperature),
-        max_tokens=_whole_number("longest answer", max_tokens, low=1),
-        seed=_whole_number("seed", seed, low=0),
-    )
-    return Settings(params, bool(thinking))
-
-
-def _whole_number(name: str, text: str, *, low: int) -> int | None:
-    text = text.strip().replace(",", "")
-    if not text:
-        return None
-    # Longer numbers than any use has would take long to read.
-    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < low:
+def _check(name: str, value: Any) -> Any:
+    if name == "system":
+        if not isinstance(value, str) or len(value) > MAX_SYSTEM_CHARS:
+            raise ConfigError(f"The system prompt must be a text of at most {MAX_SYSTEM_CHARS:,} characters.")
+        return value
+    if name == "thinking":
+        if not isinstance(value, bool):
+            raise ConfigError("Whether to think first is either true or false.")
+        return value
+    field = NUMBERS[name]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not field.low <= value <= field.high or (field.whole and value != int(value)):
+        kind = "a whole number" if field.whole else "a number"
         raise ConfigError(
-            f"The {name} in the settings must be a whole number of at least {low}, or empty; got {text!r}."
+            f"“{field.label}” must be {kind} from {field.low:,} to {field.high:,}, or empty; got {_short(value)}."
         )
-    return int(text)
+    return int(value) if field.whole else float(value)
 
 
-def _shown(value: int | None) -> str:
-    return "" if value is None else str(value)
+def _short(value: object) -> str:
+    """A value as it came, for a message."""
+    shown = repr(value)
+    return shown if len(shown) <= 40 else shown[:40] + "…"

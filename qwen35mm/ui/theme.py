@@ -11,9 +11,12 @@ ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="8" fill="#4f46e5"/>'
     '<path d="M11 9.5v13a1 1 0 0 0 1.5.86l11-6.5a1 1 0 0 0 0-1.72l-11-6.5A1 1 0 0 0 11 9.5z" fill="#fff"/></svg>'
 )
+# In this order: later ones have the last word.
+_STYLES = ("base", "sidebar", "transcript", "answer", "code", "composer", "settings", "dialogs", "narrow")
 HEAD = (
     f'<link rel="icon" type="image/svg+xml" href="data:image/svg+xml,{quote(ICON)}">'
     '<meta name="color-scheme" content="light dark">'
+    + "".join(f'<link rel="stylesheet" href="qwen35mm/web/styles/{name}.css">' for name in _STYLES)
 )
 
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "DejaVu Sans", "sans-serif")
@@ -21,7 +24,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mon
 
 
 def make_theme() -> Base:
-    """The page's theme; `assets/style.css` builds on its variables."""
+    """Gradio's own parts, such as a login, in the page's colours."""
     return Base(
         primary_hue=colors.indigo,
         secondary_hue=colors.indigo,

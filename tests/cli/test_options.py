@@ -100,8 +100,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
     """How backends were started, in a folder of the test's own."""
     FakeBackend.started = []
     loaded = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")))
-    monkeypatch.setattr("qwen35mm.model.load", lambda *args, **how: loaded)
-    monkeypatch.setattr("qwen35mm.backends.LocalBackend", FakeBackend)
+    monkeypatch.setattr("qwen35mm.model_library.options.load", lambda *args, **how: loaded)
+    monkeypatch.setattr("qwen35mm.model_library.options.LocalBackend", FakeBackend)
     monkeypatch.chdir(tmp_path)
     return FakeBackend.started
 
@@ -110,6 +110,8 @@ def test_what_is_given_reaches_the_engine_and_the_rest_keeps_its_default(started
     ModelOptions(slots=2, batch_invariant=False, kv_memory=5, max_frames=3).load()
     assert started == [
         {
+            "limits": None,
+            "commit_history": True,
             "budget": replace(MediaBudget.for_cpu(), max_frames=3),
             "settings": EngineSettings(slots=2, batch_invariant=False),
             "cache": CacheSettings(kv_bytes=5),

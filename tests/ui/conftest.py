@@ -41,6 +41,14 @@ def backend(fake_server: tuple[FakeBackend, Server]) -> FakeBackend:
     return fake_server[0]
 
 
+@pytest.fixture(autouse=True)
+def empty_store(request: pytest.FixtureRequest) -> None:
+    """No test sees another one's conversations."""
+    if "fake_server" in request.fixturenames:
+        server = request.getfixturevalue("fake_server")[1]
+        server.chats.store.delete_owner("local")
+
+
 @pytest.fixture
 def open_page(browser: Browser, fake_server: tuple[FakeBackend, Server]) -> Iterator[OpenPage]:
     """Opens pages on the fake backend, each a session of its own; they must end without a complaint."""

@@ -6,7 +6,9 @@
 "phases"         a pause in each phase of progress, until `next_phase()`, then an answer
 "refuse TEXT"    a RequestError that says TEXT
 "break"          an error that is a bug
-"length"         an answer that was cut
+"length"         an answer that was cut; continued, its end
+"markdown"       code, a table and a formula
+"too long"       the engine's refusal of a prompt that is too long
 anything else    what the question held: "2 images, 1 video"
 """
 
@@ -15,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.engine.events import (
     CacheReport,
     Event,
@@ -29,10 +32,10 @@ from qwen35mm.engine.events import (
     Result,
     TextDelta,
 )
-from qwen35mm.errors import RequestError
+from qwen35mm.errors import ContextTooLongError, RequestError
 from qwen35mm.prompt import Message, Text, Video
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import GridTHW, MediaPlan
+from qwen35mm_preprocess import GridTHW, MediaBudget, MediaPlan, MediaProcessor
 
 PHASES = (
     Progress("wait", 1, 2),
@@ -40,6 +43,19 @@ PHASES = (
     Progress("encode", 3, 6),
     Progress("prefill", 512, 1024),
 )
+MARKDOWN = """Look:
+
+```python
+print("shapes")
+```
+
+| shape | number |
+|---|---|
+| circle | 2 |
+
+The area is $\\pi r^2$, <b>not</b> markup. ![a](http://example.com/a.png)
+"""
+_SIZES = {"bytes": 1 << 20, "budget_bytes": 2 << 20}
 
 
 @dataclass(frozen=True)
@@ -52,22 +68,29 @@ class Call:
     conversation: str | None
     retain: str
     tenant: str | None
+    continue_reply: bool
 
 
 @dataclass
 class FakeBackend:
-    """See the module. `active` counts the streams that are open."""
+    """See the module. `active` counts open streams; with `completes_plans` media get digests, as if they were read."""
 
     is_demo: bool = False
     context_length: int = 4096
     calls: list[Call] = field(default_factory=list)
     active: int = 0
+    completes_plans: bool = False
 
     def __post_init__(self) -> None:
         self.loaded: Any = SimpleNamespace(
             name="Fake-1B",
             generation=SamplingParams(temperature=0.7, top_k=20),
             template=SimpleNamespace(default_enable_thinking=False),
+        )
+        self.media = MediaProcessor.from_pretrained(
+            demo_model_path(),
+            budget=MediaBudget(max_image_tokens=1280, max_video_tokens=4096),
+            cache_bytes_per_token=512,
         )
         self._phases = threading.Semaphore(0)
 
@@ -84,18 +107,33 @@ class FakeBackend:
         conversation: str | None = None,
         retain: Literal["conversation", "shared", "nothing"] = "conversation",
         tenant: str | None = None,
+        continue_reply: bool = False,
     ) -> AsyncIterator[Event]:
         """The answer that the last message asks for."""
         chosen: SamplingParams = params or self.loaded.generation
-        self.calls.append(Call(tuple(messages), chosen, enable_thinking, conversation, retain, tenant))
+        self.calls.append(Call(tuple(messages), chosen, enable_thinking, conversation, retain, tenant, continue_reply))
         self.active += 1
         try:
             if plans := tuple(make_plan(part) for message in messages for part in message.media):
-                yield MediaPlanned(plans)
+                yield MediaPlanned(tuple(map(complete, plans)) if self.completes_plans else plans)
+            if continue_reply:
+                yield TextDelta("and its end.")
+                yield Finished(make_result("and its end."))
+                return
             async for event in self._script(messages[-1]):
                 yield event
         finally:
             self.active -= 1
+
+    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
+        """A token for every four characters, and what media are planned to take."""
+        plans = [part.plan for message in messages for part in message.media]
+        num_text = sum(len(message.text) // 4 + 4 for message in messages)
+        return num_text + sum(plan.num_prompt_tokens for plan in plans if plan is not None)
+
+    def memory(self) -> dict[str, int]:
+        """Half of everything is taken."""
+        return {f"{kind}_{what}": size for kind in ("kv", "states", "vision") for what, size in _SIZES.items()}
 
     async def _script(self, message: Message) -> AsyncIterator[Event]:
         command, _, rest = message.text.partition(" ")
@@ -110,6 +148,12 @@ class FakeBackend:
                     await asyncio.sleep(0.005)
         if command == "refuse":
             raise RequestError(rest)
+        if message.text == "too long":
+            raise ContextTooLongError("The prompt has 5,000 tokens; the context holds 4,096.")
+        if command == "markdown":
+            yield TextDelta(MARKDOWN)
+            yield Finished(make_result(MARKDOWN))
+            return
         if command == "break":
             raise RuntimeError("secret detail in /srv/private")
         if command == "think":
@@ -143,6 +187,12 @@ def make_plan(part: Any, notes: tuple[str, ...] = ()) -> MediaPlan:
         digest="00" * 32,
         unit_digests=("00" * 32,),
     )
+
+
+def complete(plan: MediaPlan) -> MediaPlan:
+    """What a plan becomes when its medium is read."""
+    digests = tuple(f"{unit:064x}" for unit in range(plan.num_units))
+    return plan if plan.digest else replace(plan, similar_difference=None, digest="ab" * 32, unit_digests=digests)
 
 
 def make_result(text: str, finish_reason: FinishReason = "stop", *, num_prompt_tokens: int = 3, **cache: Any) -> Result:

@@ -42,6 +42,11 @@ class PageProcess:
         self._process.send_signal(number)
         return self.wait()
 
+    def kill(self) -> None:
+        """Ends it as a power cut would."""
+        self._process.kill()
+        self.wait()
+
     def wait(self) -> tuple[int, str]:
         """The exit code and standard error of a process that ends by itself."""
         try:

@@ -33,12 +33,13 @@ def run_app(tmp_path: Path, **environment: str) -> PageProcess:
 def test_the_demo_is_served_until_it_is_told_to_end(tmp_path: Path) -> None:
     app = run_app(tmp_path, GRADIO_SERVER_PORT="0")
     url = app.wait_for_url()
-    assert "Demo model." in httpx.get(f"{url}config").text
-    upload = httpx.post(f"{url}gradio_api/upload", files={"files": ("a.png", b"content")}).json()[0]
-    assert Path(upload).is_file()
+    headers = {"x-qwen35mm": "1"}
+    start = httpx.post(f"{url}qwen35mm/api/start", headers=headers, json={}).json()
+    assert start["app"]["is_demo"] is True
+    upload = httpx.post(f"{url}qwen35mm/upload", params={"name": "a.txt"}, content=b"content", headers=headers).json()
+    assert upload["attachments"][0]["kind"] == "text"
     code, errors = app.end()
     assert code == 0, errors
-    assert not Path(upload).exists()
     assert (tmp_path / "caches" / "qwen35mm").is_dir()
 
 

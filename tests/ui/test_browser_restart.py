@@ -21,28 +21,50 @@ QUESTION = "Describe the picture."
 
 
 def ask_once(browser: Browser, folder: Path, files: list[Path]) -> tuple[str, str]:
-    """Starts the chat, asks about the files in a new page, ends the chat; the answer and the status line."""
+    """Starts the chat, asks about the files in a new page, ends the chat; the answer and what it cost."""
     process = PageProcess(CHAT, folder)
     with chat_pages(browser, process.wait_for_url()) as opener:
         page = opener()
         page.ask(QUESTION, files)
         answer = page.wait_answered()
-        expect(page.status).to_contain_text("prompt")
-        status = page.status.inner_text()
+        page.cost.click()
+        cost = page.answers.last.locator(".cost dl").inner_text().replace("\n", " ")
     assert process.end() == (0, "")
-    return answer, status
+    return answer, cost
+
+
+def test_what_was_shown_survives_a_kill(browser: Browser, tmp_path: Path) -> None:
+    """kill -9 in the middle of an answer: the conversation is there again, and the answer can be continued."""
+    process = PageProcess([*CHAT, "--data-dir", "data"], tmp_path)
+    with chat_pages(browser, process.wait_for_url()) as opener:
+        page = opener()
+        page.open_settings().get_by_role("spinbutton", name="Temperature").fill("2")
+        page.ask("Tell me everything about all shapes that there are")
+        expect(page.answers.locator(".answer")).not_to_be_empty()
+        shown = page.answers.locator(".answer").inner_text().strip()
+        process.kill()
+        page.close()
+        page.problems.clear()
+    again = PageProcess([*CHAT, "--data-dir", "data"], tmp_path)
+    with chat_pages(browser, again.wait_for_url()) as opener:
+        page = opener()
+        page.chats.locator("a").click()
+        expect(page.answers.locator(".answer")).to_contain_text(shown[:200])
+    assert again.end() == (0, "")
 
 
 def test_media_are_known_after_a_restart(browser: Browser, samples: Path, tmp_path: Path) -> None:
     files = [samples / name for name in MEDIA]
-    cold_answer, status = ask_once(browser, tmp_path, files)
-    assert re.search(r"prompt of \d+ tokens$", status), status
+    cold_answer, cost = ask_once(browser, tmp_path, files)
+    assert "From the cache nothing" in cost
     kept = {path.suffix for path in (tmp_path / "kept").rglob("*") if path.is_file()}
     assert {".kv", ".state", ".vision"} <= kept
 
-    warm_answer, status = ask_once(browser, tmp_path, files)
+    warm_answer, cost = ask_once(browser, tmp_path, files)
     assert warm_answer == cold_answer
-    found = re.search(r"(\d+) of (\d+) prompt tokens from the disk cache$", status)
-    assert found, status
-    num_cached, num_prompt_tokens = (int(number) for number in found.groups())
-    assert num_prompt_tokens / 2 < num_cached < num_prompt_tokens
+    num_cached = re.search(r"From the cache (\d+) tokens \((\d+) on disk\)", cost)
+    num_prompt_tokens = re.search(r"Prompt (\d+) tokens", cost)
+    assert num_cached, cost
+    assert num_prompt_tokens, cost
+    assert num_cached[1] == num_cached[2]
+    assert int(num_prompt_tokens[1]) / 2 < int(num_cached[1]) < int(num_prompt_tokens[1])

@@ -6,17 +6,15 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.ui import examples
-from qwen35mm.ui.examples import NUM_EXAMPLES, Sample, example_messages, load_samples
+from qwen35mm.ui.examples import NUM_EXAMPLES, Sample, choose_examples, load_samples
 
 
 def test_the_bundled_samples_are_examples() -> None:
     samples = load_samples()
     assert {sample.kind for sample in samples} == {"image", "video"}
-    messages = example_messages(samples)
-    assert len(messages) == NUM_EXAMPLES
-    for message in messages:
-        assert message["text"]
-        assert all(Path(file).is_file() for file in message["files"])
+    chosen = choose_examples(samples)
+    assert len(chosen) == NUM_EXAMPLES
+    assert all(sample.question and sample.path.is_file() for sample in chosen)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +23,7 @@ def test_the_bundled_samples_are_examples() -> None:
 )
 def test_half_of_each_kind_where_there_are_enough(num_images: int, num_videos: int, chosen: str) -> None:
     samples = [Sample(Path("v"), "video", "v")] * num_videos + [Sample(Path("i"), "image", "i")] * num_images
-    assert "".join(message["text"] for message in example_messages(samples)) == chosen
+    assert "".join(sample.question for sample in choose_examples(samples)) == chosen
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}", '[{"file": "a.png"}]', '[{"file": "a.png", "turns": []}]', "[1]"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from qwen35mm.assets import asset_path
 from qwen35mm.errors import ConfigError
 from qwen35mm.ui import Server, serve
+from qwen35mm.ui.examples import NUM_EXAMPLES
 from tests.ui.fake_backend import FakeBackend
 
 
@@ -70,17 +72,81 @@ def test_files_of_the_machine_are_not_served(server: Server, path: str) -> None:
     assert response.status_code == 403
 
 
-def test_the_demo_says_what_it_is(server: Server) -> None:
-    config = json.dumps(httpx.get(f"{server.url}config").json())
-    assert "Demo model." in config
-    assert "make chat MODEL=Qwen/Qwen3.5-2B" in config
+def ask(server: Server, method: str, /, cookies: dict[str, str] | None = None, **arguments: Any) -> httpx.Response:
+    """One of the page's requests."""
+    url = f"{server.url}qwen35mm/api/{method}"
+    return httpx.post(url, json=arguments, headers={"x-qwen35mm": "1"}, cookies=cookies)
 
 
-def test_a_real_model_has_no_banner() -> None:
+def test_the_page_is_told_what_it_shows(server: Server) -> None:
+    app = ask(server, "start").json()["app"]
+    assert (app["model"], app["is_demo"], app["context_length"]) == ("Fake-1B", True, 4096)
+    assert len(app["examples"]) == NUM_EXAMPLES
+    for example in app["examples"]:
+        assert httpx.get(server.url + example["url"].removeprefix("./")).status_code == 200
+    assert httpx.get(f"{server.url}qwen35mm/web/main.js").status_code == 200
+
+
+def test_only_the_demo_has_a_banner() -> None:
     server = serve(FakeBackend(), port=0)
     try:
-        config = json.dumps(httpx.get(f"{server.url}config").json())
-        assert "Fake-1B" in config
-        assert "Demo model." not in config
+        assert ask(server, "start").json()["app"]["is_demo"] is False
     finally:
         server.close()
+
+
+def test_a_name_that_was_pointed_here_is_not_served(server: Server) -> None:
+    for path in ("", "config", "qwen35mm/web/main.js"):
+        response = httpx.get(server.url + path, headers={"host": "127.0.0.1.example.org"})
+        assert response.status_code == 421, path
+
+
+def test_a_route_of_files_keeps_its_own_policy(server: Server) -> None:
+    headers = {"x-qwen35mm": "1"}
+    upload = httpx.post(f"{server.url}qwen35mm/upload", params={"name": "a.txt"}, content=b"words", headers=headers)
+    digest = upload.json()["attachments"][0]["digest"]
+    response = httpx.get(f"{server.url}qwen35mm/media/{digest}")
+    assert response.headers.get_list("content-security-policy") == ["default-src 'none'; sandbox"]
+
+
+def test_people_who_log_in_have_own_conversations() -> None:
+    server = serve(FakeBackend(), port=0, auth=[("ann", "secret"), ("bob", "other")])
+    try:
+        assert ask(server, "start").status_code == 401
+        assert httpx.post(f"{server.url}login", data={"username": "ann", "password": "other"}).status_code == 400
+        cookies = [
+            dict(httpx.post(f"{server.url}login", data={"username": name, "password": password}).cookies)
+            for name, password in (("ann", "secret"), ("bob", "other"))
+        ]
+        assert ask(server, "save_preset", cookies[0], name="mine", settings={}).status_code == 200
+        presets = [ask(server, "start", each).json()["presets"] for each in cookies]
+        assert presets == [{"mine": {}}, {}]
+        assert ask(server, "start", dict.fromkeys(cookies[0], "made up")).status_code == 401
+    finally:
+        server.close()
+
+
+def test_strangers_have_private_cookies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPACE_ID", "someone/something")
+    server = serve(FakeBackend(), port=0)
+    try:
+        assert ask(server, "start").status_code == 401
+        # Secure cookies come over HTTPS, as on a Space: the token is taken by hand.
+        tokens = [httpx.get(server.url).headers["set-cookie"].partition(";")[0].partition("=") for _ in range(2)]
+        first, second = ({name: token} for name, _, token in tokens)
+        assert ask(server, "save_preset", first, name="mine", settings={}).status_code == 200
+        assert ask(server, "start", first).json()["presets"] == {"mine": {}}
+        assert ask(server, "start", second).json()["presets"] == {}
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_conversations_outlive_the_server_where_they_have_a_folder(tmp_path: Path, kept: bool) -> None:
+    for presets in ({}, {"mine": {}} if kept else {}):
+        server = serve(FakeBackend(), port=0, data_dir=tmp_path if kept else None)
+        try:
+            assert ask(server, "start").json()["presets"] == presets
+            ask(server, "save_preset", name="mine", settings={})
+        finally:
+            server.close()

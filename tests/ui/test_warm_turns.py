@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.assets import asset_path, demo_model_path
+from qwen35mm.assets import demo_model_path
 from qwen35mm.backends import LocalBackend
+from qwen35mm.conversation import Node
 from qwen35mm.engine import CachedPrompt
-from qwen35mm.engine.events import CacheReport, Event, TextDelta
+from qwen35mm.engine.events import Event, TextDelta
 from qwen35mm.prompt import Message
-from qwen35mm.ui.handlers import ChatHandlers
-from qwen35mm.ui.render import status_line
-from qwen35mm.ui.state import Conversation
+from qwen35mm.ui.people import Person
 from qwen35mm_preprocess import MediaProcessor
+from tests.ui.chat_kit import ME, PICTURE, ChatKit
 
-PICTURE = asset_path("samples") / "three-shapes.png"
 QUESTIONS = ("What do you see?", "How many shapes are there?", "What color is the star?")
 # The demo's prompts are short: with the usual least length no part of them would be kept.
 MIN_SEGMENT = 8
@@ -87,104 +86,132 @@ def backend(demo: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> WatchedBacke
     return WatchedBackend(demo, monkeypatch)
 
 
-class Page:
-    """A session without a browser."""
+class Session:
+    """One person's chat."""
 
-    def __init__(self, backend: WatchedBackend, *, thinking: bool = False, shared: bool = False) -> None:
-        self.conversation = Conversation()
-        self._backend = backend
-        self._handlers = ChatHandlers(backend, [], shared=shared)  # pyright: ignore[reportArgumentType]
-        self._settings = (thinking, 0.0, "", "")
+    def __init__(self, kit: ChatKit, backend: WatchedBackend, person: Person = ME, *, thinking: bool = False) -> None:
+        self._kit, self._backend, self._person = kit, backend, person
+        self._settings = {"temperature": 0, "thinking": thinking}
+        self.conversation: str | None = None
+        self._last: str | None = None
 
-    async def ask(self, text: str, *files: Path, stop: bool = False) -> None:
+    async def ask(self, text: str, *files: Path, stop: bool = False, edit: bool = False) -> None:
         """Asks, and waits for the commit; with `stop` the answer is stopped after its first words."""
         self._backend.pause_in_answer = stop
-        entered = {"text": text, "files": [str(file) for file in files]}
-        async for _ in self._handlers.send(entered, self.conversation, *self._settings):
-            if stop and self.conversation.turns[-1].reply.answer:
-                await self._handlers.stop(self.conversation)
-        await asyncio.to_thread(self._backend.wait_committed)
+        attachments = [self._kit.attach(path, self._person) for path in files]
+        self.conversation, self._last = await self._kit.send(
+            text,
+            self.conversation,
+            None if edit else self._last,
+            files=attachments,
+            settings=self._settings,
+            person=self._person,
+        )
+        await self._follow(stop)
 
     async def ask_again(self) -> None:
-        async for _ in self._handlers.retry(self.conversation, *self._settings):
-            pass
+        assert self.conversation is not None
+        question = self._kit.path(self.conversation, self._person)[-2].id
+        self._last = await self._kit.chats.answer_again(self._person, self.conversation, question)
+        await self._follow(False)
+
+    def new_chat(self) -> None:
+        self.conversation = self._last = None
+
+    async def _follow(self, stop: bool) -> None:
+        assert self._last is not None
+        await self._kit.watch(self._last, self._person, until=lambda view: stop and view["blocks"])
+        await self._kit.chats.stop(self._person, self._last)
         await asyncio.to_thread(self._backend.wait_committed)
 
-    async def new_chat(self) -> None:
-        await self._handlers.new_chat(self.conversation)
+    @property
+    def reply(self) -> Node:
+        """The last answer, as it is stored."""
+        assert self.conversation is not None
+        assert self._last is not None
+        return self._kit.node(self.conversation, self._last, self._person)
 
     @property
-    def cache(self) -> CacheReport:
-        """Of the last answer."""
-        result = self.conversation.turns[-1].reply.result
-        assert result is not None
-        return result.cache
+    def stats(self) -> dict[str, Any]:
+        """What the last answer cost."""
+        assert self.reply.stats is not None
+        return dict(self.reply.stats)
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        result = self.conversation.turns[-1].reply.result
-        assert result is not None
-        return result.num_prompt_tokens
+
+@pytest.fixture
+def kit(backend: WatchedBackend, tmp_path: Path) -> ChatKit:
+    return ChatKit(tmp_path, backend)
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-async def test_the_next_turn_asks_for_what_was_committed(backend: WatchedBackend, thinking: bool) -> None:
-    page = Page(backend, thinking=thinking)
+async def test_the_next_turn_asks_for_what_was_committed(kit: ChatKit, backend: WatchedBackend, thinking: bool) -> None:
+    session = Session(kit, backend, thinking=thinking)
     for number, question in enumerate(QUESTIONS):
-        await page.ask(question, *([PICTURE] if number == 0 else []))
-        reply = page.conversation.turns[-1].reply
-        assert reply.status == "finished"
-        assert bool(reply.reasoning) is thinking
+        await session.ask(question, *([PICTURE] if number == 0 else []))
+        assert session.reply.status == "finished"
+        assert bool(session.reply.reasoning) is thinking
     assert len(backend.asked) == len(backend.committed) == len(QUESTIONS)
     for later, committed in zip(backend.asked[1:], backend.committed, strict=False):
         assert later[:-1] == committed
     assert backend.num_decoded == 1
-    assert page.cache.num_cached_tokens > backend.num_history_tokens[-2] - MIN_SEGMENT
-    shown = f"{page.cache.num_cached_tokens:,} of {page.num_prompt_tokens:,} prompt tokens from the cache"
-    assert shown in status_line(page.conversation)
+    assert session.stats["num_cached_tokens"] > backend.num_history_tokens[-2] - MIN_SEGMENT
+    assert session.conversation is not None
+    shown = (await kit.chats.open(ME, session.conversation))["messages"][-1]["stats"]["line"]
+    assert f"{session.stats['num_cached_tokens']:,} of {session.stats['num_prompt_tokens']:,} prompt tokens" in shown
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-async def test_a_stopped_answer_is_committed_as_far_as_it_was_shown(backend: WatchedBackend, thinking: bool) -> None:
-    page = Page(backend, thinking=thinking)
-    await page.ask(QUESTIONS[0], PICTURE, stop=True)
-    reply = page.conversation.turns[-1].reply
-    assert reply.status == "stopped"
-    assert reply.answer
-    await page.ask(QUESTIONS[1])
-    assert backend.committed[0][-1].text == reply.answer
+async def test_a_stopped_answer_is_committed_as_far_as_it_was_stored(
+    kit: ChatKit, backend: WatchedBackend, thinking: bool
+) -> None:
+    session = Session(kit, backend, thinking=thinking)
+    await session.ask(QUESTIONS[0], PICTURE, stop=True)
+    stopped = session.reply
+    assert stopped.status == "stopped"
+    assert stopped.text
+    await session.ask(QUESTIONS[1])
+    assert backend.committed[0][-1].text == stopped.text
     assert backend.asked[1][:-1] == backend.committed[0]
-    assert page.cache.num_cached_tokens > backend.num_history_tokens[0] - MIN_SEGMENT
+    assert session.stats["num_cached_tokens"] > backend.num_history_tokens[0] - MIN_SEGMENT
     assert backend.num_decoded == 1
 
 
-async def test_another_answer_to_the_same_question_reads_nothing_again(backend: WatchedBackend) -> None:
-    page = Page(backend)
-    await page.ask(QUESTIONS[0], PICTURE)
-    first = page.conversation.turns[-1].reply.answer
-    await page.ask_again()
-    assert page.conversation.turns[-1].reply.answer == first
-    assert page.cache.num_cached_tokens > 0
+async def test_another_answer_to_the_same_question_reads_nothing_again(kit: ChatKit, backend: WatchedBackend) -> None:
+    session = Session(kit, backend)
+    await session.ask(QUESTIONS[0], PICTURE)
+    first = session.reply.text
+    await session.ask_again()
+    assert session.reply.text == first
+    assert session.stats["num_cached_tokens"] > 0
     assert backend.num_decoded == 1
 
 
-async def test_a_known_picture_in_a_new_chat(backend: WatchedBackend) -> None:
-    page = Page(backend)
-    await page.ask(QUESTIONS[0], PICTURE)
-    await page.new_chat()
-    await page.ask(QUESTIONS[1], PICTURE)
-    assert page.cache.num_cached_tokens > 0
-    assert page.cache.num_encoded_units == 0
+async def test_an_edited_question_reads_nothing_again(kit: ChatKit, backend: WatchedBackend) -> None:
+    session = Session(kit, backend)
+    await session.ask(QUESTIONS[0], PICTURE)
+    await session.ask(QUESTIONS[1], PICTURE, edit=True)
+    assert session.stats["num_cached_tokens"] > 0
+    assert session.stats["num_encoded_units"] == 0
+    assert backend.num_decoded == 1
 
 
-async def test_on_a_shared_server_nobody_finds_another_one_s_picture(backend: WatchedBackend) -> None:
-    """Nor does a session lose its own with a new chat."""
-    one, other = Page(backend, shared=True), Page(backend, shared=True)
+async def test_a_known_picture_in_a_new_chat(kit: ChatKit, backend: WatchedBackend) -> None:
+    session = Session(kit, backend)
+    await session.ask(QUESTIONS[0], PICTURE)
+    session.new_chat()
+    await session.ask(QUESTIONS[1], PICTURE)
+    assert session.stats["num_cached_tokens"] > 0
+    assert session.stats["num_encoded_units"] == 0
+
+
+async def test_on_a_shared_server_nobody_finds_another_one_s_picture(kit: ChatKit, backend: WatchedBackend) -> None:
+    """Nor does a person lose the own with a new chat."""
+    one, other = (Session(kit, backend, Person(name, name)) for name in ("one", "other"))
     await one.ask(QUESTIONS[0], PICTURE)
     await other.ask(QUESTIONS[0], PICTURE)
-    assert (other.cache.num_cached_tokens, other.cache.num_cached_units) == (0, 0)
-    assert other.cache.num_encoded_units == 1
-    await one.new_chat()
+    assert (other.stats["num_cached_tokens"], other.stats["num_cached_units"]) == (0, 0)
+    assert other.stats["num_encoded_units"] == 1
+    one.new_chat()
     await one.ask(QUESTIONS[0], PICTURE)
-    assert one.cache.num_cached_tokens > 0
-    assert one.cache.num_encoded_units == 0
+    assert one.stats["num_cached_tokens"] > 0
+    assert one.stats["num_encoded_units"] == 0

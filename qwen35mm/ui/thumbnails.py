@@ -1,0 +1,83 @@
+"""Small pictures of media for the page, and what a browser is told that a file is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import av
+from av.error import FFmpegError
+from PIL import Image, ImageOps
+
+from qwen35mm.errors import MediaError
+from qwen35mm_preprocess import MediaLimits, detect_kind
+from qwen35mm_preprocess.formats import HEAD_BYTES
+
+MAX_SIDE = 640
+_TYPES = (
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"\x89PNG", "image/png"),
+    (b"GIF8", "image/gif"),
+    (b"BM", "image/bmp"),
+    (b"\x1aE\xdf\xa3", "video/webm"),
+    (b"OggS", "video/ogg"),
+)
+
+
+def make_thumbnail(path: Path) -> bytes:
+    """A JPEG of at most 640 pixels a side; of a video's first frame.
+
+    Raises:
+        MediaError: it can't be read.
+    """
+    try:
+        kind = detect_kind(path, MediaLimits())
+    except MediaError:
+        raise MediaError("There is no picture of this file.") from None
+    picture = _picture(path) if kind == "image" else _first_frame(path)
+    picture.thumbnail((MAX_SIDE, MAX_SIDE))
+    if picture.mode != "RGB":
+        flat = Image.new("RGB", picture.size, "white")
+        with_alpha = picture.convert("RGBA")
+        flat.paste(with_alpha, mask=with_alpha.getchannel("A"))
+        picture = flat
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=82)
+    return data.getvalue()
+
+
+def media_type(path: Path) -> str:
+    """By its first bytes; what no browser shows is just bytes."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    for start, kind in _TYPES:
+        if head.startswith(start):
+            return kind
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "image/webp"
+    if head[4:8] == b"ftyp":
+        return "image/avif" if head[8:12] in (b"avif", b"avis") else "video/mp4"
+    return "application/octet-stream"
+
+
+def _picture(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as picture:
+            if picture.width * picture.height > MediaLimits().max_source_pixels:
+                raise MediaError("The picture is too large to be shown.")
+            picture.draft("RGB", (MAX_SIDE, MAX_SIDE))
+            return ImageOps.exif_transpose(picture)
+    except MediaError:
+        raise
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        raise MediaError("The picture can't be read.") from None
+
+
+def _first_frame(path: Path) -> Image.Image:
+    try:
+        with av.open(str(path)) as container:
+            for frame in container.decode(video=0):
+                return frame.to_image()  # pyright: ignore[reportReturnType]
+    except (FFmpegError, OSError, ValueError, IndexError):
+        pass
+    raise MediaError("The video can't be read.")

@@ -1,0 +1,154 @@
+"""The page's languages: each has every text that the page can ask for, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.assets import asset_path
+from qwen35mm.ui.settings import NUMBERS
+from qwen35mm.ui.wording import describe_stats
+
+WEB = asset_path("web")
+TABLES = sorted((WEB / "languages").glob("*.json"))
+# `t(` as a call: not a method, not the end of another name, not the function's own head.
+CALL = re.compile(r"(?<![\w.$])(?<!function )t\(\s*")
+LITERAL = re.compile(r'("(?:[^"\\\n]|\\.)*")\s*(?=[,)])')
+NAME = re.compile(r"(\w+)\)")
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+ENDS = {".": ".。", "?": "?？", ":": ":：", ",": ",，"}
+
+GROUPS = re.search(r"const GROUPS = \{(.*?)\};", (WEB / "settings.js").read_text("utf-8"), re.DOTALL)
+STATS = {
+    "num_prompt_tokens": 9,
+    "num_generated_tokens": 2,
+    "tokens_per_s": 40.0,
+    "ttft_s": 0.5,
+    "seed": 7,
+    "num_cached_tokens": 5,
+    "cached_from": {"device": 5},
+    "miss": None,
+    "num_encoded_units": 1,
+    "num_cached_units": 1,
+    "prefill_s": 0.5,
+    "decode_s": 0.1,
+    "cache_bytes": 1024,
+}
+
+
+def texts_of_fields() -> set[str]:
+    return {text for field in NUMBERS.values() for text in (field.label, field.hint) if text}
+
+
+def texts_of_groups() -> set[str]:
+    assert GROUPS, "settings.js has no GROUPS any more"
+    found = re.findall(r'\w+: "([^"]+)"', GROUPS[1])
+    assert found
+    return set(found)
+
+
+def texts_of_stats() -> set[str]:
+    described = describe_stats(STATS)
+    assert described
+    return {name for name, _ in described["rows"]}
+
+
+# Calls with a name instead of a text, and the texts that it can stand for.
+NAMED = {
+    ("composer.js", "label"): texts_of_fields,
+    ("settings.js", "label"): texts_of_fields,
+    ("settings.js", "hint"): texts_of_fields,
+    ("settings.js", "title"): texts_of_groups,
+    ("transcript.js", "name"): texts_of_stats,
+}
+
+
+def texts_asked_for(file: str, script: str) -> set[str]:
+    """The texts of a script's calls of `t`.
+
+    Raises:
+        ValueError: a call's text can't be known from here, or a placeholder gets no value.
+    """
+    texts: set[str] = set()
+    for call in CALL.finditer(script):
+        rest = script[call.end() :].split("\n", 1)[0]
+        line = f"{file}, line {script.count(chr(10), 0, call.start()) + 1}: t({rest[:60]}"
+        name = NAME.match(rest)
+        if name and (file, name[1]) in NAMED:
+            texts |= NAMED[file, name[1]]()
+            continue
+        literal = LITERAL.match(rest)
+        if not literal:
+            raise ValueError(f"{line}: expected a text in double quotes, or a name that NAMED explains")
+        text = json.loads(literal[1])
+        for placeholder in PLACEHOLDER.findall(text):
+            if not re.search(rf"[{{,]\s*{placeholder}\s*[:,}}]", rest[literal.end() :]):
+                raise ValueError(f"{line}: {{{placeholder}}} gets no value")
+        texts.add(text)
+    return texts
+
+
+def all_texts() -> set[str]:
+    return set().union(*(texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.glob("*.js")))
+
+
+def read_table(path: Path) -> dict[str, str]:
+    def once(pairs: list[tuple[str, str]]) -> dict[str, str]:
+        names = [name for name, _ in pairs]
+        assert len(names) == len(set(names)), [name for name in names if names.count(name) > 1]
+        return dict(pairs)
+
+    return json.loads(path.read_text("utf-8"), object_pairs_hook=once)
+
+
+def test_the_page_offers_the_languages_there_are() -> None:
+    listed = re.search(r"LANGUAGES = \{(.*?)\}", (WEB / "words.js").read_text("utf-8"))
+    assert listed
+    assert sorted(re.findall(r"(\w+):", listed[1])) == sorted(["en", *(path.stem for path in TABLES)])
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_text_is_translated_and_nothing_else(path: Path) -> None:
+    assert set(read_table(path)) == all_texts()
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_translations_are_whole(path: Path) -> None:
+    for text, translation in read_table(path).items():
+        assert isinstance(translation, str), text
+        assert translation == translation.strip() != "", text
+        assert sorted(PLACEHOLDER.findall(translation)) == sorted(PLACEHOLDER.findall(text)), text
+        assert not re.search(r"[<>&\n]|\bundefined\b", translation), text
+        assert translation[-1] in ENDS[text[-1]] if text[-1] in ENDS else translation[-1] not in ".。:：,，", text
+        # Typographic quotes and apostrophes, one sign for an ellipsis.
+        assert not re.search(r"[\"'`]|\.\.\.| {2}", translation), text
+
+
+def test_french_has_its_spaces() -> None:
+    for translation in read_table(WEB / "languages/fr.json").values():
+        assert not re.search(r"[^\u00a0\u202f][;?!»]|[^\u00a0\u202f]:(?!//)|«[^\u00a0\u202f]", translation), translation
+
+
+def test_chinese_has_its_marks() -> None:
+    for translation in read_table(WEB / "languages/zh.json").values():
+        assert not re.search(r"[\u4e00-\u9fff][,;:?!.]|[,;:?!][\u4e00-\u9fff]", translation), translation
+        # A space between Chinese and Latin writing, placeholders too.
+        assert not re.search(r"[\u4e00-\u9fff][A-Za-z0-9{]|[A-Za-z0-9}][\u4e00-\u9fff]", translation), translation
+
+
+def test_calls_are_found() -> None:
+    script = 'h(t("One"), { title: t( "{n} of {m}", { n, m: 3 }) }); insert(x); this.t(y); start("Two");'
+    script += "\nexport function t(text) {}"
+    assert texts_asked_for("x.js", script) == {"One", "{n} of {m}"}
+    assert "Temperature" in texts_asked_for("composer.js", "t(label)")
+
+
+@pytest.mark.parametrize(
+    "script", ["t(words)", "t(`Hello`)", "t('Hello')", 't("a" + b)', "t(\n'x')", 't("{n} left")', 't("{n}", { no: 1 })']
+)
+def test_a_text_that_cannot_be_known_is_refused(script: str) -> None:
+    with pytest.raises(ValueError, match=r"x\.js, line 1"):
+        texts_asked_for("x.js", script)

@@ -14,7 +14,7 @@ from tests.ui.browser import ChatPage, open_browser
 IMAGES = Path(__file__).resolve().parent / "images"
 SAMPLES = asset_path("samples")
 
-DESKTOP = {"viewport": {"width": 1100, "height": 860}, "device_scale_factor": 1.5}
+DESKTOP = {"viewport": {"width": 1240, "height": 860}, "device_scale_factor": 1.5}
 PHONE = {"viewport": {"width": 390, "height": 780}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
 
 
@@ -24,7 +24,7 @@ def shoot(page: ChatPage, name: str) -> None:
     page.box.blur()
     page.page.wait_for_function(
         "[...document.images].every(image => image.complete) && "
-        "[...document.querySelectorAll('video')].every(video => video.readyState >= 2)"
+        "[...document.querySelectorAll('video[autoplay]')].every(video => video.readyState >= 2)"
     )
     page.page.screenshot(path=IMAGES / name, animations="disabled")
     page.close()
@@ -49,14 +49,27 @@ def main() -> None:
             expect(page.examples).to_have_count(6)
             shoot(page, "start.png")
             page = ChatPage(browser, server.url, **DESKTOP)
-            shoot(chat(page, "two-shapes.jpg", ["Describe the picture.", "How many shapes are there?"]), "chat.png")
+            chat(page, "two-shapes.jpg", ["Describe the picture.", "How many shapes are there?"])
+            shoot(page, "chat.png")
             page = ChatPage(browser, server.url, **DESKTOP)
             chat(page, "moves-right.mp4", ["What happens in the video?", "Which way does it move?"])
+            page.cost.click()
             shoot(page, "chat-video.png")
+            page = ChatPage(browser, server.url, **DESKTOP)
+            page.attach(SAMPLES / "three-shapes.png", SAMPLES / "moves-up.mp4")
+            page.box.fill("What do you see in the picture, and what happens in the clip?")
+            page.open_settings()
+            expect(page.page.locator(".room")).to_contain_text("room for")
+            shoot(page, "before-sending.png")
             page = ChatPage(browser, server.url, color_scheme="dark", **DESKTOP)
-            shoot(chat(page, "three-shapes.png", ["What do you see?", "How many shapes are there?"]), "chat-dark.png")
+            chat(page, "three-shapes.png", ["What do you see?", "How many shapes are there?"])
+            page.tool(page.answers.last, "Answer again").click()
+            expect(page.answers.last.locator(".branches")).to_contain_text("2/2")
+            page.wait_answered(2)
+            shoot(page, "chat-dark.png")
             page = ChatPage(browser, server.url, **PHONE)
-            shoot(chat(page, "one-shape.png", ["What is in this picture?", "What color is it?"]), "chat-phone.png")
+            chat(page, "one-shape.png", ["What is in this picture?", "What color is it?"])
+            shoot(page, "chat-phone.png")
     finally:
         server.close()
         backend.close()

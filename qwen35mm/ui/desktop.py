@@ -113,7 +113,7 @@ def show_window(url: str, storage: Path | None, *, on_start: Callable[[Any], Non
         storage: see `run_window`.
         on_start: called with pywebview's window in a thread of its own, when the window is being made.
     """
-    import webview
+    import webview  # pyright: ignore[reportMissingImports] - an extra
 
     logging.getLogger("pywebview").setLevel(logging.WARNING)
     webview.settings["OPEN_EXTERNAL_LINKS_IN_BROWSER"] = True

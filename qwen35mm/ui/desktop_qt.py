@@ -21,8 +21,8 @@ def prepare(window: Any, url: str) -> None:
         window: pywebview's.
         url: the page's address, the only place that the window shows.
     """
-    from qtpy.QtCore import QTimer
-    from qtpy.QtWidgets import QApplication
+    from qtpy.QtCore import QTimer  # pyright: ignore[reportMissingImports]
+    from qtpy.QtWidgets import QApplication  # pyright: ignore[reportMissingImports]
 
     if not logging.getLogger(__name__).isEnabledFor(logging.INFO):
         # What graphics drivers and services a machine lacks is of no use to a person.
@@ -37,7 +37,7 @@ def prepare(window: Any, url: str) -> None:
 
 
 def _set_up(view: Any, url: str) -> None:
-    from qtpy.QtCore import Qt
+    from qtpy.QtCore import Qt  # pyright: ignore[reportMissingImports]
 
     page = view.webview.page()
     with contextlib.suppress(RuntimeError, TypeError):  # pywebview's own may be another signal some day
@@ -96,8 +96,8 @@ def safe_name(suggested: str) -> str:
 
 def ask_where(view: Any, name: str) -> Path | None:
     """The place that the person chooses for a download; None where they choose none."""
-    from qtpy.QtCore import QStandardPaths
-    from qtpy.QtWidgets import QFileDialog
+    from qtpy.QtCore import QStandardPaths  # pyright: ignore[reportMissingImports]
+    from qtpy.QtWidgets import QFileDialog  # pyright: ignore[reportMissingImports]
 
     folder = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DownloadLocation)
     chosen, _ = QFileDialog.getSaveFileName(view, "Save as", str(Path(folder) / name))

@@ -138,6 +138,12 @@ def read_pdf_text(path: Path, *, max_pages: int, name: str | None = None) -> Pdf
     return PdfText(tuple(pages))
 
 
+def count_pdf_pages(path: Path, *, name: str | None = None) -> int:
+    """Pages of a PDF, with text or without. Raises what `read_pdf_text` does, save NoTextError."""
+    with _worker(path, _shown(name or path.name), {"task": "render", "pages": [], "max_side": 1}) as answers:
+        return answers.header()["num_pages"]
+
+
 def render_pdf_pages(
     path: Path, pages: Sequence[int], *, max_side: int = 1568, name: str | None = None
 ) -> Iterator[Image.Image]:

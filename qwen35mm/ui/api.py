@@ -216,7 +216,8 @@ class Api:
     async def do_change_model(self, person: Person, arguments: Arguments) -> Any:
         """Begins to load another model, or the same one with another context length."""
         source, length = arguments.get("source"), arguments.get("context_length")
-        if not (source is None or isinstance(source, str)) or not (length is None or isinstance(length, int)):
+        is_length = length is None or (isinstance(length, int) and not isinstance(length, bool) and length > 0)
+        if not (source is None or isinstance(source, str)) or not is_length:
             raise PromptError("A model is named by its folder or its id, a context by its number of tokens.")
         self._changeable.change(source, length, is_new=bool(arguments.get("is_new")))
         return self._changeable.state()

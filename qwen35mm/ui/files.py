@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
 import functools
 import io
@@ -18,10 +17,16 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from qwen35mm.conversation.archive import export_markdown, export_zip, import_zip
-from qwen35mm.conversation.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
+from qwen35mm.conversation.documents import (
+    count_pdf_pages,
+    detect_document,
+    read_pdf_text,
+    read_text,
+    render_pdf_pages,
+)
 from qwen35mm.conversation.store import ConversationStore
 from qwen35mm.conversation.tree import Attachment
-from qwen35mm.errors import DocumentError, MediaError, NoTextError, NotFoundError, PromptError, StorageError
+from qwen35mm.errors import MediaError, NoTextError, NotFoundError, PromptError, StorageError
 from qwen35mm.ui.api import HEADER, answer
 from qwen35mm.ui.people import People, Person
 from qwen35mm.ui.prompting import with_names
@@ -119,15 +124,15 @@ class Files:
 
     def _pages(self, person: Person, attachment: Attachment) -> dict[str, Any]:
         path = self._store.media.path(attachment.digest)
-        num_taken = _count_pages(path, attachment.name, MAX_PAGE_PICTURES + 1)
-        numbers = range(min(num_taken, MAX_PAGE_PICTURES))
+        num_pages = count_pdf_pages(path, name=attachment.name)
+        numbers = range(min(num_pages, MAX_PAGE_PICTURES))
         attachments = []
         for number, picture in zip(numbers, render_pdf_pages(path, numbers, name=attachment.name), strict=True):
             data = io.BytesIO()
             picture.save(data, "PNG")
             name = f"{Path(attachment.name).stem}, page {number + 1}.png"
             attachments.append(self._keep(person, name, "image", data.getvalue()))
-        note = f"Its first {MAX_PAGE_PICTURES} pages are taken, and no more." if num_taken > len(numbers) else None
+        note = f"{len(numbers)} of {num_pages:,} pages are taken, and no more." if num_pages > len(numbers) else None
         return {"attachments": attachments, "note": note}
 
     def _text(self, person: Person, name: str, text: str) -> dict[str, Any]:
@@ -221,22 +226,6 @@ def _stream(archive: Any, name: str, kind: str) -> Response:
 
 def _as_file(name: str) -> str:
     return f"attachment; filename*=UTF-8''{quote(_file_name(name), safe='')}"
-
-
-def _count_pages(path: Path, name: str, at_most: int) -> int:
-    """Pages of a PDF, with text or without."""
-    try:
-        return min(read_pdf_text(path, max_pages=MAX_PDF_PAGES, name=name).num_pages, at_most)
-    except NoTextError:
-        return bisect.bisect_left(range(at_most), True, key=lambda number: not _has_page(path, number))
-
-
-def _has_page(path: Path, number: int) -> bool:
-    try:
-        next(render_pdf_pages(path, [number], max_side=1))
-    except DocumentError:
-        return False
-    return True
 
 
 @contextlib.asynccontextmanager

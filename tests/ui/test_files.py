@@ -85,7 +85,7 @@ async def test_a_scan_is_its_first_pages(
     monkeypatch.setattr(files_module, "MAX_PAGE_PICTURES", 3)
     found = (await page.upload(pages_pdf([b""] * num_pages), "scan.pdf")).json()
     assert [each["name"] for each in found["attachments"]] == [f"scan, page {n + 1}.png" for n in range(num_taken)]
-    assert found["note"] == ("Its first 3 pages are taken, and no more." if num_pages > 3 else None)
+    assert found["note"] == (f"3 of {num_pages} pages are taken, and no more." if num_pages > 3 else None)
     measured = (await page.call("measure", text="x", attachments=found["attachments"])).json()
     assert [view["error"] for view in measured["media"]] == [None] * num_taken
 

@@ -150,3 +150,13 @@ def test_conversations_outlive_the_server_where_they_have_a_folder(tmp_path: Pat
             ask(server, "save_preset", name="mine", settings={})
         finally:
             server.close()
+
+
+def test_the_page_can_be_installed_as_an_app(server: Server) -> None:
+    manifest = httpx.get(f"{server.url}manifest.json").json()
+    assert manifest["name"] == "qwen35mm"
+    assert manifest["display"] == "standalone"
+    (icon, *_) = manifest["icons"]
+    picture = httpx.get(f"{server.url.rstrip('/')}/{icon['src'].lstrip('/')}", follow_redirects=True)
+    assert picture.status_code == 200
+    assert b"#4f46e5" in picture.content

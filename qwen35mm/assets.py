@@ -9,7 +9,7 @@ from qwen35mm.errors import ConfigError
 
 
 def asset_path(name: str) -> Path:
-    """The absolute path of a bundled file or folder, such as `demo`, `samples` or `style.css`.
+    """The absolute path of a bundled file or folder, such as `demo`, `samples` or `web`.
 
     Raises:
         ConfigError: the installation lacks it.

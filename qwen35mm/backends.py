@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import (
     AsyncEngine,
@@ -19,14 +18,12 @@ from qwen35mm.engine import (
     EngineSettings,
     Event,
     Finished,
-    MediaPlanned,
-    Request,
     Retain,
     TextDelta,
 )
 from qwen35mm.model import LoadedModel, load
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message, Text, pin_plans
-from qwen35mm.requests import RequestMaker, default_budget
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message, Text
+from qwen35mm.requests import Asked, ModelBackend, default_budget
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaLimits
 
@@ -35,7 +32,7 @@ __all__ = ["LocalBackend", "default_budget"]
 logger = logging.getLogger(__name__)
 
 
-class LocalBackend:
+class LocalBackend(ModelBackend):
     """Answers with a model in this process.
 
     Args:
@@ -63,9 +60,7 @@ class LocalBackend:
         commit_history: bool = True,
         min_segment: int = DEFAULT_MIN_SEGMENT,
     ) -> None:
-        self.loaded = loaded
-        self._requests = RequestMaker(loaded, budget=budget, limits=limits, min_segment=min_segment)
-        self.media = self._requests.media
+        super().__init__(loaded, budget=budget, limits=limits, min_segment=min_segment)
         self.engine = AsyncEngine(lambda background: Engine(loaded, settings, cache, background=background))
         self.context_length = self.engine.context_length
         self._commit_history = commit_history
@@ -82,11 +77,6 @@ class LocalBackend:
             CheckpointError, ConfigError: the checkpoint or a setting can't be used.
         """
         return cls(load(path_or_hub_id, dtype=dtype, device=device), **options)
-
-    @property
-    def is_demo(self) -> bool:
-        """Whether this is the bundled demo model, which every surface has to say."""
-        return self.loaded.path == demo_model_path()
 
     async def stream(
         self,
@@ -127,7 +117,7 @@ class LocalBackend:
         """
         params = params or self.loaded.generation
         thinking = self._requests.thinks(params, enable_thinking)
-        request: Request | None = None
+        asked: Asked | None = None
         making = self._requests.make(
             messages,
             params,
@@ -141,17 +131,15 @@ class LocalBackend:
         )
         async with contextlib.aclosing(making) as items:
             async for item in items:
-                if isinstance(item, Request):
-                    request = item
-                    continue
-                if isinstance(item, MediaPlanned):
-                    messages = pin_plans(messages, item.plans)
-                yield item
-        assert request is not None, "the request is the last item"
-        before = messages[-1] if continue_reply else None
-        messages = messages[:-1] if before else messages
-        remember = functools.partial(self._remember, messages, conversation, thinking, tools, tenant, retain)
-        events = self.engine.stream(request)
+                if isinstance(item, Asked):
+                    asked = item
+                else:
+                    yield item
+        assert asked is not None, "what is asked for is the last item"
+        before = asked.so_far
+        remember = functools.partial(self._remember, asked.messages, conversation, thinking, tools, tenant, retain)
+        events = self.engine.stream(asked.request)
+        del asked
         answer: list[str] = [before.text] if before else []
         reasoning: list[str] = [before.reasoning or ""] if before else []
         stopped = True
@@ -170,14 +158,6 @@ class LocalBackend:
             await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
             if stopped:
                 remember("".join(answer), "".join(reasoning) or None)
-
-    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
-        """Tokens of the prompt that these messages become; media need no plan, and aren't decoded.
-
-        Raises:
-            MediaError, PromptError: the messages can't become a prompt.
-        """
-        return self._requests.count_tokens(messages, enable_thinking=enable_thinking)
 
     def memory(self) -> dict[str, int]:
         """Bytes that the cache holds, and its budgets: `kv_bytes`, `kv_budget_bytes`, and so `states` and `vision`."""

@@ -11,10 +11,12 @@ import functools
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.engine import CachedPrompt, DeferredMedia, MediaPlanned, Progress, Request, Retain
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import (
@@ -25,11 +27,26 @@ from qwen35mm.prompt import (
     build_history,
     build_prompt,
     iter_media,
+    pin_plans,
 )
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaProcessor, PreparedMedia
 
 Media = PreparedMedia | DeferredMedia
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A request, and the conversation that it came from, for its history.
+
+    Attributes:
+        messages: with a plan for each medium, and without the reply that is continued.
+        so_far: that reply; None where a new one is asked for.
+    """
+
+    request: Request
+    messages: tuple[Message, ...]
+    so_far: Message | None
 
 
 class RequestMaker:
@@ -92,8 +109,8 @@ class RequestMaker:
         tenant: str | None = None,
         timeout_s: float | None = None,
         continue_reply: bool = False,
-    ) -> AsyncGenerator[Progress | MediaPlanned | Request, None]:
-        """Reads what has to be read, then gives the request as its last item; see `LocalBackend.stream`.
+    ) -> AsyncGenerator[Progress | MediaPlanned | Asked, None]:
+        """Reads what has to be read, then gives what is asked for as its last item; see `LocalBackend.stream`.
 
         Raises:
             MediaError, PromptError: with a message for a person.
@@ -118,7 +135,7 @@ class RequestMaker:
             continue_reply=continue_reply,
             **self._prompt_options,
         )
-        yield Request(
+        request = Request(
             prompt,
             tuple(media),
             retain,
@@ -128,6 +145,9 @@ class RequestMaker:
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
         )
+        pinned = pin_plans(messages, plans)
+        so_far = pinned.pop() if continue_reply else None
+        yield Asked(request, tuple(pinned), so_far)
 
     def history(
         self,
@@ -203,6 +223,35 @@ class RequestMaker:
                 yield await reading
             finally:
                 abandoned.set() if not reading.done() else None
+
+
+class ModelBackend:
+    """What every backend with a model in this process has, however it computes.
+
+    Args:
+        loaded: the model.
+        budget, limits, min_segment: `RequestMaker`'s.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, *, budget: MediaBudget | None, limits: MediaLimits | None, min_segment: int
+    ) -> None:
+        self.loaded = loaded
+        self._requests = RequestMaker(loaded, budget=budget, limits=limits, min_segment=min_segment)
+        self.media = self._requests.media
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether this is the bundled demo model, which every surface has to say."""
+        return self.loaded.path == demo_model_path()
+
+    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
+        """Tokens of the prompt that these messages become; media need no plan, and aren't decoded.
+
+        Raises:
+            MediaError, PromptError: the messages can't become a prompt.
+        """
+        return self._requests.count_tokens(messages, enable_thinking=enable_thinking)
 
 
 def default_budget(device: torch.device) -> MediaBudget:

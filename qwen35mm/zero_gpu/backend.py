@@ -9,15 +9,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CacheSettings, DiskStore
 from qwen35mm.cache.weights_digest import weights_digest
-from qwen35mm.engine import EngineSettings, Event, Finished, MediaPlanned, Progress, Request, Retain
+from qwen35mm.engine import EngineSettings, Event, Finished, Progress, Request, Retain
 from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH
 from qwen35mm.errors import ConfigError, ContextTooLongError, QueueFullError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message, pin_plans
-from qwen35mm.requests import RequestMaker
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message
+from qwen35mm.requests import Asked, ModelBackend
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.zero_gpu.call import Call, RunJob
 from qwen35mm.zero_gpu.child import Child
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 CLOSE_S = 10.0
 
 
-class ZeroGpuBackend:
+class ZeroGpuBackend(ModelBackend):
     """Answers with a model whose GPU is there for one call at a time; otherwise as `LocalBackend` does.
 
     Make it before the page is launched, in the thread that loaded the model.
@@ -65,10 +64,8 @@ class ZeroGpuBackend:
         max_duration_s: int = 60,
     ) -> None:
         settings, cache = settings or EngineSettings(), cache or CacheSettings()
-        self.loaded = loaded
+        super().__init__(loaded, budget=budget, limits=limits, min_segment=min_segment)
         self.context_length = _context_length(loaded, settings)
-        self._requests = RequestMaker(loaded, budget=budget, limits=limits, min_segment=min_segment)
-        self.media = self._requests.media
         self._commit_history = commit_history
         self._max_calls = settings.max_waiting
         weights = list(loaded.model.parameters())
@@ -82,11 +79,6 @@ class ZeroGpuBackend:
         child = Child(loaded, self._requests, replace(settings, slots=1, max_waiting=1), cache)
         self._run: RunJob = gpu(duration=lambda job: job.duration_s)(child.run)
         self._calls: set[Call] = set()
-
-    @property
-    def is_demo(self) -> bool:
-        """Whether this is the bundled demo model, which every surface has to say."""
-        return self.loaded.path == demo_model_path()
 
     async def stream(
         self,
@@ -112,7 +104,7 @@ class ZeroGpuBackend:
         """
         params = params or self.loaded.generation
         thinking = self._requests.thinks(params, enable_thinking)
-        request: Request | None = None
+        asked: Asked | None = None
         making = self._requests.make(
             messages,
             params,
@@ -126,21 +118,18 @@ class ZeroGpuBackend:
         )
         async with contextlib.aclosing(making) as items:
             async for item in items:
-                if isinstance(item, Request):
-                    request = item
-                    continue
-                if isinstance(item, MediaPlanned):
-                    messages = pin_plans(messages, item.plans)
-                yield item
-        assert request is not None, "the request is the last item"
-        self._check_length(request)
+                if isinstance(item, Asked):
+                    asked = item
+                else:
+                    yield item
+        assert asked is not None, "what is asked for is the last item"
+        self._check_length(asked.request)
         history = None
         if self._commit_history and retain == "conversation":
-            before = messages[-1] if continue_reply else None
-            history = History(tuple(messages[:-1] if before else messages), before, thinking, tools, tenant)
-        duration_s = self._durations.estimate_s(len(request.prompt.token_ids), params.max_tokens)
-        job = Job.make(request, messages, history, duration_s)
-        del request
+            history = History(asked.messages, asked.so_far, thinking, tools, tenant)
+        duration_s = self._durations.estimate_s(len(asked.request.prompt.token_ids), params.max_tokens)
+        job = Job.make(asked.request, asked.messages, history, duration_s)
+        del asked
         yield Progress("wait", 0, 0)
         await self._end_older(conversation)
         call = self._start(job)
@@ -154,14 +143,6 @@ class ZeroGpuBackend:
         finally:
             if not call.answered:
                 call.stop()
-
-    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
-        """Tokens of the prompt that these messages become; media need no plan, and aren't decoded.
-
-        Raises:
-            MediaError, PromptError: the messages can't become a prompt.
-        """
-        return self._requests.count_tokens(messages, enable_thinking=enable_thinking)
 
     def memory(self) -> dict[str, int]:
         """Nothing: what a call holds goes with it."""

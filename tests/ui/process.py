@@ -33,7 +33,7 @@ class PageProcess:
         """The page's address, once it is served."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        found = re.search(r"qwen35mm chats with demo on (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)", line)
+        found = re.search(r"qwen35mm chats with \S+ on (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)", line)
         assert found, line + self.wait()[1]
         return found[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.ui.process import PageProcess
 
 pytestmark = pytest.mark.browser
 
+ROOT = Path(__file__).resolve().parents[2]
+ENDLESS = [sys.executable, "-m", "tests.ui.endless_child", "data"]
 CHAT = [sys.executable, "-m", "qwen35mm", "chat", "--port", "0", "--cache-dir", "kept"]
 # Together long enough for a part of the prompt to be kept: the demo makes few tokens of a picture.
 MEDIA = ("two-shapes.jpg", "moves-right.mp4", "moves-up.mp4")
@@ -34,22 +37,25 @@ def ask_once(browser: Browser, folder: Path, files: list[Path]) -> tuple[str, st
 
 
 def test_what_was_shown_survives_a_kill(browser: Browser, tmp_path: Path) -> None:
-    """kill -9 in the middle of an answer: the conversation is there again, and the answer can be continued."""
-    process = PageProcess([*CHAT, "--data-dir", "data"], tmp_path)
+    """kill -9 in the middle of an answer: what was seen of it is there again, says that it was cut off, and goes on."""
+    environment = {"PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])}
+    process = PageProcess(ENDLESS, tmp_path, **environment)
     with chat_pages(browser, process.wait_for_url()) as opener:
         page = opener()
-        page.open_settings().get_by_role("spinbutton", name="Temperature").fill("2")
-        page.ask("Tell me everything about all shapes that there are")
-        expect(page.answers.locator(".answer")).not_to_be_empty()
+        page.ask("slow")
+        page.wait_until(lambda: len(page.answers.locator(".answer").inner_text()) > 500)
         shown = page.answers.locator(".answer").inner_text().strip()
         process.kill()
         page.close()
         page.problems.clear()
-    again = PageProcess([*CHAT, "--data-dir", "data"], tmp_path)
+    again = PageProcess(ENDLESS, tmp_path, **environment)
     with chat_pages(browser, again.wait_for_url()) as opener:
         page = opener()
         page.chats.locator("a").click()
-        expect(page.answers.locator(".answer")).to_contain_text(shown[:200])
+        expect(page.answers.locator(".answer")).to_contain_text(shown)
+        expect(page.answers.locator(".problem")).to_contain_text("ended in the middle of this answer")
+        page.tool(page.answers.last, "Continue").click()
+        assert page.wait_answered().endswith("and its end.")
     assert again.end() == (0, "")
 
 

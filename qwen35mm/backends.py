@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from qwen35mm.engine import (
     EngineSettings,
     Event,
     Finished,
+    Request,
     Retain,
     TextDelta,
 )
 from qwen35mm.model import LoadedModel, load
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message, Text
-from qwen35mm.requests import Asked, ModelBackend, default_budget
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message
+from qwen35mm.requests import History, ModelBackend, default_budget
 from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 __all__ = ["LocalBackend", "default_budget"]
@@ -78,70 +77,12 @@ class LocalBackend(ModelBackend):
         """
         return cls(load(path_or_hub_id, dtype=dtype, device=device), **options)
 
-    async def stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-        conversation: str | None = None,
-        retain: Retain = "conversation",
-        tenant: str | None = None,
-        timeout_s: float | None = None,
-        continue_reply: bool = False,
-    ) -> AsyncIterator[Event]:
-        """Answers the last message.
-
-        Args:
-            messages: the conversation; a medium with a pinned plan is read by that plan, and only if nothing is
-                kept of it.
-            params: None takes the checkpoint's defaults.
-            enable_thinking: None takes the checkpoint's default; a `thinking_budget` of 0 turns it off.
-            tools: definitions in OpenAI's form, rendered by the checkpoint's template.
-            conversation: a name for it; a newer turn takes the place of an older one's unfinished history.
-            retain: "conversation" keeps what the next turn, an edit or another answer will need, and computes the
-                history with the reply in the background; "shared" keeps only beginnings that were asked for before;
-                "nothing" keeps nothing.
-            tenant: whose words and media these are: nothing of them is ever found for another tenant. The system
-                message counts as everybody's.
-            timeout_s: the most that this may take.
-            continue_reply: the last message is a reply that ended early; what comes is the rest of its text.
-
-        Yields:
-            Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the
-            iterator cancels the work within one step.
-
-        Raises:
-            MediaError, PromptError, RequestError, EngineError: with a message for a person.
-        """
-        params = params or self.loaded.generation
-        thinking = self._requests.thinks(params, enable_thinking)
-        asked: Asked | None = None
-        making = self._requests.make(
-            messages,
-            params,
-            thinking=thinking,
-            tools=tools,
-            conversation=conversation,
-            retain=retain,
-            tenant=tenant,
-            timeout_s=timeout_s,
-            continue_reply=continue_reply,
-        )
-        async with contextlib.aclosing(making) as items:
-            async for item in items:
-                if isinstance(item, Asked):
-                    asked = item
-                else:
-                    yield item
-        assert asked is not None, "what is asked for is the last item"
-        before = asked.so_far
-        remember = functools.partial(self._remember, asked.messages, conversation, thinking, tools, tenant, retain)
-        events = self.engine.stream(asked.request)
-        del asked
-        answer: list[str] = [before.text] if before else []
-        reasoning: list[str] = [before.reasoning or ""] if before else []
+    async def _answer(self, request: Request, history: History) -> AsyncGenerator[Event, None]:
+        remember = functools.partial(self._remember, history, request.conversation, request.retain)
+        events = self.engine.stream(request)
+        del request
+        answer: list[str] = []
+        reasoning: list[str] = []
         stopped = True
         try:
             async for event in events:
@@ -149,7 +90,7 @@ class LocalBackend(ModelBackend):
                     (reasoning if event.channel == "reasoning" else answer).append(event.text)
                 elif isinstance(event, Finished):
                     stopped = False
-                    remember("".join(answer), "".join(reasoning) or None)
+                    remember("".join(answer), "".join(reasoning))
                 yield event
         except Exception:
             stopped = False
@@ -157,7 +98,7 @@ class LocalBackend(ModelBackend):
         finally:
             await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
             if stopped:
-                remember("".join(answer), "".join(reasoning) or None)
+                remember("".join(answer), "".join(reasoning))
 
     def memory(self) -> dict[str, int]:
         """Bytes that the cache holds, and its budgets: `kv_bytes`, `kv_budget_bytes`, and so `states` and `vision`."""
@@ -197,26 +138,20 @@ class LocalBackend(ModelBackend):
         self._committer.shutdown(cancel_futures=True)
         self.engine.close()
 
-    def _remember(
-        self,
-        messages: Sequence[Message],
-        conversation: str | None,
-        enable_thinking: bool,
-        tools: Sequence[dict[str, Any]] | None,
-        tenant: str | None,
-        retain: Retain,
-        text: str,
-        reasoning: str | None,
-    ) -> None:
-        """Has a conversation's history computed with its new reply; the messages' media have their plans."""
-        if not self._commit_history or retain != "conversation" or not text:
+    def _remember(self, history: History, conversation: str | None, retain: Retain, text: str, reasoning: str) -> None:
+        """Has a conversation's history computed with its new reply."""
+        messages = history.ended_by(text, reasoning)
+        if not self._commit_history or retain != "conversation" or not messages[-1].text:
             return
-        history = [*messages, Message("assistant", (Text(text),), reasoning=reasoning)]
 
         def commit() -> None:
             try:
                 self.commit_history(
-                    history, conversation=conversation, enable_thinking=enable_thinking, tools=tools, tenant=tenant
+                    messages,
+                    conversation=conversation,
+                    enable_thinking=history.thinking,
+                    tools=history.tools,
+                    tenant=history.tenant,
                 )
             except Exception:
                 logger.exception("a conversation's history could not be kept for its next turn")

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 import torch
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.engine import CachedPrompt, DeferredMedia, MediaPlanned, Progress, Request, Retain
+from qwen35mm.engine import CachedPrompt, DeferredMedia, Event, MediaPlanned, Progress, Request, Retain
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import (
     DEFAULT_MIN_SEGMENT,
     Image,
     Message,
+    Text,
     Video,
     build_history,
     build_prompt,
@@ -35,18 +37,34 @@ from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaProcessor, Prepar
 Media = PreparedMedia | DeferredMedia
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """A request, and the conversation that it came from, for its history.
+@dataclass(frozen=True)
+class History:
+    """The conversation that a reply will end, for the history commit behind it.
 
     Attributes:
-        messages: with a plan for each medium, and without the reply that is continued.
-        so_far: that reply; None where a new one is asked for.
+        messages: with a plan for each medium, up to the question.
+        before: the reply's beginning, where one that ended early is continued.
     """
 
-    request: Request
     messages: tuple[Message, ...]
-    so_far: Message | None
+    before: Message | None
+    thinking: bool
+    tools: Sequence[dict[str, Any]] | None
+    tenant: str | None
+
+    def ended_by(self, text: str, reasoning: str) -> list[Message]:
+        """The conversation with the whole reply."""
+        if self.before is not None:
+            text, reasoning = self.before.text + text, (self.before.reasoning or "") + reasoning
+        return [*self.messages, Message("assistant", (Text(text),), reasoning=reasoning or None)]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A request, and the conversation that its reply will end."""
+
+    request: Request
+    history: History
 
 
 class RequestMaker:
@@ -146,8 +164,8 @@ class RequestMaker:
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
         )
         pinned = pin_plans(messages, plans)
-        so_far = pinned.pop() if continue_reply else None
-        yield Asked(request, tuple(pinned), so_far)
+        before = pinned.pop() if continue_reply else None
+        yield Asked(request, History(tuple(pinned), before, thinking, tools, tenant))
 
     def history(
         self,
@@ -225,7 +243,7 @@ class RequestMaker:
                 abandoned.set() if not reading.done() else None
 
 
-class ModelBackend:
+class ModelBackend(ABC):
     """What every backend with a model in this process has, however it computes.
 
     Args:
@@ -244,6 +262,74 @@ class ModelBackend:
     def is_demo(self) -> bool:
         """Whether this is the bundled demo model, which every surface has to say."""
         return self.loaded.path == demo_model_path()
+
+    async def stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        conversation: str | None = None,
+        retain: Retain = "conversation",
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+        continue_reply: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """Answers the last message.
+
+        Args:
+            messages: the conversation; a medium with a pinned plan is read by that plan, and only if nothing is
+                kept of it.
+            params: None takes the checkpoint's defaults.
+            enable_thinking: None takes the checkpoint's default; a `thinking_budget` of 0 turns it off.
+            tools: definitions in OpenAI's form, rendered by the checkpoint's template.
+            conversation: a name for it; a newer turn takes the place of an older one's unfinished history.
+            retain: "conversation" keeps what the next turn, an edit or another answer will need, and computes the
+                history with the reply in the background; "shared" keeps only beginnings that were asked for before;
+                "nothing" keeps nothing.
+            tenant: whose words and media these are: nothing of them is ever found for another tenant. The system
+                message counts as everybody's.
+            timeout_s: the most that this may take.
+            continue_reply: the last message is a reply that ended early; what comes is the rest of its text.
+
+        Yields:
+            Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the
+            iterator cancels the work within one step.
+
+        Raises:
+            MediaError, PromptError, RequestError, EngineError: with a message for a person.
+        """
+        params = params or self.loaded.generation
+        asked: Asked | None = None
+        making = self._requests.make(
+            messages,
+            params,
+            thinking=self._requests.thinks(params, enable_thinking),
+            tools=tools,
+            conversation=conversation,
+            retain=retain,
+            tenant=tenant,
+            timeout_s=timeout_s,
+            continue_reply=continue_reply,
+        )
+        async with contextlib.aclosing(making) as items:
+            async for item in items:
+                if isinstance(item, Asked):
+                    asked = item
+                else:
+                    yield item
+        assert asked is not None, "what is asked for is the last item"
+        answering = self._answer(asked.request, asked.history)
+        # Its pixels are large, and the answer may take long.
+        del asked, item
+        async with contextlib.aclosing(answering) as events:
+            async for event in events:
+                yield event
+
+    @abstractmethod
+    def _answer(self, request: Request, history: History) -> AsyncGenerator[Event, None]:
+        """The events of a request from here on; whoever leaves them ends the work."""
 
     def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
         """Tokens of the prompt that these messages become; media need no plan, and aren't decoded.

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
 from qwen35mm.cache import CacheSettings, DiskStore
 from qwen35mm.cache.weights_digest import weights_digest
-from qwen35mm.engine import EngineSettings, Event, Finished, Progress, Request, Retain
+from qwen35mm.engine import EngineSettings, Event, Finished, Progress, Request
 from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH
 from qwen35mm.errors import ConfigError, ContextTooLongError, QueueFullError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message
-from qwen35mm.requests import Asked, ModelBackend
-from qwen35mm.sampling import SamplingParams
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
+from qwen35mm.requests import History, ModelBackend
 from qwen35mm.zero_gpu.call import Call, RunJob
 from qwen35mm.zero_gpu.child import Child
 from qwen35mm.zero_gpu.duration import DurationModel
-from qwen35mm.zero_gpu.job import Failure, History, Job
+from qwen35mm.zero_gpu.job import Failure, Job
 from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 logger = logging.getLogger(__name__)
@@ -80,56 +78,19 @@ class ZeroGpuBackend(ModelBackend):
         self._run: RunJob = gpu(duration=lambda job: job.duration_s)(child.run)
         self._calls: set[Call] = set()
 
-    async def stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-        conversation: str | None = None,
-        retain: Retain = "conversation",
-        tenant: str | None = None,
-        timeout_s: float | None = None,
-        continue_reply: bool = False,
-    ) -> AsyncGenerator[Event, None]:
-        """Answers the last message; arguments and events are `LocalBackend.stream`'s.
-
-        The call goes on behind its `Finished` until the conversation's history is on disk; a newer turn of the same
-        conversation ends that. Leaving the iterator stops the call within one step of it, without waiting for that.
+    async def _answer(self, request: Request, history: History) -> AsyncGenerator[Event, None]:
+        """The call goes on behind its `Finished` until the conversation's history is on disk; a newer turn of the same
+        conversation ends that. Who leaves the events stops the call within one step of it, without waiting for that.
 
         Raises:
-            MediaError, PromptError, RequestError, EngineError: with a message for a person. QueueFullError and
-                RequestError are also what ZeroGPU's own refusals become.
+            RequestError: besides what `stream` raises, what ZeroGPU's own refusals become.
         """
-        params = params or self.loaded.generation
-        thinking = self._requests.thinks(params, enable_thinking)
-        asked: Asked | None = None
-        making = self._requests.make(
-            messages,
-            params,
-            thinking=thinking,
-            tools=tools,
-            conversation=conversation,
-            retain=retain,
-            tenant=tenant,
-            timeout_s=timeout_s,
-            continue_reply=continue_reply,
-        )
-        async with contextlib.aclosing(making) as items:
-            async for item in items:
-                if isinstance(item, Asked):
-                    asked = item
-                else:
-                    yield item
-        assert asked is not None, "what is asked for is the last item"
-        self._check_length(asked.request)
-        history = None
-        if self._commit_history and retain == "conversation":
-            history = History(asked.messages, asked.so_far, thinking, tools, tenant)
-        duration_s = self._durations.estimate_s(len(asked.request.prompt.token_ids), params.max_tokens)
-        job = Job.make(asked.request, asked.messages, history, duration_s)
-        del asked
+        self._check_length(request)
+        conversation = request.conversation
+        kept = history if self._commit_history and request.retain == "conversation" else None
+        duration_s = self._durations.estimate_s(len(request.prompt.token_ids), request.params.max_tokens)
+        job = Job.make(request, history.messages, kept, duration_s)
+        del request, history
         yield Progress("wait", 0, 0)
         await self._end_older(conversation)
         call = self._start(job)

@@ -5,37 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from qwen35mm.engine import Event, Request, TextDelta
 from qwen35mm.errors import MediaError, Qwen35mmError
 from qwen35mm.prompt import Image, Message, Text, Video, iter_media
-from qwen35mm.requests import RequestMaker
+from qwen35mm.requests import History, RequestMaker
 from qwen35mm_preprocess import PreparedMedia
 
 # Stands for media whose plan says all that a history needs: their bytes needn't go through the pipe again.
 _NO_SOURCE = Path("medium")
-
-
-@dataclass(frozen=True)
-class History:
-    """The conversation that a reply will end, for the history commit behind it.
-
-    Attributes:
-        before: the reply's beginning, where one that ended early is continued.
-    """
-
-    messages: tuple[Message, ...]
-    before: Message | None
-    thinking: bool
-    tools: Sequence[dict[str, Any]] | None
-    tenant: str | None
-
-    def ended_by(self, text: str, reasoning: str) -> list[Message]:
-        """The conversation with the whole reply."""
-        if self.before is not None:
-            text, reasoning = self.before.text + text, (self.before.reasoning or "") + reasoning
-        return [*self.messages, Message("assistant", (Text(text),), reasoning=reasoning or None)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -181,5 +181,24 @@ async def test_thinking_follows_the_call_and_a_budget_of_none_turns_it_off(backe
     assert await thinking_ids(GREEDY.with_overrides(thinking_budget=0), True) == [think, close]
 
 
+async def test_a_thought_that_was_cut_goes_on_where_it_ended(backend: LocalBackend) -> None:
+    question = Message("user", (Text("hello"),))
+    whole, half = [
+        result_of(
+            await collect(backend.stream([question], GREEDY.with_overrides(max_tokens=most), enable_thinking=True))
+        )
+        for most in (64, 4)
+    ]
+    assert (half.finish_reason, half.text) == ("length", "")
+    assert half.reasoning
+    messages = [question, Message("assistant", reasoning=half.reasoning)]
+    params = GREEDY.with_overrides(max_tokens=64)
+    rest = result_of(await collect(backend.stream(messages, params, enable_thinking=True, continue_reply=True)))
+    assert rest.reasoning
+    assert (half.reasoning + rest.reasoning, rest.text) == (whole.reasoning, whole.text)
+    with pytest.raises(PromptError, match="turn thinking on"):
+        await collect(backend.stream(messages, GREEDY, enable_thinking=False, continue_reply=True))
+
+
 def test_only_the_bundled_folder_is_the_demo(backend: LocalBackend) -> None:
     assert backend.is_demo

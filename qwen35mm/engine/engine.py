@@ -339,17 +339,21 @@ class Engine:
             request.params,
             eos_ids=self.loaded.eos_ids,
             thinking=self._thinking,
-            in_thinking=self._opens_thinking(request),
+            num_thought=self._num_thought(request),
         )
 
-    def _opens_thinking(self, request: Request) -> bool:
-        """Whether the prompt's last thinking token opens the thinking."""
+    def _num_thought(self, request: Request) -> int | None:
+        """Tokens of the thought that the prompt leaves open, 0 for line ends alone; None where it leaves none."""
         if self._thinking is None:
-            return False
-        for token_id in reversed(request.prompt.token_ids[request.prompt.tail_start :].tolist()):
-            if token_id in (self._thinking.start_id, self._thinking.end_id):
-                return token_id == self._thinking.start_id
-        return False
+            return None
+        tail = request.prompt.token_ids[request.prompt.tail_start :].tolist()
+        for position in range(len(tail) - 1, -1, -1):
+            if tail[position] == self._thinking.end_id:
+                return None
+            if tail[position] == self._thinking.start_id:
+                thought = tail[position + 1 :]
+                return len(thought) if self.loaded.tokenizer.decode(thought).strip("\n") else 0
+        return None
 
 
 def _engine_error(error: Exception) -> EngineError:

@@ -39,7 +39,8 @@ class OutputProcessor:
         params: stop strings, `thinking_budget` and `max_tokens` are carried out here.
         eos_ids: ids that end the reply.
         thinking: None where the vocabulary has no thinking tokens.
-        in_thinking: whether the prompt has opened the thinking.
+        num_thought: tokens of the thought that the prompt leaves open, 0 where it has only opened it; None where it
+            leaves none.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class OutputProcessor:
         *,
         eos_ids: Collection[int],
         thinking: ThinkingTokens | None,
-        in_thinking: bool,
+        num_thought: int | None,
     ) -> None:
         self._tokenizer = tokenizer
         self._params = params
@@ -57,12 +58,12 @@ class OutputProcessor:
         self._thinking = thinking
         self._decoder = StreamDecoder(tokenizer)
         self._forced: deque[int] = deque()
-        self._num_thinking_tokens = 0
+        self._num_thinking_tokens = num_thought or 0
         self._held = ""
-        self._strip_start = in_thinking
-        self.channel: Channel = "reasoning" if in_thinking else "answer"
+        self._strip_start = num_thought == 0
+        self.channel: Channel = "answer" if num_thought is None else "reasoning"
         self.token_ids: list[int] = []
-        self.reasoning: str | None = "" if in_thinking else None
+        self.reasoning: str | None = None if num_thought is None else ""
         self.text = ""
         self.finish_reason: FinishReason | None = None
 

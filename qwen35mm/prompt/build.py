@@ -79,7 +79,8 @@ def build_prompt(
         messages: the conversation.
         media: the plans of its images and videos, in order of appearance.
         tools: definitions of functions, in OpenAI's form.
-        continue_reply: the last message is a reply that ended early; the prompt ends with its text, not with its end.
+        continue_reply: the last message is a reply that ended early; the prompt ends with its text, or with its
+            reasoning where it has no text yet, and not with its end.
         min_segment: no segment is shorter (tokens).
         keep_video_marks: whether a video keeps the `<|vision_start|>` and `<|vision_end|>` that the template writes
             around it, outside those of its temporal patches. The family's first reference code (transformers 4.57)
@@ -90,9 +91,7 @@ def build_prompt(
     """
     so_far = None
     if continue_reply:
-        if not messages or messages[-1].role != "assistant" or not messages[-1].text or messages[-1].tool_calls:
-            raise PromptError("Only a conversation that ends with the text of a reply can be continued there.")
-        *messages, so_far = messages
+        *messages, so_far = _continued(messages)
     ids, spans = _encode(
         messages,
         media,
@@ -167,9 +166,7 @@ def _encode(
     except PromptError as error:
         raise PromptError(stand_ins.restore(str(error))) from error
     if so_far is not None:
-        if rendered.rstrip().endswith(THINKING_START):
-            rendered += stand_ins.hide(so_far.reasoning or "") + THINKING_END
-        rendered += stand_ins.hide(so_far.text)
+        rendered += _continuation(so_far, stand_ins, in_thinking=rendered.rstrip().endswith(THINKING_START))
     return lay_out(
         rendered,
         media,
@@ -178,6 +175,24 @@ def _encode(
         restore=stand_ins.restore,
         keep_video_marks=keep_video_marks,
     )
+
+
+def _continued(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages, checked to end with a reply that can go on."""
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant" or last.tool_calls or not (last.text or last.reasoning):
+        raise PromptError("Only a conversation that ends with the text of a reply can be continued there.")
+    return messages
+
+
+def _continuation(so_far: Message, stand_ins: StandIns, *, in_thinking: bool) -> str:
+    """What stands behind the generation prompt where a reply goes on."""
+    thought = stand_ins.hide(so_far.reasoning or "")
+    if so_far.text:
+        return (thought + THINKING_END if in_thinking else "") + stand_ins.hide(so_far.text)
+    if not in_thinking:
+        raise PromptError("The reply ended in the middle of its thinking: turn thinking on to continue it.")
+    return thought
 
 
 def _outside_texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[str]:

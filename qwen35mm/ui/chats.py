@@ -131,7 +131,7 @@ class Chats:
             first = None if conversation.first == reply_id else conversation.first
             path = prompt_path(tree.path(reply_id), first)
             node = path[-1]
-            if node.role != "assistant" or node.status == "finished" or not node.text:
+            if node.role != "assistant" or node.status == "finished" or not (node.text or node.reasoning):
                 raise PromptError("Only an answer that was stopped, or cut off by a limit, can be continued.")
             # What it cost so far is kept until the rest is there; then its numbers are the rest's.
             work = self._work(person, conversation, path, replace(node, status="running", error=None))

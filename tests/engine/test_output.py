@@ -18,13 +18,13 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_pretrained(demo_model_path())
 
 
-def make(tokenizer: Tokenizer, *, in_thinking: bool = False, **params: object) -> OutputProcessor:
+def make(tokenizer: Tokenizer, *, num_thought: int | None = None, **params: object) -> OutputProcessor:
     return OutputProcessor(
         tokenizer,
         SamplingParams(**params),  # pyright: ignore[reportArgumentType]
         eos_ids={tokenizer.control_ids["<|im_end|>"]},
         thinking=ThinkingTokens.from_tokenizer(tokenizer),
-        in_thinking=in_thinking,
+        num_thought=num_thought,
     )
 
 
@@ -67,7 +67,7 @@ def test_half_a_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer) -> N
 
 
 def test_thinking_is_split_from_the_answer(tokenizer: Tokenizer) -> None:
-    output = make(tokenizer, in_thinking=True)
+    output = make(tokenizer, num_thought=0)
     deltas = feed(output, ids(tokenizer, "Two\n\nshapes.\n", "</think>", "\n\nA red circle.\n", "<|im_end|>"))
     assert output.reasoning == joined(deltas, "reasoning") == "Two\n\nshapes."
     assert output.text == joined(deltas, "answer") == "A red circle.\n"
@@ -109,7 +109,7 @@ def test_the_start_of_a_stop_string_is_given_out_when_it_goes_no_further(tokeniz
 
 
 def test_stop_strings_do_not_search_the_thinking(tokenizer: Tokenizer) -> None:
-    output = make(tokenizer, in_thinking=True, stop=("red",))
+    output = make(tokenizer, num_thought=0, stop=("red",))
     feed(output, ids(tokenizer, "It is red.", "</think>", "\n\nA red circle.", "<|im_end|>"))
     assert (output.reasoning, output.text) == ("It is red.", "A ")
 
@@ -124,7 +124,7 @@ def test_max_tokens_counts_thinking_and_ends_with_length(tokenizer: Tokenizer) -
 
 @pytest.mark.parametrize("budget", [0, 1, 4])
 def test_a_spent_thinking_budget_closes_the_thinking(tokenizer: Tokenizer, budget: int) -> None:
-    output = make(tokenizer, in_thinking=True, thinking_budget=budget)
+    output = make(tokenizer, num_thought=0, thinking_budget=budget)
     thoughts = iter(ids(tokenizer, "one two three four five six seven eight nine ten"))
     forced = 0
     while output.channel == "reasoning":
@@ -141,8 +141,17 @@ def test_a_spent_thinking_budget_closes_the_thinking(tokenizer: Tokenizer, budge
     assert output.text == "Yes."
 
 
+def test_a_thought_that_goes_on_keeps_its_line_ends_and_its_budget(tokenizer: Tokenizer) -> None:
+    output = make(tokenizer, num_thought=3, thinking_budget=4)
+    line_end, *word = ids(tokenizer, "\nred")
+    assert joined(feed(output, [line_end]), "reasoning") == ""
+    assert output.next_forced() is not None, "three tokens were thought before, and this was the fourth"
+    output = make(tokenizer, num_thought=3)
+    assert joined(feed(output, [line_end, *word]), "reasoning") == "\nred"
+
+
 def test_no_budget_never_forces(tokenizer: Tokenizer) -> None:
-    output = make(tokenizer, in_thinking=True)
+    output = make(tokenizer, num_thought=0)
     feed(output, ids(tokenizer, "one two three"))
     assert output.next_forced() is None
 

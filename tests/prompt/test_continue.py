@@ -46,7 +46,20 @@ def test_the_history_before_it_keeps_its_addresses(build):
     assert continued.token_ids[: asked.tail_start].tolist() == asked.token_ids[: asked.tail_start].tolist()
 
 
-@pytest.mark.parametrize("last", [QUESTION, {"role": "assistant", "content": ""}, Message("assistant", reasoning="Hm")])
+def test_a_thought_goes_on_behind_what_opens_the_thinking(build, tokenizer):
+    """No template renders a message that ends in its thinking: the ids are those of asking, then the thought."""
+    asked = build([QUESTION], enable_thinking=True)
+    thought = "Shapes. Let me</think> count"
+    prompt = build([QUESTION, Message("assistant", reasoning=thought)], continue_reply=True, enable_thinking=True)
+    assert prompt.token_ids.tolist() == [*asked.token_ids.tolist(), *tokenizer.encode_plain(thought)]
+
+
+def test_a_thought_cannot_go_on_without_thinking(build):
+    with pytest.raises(PromptError, match="turn thinking on"):
+        build([QUESTION, Message("assistant", reasoning="Hm")], continue_reply=True, enable_thinking=False)
+
+
+@pytest.mark.parametrize("last", [QUESTION, {"role": "assistant", "content": ""}])
 def test_only_the_text_of_a_reply_can_be_continued(build, last):
     with pytest.raises(PromptError, match="ends with the text of a reply"):
         build([QUESTION, last], continue_reply=True)

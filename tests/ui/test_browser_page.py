@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gradio.context import LocalContext
 from playwright.sync_api import expect
 
 from tests.ui.browser import ChatPage, OpenPage
@@ -20,6 +23,24 @@ def test_a_question_is_answered(page: ChatPage) -> None:
     expect(page.questions).to_contain_text("echo Hello there")
     expect(page.box).to_have_value("")
     expect(page.cost).to_contain_text("2 tokens · 40.0 tokens/s")
+
+
+def test_a_reply_knows_the_request_that_watches_it(
+    page: ChatPage, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroGPU's `spaces` looks there for whose quota pays."""
+    seen: list[Any] = []
+    stream = backend.stream
+
+    async def noting(*args: Any, **options: Any) -> AsyncIterator[Any]:
+        seen.append(LocalContext.request.get(None))
+        async for event in stream(*args, **options):
+            yield event
+
+    monkeypatch.setattr(backend, "stream", noting)
+    page.ask("echo Hello")
+    page.wait_answered()
+    assert [request.headers["user-agent"] for request in seen] == [page.page.evaluate("navigator.userAgent")]
 
 
 def test_enter_sends_and_shift_enter_begins_a_line(page: ChatPage, backend: FakeBackend) -> None:

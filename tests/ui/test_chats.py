@@ -95,6 +95,16 @@ async def test_a_cut_answer_goes_on(kit: ChatKit) -> None:
         await kit.chats.go_on(ME, asked.conversation, asked.reply)
 
 
+async def test_an_answer_that_was_cut_in_its_thinking_goes_on(kit: ChatKit) -> None:
+    asked = await kit.ask("think it")
+    kit.store.update(ME.owner, asked.reply, status="length", text="")
+    await kit.chats.go_on(ME, asked.conversation, asked.reply)
+    assert (await kit.watch(asked.reply))["status"] == "finished"
+    last = kit.backend.calls[-1].messages[-1]
+    assert (last.text, last.reasoning) == ("", "Let me see. That is it.")
+    assert kit.node(asked.conversation, asked.reply).text == "and its end."
+
+
 async def test_a_reply_that_a_killed_process_left_can_be_continued(kit: ChatKit) -> None:
     asked = await kit.ask("echo half")
     kit.store.update(ME.owner, asked.reply, status="running")

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import torch
+
 from qwen35mm.engine.engine import Engine
 from qwen35mm.engine.events import Event, Finished
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
@@ -74,6 +76,7 @@ class AsyncEngine:
         self._idle = threading.Event()
         self._idle.set()
         self._threads.on_done = self._notify
+        self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="qwen35mm-engine", daemon=True)
         self._thread.start()
 
@@ -173,6 +176,9 @@ class AsyncEngine:
             self._engine.cancel(request_id)
 
     def _run(self) -> None:
+        # OpenMP keeps the number for each thread apart, and torch sets it in a new one only on the way: until then
+        # products would run, and round, as with the machine's own number, and not as the cache's root says.
+        torch.set_num_threads(self._num_threads)
         try:
             while self._take_commands():
                 for output in self._engine.step():

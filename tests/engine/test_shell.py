@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
-from qwen35mm.engine import AsyncEngine, DeferredMedia, Engine, EngineSettings, Finished, Request, Result, TextDelta
+from qwen35mm.engine import (
+    AsyncEngine,
+    DeferredMedia,
+    Engine,
+    EngineSettings,
+    Finished,
+    Request,
+    Result,
+    StepOutput,
+    TextDelta,
+)
 from qwen35mm.errors import ContextTooLongError, EngineError, MediaError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Text
@@ -18,6 +31,7 @@ from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import PreparedMedia
 from tests.engine.conftest import MakeRequest, noise
 
+OPENMP = Path(torch.__file__).parent / "lib/libgomp.so.1"
 LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000)
 
 
@@ -44,6 +58,28 @@ async def test_many_tasks_get_their_own_answers(shell: AsyncEngine, make_request
     alone = [await collect(shell, make_request(*parts)) for parts in questions]
     together = await asyncio.gather(*(collect(shell, make_request(*parts)) for parts in questions))
     assert [result.token_ids for result in together] == [result.token_ids for result in alone]
+
+
+@pytest.mark.skipif(not OPENMP.is_file(), reason="torch brings no libgomp on this system")
+def test_its_thread_computes_with_as_many_threads_as_its_maker(demo: LoadedModel, make_request: MakeRequest) -> None:
+    """Another number of threads gives other bits (seen with fp32 and MKL on Intel), and the cache's root names one."""
+    openmp = ctypes.CDLL(str(OPENMP))
+    seen: list[int] = []
+
+    class Watched(Engine):
+        def step(self) -> list[StepOutput]:
+            seen.append(openmp.omp_get_max_threads())
+            return super().step()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        shell = AsyncEngine(lambda background: Watched(demo, background=background))
+        asyncio.run(collect(shell, make_request(Text("hello"))))
+        shell.close()
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {before + 1}
 
 
 async def test_leaving_the_iterator_cancels_the_request(shell: AsyncEngine, make_request: MakeRequest) -> None:

@@ -3,14 +3,14 @@
 import { call, pdfPages, thumbnailUrl, upload } from "./api.js";
 import { takePicture } from "./camera.js";
 import { clear, debounce, h, icon, iconButton } from "./dom.js";
-import { number, t } from "./words.js";
+import { number, said, t } from "./words.js";
 
 const MEASURE_AFTER_MS = 150;
 
 export class Composer {
   /**
    * `page`: `context()` gives {conversation, parent, settings}; `send(message)`, `stop()`, `editLast()`, `changeSettings(values)`,
-   * `takeOffer(offer)`, `say(words)` do what they say.
+   * `takeOffer(offer)`, `say(words, kind)` do what they say.
    */
   constructor(page) {
     this.page = page;
@@ -95,7 +95,7 @@ export class Composer {
     const at = this.files.indexOf(entry);
     if (at < 0) return;
     this.files.splice(at, 1, ...attachments);
-    if (note) this.page.say(note);
+    if (note) this.page.say(said(note));
     this.drawStrip();
     this.measure();
   }
@@ -118,7 +118,8 @@ export class Composer {
   thumbnail(file) {
     const loaded = file.digest !== null;
     const picture = !loaded || file.kind === "text" ? icon("file") : h("img", { src: thumbnailUrl(file.digest), alt: "" });
-    const label = file.error ?? file.label ?? (loaded ? "" : t("Uploading, {p}%", { p: Math.round(100 * (file.share ?? 0)) }));
+    const cost = file.label ? said(file.label) : "";
+    const label = file.error ?? (loaded ? cost : t("Uploading, {p}%", { p: Math.round(100 * (file.share ?? 0)) }));
     return h(`div.thumbnail${file.error ? ".bad" : ""}`, { title: [file.name, label, ...(file.notes ?? [])].join("\n") },
       h("div.shot", {}, picture, file.kind === "video" ? h("span.badge", {}, t("clip")) : null),
       h("div.about", {}, h("span.name", {}, file.name), h("span.label", {}, label),
@@ -152,13 +153,13 @@ export class Composer {
     const low = name === "max_frames" ? 2 : 64;
     const toValue = (position) => Math.round(low * (top / low) ** (position / steps));
     const position = Math.round((steps * Math.log(Math.max(shown, low) / low)) / Math.log(top / low));
-    const input = h("input", { type: "range", min: "0", max: String(steps), "aria-label": t(label),
+    const input = h("input", { type: "range", min: "0", max: String(steps), "aria-label": said(label),
       oninput: () => { tell(toValue(Number(input.value))); this.page.changeSettings({ [name]: toValue(Number(input.value)) }); this.measure(); } });
     input.value = String(Math.min(position, steps));
     // The slider's own value is a position.
     const tell = (amount) => { value.textContent = number(amount); input.setAttribute("aria-valuetext", number(amount)); };
     tell(shown);
-    return h("label", {}, h("span", {}, t(label)), input, value);
+    return h("label", {}, h("span", {}, said(label)), input, value);
   }
 
   /** Sliders that were moved elsewhere show it. */
@@ -201,7 +202,7 @@ export class Composer {
     if (drawn === this.troubleDrawn) return;
     this.troubleDrawn = drawn;
     if (!words) return this.trouble.replaceChildren();
-    clear(this.trouble, h("span", {}, words), offers.map((offer) => h("button.plain", { type: "button", onclick: () => this.page.takeOffer(offer) }, offer.label)));
+    clear(this.trouble, h("span", {}, words), offers.map((offer) => h("button.plain", { type: "button", onclick: () => this.page.takeOffer(offer) }, said(offer.label))));
   }
 
   message() {
@@ -212,7 +213,7 @@ export class Composer {
 
   async submit() {
     if (this.running || this.sending) return;
-    if (!this.text.value.trim() && !this.files.length) return this.page.say(t("Type a question, or add a picture or a video."));
+    if (!this.text.value.trim() && !this.files.length) return this.page.say(t("Type a question, or add a picture or a video."), "note");
     if (document.activeElement === this.sendButton) this.text.focus();
     this.sending = true;
     this.updateButtons();

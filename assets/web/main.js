@@ -6,8 +6,9 @@ import { ask, clear, debounce, h, icon, iconButton } from "./dom.js";
 import { Models } from "./models.js";
 import { SettingsPanel } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
+import { Toasts } from "./toasts.js";
 import { Transcript } from "./transcript.js";
-import { number, t, useLanguage } from "./words.js";
+import { number, said, t, useLanguage } from "./words.js";
 
 // An answer that says nothing for this long has lost its connection: it is asked for again.
 const SILENCE_MS = 8000;
@@ -56,7 +57,7 @@ class Page {
     });
     this.composer = new Composer({
       context: () => ({ conversation: this.chat.id, parent: this.chat.messages.at(-1)?.id ?? null, settings: this.settings }),
-      send: (message) => this.send(message), stop: () => this.stop(), editLast: () => this.editLast(), say: (words) => this.say(words),
+      send: (message) => this.send(message), stop: () => this.stop(), editLast: () => this.editLast(), say: (words, kind) => this.say(words, kind),
       changeSettings: (values) => this.changeSettings({ ...this.settings, ...values }), takeOffer: (offer) => this.takeOffer(offer),
       mediaLimit: (name) => this.mediaLimit(name),
     });
@@ -68,17 +69,20 @@ class Page {
     this.panel.models = this.app.models ? this.models : null;
     this.title = h("h1.title");
     this.gauge = h("div.gauge", { role: "img" });
-    this.toasts = h("div.toasts", { "aria-live": "polite" });
+    this.toasts = new Toasts();
     this.spoken = h("div.unseen", { role: "status" });
-    this.menuButton = iconButton("menu", t("Conversations"), () => this.toggleSidebar(true), { class: "icon-button menu-button" });
+    this.menuButton = iconButton("menu", t("Conversations"), () => this.toggleSidebar(true),
+      { class: "icon-button menu-button", "aria-controls": this.sidebar.element.id, "aria-expanded": "false" });
+    this.settingsButton = iconButton("settings", t("Settings"), () => this.toggleSettings(this.panel.element.hidden),
+      { class: "icon-button", "aria-controls": this.panel.element.id, "aria-expanded": "false" });
     const main = h("div.main", {},
       h("header.top", {},
         this.menuButton,
         this.title, h("span.model", { title: t("The model that answers") }, this.app.model), this.gauge,
-        iconButton("settings", t("Settings"), () => this.toggleSettings(this.panel.element.hidden), { class: "icon-button" })),
+        this.settingsButton),
       this.app.is_demo ? this.demoBanner() : null,
       this.transcript.element, this.composer.element);
-    this.frame = h("div.app", {}, this.sidebar.element, h("div.shade", { onclick: () => this.toggleSidebar(false) }), main, this.panel.element, this.toasts, this.spoken,
+    this.frame = h("div.app", {}, this.sidebar.element, h("div.shade", { onclick: () => this.toggleSidebar(false) }), main, this.panel.element, this.toasts.element, this.spoken,
       h("div.drop-here", { "aria-hidden": "true" }, t("Drop pictures, videos, texts or PDFs here")));
     this.sidebar.element.querySelector(".brand").innerHTML = this.app.brand;
     clear(this.root, this.frame);
@@ -97,7 +101,7 @@ class Page {
     return h("div.welcome", {}, h("h2", {}, t("Ask about pictures and videos")), h("p", {}, t("Add one below, or try an example.")),
       h("div.examples", {}, this.app.examples.map((example, number) =>
         h("button.example", { type: "button", onclick: () => this.sendExample(number, example) },
-          h("span.shot", {}, example.kind === "video" ? h("video", { src: new URL(example.url, document.baseURI).href, muted: true, autoplay: !matchMedia("(prefers-reduced-motion: reduce)").matches, loop: true, playsInline: true }) : h("img", { src: new URL(example.url, document.baseURI).href, alt: "" }),
+          h("span.shot", {}, example.kind === "video" ? h("video", { src: new URL(example.url, document.baseURI).href, poster: new URL(example.poster, document.baseURI).href, muted: true, autoplay: !matchMedia("(prefers-reduced-motion: reduce)").matches, loop: true, playsInline: true }) : h("img", { src: new URL(example.url, document.baseURI).href, alt: "" }),
             example.kind === "video" ? h("span.badge", {}, t("clip")) : null),
           h("span.words", {}, example.text)))));
   }
@@ -114,7 +118,7 @@ class Page {
     try {
       this.show(await call("open", { conversation: id }));
       this.transcript.toEnd();
-      this.frame.classList.remove("with-sidebar");
+      this.showSidebar(false);
     } catch (problem) {
       this.say(problem.message);
       if (problem.kind === "not found") this.newChat();
@@ -124,7 +128,7 @@ class Page {
   newChat() {
     this.composer.stopEditing();
     this.show(NOTHING);
-    this.frame.classList.remove("with-sidebar");
+    this.showSidebar(false);
     this.composer.text.focus();
   }
 
@@ -249,7 +253,7 @@ class Page {
 
   async offer(words, offers) {
     const choice = await ask(t("This doesn't fit"), [h("p", {}, words)],
-      [...offers.map((offer) => ({ label: offer.label, value: offer })), { label: t("Change the message"), value: null }]);
+      [...offers.map((offer) => ({ label: said(offer.label), value: offer })), { label: t("Change the message"), value: null }]);
     if (choice) this.takeOffer(choice);
   }
 
@@ -310,14 +314,20 @@ class Page {
 
   /** Shows the conversations over a narrow page, or the page again. */
   toggleSidebar(open) {
-    this.frame.classList.toggle("with-sidebar", open);
+    this.showSidebar(open);
     (open ? this.sidebar.element.querySelector(".new-chat") : this.menuButton).focus();
+  }
+
+  showSidebar(open) {
+    this.frame.classList.toggle("with-sidebar", open);
+    this.menuButton.setAttribute("aria-expanded", String(open));
   }
 
   toggleSettings(open) {
     if (open && this.panel.element.hidden) this.opener = document.activeElement;
     this.panel.element.hidden = !open;
-    this.frame.classList.remove("with-sidebar");
+    for (const button of [this.settingsButton, this.sidebar.settingsButton]) button.setAttribute("aria-expanded", String(open));
+    this.showSidebar(false);
     if (open) { this.panel.show(this.settings); this.panel.element.querySelector("button").focus(); }
     else (this.opener?.checkVisibility() ? this.opener : this.composer.text).focus();
   }
@@ -357,18 +367,16 @@ class Page {
     let memory = null;
     try { memory = await call("memory"); } catch { /* said elsewhere */ }
     const share = used / length;
-    const words = [t("{u} of {l} tokens of context", { u: number(used), l: number(length) }), ...(memory ? [memory.words] : [])].join("\n");
+    const held = memory && said(memory.words);
+    const words = [t("{u} of {l} tokens of context", { u: number(used), l: number(length) }), ...(held ? [held] : [])].join("\n");
     this.gauge.title = words;
     this.gauge.setAttribute("aria-label", words);
     const meter = (part, label, kind) => h("span.meter", { title: label }, h(`span.fill.${kind}`, { style: `width:${Math.min(100 * part, 100).toFixed(1)}%` }));
-    clear(this.gauge, meter(share, words, share > 0.85 ? "full" : "context"), memory ? meter(memory.share, memory.words, "memory") : null);
+    clear(this.gauge, meter(share, words, share > 0.85 ? "full" : "context"), memory ? meter(memory.share, held, "memory") : null);
   }
 
-  say(words, kind = "bad") {
-    if (!words) return;
-    const toast = h(`div.toast.${kind}`, {}, h("span", {}, words), iconButton("close", t("Close"), () => toast.remove()));
-    this.toasts.append(toast);
-    setTimeout(() => toast.remove(), kind === "bad" ? 12000 : 5000);
+  say(words, kind) {
+    this.toasts.say(words, kind);
   }
 }
 

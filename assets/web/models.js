@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { ask, clear, h } from "./dom.js";
-import { t } from "./words.js";
+import { said, t } from "./words.js";
 
 const LOOK_MS = 400;
 
@@ -21,7 +21,7 @@ export class Models {
       return this.page.say(problem.message);
     }
     const select = h("select", { onchange: () => this.chosen(select.value, found) },
-      found.models.map((each) => h("option", { value: each.source, selected: each.current, disabled: Boolean(each.reason), title: each.reason ?? "" }, `${each.name} (${each.reason ? t("not usable") : each.size})`)),
+      found.models.map((each) => h("option", { value: each.source, selected: each.current, disabled: Boolean(each.reason), title: each.reason ?? "" }, `${each.name} (${each.reason ? t("not usable") : said(each.size)})`)),
       h("option", { value: "" }, t("Another one from Hugging Face")));
     clear(this.element, h("span", {}, t("Model")), select);
   }
@@ -48,7 +48,7 @@ export class Models {
     try {
       state = await call("change_model", args);
       while (state.busy) {
-        label.textContent = state.label;
+        label.textContent = said(state.label);
         if (state.share === null) bar.removeAttribute("value");
         else bar.value = state.share;
         await new Promise((resolve) => setTimeout(resolve, LOOK_MS));

@@ -2,9 +2,7 @@
 
 import { call } from "./api.js";
 import { ask, clear, h, iconButton } from "./dom.js";
-import { LANGUAGES, t } from "./words.js";
-
-const GROUPS = { sampling: "How words are chosen", length: "Lengths", media: "Pictures and videos" };
+import { LANGUAGES, said, t } from "./words.js";
 
 export class SettingsPanel {
   /** `page`: `changed(values)`, `changePreferences(values)`, `say(words)`, `close()`, `switchModel(...)`. */
@@ -12,7 +10,7 @@ export class SettingsPanel {
     Object.assign(this, { page, fields, defaults, presets, preferences, values: {} });
     this.save = () => this.page.changed(this.values);
     this.body = h("div.settings-body");
-    this.element = h("aside.settings", { "aria-label": t("Settings"), hidden: true },
+    this.element = h("aside.settings", { id: "qwen35mm-settings", "aria-label": t("Settings"), hidden: true },
       h("header", {}, h("h2", {}, t("Settings")), iconButton("close", t("Close the settings"), () => this.page.close())), this.body);
   }
 
@@ -30,6 +28,7 @@ export class SettingsPanel {
 
   draw() {
     this.models?.load();
+    const groups = { sampling: t("How words are chosen"), length: t("Lengths"), media: t("Pictures and videos") };
     clear(this.body,
       this.models?.element,
       this.presetRow(),
@@ -37,7 +36,7 @@ export class SettingsPanel {
         h("textarea", { rows: 4, placeholder: t("How the model should behave; empty for none"), oninput: (event) => this.set("system", event.target.value) }, this.values.system ?? "")),
       h("label.check", {}, h("input", { type: "checkbox", checked: this.values.thinking ?? this.defaults.thinking, onchange: (event) => this.set("thinking", event.target.checked) }),
         h("span", {}, t("Think first"), h("small", {}, t("Slower, and better at hard questions.")))),
-      Object.entries(GROUPS).map(([group, title]) => h("fieldset", {}, h("legend", {}, t(title)),
+      Object.entries(groups).map(([group, title]) => h("fieldset", {}, h("legend", {}, title),
         Object.entries(this.fields).filter(([, field]) => field.group === group).map(([name, field]) => this.number(name, field)))),
       h("button.plain.reset", { type: "button", onclick: () => this.reset() }, t("Back to the model's own settings")),
       h("fieldset", {}, h("legend", {}, t("Page")), this.choice("language", t("Language"), { "": t("As the browser"), ...LANGUAGES }),
@@ -62,7 +61,7 @@ export class SettingsPanel {
     };
     box.addEventListener("input", () => take(box.value, "box"));
     slider?.addEventListener("input", () => take(slider.value, "slider"));
-    return h("label.number", {}, h("span", {}, t(label), hint ? h("small", {}, t(hint)) : null), box, slider);
+    return h("label.number", {}, h("span", {}, said(label), hint ? h("small", {}, said(hint)) : null), box, slider);
   }
 
   choice(name, label, options) {

@@ -12,7 +12,9 @@ export class Sidebar {
     this.search = h("input", { type: "search", placeholder: t("Search"), "aria-label": t("Search the conversations"), oninput: debounce(180, () => this.load()) });
     this.list = h("ul.chats", { role: "list", "aria-label": t("Conversations") });
     this.picker = h("input", { type: "file", accept: ".zip", hidden: true, onchange: () => this.import() });
-    this.element = h("aside.sidebar", { "aria-label": t("Conversations") },
+    this.settingsButton = h("button.plain", { type: "button", onclick: () => this.page.showSettings(), "aria-controls": "qwen35mm-settings", "aria-expanded": "false" },
+      icon("settings"), t("Settings"));
+    this.element = h("aside.sidebar", { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
       h("div.brand"),
       h("button.new-chat", { type: "button", onclick: () => this.page.begin() }, icon("plus"), t("New chat")),
       h("div.search", {}, icon("search"), this.search),
@@ -20,7 +22,7 @@ export class Sidebar {
       h("div.side-foot", {},
         iconButton("upload", t("Take in an archive"), () => this.picker.click()),
         iconButton("download", t("Save all conversations"), () => this.download("zip", [])),
-        h("button.plain", { type: "button", onclick: () => this.page.showSettings() }, icon("settings"), t("Settings"))),
+        this.settingsButton),
       this.picker);
   }
 

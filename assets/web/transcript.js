@@ -2,7 +2,7 @@
 
 import { mediaUrl, thumbnailUrl } from "./api.js";
 import { copyText, h, icon, iconButton } from "./dom.js";
-import { t } from "./words.js";
+import { number, said, t } from "./words.js";
 
 // Nearer to the end than this, the view goes along with what is written.
 const FOLLOW_PX = 90;
@@ -13,6 +13,7 @@ export class Transcript {
     this.actions = actions;
     this.rows = new Map();
     this.list = h("div.messages", { role: "log", "aria-live": "off", "aria-label": t("Conversation") });
+    this.leftOut = h("p.left-out-above", {}, t("Messages above are left out of the prompt"));
     this.element = h("div.transcript", { tabindex: "0", role: "region", "aria-label": t("Conversation") }, this.list);
     this.following = true;
     this.top = 0;
@@ -35,6 +36,7 @@ export class Transcript {
     this.list.classList.toggle("empty", !chat.messages.length);
     this.list.querySelector(".welcome")?.remove();
     if (!chat.messages.length) this.list.append(welcome());
+    this.leftOut.remove();
     let before = null;
     for (const message of chat.messages) {
       let row = this.rows.get(message.id);
@@ -47,6 +49,8 @@ export class Transcript {
       row.show(message);
       before = row.element;
     }
+    const first = chat.messages.findIndex((message) => message.kept);
+    if (first > 0) this.rows.get(chat.messages[first].id).element.before(this.leftOut);
     held(this.element);
     this.follow();
   }
@@ -155,7 +159,7 @@ class Answer extends Row {
       this.branches(message),
       this.copyButton(message.text),
       iconButton("again", t("Answer again"), () => this.actions.again(message)),
-      unfinished && message.text ? iconButton("goOn", t("Continue"), () => this.actions.goOn(message), { class: "icon-button strong" }) : null,
+      unfinished && (message.text || message.reasoning.length) ? iconButton("goOn", t("Continue"), () => this.actions.goOn(message), { class: "icon-button strong" }) : null,
       iconButton("trash", t("Delete"), () => this.actions.remove(message)),
       this.cost(message),
     ].filter(Boolean)));
@@ -176,7 +180,7 @@ class Answer extends Row {
     if (!reasoning.length) return;
     drawBlocks(this.thoughtText, reasoning);
     const live = running && !blocks.length;
-    this.thoughtTitle.textContent = live ? t("Thinking") : seconds === null ? t("Thought") : t("Thought for {s} s", { s: seconds.toFixed(1) });
+    this.thoughtTitle.textContent = live ? t("Thinking") : seconds === null ? t("Thought") : t("Thought for {s} s", { s: number(seconds, 1) });
     this.thought.classList.toggle("live", live);
     // Open while it is written, then folded, unless the person decided otherwise.
     if (!this.opened && this.thought.open !== live) { this.settingOpen = true; this.thought.open = live; }
@@ -200,7 +204,8 @@ class Answer extends Row {
     }
     if (work.share === null) this.bar.removeAttribute("value");
     else this.bar.value = work.share;
-    if (this.label.textContent !== work.label) this.label.textContent = work.label;
+    const label = said(work.label);
+    if (this.label.textContent !== label) this.label.textContent = label;
   }
 
   drawEnd({ status, error, blocks, unsaved, too_long: tooLong }, running, settled) {
@@ -220,8 +225,8 @@ class Answer extends Row {
   cost({ stats, model }) {
     if (!stats) return null;
     const rows = [...stats.rows, ...(model ? [[t("Model"), model]] : [])];
-    return h("details.cost", {}, h("summary", { title: t("What this answer cost") }, stats.line),
-      h("dl", {}, rows.flatMap(([name, value]) => [h("dt", {}, t(name)), h("dd", {}, value)])));
+    return h("details.cost", {}, h("summary", { title: t("What this answer cost") }, stats.line.map(said).join(" · ")),
+      h("dl", {}, rows.flatMap(([name, value]) => [h("dt", {}, said(name)), h("dd", {}, said(value))])));
   }
 }
 
@@ -243,11 +248,11 @@ function heldFocus(list) {
   const button = document.activeElement;
   if (!list.contains(button)) return () => {};
   const label = button.getAttribute("aria-label");
-  const rows = [...list.children];
+  const rows = [...list.querySelectorAll(".message")];
   const at = rows.indexOf(button.closest(".message"));
   return (otherwise) => {
     if (button.isConnected) return;
-    const same = [...(list.children[at]?.querySelectorAll("button:not(:disabled)") ?? [])].filter((each) => each.getAttribute("aria-label") === label || each.closest(".branches") && button.closest(".branches"));
+    const same = [...(list.querySelectorAll(".message")[at]?.querySelectorAll("button:not(:disabled)") ?? [])].filter((each) => each.getAttribute("aria-label") === label || each.closest(".branches") && button.closest(".branches"));
     (same[0] ?? otherwise).focus({ preventScroll: true });
   };
 }

@@ -91,14 +91,19 @@ def build_app(
             "models": models is not None,
             "brand": f"{ICON}<span>{TITLE}</span>",
             "examples": [
-                {"text": each.question, "kind": each.kind, "url": f".{PREFIX}/samples/{each.path.name}"}
-                for each in examples
+                {
+                    "text": each.question,
+                    "kind": each.kind,
+                    "url": f".{PREFIX}/samples/{each.path.name}",
+                    "poster": f".{PREFIX}/poster/{number}",
+                }
+                for number, each in enumerate(examples)
             ],
         }
 
     models = Models(switch) if switch else None
     api = Api(chats, people, describe, examples, models)
-    files = Files(store, people, backend.media.limits)
+    files = Files(store, people, backend.media.limits, examples)
     watchers = _Watchers()
 
     async def watch(event: gr.EventData, request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
@@ -147,6 +152,7 @@ def _routes(api: Api, files: Files) -> list[BaseRoute]:
         Route("/export", files.export),
         Route("/media/{digest}", files.media),
         Route("/thumbnail/{digest}", files.thumbnail),
+        Route("/poster/{number:int}", files.poster),
         Mount("/web", StaticFiles(directory=asset_path("web"))),
         Mount("/samples", StaticFiles(directory=asset_path("samples"))),
     ]

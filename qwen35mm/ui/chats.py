@@ -21,6 +21,7 @@ from qwen35mm.ui.people import Person
 from qwen35mm.ui.prompting import prompt_messages, prompt_path, prompt_path_before
 from qwen35mm.ui.protocol import ChatBackend
 from qwen35mm.ui.replies import Replies, Work
+from qwen35mm.ui.say import say
 from qwen35mm.ui.settings import Settings
 from qwen35mm.ui.turns import Turn, store_turn, summary_question
 from qwen35mm.ui.view import chat_view
@@ -273,7 +274,8 @@ class Chats:
             return
         length = await self._larger_context(2 * num_tokens)
         if length is not None and length - length // 8 >= num_tokens:
-            offers.append({"kind": "context", "label": f"Make room for {length:,} tokens", "context_length": length})
+            label = say("Make room for {n} tokens", n=length)
+            offers.append({"kind": "context", "label": label, "context_length": length})
 
     @contextlib.contextmanager
     def _place(self, person: Person, conversation_id: str | None) -> Iterator[None]:

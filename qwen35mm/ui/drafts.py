@@ -14,8 +14,9 @@ from qwen35mm.errors import MediaError, PromptError
 from qwen35mm.ui.plans import completed
 from qwen35mm.ui.prompting import prompt_messages, with_names
 from qwen35mm.ui.protocol import ChatBackend
+from qwen35mm.ui.say import Said, say, size
 from qwen35mm.ui.settings import Settings
-from qwen35mm.ui.wording import format_bytes
+from qwen35mm.ui.wording import tokens
 from qwen35mm_preprocess import MediaBudget, MediaPlan, MediaProcessor
 
 # Less room than this for an answer isn't worth sending for.
@@ -91,19 +92,20 @@ class Drafts:
         offers: list[dict[str, Any]] = []
         limits = self._smaller_limits(draft, num_all)
         if limits:
-            media = [attachment for attachment in draft.node.attachments if attachment.plan is not None]
-            what = "the picture" if media[0].kind == "image" else "the clip"
-            what = what if len(media) == 1 else "each picture and clip"
-            label = f"Take {max(limits.values()):,} tokens at most for {what}"
+            kinds = [attachment.kind for attachment in draft.node.attachments if attachment.plan is not None]
+            label = _limit_offer(kinds, max(limits.values()))
             offers.append({"kind": "media", "label": label, "settings": limits})
         first = self._first_that_fits(draft)
         if first is not None:
-            dropped = [node.id for node in draft.path].index(first)
             offers.append(
-                {"kind": "shorten", "label": f"Leave the oldest {dropped} messages out of the prompt", "first": first}
+                {
+                    "kind": "shorten",
+                    "label": _shorten_offer([node.id for node in draft.path].index(first)),
+                    "first": first,
+                }
             )
         if draft.path and self.fits(replace(draft, path=()), room=_SUMMARY):
-            offers.append({"kind": "summary", "label": "Start a new chat with a summary of this one"})
+            offers.append({"kind": "summary", "label": say("Start a new chat with a summary of this one")})
         return offers
 
     def _smaller_limits(self, draft: Draft, num_all: int) -> dict[str, int]:
@@ -172,8 +174,32 @@ class Drafts:
         return replace(processor, budget=budget).plan(self._media.path(digest), kind)
 
 
+def _limit_offer(kinds: Sequence[str], num_tokens: int) -> Said:
+    if len(kinds) > 1:
+        return say("Take {n} tokens at most for each picture and clip", n=num_tokens)
+    if kinds[0] == "image":
+        return say("Take {n} tokens at most for the picture", n=num_tokens)
+    return say("Take {n} tokens at most for the clip", n=num_tokens)
+
+
+def _shorten_offer(num_messages: int) -> Said:
+    if num_messages == 1:
+        return say("Leave the oldest message out of the prompt")
+    return say("Leave the oldest {n} messages out of the prompt", n=num_messages)
+
+
+def _cost_line(plan: MediaPlan) -> Said:
+    """Such as "12 frames, 1,536 tokens, 18 MiB of cache"."""
+    num_tokens, cache = tokens(plan.num_prompt_tokens), size(plan.cache_bytes)
+    if plan.frame_indices is None:
+        return say("{tokens}, {size} of cache", tokens=num_tokens, size=cache)
+    num_frames = len(plan.frame_indices)
+    frames = say("1 frame") if num_frames == 1 else say("{n} frames", n=num_frames)
+    return say("{frames}, {tokens}, {size} of cache", frames=frames, tokens=num_tokens, size=cache)
+
+
 def _cost(attachment: Attachment) -> dict[str, Any]:
-    """A medium's cost for its thumbnail, such as "12 frames, 1,536 tokens, 18 MiB of cache"."""
+    """What a medium costs, for its thumbnail."""
     view: dict[str, Any] = {
         "digest": attachment.digest,
         "name": attachment.name,
@@ -181,14 +207,11 @@ def _cost(attachment: Attachment) -> dict[str, Any]:
         "num_bytes": attachment.num_bytes,
         "notes": [],
         "error": None,
-        "label": format_bytes(attachment.num_bytes),
+        "label": size(attachment.num_bytes),
     }
     plan = attachment.plan
     if plan is not None:
-        words = [f"{plan.num_prompt_tokens:,} tokens", f"{format_bytes(plan.cache_bytes)} of cache"]
-        if plan.frame_indices is not None:
-            words.insert(0, f"{len(plan.frame_indices):,} frames")
-        view["label"] = ", ".join(words)
+        view["label"] = _cost_line(plan)
         view["notes"] = [with_names(note, [attachment]) for note in plan.notes]
         view["num_tokens"] = plan.num_prompt_tokens
         view["seconds"] = plan.duration_s

@@ -8,7 +8,7 @@ import functools
 import io
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -28,8 +28,10 @@ from qwen35mm.conversation.store import ConversationStore
 from qwen35mm.conversation.tree import Attachment
 from qwen35mm.errors import MediaError, NoTextError, NotFoundError, PromptError, StorageError
 from qwen35mm.ui.api import HEADER, answer
+from qwen35mm.ui.examples import Sample
 from qwen35mm.ui.people import People, Person
 from qwen35mm.ui.prompting import with_names
+from qwen35mm.ui.say import say
 from qwen35mm.ui.thumbnails import make_thumbnail, media_type
 from qwen35mm.ui.view import conversation_line
 from qwen35mm_preprocess import MediaLimits, detect_kind
@@ -48,12 +50,16 @@ class Files:
 
     Args:
         limits: what is too large to be kept.
+        examples: those of an empty page.
     """
 
-    def __init__(self, store: ConversationStore, people: People, limits: MediaLimits) -> None:
+    def __init__(
+        self, store: ConversationStore, people: People, limits: MediaLimits, examples: Sequence[Sample] = ()
+    ) -> None:
         self._store = store
         self._people = people
         self._limits = limits
+        self._examples = examples
         self._thumbnail = functools.lru_cache(maxsize=256)(make_thumbnail)
 
     async def upload(self, request: Request) -> Response:
@@ -67,6 +73,10 @@ class Files:
     async def thumbnail(self, request: Request) -> Response:
         """`GET .../thumbnail/DIGEST`: a small JPEG of it."""
         return await answer(lambda: self._small(request))
+
+    async def poster(self, request: Request) -> Response:
+        """`GET .../poster/NUMBER`: a small JPEG of an example; not every browser can play the clip itself."""
+        return await answer(lambda: self._poster(request))
 
     async def export(self, request: Request) -> Response:
         """`GET .../export?ids=...&form=zip|md`: conversations to keep elsewhere; all of them without ids."""
@@ -132,8 +142,8 @@ class Files:
             picture.save(data, "PNG")
             name = f"{Path(attachment.name).stem}, page {number + 1}.png"
             attachments.append(self._keep(person, name, "image", data.getvalue()))
-        note = f"{len(numbers)} of {num_pages:,} pages are taken, and no more." if num_pages > len(numbers) else None
-        return {"attachments": attachments, "note": note}
+        note = say("{n} of {m} pages are taken, and no more.", n=len(numbers), m=num_pages)
+        return {"attachments": attachments, "note": note if num_pages > len(numbers) else None}
 
     def _text(self, person: Person, name: str, text: str) -> dict[str, Any]:
         return self._keep(person, name, "text", text.encode())
@@ -150,6 +160,13 @@ class Files:
     async def _small(self, request: Request) -> Response:
         data = await asyncio.to_thread(self._thumbnail, self._mine(request))
         return Response(data, media_type="image/jpeg", headers={**_INERT, **_KEEP})
+
+    async def _poster(self, request: Request) -> Response:
+        number = request.path_params["number"]
+        if number not in range(len(self._examples)):
+            raise NotFoundError("There is no such example.")
+        data = await asyncio.to_thread(self._thumbnail, self._examples[number].path)
+        return Response(data, media_type="image/jpeg", headers=_INERT)
 
     async def _export(self, request: Request) -> Response:
         person = self._person(request)

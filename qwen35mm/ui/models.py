@@ -9,16 +9,16 @@ from typing import Any
 from qwen35mm.errors import MediaError, Qwen35mmError, RequestError
 from qwen35mm.model_library import BackendSwitch, DownloadCancelled, download, installed_models
 from qwen35mm.ui.replies import BUG_MESSAGE
-from qwen35mm.ui.wording import format_bytes
+from qwen35mm.ui.say import Said, say, size
 
 logger = logging.getLogger(__name__)
 
 _PHASES = {
-    "check": "Looking at the model",
-    "wait": "Waiting for the answers in progress",
-    "close": "Putting the old model away",
-    "load": "Loading the model",
-    "restore": "Taking the old model back",
+    "check": say("Looking at the model"),
+    "wait": say("Waiting for the answers in progress"),
+    "close": say("Putting the old model away"),
+    "load": say("Loading the model"),
+    "restore": say("Taking the old model back"),
 }
 
 
@@ -40,7 +40,7 @@ class Models:
                 {
                     "name": model.name,
                     "source": str(model.source),
-                    "size": format_bytes(model.num_bytes),
+                    "size": size(model.num_bytes),
                     "reason": None if model.usable else model.reason,
                     "current": model.folder == loaded.path,
                 }
@@ -62,7 +62,7 @@ class Models:
         if self._task is not None and not self._task.done():
             raise RequestError("Another model is being loaded already: wait until it is there.")
         self._cancelled = False
-        self._state = {"busy": True, "label": "Looking at the model", "share": None, "error": None}
+        self._state = {"busy": True, "label": _PHASES["check"], "share": None, "error": None}
         self._task = asyncio.create_task(self._change(source, context_length, is_new))
 
     def cancel(self) -> None:
@@ -93,8 +93,8 @@ class Models:
         self._state = {"busy": False, "label": "", "share": None, "error": error}
 
     def _report_download(self, done: int, total: int, name: str) -> None:
-        words = f"Downloading {name}, {format_bytes(done)} of {format_bytes(total)}"
+        words = say("Downloading {name}, {done} of {total}", name=name, done=size(done), total=size(total))
         self._tell(words, done / total if total else None)
 
-    def _tell(self, label: str, share: float | None) -> None:
+    def _tell(self, label: Said, share: float | None) -> None:
         self._state = {**self._state, "label": label, "share": share}

@@ -10,6 +10,7 @@ from typing import Any
 from qwen35mm.errors import ConfigError
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.ui.protocol import ChatBackend
+from qwen35mm.ui.say import say
 from qwen35mm_preprocess import MediaBudget
 
 MAX_SYSTEM_CHARS = 100_000
@@ -22,8 +23,8 @@ class Field:
     low: float
     high: float
     step: float
-    label: str
-    hint: str = ""
+    label: dict[str, Any]
+    hint: dict[str, Any] | None = None
 
     @property
     def whole(self) -> bool:
@@ -32,23 +33,31 @@ class Field:
 
 
 SAMPLING = {
-    "temperature": Field(0, 2, 0.05, "Temperature", "0 always takes the likeliest word."),
-    "top_p": Field(0.01, 1, 0.01, "Top p", "Keeps the likeliest words up to this share."),
-    "top_k": Field(0, 200, 1, "Top k", "Keeps this many words; 0 keeps all."),
-    "min_p": Field(0, 1, 0.01, "Min p", "Drops words less likely than this share of the likeliest."),
-    "presence_penalty": Field(-2, 2, 0.1, "Presence penalty", "Above 0 avoids words that were said already."),
-    "repetition_penalty": Field(0.5, 2, 0.05, "Repetition penalty", "Above 1 avoids all words that are in the chat."),
+    "temperature": Field(0, 2, 0.05, say("Temperature"), say("0 always takes the likeliest word.")),
+    "top_p": Field(0.01, 1, 0.01, say("Top p"), say("Keeps the likeliest words up to this share.")),
+    "top_k": Field(0, 200, 1, say("Top k"), say("Keeps this many words; 0 keeps all.")),
+    "min_p": Field(0, 1, 0.01, say("Min p"), say("Drops words less likely than this share of the likeliest.")),
+    "presence_penalty": Field(-2, 2, 0.1, say("Presence penalty"), say("Above 0 avoids words that were said already.")),
+    "repetition_penalty": Field(
+        0.5, 2, 0.05, say("Repetition penalty"), say("Above 1 avoids all words that are in the chat.")
+    ),
 }
 LENGTHS = {
-    "max_tokens": Field(1, 10**9, 1, "Longest answer", "In tokens, thinking included."),
-    "thinking_budget": Field(0, 10**9, 1, "Longest thinking", "In tokens; then it is ended and the answer begins."),
-    "seed": Field(0, 2**53 - 1, 1, "Seed", "The same seed repeats an answer."),
+    "max_tokens": Field(1, 10**9, 1, say("Longest answer"), say("In tokens, thinking included.")),
+    "thinking_budget": Field(
+        0, 10**9, 1, say("Longest thinking"), say("In tokens; then it is ended and the answer begins.")
+    ),
+    "seed": Field(0, 2**53 - 1, 1, say("Seed"), say("The same seed repeats an answer.")),
 }
 MEDIA = {
-    "max_frames": Field(1, 100_000, 1, "Frames of a video", "At most; fewer where the video is shorter."),
-    "fps": Field(0.01, 60, 0.01, "Frames a second"),
-    "max_image_tokens": Field(3, 10**6, 1, "Tokens of a picture", "At most; a larger picture is made smaller."),
-    "max_video_tokens": Field(3, 10**7, 1, "Tokens of a video", "At most; fewer frames first, then smaller ones."),
+    "max_frames": Field(1, 100_000, 1, say("Frames of a video"), say("At most; fewer where the video is shorter.")),
+    "fps": Field(0.01, 60, 0.01, say("Frames a second")),
+    "max_image_tokens": Field(
+        3, 10**6, 1, say("Tokens of a picture"), say("At most; a larger picture is made smaller.")
+    ),
+    "max_video_tokens": Field(
+        3, 10**7, 1, say("Tokens of a video"), say("At most; fewer frames first, then smaller ones.")
+    ),
 }
 NUMBERS = {**SAMPLING, **LENGTHS, **MEDIA}
 NAMES = frozenset({*NUMBERS, "system", "thinking"})
@@ -144,8 +153,9 @@ def _check(name: str, value: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not field.low <= value <= field.high or (field.whole and value != int(value)):
         kind = "a whole number" if field.whole else "a number"
+        label = field.label["text"]
         raise ConfigError(
-            f"“{field.label}” must be {kind} from {field.low:,} to {field.high:,}, or empty; got {_short(value)}."
+            f"“{label}” must be {kind} from {field.low:,} to {field.high:,}, or empty; got {_short(value)}."
         )
     return int(value) if field.whole else float(value)
 

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qwen35mm.conversation.tree import Node
 from qwen35mm.engine.events import Progress, Result
+from qwen35mm.ui.say import Said, decimal, percent, say, size
 
 # Why nothing, or no more, came from the cache.
 _MISSED = {
-    "new content": "the rest is new",
-    "evicted": "more had been evicted",
-    "different media": "other pictures stand in the rest",
-    "other model": "more is another model's",
+    "new content": say("the rest is new"),
+    "evicted": say("more had been evicted"),
+    "different media": say("other pictures stand in the rest"),
+    "other model": say("more is another model's"),
 }
+_READING = {
+    "image": say("Reading image"),
+    "images": say("Reading images"),
+    "video": say("Reading video"),
+    "both": say("Reading images and videos"),
+}
+_ENCODING = {
+    "image": say("Encoding image"),
+    "images": say("Encoding images"),
+    "video": say("Encoding video"),
+    "both": say("Encoding images and videos"),
+}
+_COUNTS = (
+    "num_prompt_tokens",
+    "num_generated_tokens",
+    "num_cached_tokens",
+    "num_encoded_units",
+    "num_cached_units",
+    "cache_bytes",
+)
 
 
 def work_of(node: Node, progress: Progress | None, path: Sequence[Node]) -> dict[str, Any] | None:
@@ -22,7 +45,8 @@ def work_of(node: Node, progress: Progress | None, path: Sequence[Node]) -> dict
     if node.status != "running":
         return None
     if progress is None:
-        label, share = ("Writing" if node.text else "Thinking" if node.reasoning else "Getting ready"), None
+        label = say("Writing") if node.text else say("Thinking") if node.reasoning else say("Getting ready")
+        share = None
     else:
         label, share = _phase(progress, path)
     return {"label": label, "share": share}
@@ -49,7 +73,7 @@ def stats_of(result: Result) -> dict[str, Any]:
 
 
 def describe_stats(stats: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """One line on what a reply cost, and the details as names and values; None where its numbers can't be read."""
+    """What a reply cost: a line, as parts, and details as names and values; None where its numbers can't be read."""
     try:
         return _describe(stats) if stats else None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -59,76 +83,94 @@ def describe_stats(stats: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def describe_memory(memory: Mapping[str, int]) -> dict[str, Any]:
     """A line on what the cache holds of its budgets, and the fullest one's share."""
     parts, shares = [], [0.0]
-    for name, words in (("kv", "keys and values"), ("states", "states"), ("vision", "pictures")):
+    for name in ("kv", "states", "vision"):
         used, budget = memory.get(f"{name}_bytes", 0), memory.get(f"{name}_budget_bytes", 0)
         if budget:
-            parts.append(f"{words} {format_bytes(used)} of {format_bytes(budget)}")
+            parts.append(_held(name, size(used), size(budget)))
             shares.append(used / budget)
-    return {"words": "Cache: " + ", ".join(parts), "share": min(max(shares), 1.0)}
+    return {"words": say("Cache: {parts}", parts=_listed(parts)), "share": min(max(shares), 1.0)}
 
 
-def format_bytes(num_bytes: float) -> str:
-    """A size for a person, such as 18 MiB."""
-    unit = "bytes"
-    for larger in ("KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            break
-        num_bytes, unit = num_bytes / 1024, larger
-    return f"{num_bytes:,.0f} {unit}" if num_bytes >= 10 or unit == "bytes" else f"{num_bytes:,.1f} {unit}"
+def tokens(number: int) -> Said:
+    """A number of tokens; none and one have words of their own, since languages count them differently."""
+    if number == 0:
+        return say("no tokens")
+    return say("1 token") if number == 1 else say("{n} tokens", n=number)
 
 
 def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:
-    num_generated, speed, ttft = stats["num_generated_tokens"], stats["tokens_per_s"], stats["ttft_s"]
-    num_prompt, num_cached = stats["num_prompt_tokens"], stats["num_cached_tokens"]
-    line = [_tokens(num_generated)]
-    rows = [("Answer", _tokens(num_generated))]
+    # A string or an object in a number's place would go unnoticed to the page.
+    counts = {name: operator.index(stats[name]) for name in _COUNTS}
+    num_generated, speed, ttft = counts["num_generated_tokens"], stats["tokens_per_s"], stats["ttft_s"]
+    num_prompt, num_cached = counts["num_prompt_tokens"], counts["num_cached_tokens"]
+    line = [tokens(num_generated)]
+    rows: list[tuple[Said, Said]] = [(say("Answer"), tokens(num_generated))]
     if speed is not None:
-        line.append(f"{speed:,.1f} tokens/s")
-        rows.append(("Speed", f"{speed:,.1f} tokens a second, {stats['decode_s']:,.1f} s"))
+        line.append(say("{n} tokens/s", n=decimal(speed, 1)))
+        words = say("{n} tokens a second, {s} s", n=decimal(speed, 1), s=decimal(stats["decode_s"], 1))
+        rows.append((say("Speed"), words))
     if ttft is not None:
-        rows.append(("First token after", f"{ttft:,.2f} s"))
-        line.append(f"first after {ttft:,.1f} s")
+        rows.append((say("First token after"), say("{s} s", s=decimal(ttft, 2))))
+        line.append(say("first after {s} s", s=decimal(ttft, 1)))
     if num_cached:
-        line.append(f"{num_cached:,} of {num_prompt:,} prompt tokens cached")
+        line.append(say("{n} of {m} prompt tokens cached", n=num_cached, m=num_prompt))
     else:
-        line.append(f"prompt of {_tokens(num_prompt)}")
-    rows.append(("Prompt", f"{_tokens(num_prompt)}, {num_prompt - num_cached:,} of them computed"))
-    rows.append(("From the cache", _cached(stats)))
-    if stats["num_encoded_units"] or stats["num_cached_units"]:
-        rows.append(
-            ("Pictures and clips", f"{stats['num_encoded_units']} encoded, {stats['num_cached_units']} kept before")
-        )
-    rows.append(("Memory", format_bytes(stats["cache_bytes"])))
+        line.append(say("prompt of {tokens}", tokens=tokens(num_prompt)))
+    computed = say("{tokens}, {n} of them computed", tokens=tokens(num_prompt), n=num_prompt - num_cached)
+    rows.append((say("Prompt"), computed))
+    rows.append((say("From the cache"), _cached(num_cached, stats["cached_from"], _MISSED.get(stats["miss"] or ""))))
+    if counts["num_encoded_units"] or counts["num_cached_units"]:
+        words = say("{a} encoded, {b} kept before", a=counts["num_encoded_units"], b=counts["num_cached_units"])
+        rows.append((say("Pictures and clips"), words))
+    rows.append((say("Memory"), size(counts["cache_bytes"])))
     if stats.get("seed") is not None:
-        rows.append(("Seed", str(stats["seed"])))
-    return {"line": " · ".join(line), "rows": rows}
+        rows.append((say("Seed"), str(stats["seed"])))
+    return {"line": line, "rows": rows}
 
 
-def _cached(stats: Mapping[str, Any]) -> str:
-    num_cached, miss = stats["num_cached_tokens"], _MISSED.get(stats["miss"] or "", "")
+def _cached(num_cached: int, cached_from: Mapping[str, Any], miss: Said | None) -> Said:
     if not num_cached:
-        return f"nothing: {miss}" if miss else "nothing"
-    places = {"device": "in memory", "host": "in the machine's memory", "disk": "on disk"}
-    found = ", ".join(f"{num:,} {places[tier]}" for tier, num in stats["cached_from"].items() if num)
-    return f"{_tokens(num_cached)} ({found})" + (f"; {miss}" if miss else "")
+        return say("nothing: {why}", why=miss) if miss else say("nothing")
+    found = _listed([_in_tier(tier, operator.index(num)) for tier, num in cached_from.items() if num])
+    if miss:
+        return say("{tokens} ({found}); {why}", tokens=tokens(num_cached), found=found, why=miss)
+    return say("{tokens} ({found})", tokens=tokens(num_cached), found=found)
 
 
-def _tokens(number: int) -> str:
-    return f"{number:,} token" + ("" if number == 1 else "s")
+def _in_tier(tier: str, number: int) -> Said:
+    return {
+        "device": say("{n} in memory", n=number),
+        "host": say("{n} in the machine's memory", n=number),
+        "disk": say("{n} on disk", n=number),
+    }[tier]
 
 
-def _phase(progress: Progress, path: Sequence[Node]) -> tuple[str, float | None]:
+def _held(name: str, used: Said, budget: Said) -> Said:
+    return {
+        "kv": say("keys and values {used} of {budget}", used=used, budget=budget),
+        "states": say("states {used} of {budget}", used=used, budget=budget),
+        "vision": say("pictures {used} of {budget}", used=used, budget=budget),
+    }[name]
+
+
+def _listed(parts: Sequence[Said]) -> Said:
+    if not parts:
+        return say("nothing")
+    return functools.reduce(lambda first, rest: say("{first}, {rest}", first=first, rest=rest), parts)
+
+
+def _phase(progress: Progress, path: Sequence[Node]) -> tuple[Said, float | None]:
     done, total = progress.done, progress.total
     if progress.phase == "wait":
-        return (f"Waiting in line, {done} ahead" if done else "Waiting in line"), None
+        return (say("Waiting in line, {n} ahead", n=done) if done else say("Waiting in line")), None
     share = min(done / total, 1.0) if total else None
     if progress.phase == "prefill":
-        return f"Reading the prompt, {done:,}/{total:,} tokens", share
+        return say("{work}, {done}/{total} tokens", work=say("Reading the prompt"), done=done, total=total), share
     kinds = [attachment.kind for node in path[-1:] for attachment in node.attachments if attachment.kind != "text"]
     video = "video" in kinds
-    name = ("video" if video else "image") if len(kinds) == 1 else "images and videos" if video else "images"
+    name = ("video" if video else "image") if len(kinds) == 1 else "both" if video else "images"
     if progress.phase == "encode":
-        return f"Encoding {name}, {0 if share is None else share:.0%}", share
+        return say("{work}, {share}", work=_ENCODING[name], share=percent(share or 0.0)), share
     if video and total > 1:
-        return f"Reading {name}, {done:,}/{total:,} frames", share
-    return f"Reading {name}", share
+        return say("{work}, {done}/{total} frames", work=_READING[name], done=done, total=total), share
+    return _READING[name], share

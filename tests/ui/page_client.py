@@ -32,8 +32,9 @@ class PageClient:
         self.replies = Replies(self.store, self.backend, grace_s=10**6)
         self.people = People(shared=shared)
         chats = Chats(self.backend, self.store, self.replies)
-        api = Api(chats, self.people, lambda: {"model": self.backend.loaded.name}, choose_examples(load_samples()))
-        self.files = Files(self.store, self.people, self.backend.media.limits)
+        examples = choose_examples(load_samples())
+        api = Api(chats, self.people, lambda: {"model": self.backend.loaded.name}, examples)
+        self.files = Files(self.store, self.people, self.backend.media.limits, examples)
         self.app: Any = PrivateCookie(Starlette(routes=_routes(api, self.files)))
 
     async def request(

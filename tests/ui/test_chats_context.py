@@ -10,6 +10,7 @@ from PIL import Image
 from qwen35mm.errors import RequestError
 from qwen35mm.ui.chats import TooLongError
 from tests.ui.chat_kit import CLIP, ME, PICTURE, Asked, ChatKit
+from tests.ui.english import english
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ async def test_oldest_messages_are_left_out_as_offered(kit: ChatKit) -> None:
     await kit.chats.shorten(ME, asked.conversation, offers["shorten"]["first"])
     sent = await kit.ask("echo more " + "y" * 4000, asked.conversation, asked.reply)
     assert sent.view["status"] == "finished"
-    num_dropped = int(offers["shorten"]["label"].split()[3])
+    num_dropped = int(english(offers["shorten"]["label"]).split()[3])
     assert len(kit.prompt) == 9 - num_dropped
     chat = await kit.chats.open(ME, asked.conversation)
     assert [message["kept"] for message in chat["messages"]] == [False] * num_dropped + [True] * (10 - num_dropped)

@@ -8,22 +8,11 @@ import pytest
 from pygments.token import STANDARD_TYPES
 
 from qwen35mm.assets import asset_path
+from tests.ui.contrast import contrast
 
 CSS = asset_path("web/styles/code.css").read_text("utf-8")
 PAGE = asset_path("web/styles/base.css").read_text("utf-8")
 COLOUR = re.compile(r"(--[\w-]+): (#[0-9a-f]{6});")
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance, as WCAG 2 defines it."""
-    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def palettes(css: str, name: str) -> list[dict[str, str]]:

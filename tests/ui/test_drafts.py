@@ -17,6 +17,7 @@ from qwen35mm.ui.settings import Settings
 from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.budget import with_frames
 from tests.ui.chat_kit import CLIP, PICTURE, ChatKit
+from tests.ui.english import english
 from tests.ui.fake_backend import complete
 
 
@@ -60,11 +61,11 @@ def test_a_cost_is_counted_before_sending(kit: ChatKit, tmp_path: Path) -> None:
     notes = kit.attach(tmp_path / "notes.txt", kind="text")
     measured = kit.chats.drafts.measure(draft("look", clip, picture, notes, path=talk(1, 400)))
     assert [view["name"] for view in measured["media"]] == ["dance.mp4", PICTURE.name, "notes.txt"]
-    frames, tokens, cache = measured["media"][0]["label"].split(", ")
+    frames, tokens, cache = english(measured["media"][0]["label"]).split(", ")
     assert frames.endswith(" frames")
     assert tokens == f"{measured['media'][0]['num_tokens']:,} tokens"
     assert cache.endswith(" of cache")
-    assert measured["media"][2]["label"] == "2.0 KiB"
+    assert english(measured["media"][2]["label"]) == "2.0 KiB"
     media_tokens = sum(view.get("num_tokens", 0) for view in measured["media"])
     assert measured["tokens"]["history"] == 2 * (400 // 4 + 4)
     assert measured["tokens"]["all"] >= measured["tokens"]["history"] + media_tokens + 500
@@ -75,7 +76,7 @@ def test_a_cost_is_counted_before_sending(kit: ChatKit, tmp_path: Path) -> None:
 def test_sliders_change_the_cost(kit: ChatKit) -> None:
     clip = kit.attach(CLIP, kind="video")
     (few,), (many,) = (kit.chats.drafts.measure(draft("look", clip, max_frames=frames))["media"] for frames in (4, 8))
-    assert few["label"].startswith("4 frames")
+    assert english(few["label"]).startswith("4 frames, ")
     assert few["num_tokens"] < many["num_tokens"]
 
 
@@ -121,7 +122,7 @@ def test_offered_limits_fit(kit: ChatKit, tmp_path: Path, num_pictures: int, wha
     kit.backend.context_length = 1100
     asked = draft("look", *pictures)
     offer = offers_of(kit, asked)["media"]
-    assert offer["label"] == f"Take {offer['settings']['max_image_tokens']:,} tokens at most for {what}"
+    assert english(offer["label"]) == f"Take {offer['settings']['max_image_tokens']:,} tokens at most for {what}"
     assert set(offer["settings"]) == {"max_image_tokens"}
     smaller = replace(asked, settings=Settings.read(offer["settings"]))
     assert kit.chats.drafts.measure(smaller)["fits"]
@@ -144,9 +145,18 @@ def test_an_offered_beginning_fits_and_none_before_does(kit: ChatKit, num_chars:
     offer = offers_of(kit, asked)["shorten"]
     start = [node.id for node in path].index(offer["first"])
     assert path[start].role == "user"
-    assert offer["label"] == f"Leave the oldest {start} messages out of the prompt"
+    assert english(offer["label"]) == f"Leave the oldest {start} messages out of the prompt"
     assert kit.chats.drafts.measure(replace(asked, path=path[start:]))["fits"]
     assert not kit.chats.drafts.measure(replace(asked, path=path[start - 2 :]))["fits"]
+
+
+def test_a_single_message_is_offered_to_be_left_out(kit: ChatKit) -> None:
+    """A chat that begins with a summary has an answer first."""
+    kit.backend.context_length = 2048
+    _, summary, *rest = talk(2, 2000)
+    offer = offers_of(kit, draft("y" * 3000, path=(summary, *rest)))["shorten"]
+    assert offer["first"] == rest[0].id
+    assert english(offer["label"]) == "Leave the oldest message out of the prompt"
 
 
 def test_what_does_not_fit_by_itself_gets_no_offer(kit: ChatKit) -> None:

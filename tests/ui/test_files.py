@@ -15,6 +15,7 @@ import pytest
 from qwen35mm.ui import files as files_module
 from tests.conversation.test_documents import pages_pdf, words
 from tests.ui.chat_kit import CLIP, PICTURE
+from tests.ui.english import english
 from tests.ui.page_client import ANN, BOB, PageClient, problem
 
 
@@ -85,7 +86,8 @@ async def test_a_scan_is_its_first_pages(
     monkeypatch.setattr(files_module, "MAX_PAGE_PICTURES", 3)
     found = (await page.upload(pages_pdf([b""] * num_pages), "scan.pdf")).json()
     assert [each["name"] for each in found["attachments"]] == [f"scan, page {n + 1}.png" for n in range(num_taken)]
-    assert found["note"] == (f"3 of {num_pages} pages are taken, and no more." if num_pages > 3 else None)
+    note = f"3 of {num_pages} pages are taken, and no more." if num_pages > 3 else None
+    assert (found["note"] and english(found["note"])) == note
     measured = (await page.call("measure", text="x", attachments=found["attachments"])).json()
     assert [view["error"] for view in measured["media"]] == [None] * num_taken
 

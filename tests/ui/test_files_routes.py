@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pytest
 from PIL import Image
 
+from qwen35mm.ui.examples import NUM_EXAMPLES
 from tests.ui.chat_kit import CLIP, PICTURE
 from tests.ui.page_client import BOB, PageClient, problem
 
@@ -103,6 +104,15 @@ async def test_no_thumbnail_is_an_error_without_a_digest(page: PageClient) -> No
     (attachment,) = (await page.upload(b"only words", "a.txt")).json()["attachments"]
     response = await page.request("GET", f"thumbnail/{attachment['digest']}")
     assert (response.status_code, problem(response)) == (400, "There is no picture of this file.")
+
+
+async def test_each_example_has_a_poster(page: PageClient) -> None:
+    for number in range(NUM_EXAMPLES):
+        response = await page.request("GET", f"poster/{number}", header=False)
+        assert response.headers["content-type"] == "image/jpeg"
+        with Image.open(io.BytesIO(response.content)) as picture:
+            assert (picture.format, max(picture.size) <= 640) == ("JPEG", True)
+    assert (await page.request("GET", f"poster/{NUM_EXAMPLES}")).status_code == 404
 
 
 async def test_conversations_go_out_and_come_back(page: PageClient) -> None:

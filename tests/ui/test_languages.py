@@ -2,68 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+import qwen35mm.ui
 from qwen35mm.assets import asset_path
-from qwen35mm.ui.settings import NUMBERS
-from qwen35mm.ui.wording import describe_stats
 
+PYTHON = Path(qwen35mm.ui.__file__).parent
 WEB = asset_path("web")
 TABLES = sorted((WEB / "languages").glob("*.json"))
 # `t(` as a call: not a method, not the end of another name, not the function's own head.
 CALL = re.compile(r"(?<![\w.$])(?<!function )t\(\s*")
 LITERAL = re.compile(r'("(?:[^"\\\n]|\\.)*")\s*(?=[,)])')
-NAME = re.compile(r"(\w+)\)")
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 ENDS = {".": ".。", "?": "?？", ":": ":：", ",": ",，"}
-
-GROUPS = re.search(r"const GROUPS = \{(.*?)\};", (WEB / "settings.js").read_text("utf-8"), re.DOTALL)
-STATS = {
-    "num_prompt_tokens": 9,
-    "num_generated_tokens": 2,
-    "tokens_per_s": 40.0,
-    "ttft_s": 0.5,
-    "seed": 7,
-    "num_cached_tokens": 5,
-    "cached_from": {"device": 5},
-    "miss": None,
-    "num_encoded_units": 1,
-    "num_cached_units": 1,
-    "prefill_s": 0.5,
-    "decode_s": 0.1,
-    "cache_bytes": 1024,
-}
-
-
-def texts_of_fields() -> set[str]:
-    return {text for field in NUMBERS.values() for text in (field.label, field.hint) if text}
-
-
-def texts_of_groups() -> set[str]:
-    assert GROUPS, "settings.js has no GROUPS any more"
-    found = re.findall(r'\w+: "([^"]+)"', GROUPS[1])
-    assert found
-    return set(found)
-
-
-def texts_of_stats() -> set[str]:
-    described = describe_stats(STATS)
-    assert described
-    return {name for name, _ in described["rows"]}
-
-
-# Calls with a name instead of a text, and the texts that it can stand for.
-NAMED = {
-    ("composer.js", "label"): texts_of_fields,
-    ("settings.js", "label"): texts_of_fields,
-    ("settings.js", "hint"): texts_of_fields,
-    ("settings.js", "title"): texts_of_groups,
-    ("transcript.js", "name"): texts_of_stats,
-}
 
 
 def texts_asked_for(file: str, script: str) -> set[str]:
@@ -76,13 +32,9 @@ def texts_asked_for(file: str, script: str) -> set[str]:
     for call in CALL.finditer(script):
         rest = script[call.end() :].split("\n", 1)[0]
         line = f"{file}, line {script.count(chr(10), 0, call.start()) + 1}: t({rest[:60]}"
-        name = NAME.match(rest)
-        if name and (file, name[1]) in NAMED:
-            texts |= NAMED[file, name[1]]()
-            continue
         literal = LITERAL.match(rest)
         if not literal:
-            raise ValueError(f"{line}: expected a text in double quotes, or a name that NAMED explains")
+            raise ValueError(f"{line}: expected a text in double quotes")
         text = json.loads(literal[1])
         for placeholder in PLACEHOLDER.findall(text):
             if not re.search(rf"[{{,]\s*{placeholder}\s*[:,}}]", rest[literal.end() :]):
@@ -91,8 +43,32 @@ def texts_asked_for(file: str, script: str) -> set[str]:
     return texts
 
 
+def texts_said(file: str, source: str) -> set[str]:
+    """The texts of a module's calls of `say`.
+
+    Raises:
+        ValueError: a call's text can't be known from here, or its placeholders and values differ.
+    """
+    texts: set[str] = set()
+    for call in ast.walk(ast.parse(source)):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "say"):
+            continue
+        line = f"{file}, line {call.lineno}: {ast.unparse(call)[:60]}"
+        match call.args:
+            case [ast.Constant(value=str(text))]:
+                pass
+            case _:
+                raise ValueError(f"{line}: expected one text, written out")
+        if sorted(PLACEHOLDER.findall(text)) != sorted(str(keyword.arg) for keyword in call.keywords):
+            raise ValueError(f"{line}: expected a value for each placeholder, and no other")
+        texts.add(text)
+    return texts
+
+
 def all_texts() -> set[str]:
-    return set().union(*(texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.glob("*.js")))
+    asked = [texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.glob("*.js")]
+    said = [texts_said(path.name, path.read_text("utf-8")) for path in PYTHON.rglob("*.py")]
+    return set().union(*asked, *said)
 
 
 def read_table(path: Path) -> dict[str, str]:
@@ -143,7 +119,8 @@ def test_calls_are_found() -> None:
     script = 'h(t("One"), { title: t( "{n} of {m}", { n, m: 3 }) }); insert(x); this.t(y); start("Two");'
     script += "\nexport function t(text) {}"
     assert texts_asked_for("x.js", script) == {"One", "{n} of {m}"}
-    assert "Temperature" in texts_asked_for("composer.js", "t(label)")
+    module = 'ROWS = {"a": say("One")}\nsay("{n} of {m}", m=say("Two"), n=3)\npage.say(x)\ndef say(text): ...'
+    assert texts_said("x.py", module) == {"One", "{n} of {m}", "Two"}
 
 
 @pytest.mark.parametrize(
@@ -152,3 +129,22 @@ def test_calls_are_found() -> None:
 def test_a_text_that_cannot_be_known_is_refused(script: str) -> None:
     with pytest.raises(ValueError, match=r"x\.js, line 1"):
         texts_asked_for("x.js", script)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "say(words)",
+        'say(f"{n} left", n=1)',
+        'say("{n} " + "left", n=1)',
+        'say("a", "b")',
+        'say("{n:,} left", n=1)',
+        'say("{n} left")',
+        'say("{n}", no=1)',
+        'say("left", n=1)',
+        'say("{n}", **values)',
+    ],
+)
+def test_a_said_text_that_cannot_be_known_is_refused(call: str) -> None:
+    with pytest.raises(ValueError, match=r"x\.py, line 1"):
+        texts_said("x.py", call)

@@ -14,6 +14,7 @@ from qwen35mm.engine.events import Event, Finished, TextDelta
 from qwen35mm.errors import StorageError
 from qwen35mm.ui.replies import BUG_MESSAGE
 from tests.ui.chat_kit import ME, OTHER, PICTURE, ChatKit, Timers
+from tests.ui.english import english
 from tests.ui.fake_backend import FakeBackend, make_result
 
 
@@ -160,13 +161,17 @@ async def test_stop_before_anybody_watched(kit: ChatKit) -> None:
     assert (await kit.watch(reply_id))["status"] == "stopped"
 
 
+def work_label(view: dict[str, Any]) -> str:
+    return english(view["work"]["label"]) if view["work"] else ""
+
+
 @pytest.mark.parametrize("num_phases", [0, 1, 2, 3])
 async def test_stop_in_every_phase(kit: ChatKit, num_phases: int) -> None:
     labels = ("Waiting in line, 1 ahead", "Reading images", "Encoding images, 50%", "Reading the prompt, 512/1,024")
     conversation, reply_id = await kit.send("phases")
     for _ in range(num_phases):
         kit.backend.next_phase()
-    await kit.watch(reply_id, until=lambda view: view["work"] and view["work"]["label"].startswith(labels[num_phases]))
+    await kit.watch(reply_id, until=lambda view: work_label(view).startswith(labels[num_phases]))
     await kit.chats.stop(ME, reply_id)
     assert kit.backend.active == 0
     assert kit.node(conversation, reply_id).status == "stopped"
@@ -219,7 +224,7 @@ async def test_two_pages_watch_one_reply(kit: ChatKit, monkeypatch: pytest.Monke
     timers = Timers(monkeypatch)
     _, reply_id = await kit.send("phases")
     pages = [asyncio.create_task(kit.watch(reply_id)) for _ in range(2)]
-    await kit.watch(reply_id, until=lambda view: view["work"] and "line" in view["work"]["label"])
+    await kit.watch(reply_id, until=lambda view: "line" in work_label(view))
     assert timers.live == 0
     for _ in range(4):
         kit.backend.next_phase()

@@ -9,6 +9,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.ui.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe_settings
 from qwen35mm_preprocess import MediaBudget
+from tests.ui.english import english
 from tests.ui.fake_backend import FakeBackend
 
 
@@ -21,7 +22,7 @@ def test_a_number_is_taken_within_its_range_only(name: str) -> None:
     if field.whole:
         wrong.append(field.low + 0.5)
     for value in wrong:
-        with pytest.raises(ConfigError, match=f"“{field.label}” must be") as caught:
+        with pytest.raises(ConfigError, match=f"“{english(field.label)}” must be") as caught:
             Settings.read({name: value})
         assert len(str(caught.value)) < 250
 

@@ -18,6 +18,7 @@ from qwen35mm.prompt import Message
 from qwen35mm.ui.people import Person
 from qwen35mm_preprocess import MediaProcessor
 from tests.ui.chat_kit import ME, PICTURE, ChatKit
+from tests.ui.english import english
 
 QUESTIONS = ("What do you see?", "How many shapes are there?", "What color is the star?")
 # The demo's prompts are short: with the usual least length no part of them would be kept.
@@ -156,8 +157,10 @@ async def test_the_next_turn_asks_for_what_was_committed(kit: ChatKit, backend: 
     assert backend.num_decoded == 1
     assert session.stats["num_cached_tokens"] > backend.num_history_tokens[-2] - MIN_SEGMENT
     assert session.conversation is not None
-    shown = (await kit.chats.open(ME, session.conversation))["messages"][-1]["stats"]["line"]
-    assert f"{session.stats['num_cached_tokens']:,} of {session.stats['num_prompt_tokens']:,} prompt tokens" in shown
+    stats = (await kit.chats.open(ME, session.conversation))["messages"][-1]["stats"]
+    shown = [english(part) for part in stats["line"]]
+    num_cached, num_prompt = session.stats["num_cached_tokens"], session.stats["num_prompt_tokens"]
+    assert f"{num_cached:,} of {num_prompt:,} prompt tokens cached" in shown
 
 
 @pytest.mark.parametrize("thinking", [False, True])

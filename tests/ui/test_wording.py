@@ -6,7 +6,8 @@ import pytest
 
 from qwen35mm.conversation import Attachment, Node
 from qwen35mm.engine.events import Progress
-from qwen35mm.ui.wording import describe_memory, describe_stats, format_bytes, stats_of, work_of
+from qwen35mm.ui.wording import describe_memory, describe_stats, stats_of, tokens, work_of
+from tests.ui.english import english
 from tests.ui.fake_backend import make_result
 
 RUNNING = Node("1" * 32, "0" * 32, "assistant", 2.0, status="running")
@@ -16,6 +17,19 @@ def question(kinds: str) -> list[Node]:
     kind_of: dict[str, Any] = {"i": "image", "v": "video", "t": "text"}
     files = tuple(Attachment("ab" * 32, kind_of[kind], "x", 1) for kind in kinds)
     return [Node("0" * 32, None, "user", 1.0, "x", attachments=files)]
+
+
+def read_work(node: Node, progress: Progress | None, path: list[Node]) -> dict[str, Any]:
+    work = work_of(node, progress, path)
+    assert work is not None
+    return {**work, "label": english(work["label"])}
+
+
+def read_stats(stats: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """The line on what an answer cost, and the rows below it."""
+    told = describe_stats(stats)
+    assert told is not None
+    return " · ".join(map(english, told["line"])), {english(name): english(value) for name, value in told["rows"]}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +48,7 @@ def question(kinds: str) -> list[Node]:
     ],
 )
 def test_work_in_progress(progress: Progress, kinds: str, label: str, share: float | None) -> None:
-    assert work_of(RUNNING, progress, question(kinds)) == {"label": label, "share": share}
+    assert read_work(RUNNING, progress, question(kinds)) == {"label": label, "share": share}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +56,7 @@ def test_work_in_progress(progress: Progress, kinds: str, label: str, share: flo
 )
 def test_work_without_a_measure(fields: dict[str, str], label: str) -> None:
     node = Node("1" * 32, "0" * 32, "assistant", 2.0, status="running", **fields)  # pyright: ignore[reportArgumentType]
-    assert work_of(node, None, question("")) == {"label": label, "share": None}
+    assert read_work(node, None, question("")) == {"label": label, "share": None}
 
 
 def test_no_work_is_left_at_the_end() -> None:
@@ -61,10 +75,10 @@ def test_what_an_answer_cost() -> None:
         decode_s=0.05,
         cache_bytes=18 * 2**20,
     )
-    told = describe_stats(stats_of(result))
-    assert told is not None
-    assert told["line"] == "2 tokens · 40.0 tokens/s · first after 0.2 s · 900 of 1,000 prompt tokens cached"
-    rows = dict(told["rows"])
+    line, rows = read_stats(stats_of(result))
+    assert line == "2 tokens · 40.0 tokens/s · first after 0.2 s · 900 of 1,000 prompt tokens cached"
+    assert rows["Speed"] == "40.0 tokens a second, 0.1 s"
+    assert rows["First token after"] == "0.25 s"
     assert rows["Prompt"] == "1,000 tokens, 100 of them computed"
     assert rows["From the cache"] == "900 tokens (600 in memory, 300 on disk); the rest is new"
     assert rows["Pictures and clips"] == "1 encoded, 2 kept before"
@@ -72,15 +86,32 @@ def test_what_an_answer_cost() -> None:
 
 
 def test_what_a_first_answer_cost() -> None:
-    told = describe_stats(stats_of(make_result("so", num_prompt_tokens=1, miss="evicted")))
-    assert told is not None
-    assert told["line"].endswith("prompt of 1 token")
-    assert dict(told["rows"])["From the cache"] == "nothing: more had been evicted"
+    line, rows = read_stats(stats_of(make_result("so", num_prompt_tokens=1, miss="evicted")))
+    assert line.endswith("prompt of 1 token")
+    assert rows["From the cache"] == "nothing: more had been evicted"
     assert describe_stats(None) is None
 
 
+@pytest.mark.parametrize(("number", "words"), [(0, "no tokens"), (1, "1 token"), (1234, "1,234 tokens")])
+def test_tokens_are_counted(number: int, words: str) -> None:
+    assert english(tokens(number)) == words
+
+
 @pytest.mark.parametrize(
-    "change", [{"num_prompt_tokens": "many"}, {"cached_from": 3}, {"cached_from": None}, {"ttft_s": []}]
+    "change",
+    [
+        {"num_prompt_tokens": "many"},
+        {"num_generated_tokens": "2"},
+        {"num_cached_units": {"text": "x", "values": {}}},
+        {"cached_from": 3},
+        {"cached_from": None},
+        {"cached_from": {"disk": "1"}},
+        {"cached_from": {"moon": 1}},
+        {"cache_bytes": "1"},
+        {"ttft_s": []},
+        {"tokens_per_s": "fast"},
+        {"decode_s": float("inf")},
+    ],
 )
 def test_numbers_of_another_form_are_not_told(change: dict[str, Any]) -> None:
     stats = stats_of(make_result("so", num_cached_tokens=1))
@@ -93,14 +124,7 @@ def test_memory() -> None:
     gib = 2**30
     memory = {"kv_bytes": gib, "kv_budget_bytes": 2 * gib, "states_bytes": 3 * gib, "states_budget_bytes": 2 * gib}
     told = describe_memory(memory)
-    assert told["words"] == "Cache: keys and values 1.0 GiB of 2.0 GiB, states 3.0 GiB of 2.0 GiB"
+    assert english(told["words"]) == "Cache: keys and values 1.0 GiB of 2.0 GiB, states 3.0 GiB of 2.0 GiB"
     assert told["share"] == 1.0
     assert describe_memory({})["share"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "shown"),
-    [(0, "0 bytes"), (1023, "1,023 bytes"), (1024, "1.0 KiB"), (18 * 2**20, "18 MiB"), (5000 * 2**30, "5,000 GiB")],
-)
-def test_sizes(num_bytes: int, shown: str) -> None:
-    assert format_bytes(num_bytes) == shown
+    assert english(describe_memory({})["words"]) == "Cache: nothing"

@@ -127,10 +127,12 @@ class Question extends Row {
   }
 
   file({ digest, kind, name, size }) {
-    if (kind === "video")
+    // A GIF is a video for the model, and a picture for a browser.
+    const moves = kind === "video" && /\.gif$/i.test(name);
+    if (kind === "video" && !moves)
       return h("video", { src: mediaUrl(digest), poster: thumbnailUrl(digest), controls: true, muted: true, preload: "none", title: name, "aria-label": name });
     if (kind === "text") return h("a.document", { href: mediaUrl(digest), target: "_blank", rel: "noopener" }, icon("file"), name);
-    const image = h("img", { src: thumbnailUrl(digest), alt: name, loading: "lazy" });
+    const image = h("img", { src: moves ? mediaUrl(digest) : thumbnailUrl(digest), alt: name, loading: "lazy" });
     // Known before it is loaded, so that nothing jumps.
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
     return h("button.picture", { type: "button", title: name, "aria-label": name, onclick: () => this.actions.enlarge(digest, name) }, image);

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gradio.context import LocalContext
+from PIL import Image
 from playwright.sync_api import expect
 
 from tests.ui.browser import ChatPage, OpenPage
@@ -63,6 +64,16 @@ def test_images_and_a_video_in_one_message(page: ChatPage, backend: FakeBackend,
     video = page.questions.locator("video")
     video.evaluate("video => { video.preload = 'auto'; video.load(); }")
     page.wait_until(lambda: video.evaluate("video => video.readyState >= HTMLMediaElement.HAVE_CURRENT_DATA"))
+
+
+def test_an_animated_gif_plays_in_its_message(page: ChatPage, backend: FakeBackend, tmp_path: Path) -> None:
+    first, *others = [Image.new("RGB", (64, 48), colour) for colour in ("red", "green", "blue", "white")]
+    first.save(tmp_path / "moves.gif", save_all=True, append_images=others, duration=200)
+    page.ask("which?", [tmp_path / "moves.gif"])
+    assert page.wait_answered() == "1 video"
+    picture = page.questions.locator("img")
+    page.wait_until(lambda: picture.evaluate("img => img.naturalWidth") == 64)
+    assert picture.evaluate("async img => (await fetch(img.src)).headers.get('content-type')") == "image/gif"
 
 
 def test_each_mediums_cost_is_shown_before_sending(page: ChatPage, samples: Path) -> None:

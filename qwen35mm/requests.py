@@ -18,7 +18,16 @@ from typing import Any
 import torch
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.engine import CachedPrompt, DeferredMedia, Event, MediaPlanned, Progress, Request, Retain
+from qwen35mm.engine import (
+    CachedPrompt,
+    DeferredMedia,
+    Event,
+    MediaPlanned,
+    Progress,
+    Request,
+    Retain,
+    check_json_schema,
+)
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import (
     DEFAULT_MIN_SEGMENT,
@@ -32,7 +41,7 @@ from qwen35mm.prompt import (
     pin_plans,
 )
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaProcessor, PreparedMedia
+from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, PreparedMedia
 
 Media = PreparedMedia | DeferredMedia
 
@@ -107,10 +116,7 @@ class RequestMaker:
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
         """
-        plans = [
-            part.plan or self.media.plan(part.source, kind="image" if isinstance(part, Image) else "video")
-            for part in iter_media(messages)
-        ]
+        plans = [self._plan_of(part) for part in iter_media(messages)]
         thinking = self.thinks(self._loaded.generation, enable_thinking)
         prompt = build_prompt(messages, plans, enable_thinking=thinking, **self._prompt_options)
         return len(prompt.token_ids)
@@ -131,8 +137,10 @@ class RequestMaker:
         """Reads what has to be read, then gives what is asked for as its last item; see `LocalBackend.stream`.
 
         Raises:
-            MediaError, PromptError: with a message for a person.
+            MediaError, PromptError, RequestError: with a message for a person.
         """
+        if params.json_schema is not None:
+            check_json_schema(params.json_schema)
         arrival_s = time.monotonic()
         media: list[Media] = []
         async with contextlib.aclosing(self._read_media(messages)) as items:
@@ -204,8 +212,16 @@ class RequestMaker:
         Raises:
             MediaError: it can't be read.
         """
+        if isinstance(part.source, PreparedMedia):
+            return part.source
         kind = "image" if isinstance(part, Image) else "video"
         return self.media.prepare(part.source, plan=part.plan, kind=kind, progress=report)
+
+    def _plan_of(self, part: Image | Video) -> MediaPlan:
+        if part.plan is not None:
+            return part.plan
+        assert not isinstance(part.source, PreparedMedia), "what is prepared has its plan"
+        return self.media.plan(part.source, kind="image" if isinstance(part, Image) else "video")
 
     @property
     def _prompt_options(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from qwen35mm.errors import CheckpointError, ConfigError
 
 MAX_STOP_STRINGS = 16
+MAX_JSON_SCHEMA_CHARS = 65_536
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class SamplingParams:
         max_tokens: most tokens of a reply, thinking included; None goes up to the end of the context.
         stop: strings that end the reply; they are not part of it. Only the answer is searched, not the thinking.
         thinking_budget: tokens of thinking after which it is closed; 0 allows none, None doesn't limit it.
+        json_schema: a JSON schema as JSON text. The answer, not the thinking, is held to it token by token, and has
+            satisfied it when the reply ends with "stop"; one that ends with "length" was cut off before. It knows no
+            `stop`, which could cut the answer anywhere. Needs the extra `schema`.
     """
 
     temperature: float = 1.0
@@ -47,6 +51,7 @@ class SamplingParams:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     thinking_budget: int | None = None
+    json_schema: str | None = None
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0.0, 100.0)
@@ -65,6 +70,10 @@ class SamplingParams:
             raise ConfigError(f"stop must be a tuple of non-empty strings; got {self.stop!r}.")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise ConfigError(f"At most {MAX_STOP_STRINGS} stop strings are allowed; got {len(self.stop)}.")
+        if self.json_schema is not None:
+            _check_json_schema(self.json_schema)
+            if self.stop:
+                raise ConfigError("A reply that follows a JSON schema ends where the schema does: leave out stop.")
 
     @property
     def greedy(self) -> bool:
@@ -123,6 +132,18 @@ def _check(name: str, value: float, low: float, high: float, *, low_open: bool =
     if not is_number or value > high or value < low or (low_open and value == low):
         bound = "above" if low_open else "from"
         raise ConfigError(f"{name} must be a number {bound} {low:g} to {high:g}; got {value!r}.")
+
+
+def _check_json_schema(text: str) -> None:
+    if not isinstance(text, str) or len(text) > MAX_JSON_SCHEMA_CHARS:
+        came = f"{len(text):,}" if isinstance(text, str) else type(text).__name__
+        raise ConfigError(f"json_schema must be JSON text of at most {MAX_JSON_SCHEMA_CHARS:,} characters; got {came}.")
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"json_schema must be JSON text; it can't be read as that ({error}).") from error
+    if not isinstance(schema, dict):
+        raise ConfigError(f"json_schema must hold a JSON object; got {type(schema).__name__}.")
 
 
 def _check_int(name: str, value: int, low: int, high: int | None = None) -> None:

@@ -45,11 +45,21 @@ def test_defaults_come_from_the_generation_config(values: dict[str, Any], expect
         {"stop": "word"},
         {"stop": ("",)},
         {"stop": ("x",) * 17},
+        {"json_schema": "{"},
+        {"json_schema": "[1]"},
+        {"json_schema": {"type": "string"}},
+        {"json_schema": "[" * 60_000},
+        {"json_schema": f'{{"const": "{"x" * 65_536}"}}'},
     ],
 )
 def test_a_bad_value_is_named(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad)) if bad != {"stop": ("x",) * 17} else "stop strings"):
         SamplingParams(**bad)
+
+
+def test_a_schema_and_stop_strings_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="leave out stop"):
+        SamplingParams(json_schema='{"type": "string"}', stop=("x",))
 
 
 def test_overrides_skip_what_is_not_given() -> None:

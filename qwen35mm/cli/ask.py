@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qwen35mm.cli.options import DEMO_NOTE, ModelOptions, file_path, with_model_options
+from qwen35mm.cli.options import DEMO_NOTE, ModelOptions, file_path, with_options
 
 if TYPE_CHECKING:
     from qwen35mm.backends import LocalBackend
@@ -29,7 +29,7 @@ PHASES = {
 }
 
 
-@with_model_options
+@with_options
 def ask(
     options: ModelOptions,
     question: Annotated[str, typer.Argument(help="The question; '-' reads it from standard input.")],
@@ -43,11 +43,15 @@ def ask(
         bool | None, typer.Option("--think/--no-think", help="The checkpoint's default without it.")
     ] = None,
     thinking_budget: Annotated[int | None, typer.Option(help="Most tokens of thinking; 0 is none.", min=0)] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema; the answer is JSON that satisfies it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Ask one question about images and videos, or about nothing at all."""
     from qwen35mm.prompt import Image, Message, Text, Video
 
+    json_schema = None if schema is None else _read_schema(schema)
     media = [Image(file_path(path)) for path in image or []]
     media += [Video(file_path(path)) for path in video or []]
     text = sys.stdin.read() if question == "-" else question
@@ -58,7 +62,11 @@ def ask(
     if backend.is_demo and not as_json:
         typer.echo(DEMO_NOTE, err=True)
     params = backend.loaded.generation.with_overrides(
-        max_tokens=max_tokens, temperature=temperature, seed=seed, thinking_budget=thinking_budget
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        thinking_budget=thinking_budget,
+        json_schema=json_schema,
     )
     try:
         result = asyncio.run(_answer(backend, messages, params, think, quiet=as_json))
@@ -72,6 +80,16 @@ def ask(
         typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
     elif result.finish_reason == "length":
         typer.echo("(The reply was cut off: it reached the limit of its tokens.)", err=True)
+
+
+def _read_schema(path: Path) -> str:
+    """The schema's text, checked before a model is loaded for it."""
+    from qwen35mm.captioning.schema import JsonSchema
+    from qwen35mm.engine import check_json_schema
+
+    text = JsonSchema.read(path).text
+    check_json_schema(text)
+    return text
 
 
 async def _answer(

@@ -11,6 +11,7 @@ from qwen35mm.engine.events import (
     Result,
     TextDelta,
 )
+from qwen35mm.engine.grammar import check_json_schema
 from qwen35mm.engine.request import CachedPrompt, DeferredMedia, Request, Retain, StepOutput
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.shell import AsyncEngine
@@ -32,4 +33,5 @@ __all__ = [
     "Retain",
     "StepOutput",
     "TextDelta",
+    "check_json_schema",
 ]

@@ -18,6 +18,7 @@ from qwen35mm.cache import Background, CacheSettings, Inline, OutOfBlocksError, 
 from qwen35mm.engine.commits import Commits
 from qwen35mm.engine.decoding import DecodeBatch
 from qwen35mm.engine.events import Finished, Progress
+from qwen35mm.engine.grammar import Grammars, Matcher
 from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
@@ -68,6 +69,7 @@ class Engine:
         self._clock = clock
         self._thinking = ThinkingTokens.from_tokenizer(loaded.tokenizer)
         self._banned_ids = _ids_never_sampled(loaded)
+        self._grammars = Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._sequences: dict[str, Sequence] = {}
         self._prefilling: Sequence | None = None
@@ -116,7 +118,9 @@ class Engine:
         Raises:
             ContextTooLongError: the prompt leaves no room for a reply.
             QueueFullError: `max_waiting` requests wait already.
-            RequestError: more choices than slots.
+            RequestError: more choices than slots, a JSON schema that replies can't be held to, or a reply to be
+                continued that doesn't fit it.
+            MissingExtraError: a JSON schema needs a library that isn't installed.
         """
         num_tokens = len(request.prompt.token_ids)
         if num_tokens >= self.context_length:
@@ -131,6 +135,7 @@ class Engine:
             )
         if len(self._waiting) >= self.settings.max_waiting:
             raise QueueFullError(f"{len(self._waiting)} requests are waiting already. Try again in a moment.")
+        self._matcher(request)
         self._waiting[request.id] = request
         self._commits.supersede(request.conversation)
 
@@ -248,8 +253,8 @@ class Engine:
         logits = self.runtime.model.logits(prefill.last_hidden, num_rows=self._batch.num_rows)[0]
         for choice in range(request.num_choices):
             cache = prefill.cache if choice == 0 else prefill.cache.clone()
-            sampler, output = self._sampler(request, choice), self._output(request)
-            sequence.replies.append(Reply(sequence, choice, cache, sampler, output))
+            sampler, output, matcher = self._sampler(request, choice), self._output(request), self._matcher(request)
+            sequence.replies.append(Reply(sequence, choice, cache, sampler, output, matcher))
         self._batch.running += sequence.replies
         return [output for reply in list(sequence.replies) for output in self._take(reply, logits)]
 
@@ -342,6 +347,10 @@ class Engine:
             num_thought=self._num_thought(request),
         )
 
+    def _matcher(self, request: Request) -> Matcher | None:
+        schema = request.params.json_schema
+        return None if schema is None else self._grammars.matcher(schema, request.prompt.reply_text)
+
     def _num_thought(self, request: Request) -> int | None:
         """Tokens of the thought that the prompt leaves open, 0 for line ends alone; None where it leaves none."""
         if self._thinking is None:
@@ -357,6 +366,8 @@ class Engine:
 
 
 def _engine_error(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
     if isinstance(error, torch.OutOfMemoryError):
         message = "Memory ran out while this was computed. Use smaller pictures, fewer frames or a shorter chat."
     else:

@@ -13,11 +13,12 @@ from qwen35mm.tokenizer import StreamDecoder, Tokenizer
 
 @dataclass(frozen=True)
 class ThinkingTokens:
-    """The control ids around thinking, and the ids that close it when its budget is spent."""
+    """The control ids around thinking, the ids that close it when its budget is spent, and those behind its end."""
 
     start_id: int
     end_id: int
     closing_ids: tuple[int, ...]
+    gap_ids: tuple[int, ...]
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> ThinkingTokens | None:
@@ -27,8 +28,8 @@ class ThinkingTokens:
         if start_id is None or end_id is None:
             return None
         # As the family's templates render it: a line of its own, then an empty line.
-        closing = (*tokenizer.encode_plain("\n"), end_id, *tokenizer.encode_plain("\n\n"))
-        return cls(start_id, end_id, closing)
+        gap = tuple(tokenizer.encode_plain("\n\n"))
+        return cls(start_id, end_id, (*tokenizer.encode_plain("\n"), end_id, *gap), gap)
 
 
 class OutputProcessor:
@@ -109,6 +110,9 @@ class OutputProcessor:
             self.channel, self.reasoning = "reasoning", ""
         else:
             self.channel = "answer"
+            if self._thinking is not None and self._params.json_schema is not None and not self._forced:
+                # A grammar begins with the answer, and the model would write the line ends before it first.
+                self._forced.extend(self._thinking.gap_ids)
         self._strip_start = True
         return deltas
 

@@ -40,15 +40,19 @@ class Sampler:
         self._in_text = torch.zeros(vocab_size, dtype=torch.bool)
         self._in_text[torch.as_tensor(prompt_token_ids, dtype=torch.int64)] = True
 
-    def sample(self, logits: torch.Tensor) -> int:
+    def sample(self, logits: torch.Tensor, allowed: torch.Tensor | None = None) -> int:
         """The next token id; it is remembered for the penalties.
 
         Args:
             logits: float32 `[vocab_size]`, on any device; not changed.
+            allowed: bool `[vocab_size]`, what a grammar lets come next; None where there is none.
         """
         scores = logits.to(device="cpu", dtype=torch.float32, copy=True)
         self._penalise(scores)
+        # Before the draw, so that top-k, top-p and min-p choose among what may come at all.
         scores[self._banned] = -torch.inf
+        if allowed is not None:
+            scores.masked_fill_(~allowed, -torch.inf)
         token_id = int(scores.argmax()) if self.params.greedy else self._draw(scores)
         self.observe(token_id)
         return token_id

@@ -9,6 +9,7 @@ import torch
 
 from qwen35mm.cache import CachePools, CacheReport, SequenceCache
 from qwen35mm.engine.events import FinishReason, MediaReport, Result, TextDelta
+from qwen35mm.engine.grammar import Matcher
 from qwen35mm.engine.output import OutputProcessor
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import Request
@@ -25,13 +26,20 @@ class Reply:
     """
 
     def __init__(
-        self, sequence: Sequence, choice: int, cache: SequenceCache, sampler: Sampler, output: OutputProcessor
+        self,
+        sequence: Sequence,
+        choice: int,
+        cache: SequenceCache,
+        sampler: Sampler,
+        output: OutputProcessor,
+        matcher: Matcher | None = None,
     ) -> None:
         self.sequence = sequence
         self.choice = choice
         self.cache: SequenceCache | None = cache
         self.sampler = sampler
         self.output = output
+        self._matcher = matcher
         self.last_token_id: int | None = None
         self._suspended: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], int] | None = None
         self._first_token_s: float | None = None
@@ -51,7 +59,7 @@ class Reply:
         output = self.output
         token_id = output.next_forced()
         if token_id is None:
-            token_id = self.sampler.sample(logits)
+            token_id = self._choose(logits)
         else:
             self.sampler.observe(token_id)
         self.last_token_id = token_id
@@ -63,6 +71,16 @@ class Reply:
         if output.finish_reason is None and self.cache.length >= context_length:
             deltas += output.close("length")
         return deltas
+
+    def _choose(self, logits: torch.Tensor) -> int:
+        matcher = self._matcher
+        if matcher is None:
+            return self.sampler.sample(logits)
+        if self.output.channel == "reasoning":
+            return self.sampler.sample(logits, matcher.while_thinking)
+        token_id = self.sampler.sample(logits, matcher.allowed())
+        matcher.accept(token_id)
+        return token_id
 
     def suspend(self, pools: CachePools) -> None:
         """Moves the whole cache to host memory, bit for bit, so that others have its place."""

@@ -38,6 +38,7 @@ class Prompt:
         tail_start: the tail is computed but not addressed; it is never empty in a prompt that `build_prompt` made
             with a generation prompt.
         system_stop: where the system message ends; 0 without one.
+        reply_text: the answer's beginning, where a reply is to be continued.
     """
 
     token_ids: np.ndarray
@@ -47,6 +48,7 @@ class Prompt:
     segments: tuple[Segment, ...]
     tail_start: int
     system_stop: int = 0
+    reply_text: str = ""
 
     def __post_init__(self) -> None:
         num_tokens = len(self.token_ids)
@@ -104,7 +106,8 @@ def build_prompt(
         keep_video_marks,
         so_far,
     )
-    return _prompt(messages, ids, spans, tokenizer, config, min_segment, at_turn_end=False)
+    reply_text = "" if so_far is None else so_far.text
+    return _prompt(messages, ids, spans, tokenizer, config, min_segment, at_turn_end=False, reply_text=reply_text)
 
 
 def build_history(
@@ -241,6 +244,7 @@ def _prompt(
     min_segment: int,
     *,
     at_turn_end: bool,
+    reply_text: str = "",
 ) -> Prompt:
     turn_starts = _turn_starts(ids, tokenizer)
     segments, tail_start = cut_segments(
@@ -251,7 +255,8 @@ def _prompt(
     )
     positions, rope_delta = span_positions(len(ids), spans, config.vision.spatial_merge_size)
     has_system = messages[0].role == "system" and turn_starts[:1] == [0] and len(turn_starts) > 1
-    return Prompt(ids, spans, positions, rope_delta, segments, tail_start, turn_starts[1] if has_system else 0)
+    system_stop = turn_starts[1] if has_system else 0
+    return Prompt(ids, spans, positions, rope_delta, segments, tail_start, system_stop, reply_text)
 
 
 def _turn_starts(ids: np.ndarray, tokenizer: Tokenizer) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image as PILImage
 
 from qwen35mm.errors import PromptError
-from qwen35mm_preprocess import MediaPlan, MediaSource
+from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
 
 _MAX_JSON_DEPTH = 64
 
@@ -28,24 +28,32 @@ class Text:
 
 @dataclass(frozen=True)
 class Image:
-    """An image: a path, bytes, a PIL image or a `data:` URI; `plan` pins how it is read."""
+    """An image: a path, bytes, a PIL image or a `data:` URI; `plan` pins how it is read.
 
-    source: MediaSource
+    One that was prepared already has its own plan.
+    """
+
+    source: MediaSource | PreparedMedia
     plan: MediaPlan | None = None
 
     def __post_init__(self) -> None:
         _check_source(self.source, "image")
+        _take_plan(self)
 
 
 @dataclass(frozen=True)
 class Video:
-    """A video: a path, bytes or a `data:` URI; `plan` pins how it is read."""
+    """A video: a path, bytes or a `data:` URI; `plan` pins how it is read.
 
-    source: MediaSource
+    One that was prepared already has its own plan.
+    """
+
+    source: MediaSource | PreparedMedia
     plan: MediaPlan | None = None
 
     def __post_init__(self) -> None:
         _check_source(self.source, "video")
+        _take_plan(self)
 
 
 Part = Text | Image | Video
@@ -87,6 +95,11 @@ def check_json(value: Any, what: str, depth: int = 0) -> None:
         raise PromptError(f"{what}: a {type(value).__name__} is not a JSON value.")
 
 
+def _take_plan(part: Image | Video) -> None:
+    if isinstance(part.source, PreparedMedia):
+        object.__setattr__(part, "plan", part.source.plan)
+
+
 def _check_source(source: object, kind: str) -> None:
     if isinstance(source, str):
         scheme, mark, _ = source[:64].partition("://")
@@ -97,6 +110,9 @@ def _check_source(source: object, kind: str) -> None:
             )
         if not source:
             raise PromptError(f"The {kind}'s path is empty.")
+    elif isinstance(source, PreparedMedia):
+        if source.plan.kind != kind:
+            raise PromptError(f"The {kind} was prepared as {source.plan.kind}; prepare it again as what it is.")
     elif not isinstance(source, Path | bytes | PILImage.Image):
         raise PromptError(
             f"The {kind} is a {type(source).__name__}; expected a path, bytes, a data: URI"

@@ -118,6 +118,30 @@ def test_a_question_from_stdin_with_sampling_is_repeatable() -> None:
     assert first["num_generated_tokens"] <= 12
 
 
+def test_an_answer_satisfies_a_schema(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"shape": {"enum": ["circle", "square"]}}, "required": ["shape"]}
+    path = tmp_path / "shape.json"
+    path.write_text(json.dumps(schema | {"additionalProperties": False}))
+    done = ask("--image", sample_path(PICTURE), "--schema", str(path), PICTURE["question"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) in ({"shape": "circle"}, {"shape": "square"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [(None, "shape.json can't be read"), ("{", "as JSON"), ('{"uniqueItems": true}', "Unimplemented keys")],
+)
+def test_a_schema_that_cannot_be_used_is_told_before_a_model_is_loaded(
+    tmp_path: Path, schema: str | None, message: str
+) -> None:
+    path = tmp_path / "shape.json"
+    if schema is not None:
+        path.write_text(schema)
+    done = ask("--model", "nowhere/at/all", "--schema", str(path), "hi")
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -164,6 +188,7 @@ def test_help_names_every_option() -> None:
         "--max-tokens",
         "--temperature",
         "--seed",
+        "--schema",
         "--think",
         "--no-think",
         "--dtype",

@@ -88,6 +88,23 @@ def test_banned_ids_are_never_chosen() -> None:
         assert all(sampler.sample(logits) not in (10, 11) for _ in range(50))
 
 
+def test_what_a_grammar_allows_is_what_is_drawn_from() -> None:
+    """top-k, top-p and min-p count what may come: the likeliest token that may not doesn't crowd it out."""
+    logits = torch.zeros(VOCAB)
+    logits[10], logits[20], logits[21] = 100.0, 2.0, 1.9
+    allowed = torch.zeros(VOCAB, dtype=torch.bool)
+    allowed[[20, 21]] = True
+    for params in (
+        SamplingParams(top_k=2, seed=0),
+        SamplingParams(top_p=0.9, seed=0),
+        SamplingParams(min_p=0.5, seed=0),
+    ):
+        sampler = make(params)
+        assert {sampler.sample(logits, allowed) for _ in range(50)} == {20, 21}
+    greedy = make(SamplingParams(temperature=0.0, repetition_penalty=1.3, presence_penalty=1.0))
+    assert [greedy.sample(logits, allowed) for _ in range(2)] == [20, 21]
+
+
 def test_presence_penalty_counts_the_reply_once_and_not_the_prompt() -> None:
     logits = torch.zeros(VOCAB)
     logits[3], logits[4], logits[9] = 2.0, 1.5, 0.8

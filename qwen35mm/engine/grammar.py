@@ -1,0 +1,178 @@
+"""Answers that follow a JSON schema: which tokens may come next, by llguidance's parser (the extra `schema`).
+
+An answer is JSON on one line as `json.dumps` writes it: the only white space is behind `,` and `:`, so that no model
+can go on with white space for ever. Properties come in the schema's order. Characters stand for themselves: `\\u` isn't
+written, since a half surrogate is no text, and since it spells a property's name in another way than the one that the
+schema binds. A keyword that can't be enforced is refused, not ignored.
+
+The library jsonschema, which checks captions once more, is stricter in three places: `multipleOf` with decimals (it
+divides floats), `\\W` (Python's takes no letter of any script), and `minProperties` where a free key was written twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from qwen35mm.errors import EngineError, MissingExtraError, RequestError
+from qwen35mm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_COMPILED = 16
+
+# `overrides`, so that a schema can't change them by its own "x-guidance".
+_OPTIONS: Any = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+    "json_allow_general_unicode_escapes": False,
+}
+
+
+@functools.lru_cache(maxsize=MAX_COMPILED)
+def check_json_schema(text: str) -> None:
+    """Checks that answers can be held to a JSON schema; no model is needed for that.
+
+    Raises:
+        RequestError: a keyword that can't be enforced, a reference to another file, or a schema that nothing fits.
+        MissingExtraError: llguidance isn't installed.
+    """
+    llguidance = _llguidance()
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar_text(text))
+    if is_error:
+        raise _refusal(messages[0])
+
+
+class Grammars:
+    """The compiled schemas of one vocabulary; the newest are kept.
+
+    Args:
+        tokenizer: the checkpoint's.
+        eos_ids: ids that end a reply.
+        vocab_size: number of logits.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, eos_ids: Collection[int], vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._eos_ids = sorted(eos_ids)
+        self._not_the_end = torch.ones(vocab_size, dtype=torch.bool)
+        self._not_the_end[self._eos_ids] = False
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def matcher(self, json_schema: str, so_far: str = "") -> Matcher:
+        """Follows one reply.
+
+        Args:
+            json_schema: JSON text.
+            so_far: the answer's beginning, where a reply is continued.
+
+        Raises:
+            RequestError: what `check_json_schema` raises, or `so_far` doesn't fit the schema.
+            MissingExtraError: llguidance isn't installed.
+        """
+        compiled = self._compiled.get(json_schema) or self._compile(json_schema)
+        self._compiled[json_schema] = compiled
+        self._compiled.move_to_end(json_schema)
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        state = compiled.deep_copy()
+        if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
+            raise RequestError(
+                "The reply that is to be continued doesn't fit the JSON schema. Ask again without continuing it, or "
+                "continue it without a schema."
+            )
+        return Matcher(state, self._not_the_end)
+
+    def _compile(self, json_schema: str) -> LLMatcher:
+        llguidance = _llguidance()
+        compiled = llguidance.LLMatcher(self._vocabulary, _grammar_text(json_schema), log_level=0)
+        if compiled.is_error():
+            raise _refusal(compiled.get_error())
+        return compiled
+
+    @functools.cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        """Every id with its bytes; no control token is part of an answer, and those that end a reply end it."""
+        llguidance = _llguidance()
+        wrapped = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._eos_ids[0]))
+        return llguidance.LLTokenizer(wrapped, eos_token=self._eos_ids, slices=llguidance.LLTokenizer.json_slices())
+
+
+class Matcher:
+    """How far one reply's answer has come.
+
+    Attributes:
+        while_thinking: bool `[vocab_size]`, what may be chosen before the answer: all but the reply's end, because a
+            reply without an answer fits no schema.
+    """
+
+    def __init__(self, state: LLMatcher, while_thinking: torch.Tensor) -> None:
+        self._state = state
+        self.while_thinking = while_thinking
+
+    def allowed(self) -> torch.Tensor:
+        """bool `[vocab_size]`: what may come next in the answer; the reply's end alone where nothing else can.
+
+        Raises:
+            EngineError: the schema is beyond what can be followed.
+        """
+        packed = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
+        if self._state.is_error():
+            raise EngineError(f"The JSON schema can't be followed here ({_first_line(self._state.get_error())}).")
+        # Rows of the embedding that stand for no token come out as False.
+        bits = np.unpackbits(packed, count=len(self.while_thinking), bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_))
+
+    def accept(self, token_id: int) -> None:
+        """Goes on by a token that was allowed."""
+        accepted = self._state.consume_token(token_id)
+        assert accepted, "a token that the mask forbids was chosen"
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_id
+        self.bos_token_id = None
+        self.tokens: Sequence[bytes] = [tokenizer.token_bytes(id_) for id_ in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.control_ids.values())
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode_plain(text)
+
+
+def _grammar_text(json_schema: str) -> str:
+    try:
+        return _llguidance().LLMatcher.grammar_from_json_schema(json_schema, None, _OPTIONS)
+    except ValueError as error:
+        raise _refusal(str(error)) from error
+
+
+def _refusal(message: str) -> RequestError:
+    return RequestError(
+        f"Replies can't be held to this JSON schema: {_first_line(message)}. Change the schema, or leave that part out."
+    )
+
+
+def _first_line(message: str) -> str:
+    return message.split("\n", 1)[0].rstrip(".: ")[:200]
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise MissingExtraError("A reply that follows a JSON schema", "schema") from error
+    return llguidance

@@ -1,0 +1,138 @@
+"""Grammars of JSON schemas: random models write by them, jsonschema judges them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from qwen35mm.engine import check_json_schema
+from qwen35mm.engine.grammar import MAX_COMPILED, Grammars
+from qwen35mm.errors import MissingExtraError, RequestError
+from qwen35mm.model import LoadedModel
+from tests.engine.exact import (
+    DENSE,
+    MOE,
+    Chat,
+    chat_model,
+    one_thread,  # noqa: F401 - autouse
+    serve,
+    user,
+    words,
+)
+from tests.engine.schemas import CAPTION, DTYPES, SCHEMAS, SHORT, check, engine_of, params, record
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_reply_that_stops_satisfies_its_schema(name: str, dtype: str) -> None:
+    schema = SCHEMAS[name]
+    loaded = chat_model(DENSE if dtype == "float32" else MOE, dtype)
+    chat, engine = Chat(loaded), engine_of(loaded)
+    requests = [
+        chat.request([user(words(seed, name))], params=params(schema, seed=seed, temperature=temperature))
+        for seed, temperature in enumerate((0.0, 0.7, 1.5, 1.5, 3.0, 3.0, 3.0, 3.0))
+    ]
+    stopped = [check(answer.result, schema) for answer in serve(engine, *requests)]
+    # Some have strings without a bound, which a random model hardly ever ends.
+    assert sum(stopped) >= 2
+
+
+def test_text_is_one_line_as_json_writes_it() -> None:
+    loaded = chat_model(DENSE)
+    chat, engine = Chat(loaded), engine_of(loaded)
+    requests = [chat.request([user("hi")], params=params(CAPTION, seed=seed)) for seed in range(8)]
+    texts = [answer.result.text for answer in serve(engine, *requests) if answer.result.finish_reason == "stop"]
+    assert len(set(texts)) >= 4
+    for text in texts:
+        assert text == json.dumps(json.loads(text), ensure_ascii=False)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a keyword": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    "a condition": ({"if": {"type": "string"}, "then": {"minLength": 3}}, "if"),
+    "another draft's word for it": ({"x-guidance": {"lenient": True}, "not": {"type": "string"}}, "not"),
+    "a remote reference": ({"$ref": "https://example.com/schema.json"}, r"example\.com"),
+    "a missing reference": ({"$ref": "#/$defs/name"}, "name"),
+    "overlapping choices": ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
+    "nothing fits": ({"type": "integer", "minimum": 5, "maximum": 1}, "minimum"),
+    "a type": ({"type": "text"}, "text"),
+    "a pattern": ({"type": "string", "pattern": "[a"}, "regex"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_schema_that_cannot_be_enforced_is_refused_in_words(name: str) -> None:
+    schema, named = REFUSED[name]
+    message = rf"(?s)^Replies can't be held to this JSON schema: .*{named}.*leave that part out\.$"
+    with pytest.raises(RequestError, match=message):
+        check_json_schema(json.dumps(schema))
+    loaded = chat_model(DENSE)
+    engine = engine_of(loaded)
+    with pytest.raises(RequestError, match=message):
+        engine.add(Chat(loaded).request([user("hi")], params=params(schema)))
+    assert not engine.has_work
+
+
+def test_without_the_extra_its_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    loaded = chat_model(DENSE)
+    with pytest.raises(MissingExtraError, match=r"qwen35mm\[schema\]"):
+        engine_of(loaded).add(Chat(loaded).request([user("hi")], params=params({"type": "null"})))
+    (answer,) = serve(engine_of(loaded), Chat(loaded).request([user("hi")]))
+    assert answer.result.token_ids
+
+
+def grammars(loaded: LoadedModel) -> Grammars:
+    return Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
+
+
+def test_only_the_end_may_follow_a_complete_answer() -> None:
+    loaded = chat_model(DENSE)
+    matcher = grammars(loaded).matcher('{"enum": ["a", "b"]}', '"a"')
+    assert set(matcher.allowed().nonzero().flatten().tolist()) == loaded.eos_ids
+    assert set((~matcher.while_thinking).nonzero().flatten().tolist()) == loaded.eos_ids
+
+
+@pytest.mark.parametrize(
+    ("schema", "beginning"),
+    [
+        ({"type": "string"}, '"\\ud800'),
+        ({"type": "string"}, '"\\u0000'),
+        (record({"a": {"type": "integer"}}, []) | {"additionalProperties": True}, '{"\\u0061'),
+        (record({"a": {"type": "integer"}, "b": {"type": "integer"}}), '{"b'),
+        (CAPTION, "{ "),
+        (CAPTION, '{"caption":"'),
+        (CAPTION | {"x-guidance": {"whitespace_flexible": True}}, "{ "),
+        (SHORT, '"1234567890123'),
+    ],
+)
+def test_other_ways_of_writing_it_are_closed(schema: dict[str, Any], beginning: str) -> None:
+    """White space without end, half surrogates, a bound name spelt in another way: all valid JSON somewhere."""
+    loaded = chat_model(DENSE)
+    with pytest.raises(RequestError, match="doesn't fit"):
+        grammars(loaded).matcher(json.dumps(schema), beginning)
+
+
+def test_matchers_of_one_schema_are_apart() -> None:
+    loaded = chat_model(DENSE)
+    compiled = grammars(loaded)
+    first, second = (compiled.matcher('{"enum": ["ab", "ac"]}', so_far) for so_far in ('"a', ""))
+    quote, b = (loaded.tokenizer.encode_plain(text)[0] for text in ('"', "b"))
+    assert first.allowed()[b]
+    assert not second.allowed()[b]
+    first.accept(b)
+    assert first.allowed()[quote]
+    assert second.allowed()[quote]
+    assert not second.allowed()[b]
+
+
+def test_a_bounded_number_of_schemas_is_kept() -> None:
+    loaded = chat_model(DENSE)
+    compiled = grammars(loaded)
+    for number in [*range(MAX_COMPILED + 5), 0]:
+        text = f'{{"const": "{number:03}"}}'
+        assert compiled.matcher(text, f'"{number:03}').allowed()[loaded.tokenizer.encode_plain('"')[0]]
+        assert len(compiled._compiled) <= MAX_COMPILED

@@ -22,7 +22,7 @@ LAYERS = [
     ["qwen35mm.space"],
     ["qwen35mm.zero_gpu"],
     ["qwen35mm.model_library"],
-    ["qwen35mm.backends"],
+    ["qwen35mm.backends", "qwen35mm.remote"],
     ["qwen35mm.requests"],
     ["qwen35mm.engine"],
     ["qwen35mm.cache"],

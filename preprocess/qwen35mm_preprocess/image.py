@@ -40,10 +40,19 @@ _strict_loading_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """What an image's header says: (height, width) upright, and how many pictures the file holds."""
+    """What an image's header says.
+
+    size            (height, width) upright
+    num_pictures    how many the file holds
+    format          Pillow's name for the file's format; None for a PIL image
+    is_plain        every decoder makes the same picture of it as `load_image`: 8-bit grey or RGB, upright as stored,
+                    nothing transparent, one picture
+    """
 
     size: Size
     num_pictures: int
+    format: str | None
+    is_plain: bool
 
 
 def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
@@ -53,7 +62,10 @@ def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
         MediaError: not an image that is read here, damaged, or over a limit.
     """
     with _opened(source, limits) as image:
-        return ImageInfo(_upright_size(image), _num_pictures(image, source))
+        num_pictures = _num_pictures(image, source)
+        is_opaque = image.mode in ("L", "RGB") and image.info.get("transparency") is None
+        is_plain = is_opaque and num_pictures == 1 and _orientation(image) == 1
+        return ImageInfo(_upright_size(image), num_pictures, image.format, is_plain)
 
 
 def load_image(source: MediaSource, limits: MediaLimits) -> Image.Image:

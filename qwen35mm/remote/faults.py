@@ -1,0 +1,187 @@
+"""What a server can do wrong: which error it is, in words for a person, and whether asking again can help."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+
+from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
+
+_MAX_MESSAGE = 300
+_PASSING = frozenset({408, 409, 425, 429})
+
+
+class Fault(Exception):
+    """An attempt that failed.
+
+    Attributes:
+        error: what is raised if it was the last attempt.
+        is_passing: whether another attempt can go better.
+        status: the answer's status; None where none came.
+        retry_after_s: how long the server asked to be left alone.
+    """
+
+    def __init__(
+        self,
+        error: Qwen35mmError,
+        *,
+        is_passing: bool,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.is_passing = is_passing
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class FaultWriter:
+    """Writes the errors about one server.
+
+    Args:
+        host: its name for a person, without credentials.
+        secrets: what no message may hold, whatever the server repeats.
+    """
+
+    def __init__(self, host: str, secrets: Collection[str]) -> None:
+        self._who = f"The server at {host}"
+        self._secrets = [secret for secret in secrets if secret]
+
+    def of_transport(self, error: httpx.HTTPError) -> Fault:
+        """The connection: not made, or broken."""
+        if isinstance(error, httpx.ConnectTimeout):
+            what = "didn't take the connection in time. Check that it runs, and its address."
+            return Fault(RequestTimeoutError(f"{self._who} {what}"), is_passing=True)
+        if isinstance(error, httpx.ConnectError | httpx.ProxyError):
+            what = "can't be reached. Check that it runs, its address, its certificate and the network."
+        else:
+            what = "broke off the connection. Look at its log; it may have run out of memory or been restarted."
+        return Fault(EngineError(f"{self._who} {what}"), is_passing=True)
+
+    def of_silence(self, limit_s: float, *, has_begun: bool) -> Fault:
+        """No byte for `limit_s` seconds."""
+        what = f"fell silent for {limit_s:g} s amid its answer" if has_begun else f"sent nothing for {limit_s:g} s"
+        return Fault(
+            RequestTimeoutError(f"{self._who} {what}. Look at its log, or send it fewer requests at a time."),
+            is_passing=True,
+        )
+
+    def of_deadline(self, timeout_s: float) -> RequestTimeoutError:
+        """The request's whole time is over."""
+        return RequestTimeoutError(
+            f"{self._who} gave no whole answer within {timeout_s:g} s. Allow more time, or send it fewer requests at a "
+            f"time."
+        )
+
+    def of_damage(self, what: str) -> Fault:
+        """An answer that isn't what an OpenAI-compatible server sends."""
+        return Fault(EngineError(f"{self._who} sent a damaged answer: {what}. Look at its log."), is_passing=True)
+
+    def of_foreign(self, status: int, content_type: str) -> Fault:
+        """Something else answers at that address."""
+        kind = self._safe(content_type) or "no content type"
+        return Fault(
+            RequestError(
+                f"{self._who} doesn't speak OpenAI's API at this address: it answered {_words(status)} with {kind}. "
+                f"Check the address; it usually ends in /v1."
+            ),
+            is_passing=False,
+        )
+
+    def of_status(self, status: int, body: bytes, sent: Collection[str], retry_after_s: float | None = None) -> Fault:
+        """An answer that isn't a success, or an error that came within a stream.
+
+        Args:
+            sent: names of the parameters that the request had and that a server may not know.
+        """
+        said = self._said(_message(body))
+        passing = status in _PASSING or status >= 500
+        error: Qwen35mmError
+        if status == 429:
+            error = QueueFullError(f"{self._who} has too many requests already{said} Send it fewer at a time.")
+        elif status == 408:
+            error = RequestTimeoutError(f"{self._who} gave up waiting{said} Send it fewer requests at a time.")
+        elif passing:
+            error = EngineError(f"{self._who} failed with {_words(status)}{said} Look at its log.")
+        elif status in (401, 403):
+            error = RequestError(f"{self._who} refused access with {_words(status)}{said} Check the API key.")
+        elif status == 404:
+            error = RequestError(
+                f"{self._who} answered {_words(status)}{said} Check the address, which usually ends in /v1, and the "
+                f"model's name."
+            )
+        elif status == 413:
+            error = RequestError(f"{self._who} refused the request as too large{said} Send smaller or fewer media.")
+        elif 300 <= status < 400:
+            error = RequestError(f"{self._who} points to another address ({_words(status)}). Give that one instead.")
+        elif names := [name for name in sent if re.search(rf"\b{re.escape(name)}\b", said)]:
+            error = RequestError(
+                f"{self._who} doesn't take {' and '.join(names)} as it was sent{said} Leave that setting at its "
+                f"default, or use a server that knows it."
+            )
+        else:
+            error = RequestError(f"{self._who} refused the request with {_words(status)}{said}")
+        return Fault(error, is_passing=passing, status=status, retry_after_s=retry_after_s)
+
+    def of_stream_error(self, error: Any, sent: Collection[str]) -> Fault:
+        """An error object in the middle of a stream; a code in it counts as the status it would have been."""
+        code = error.get("code") if isinstance(error, dict) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        return self.of_status(status, json.dumps({"error": error}).encode(), sent)
+
+    def of_withheld(self) -> Fault:
+        """finish_reason content_filter."""
+        return Fault(RequestError(f"{self._who} withheld its answer: its content filter stepped in."), is_passing=False)
+
+    def _said(self, message: str) -> str:
+        message = self._safe(message)
+        return f': "{message}".' if message else "."
+
+    def _safe(self, text: str) -> str:
+        """One short line without control characters and secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        text = "".join(char if char.isprintable() else " " for char in text)
+        text = " ".join(text.split())
+        return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."
+
+
+def _words(status: int) -> str:
+    try:
+        return f"{status} ({HTTPStatus(status).phrase})"
+    except ValueError:
+        return str(status)
+
+
+def _message(body: bytes) -> str:
+    """The server's own words, in any of the forms that servers use; none of an HTML page."""
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        text = body.decode("utf-8", "replace").strip()
+        return "" if text.startswith("<") else text
+    return "; ".join(_texts(values))
+
+
+def _texts(values: Any) -> Iterator[str]:
+    """OpenAI's and vLLM's {"error": {"message"}}, SGLang's {"message"}, FastAPI's {"detail"}, or plain text."""
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, list):
+        for value in values[:4]:
+            yield from _texts(value)
+    elif isinstance(values, dict):
+        if isinstance(values.get("msg"), str):
+            where = values.get("loc")
+            yield f"{'.'.join(map(str, where))}: {values['msg']}" if isinstance(where, list) else values["msg"]
+            return
+        for key in ("error", "message", "detail"):
+            if values.get(key):
+                yield from _texts(values[key])
+                return

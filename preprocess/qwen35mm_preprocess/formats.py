@@ -11,7 +11,11 @@ from qwen35mm_preprocess.types import MediaKind
 HEAD_BYTES = 512
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _AVIF_BRANDS = (b"avif", b"avis")
-_QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
+_QUICKTIME_ATOMS = (b"moov", b"mdat", b"pnot")
+# Padding atoms are words that a text can have there too; their size is written in four bytes, and small.
+_QUICKTIME_PADDING = (b"wide", b"free", b"skip")
+# The sizes of a bitmap's second header, by which its versions are told apart.
+_BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
 _TS_PACKET = 188
 
 
@@ -53,7 +57,6 @@ def sniff(head: bytes) -> MediaFormat | None:
         (b"\x89PNG\r\n\x1a\n", PNG),
         (b"GIF87a", GIF),
         (b"GIF89a", GIF),
-        (b"BM", BMP),
         (b"II*\x00", TIFF),
         (b"MM\x00*", TIFF),
         (b"II+\x00", TIFF),
@@ -66,7 +69,10 @@ def sniff(head: bytes) -> MediaFormat | None:
         return {b"WEBP": WEBP, b"AVI ": AVI}.get(head[8:12])
     if head[4:8] == b"ftyp":
         return _sniff_ftyp(head)
-    if head[4:8] in _QUICKTIME_ATOMS:
+    # Two letters are not enough: a text may begin with "BMW".
+    if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in _BMP_HEADERS:
+        return BMP
+    if head[4:8] in _QUICKTIME_ATOMS or (head[4:8] in _QUICKTIME_PADDING and head[0] == 0):
         return MP4
     if len(head) > 2 * _TS_PACKET and all(head[at] == 0x47 for at in (0, _TS_PACKET, 2 * _TS_PACKET)):
         return MPEG_TS

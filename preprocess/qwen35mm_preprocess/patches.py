@@ -52,6 +52,23 @@ class PatchWriter:
             self._blocks[unit, ..., channel, slots, :, :] = values[..., None, :, :]
 
 
+def read_frame(
+    pixel_values: np.ndarray, grid_thw: GridTHW, processing: ImageProcessing | VideoProcessing, unit: int, slot: int
+) -> np.ndarray:
+    """The frame that `PatchWriter` wrote into a slot of a temporal patch, uint8 [H, W, 3]."""
+    merge, patch = processing.merge_size, processing.patch_size
+    rows, columns = grid_thw.h // merge, grid_thw.w // merge
+    blocks = pixel_values.reshape(
+        grid_thw.t, rows, columns, merge, merge, 3, processing.temporal_patch_size, patch, patch
+    )
+    # [block row, merge row, patch row, block column, merge column, patch column, channel]
+    normalized = blocks[unit, ..., slot, :, :].transpose(0, 2, 5, 1, 3, 6, 4)
+    frame = normalized.reshape(grid_thw.h * patch, grid_thw.w * patch, 3)
+    mean, std = np.array(processing.image_mean, np.float32), np.array(processing.image_std, np.float32)
+    values = (frame * std + mean) / processing.rescale_factor
+    return np.rint(values).clip(0, 255).astype(np.uint8)
+
+
 class UnitDigest:
     """SHA-256 of the frames of one unit (an image, or a temporal patch), their size and the processing."""
 

@@ -55,6 +55,11 @@ def test_quicktime_without_ftyp() -> None:
     assert sniff(b"\0\0\0\x08wide\0\0\x10\0mdat") is formats.MP4
 
 
+@pytest.mark.parametrize("header_bytes", [12, 40, 52, 56, 64, 108, 124])
+def test_a_bitmap_by_its_second_header(header_bytes: int) -> None:
+    assert sniff(b"BM" + b"\x46\0\0\0\0\0\0\0\x36\0\0\0" + bytes([header_bytes, 0, 0, 0])) is formats.BMP
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -70,6 +75,9 @@ def test_quicktime_without_ftyp() -> None:
         b"RIFF\0\0\0\0WAVEfmt ",
         b"ID3\x04",
         b"OggS",
+        b"BMW on a wide road",
+        b"The wide road to the sea",
+        b"The free seats, the skip and the bin",
     ],
 )
 def test_anything_else_is_unknown(head: bytes) -> None:

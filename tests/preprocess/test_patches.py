@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qwen35mm_preprocess import GridTHW, ImageProcessing, VideoProcessing
-from qwen35mm_preprocess.patches import PatchWriter, UnitDigest, media_digest
+from qwen35mm_preprocess.patches import PatchWriter, UnitDigest, media_digest, read_frame
 from tests.preprocess import oracles
 from tests.preprocess.media_files import HALF
 
@@ -40,6 +40,22 @@ def test_image_patches_equal_the_oracle(mean: tuple, std: tuple) -> None:
     writer.write(frame, 0, slice(None))
     np.testing.assert_array_equal(writer.pixel_values, expected["pixel_values"])
     assert writer.pixel_values.dtype == np.float32
+
+
+@pytest.mark.parametrize(("mean", "std"), [(HALF, HALF), IMAGENET])
+@pytest.mark.parametrize("kind", [ImageProcessing, VideoProcessing])
+def test_a_frame_is_read_as_it_was_written(mean: tuple, std: tuple, kind: type) -> None:
+    processing = kind(16, 2, 2, mean, std)
+    frames = np.random.default_rng(0).permuted(np.arange(4 * 64 * 96 * 3) % 256).astype(np.uint8)
+    frames = frames.reshape(4, 64, 96, 3)
+    grid = GridTHW(2, 4, 6)
+    writer = PatchWriter(grid, processing)
+    for index, frame in enumerate(frames):
+        writer.write(frame, index // 2, slice(index % 2, index % 2 + 1))
+    for index, frame in enumerate(frames):
+        read = read_frame(writer.pixel_values, grid, processing, index // 2, index % 2)
+        assert read.dtype == np.uint8
+        np.testing.assert_array_equal(read, frame)
 
 
 def test_unit_digest_depends_on_pixels_size_and_processing() -> None:

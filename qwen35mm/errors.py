@@ -14,6 +14,8 @@
     │   ├── ConversationDataError   messages or settings that aren't of the kept form; no tree
     │   ├── FileTooLargeError   a file over its limit of bytes
     │   └── ArchiveError        an archive of conversations that can't be imported or made
+    ├── CaptioningError         a captioning run that can't begin or go on
+    │   └── OutputError         captions can't be written: a full, read-only or failing disk
     ├── DocumentError           a text or PDF file that can't be used
     │   ├── EncryptedDocumentError  it is locked with a password
     │   ├── DamagedDocumentError    it is cut off, damaged or of another kind than it seems
@@ -33,6 +35,7 @@ from qwen35mm_preprocess.errors import MediaError
 
 __all__ = [
     "ArchiveError",
+    "CaptioningError",
     "CheckpointError",
     "ConfigError",
     "ContextTooLongError",
@@ -47,6 +50,7 @@ __all__ = [
     "MissingExtraError",
     "NoTextError",
     "NotFoundError",
+    "OutputError",
     "PromptError",
     "QueueFullError",
     "Qwen35mmError",
@@ -110,6 +114,22 @@ class FileTooLargeError(StorageError):
 
 class ArchiveError(StorageError):
     """An archive of conversations that is damaged, hostile, too large or of another version."""
+
+
+class CaptioningError(Qwen35mmError):
+    """A captioning run that can't begin or go on: a source, a prompt, a word or a schema that can't be used."""
+
+
+class OutputError(CaptioningError):
+    """Captions can't be written: a full, read-only or failing disk. What was written stays; a later run goes on.
+
+    Attributes:
+        errno: what the system said, as in the `errno` module; None where it said nothing.
+    """
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
 
 
 class DocumentError(Qwen35mmError):

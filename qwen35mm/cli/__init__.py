@@ -8,6 +8,7 @@ import sys
 import typer
 
 from qwen35mm.cli.ask import ask
+from qwen35mm.cli.caption import caption
 from qwen35mm.cli.chat import chat
 from qwen35mm.cli.desktop import desktop
 from qwen35mm.errors import MediaError, Qwen35mmError
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(chat)
 app.command()(desktop)
 app.command()(ask)
+app.command()(caption)
 
 
 @app.callback(invoke_without_command=True)

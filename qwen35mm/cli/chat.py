@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from qwen35mm.cli.folders import user_cache_folder, user_data_folder
-from qwen35mm.cli.options import ModelOptions, data_dir_option, with_model_options
+from qwen35mm.cli.options import ModelOptions, data_dir_option, with_options
 
 
-@with_model_options
+@with_options
 def chat(
     options: ModelOptions,
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1.", min=0, max=65535)] = 7860,

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from qwen35mm.cli.folders import user_cache_folder, user_data_folder
-from qwen35mm.cli.options import ModelOptions, data_dir_option, with_model_options
+from qwen35mm.cli.options import ModelOptions, data_dir_option, with_options
 
 
-@with_model_options
+@with_options
 def desktop(options: ModelOptions, data_dir: Annotated[Path | None, data_dir_option] = None) -> None:
     """Open the chat in a window of its own; closing it ends the program."""
     from qwen35mm.ui import launch

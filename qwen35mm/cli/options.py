@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -144,19 +144,30 @@ class ModelOptions:
         return replace(default_budget(torch.device("cuda" if on_gpu else "cpu")), **given)
 
 
-def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command, in place of its parameter `options: ModelOptions`, an option for each of the fields."""
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command, in place of each parameter whose type is a dataclass of options, an option for each field."""
     signature = inspect.signature(command, eval_str=True)
-    hints = get_type_hints(ModelOptions, include_extras=True)
-    names = [field.name for field in fields(ModelOptions)]
-    own = [parameter for name, parameter in signature.parameters.items() if name != "options"]
-    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    added = [keyword(field.name, default=field.default, annotation=hints[field.name]) for field in fields(ModelOptions)]
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
+    own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
+    added = []
+    for group in groups.values():
+        hints = get_type_hints(group, include_extras=True)
+        added += [
+            inspect.Parameter(
+                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
+            )
+            for each in fields(group)
+        ]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        options = ModelOptions(**{name: values.pop(name) for name in names})
-        command(**values, options=options)
+        made = {
+            name: group(**{each.name: values.pop(each.name) for each in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **made)
 
     run.__signature__ = signature.replace(parameters=[*own, *added])  # pyright: ignore[reportAttributeAccessIssue]
     return run

@@ -3,7 +3,7 @@
 A connection that lives through a fork corrupts the database, so every `Database` of the process is closed just before
 os.fork, by a hook, and opens again on both sides when it is next used. A process that is killed loses nothing that a
 transaction wrote: the kernel has the pages of the write-ahead log. Only a machine that loses power may lose the last
-transactions, never the database.
+transactions that weren't durable, never the database.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,14 @@ class Database:
 
     Every transaction may raise StorageError: a full, failing or read-only disk, a file that is damaged, foreign or of
     a newer version. What was kept before stays as it was.
+
+    Args:
+        migrations: the statements of each version of its tables; the format's version is their number.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:
         self._path = path
+        self._migrations = migrations
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.RLock()
         self._functions: list[tuple[str, int, Callable[..., Any]]] = []
@@ -72,9 +76,13 @@ class Database:
             yield connection
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that waits for other writers; kept whole at the end, or not at all after an exception."""
-        with self._transaction("BEGIN IMMEDIATE") as connection:
+    def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """A transaction that waits for other writers; kept whole at the end, or not at all after an exception.
+
+        Args:
+            durable: it is on the disk at the end, so that also a loss of power leaves it, and all before it.
+        """
+        with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL") as connection:
             yield connection
 
     def close(self) -> None:
@@ -86,12 +94,13 @@ class Database:
                     connection.close()
 
     @contextlib.contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: str, synchronous: str = "NORMAL") -> Iterator[sqlite3.Connection]:
         with self._lock, self._errors_in_words():
             if self._connection is None:
                 self._connection = self._open()
             connection = self._connection
             assert not connection.in_transaction, "a transaction inside another"
+            connection.execute(f"PRAGMA synchronous={synchronous}")
             connection.execute(begin)
             try:
                 yield connection
@@ -126,7 +135,6 @@ class Database:
         try:
             self._refuse_foreign(connection)
             _use_wal(connection)
-            connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA foreign_keys=ON")
             for name, num_arguments, function in self._functions:
                 connection.create_function(name, num_arguments, function, deterministic=True)
@@ -142,10 +150,10 @@ class Database:
         version, num_tables = connection.execute(
             "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
         ).fetchone()
-        if version > len(MIGRATIONS):
+        if version > len(self._migrations):
             raise StorageError(
                 f"The database {self._path.name} was written by a newer version (its format is {version}, this "
-                f"version knows {len(MIGRATIONS)}). It was left as it is: update the program."
+                f"version knows {len(self._migrations)}). It was left as it is: update the program."
             )
         if version == 0 and num_tables > 0:
             # The first migration is one transaction, so a database of ours never has tables and no version.
@@ -156,14 +164,14 @@ class Database:
         return version
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        if self._refuse_foreign(connection) == len(MIGRATIONS):
+        if self._refuse_foreign(connection) == len(self._migrations):
             return
         connection.execute("BEGIN IMMEDIATE")
         try:
-            for statements in MIGRATIONS[self._refuse_foreign(connection) :]:
+            for statements in self._migrations[self._refuse_foreign(connection) :]:
                 for statement in statements:
                     connection.execute(statement)
-            connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+            connection.execute(f"PRAGMA user_version={len(self._migrations)}")
             connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):

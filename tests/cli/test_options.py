@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from qwen35mm.cache.settings import CacheSettings
-from qwen35mm.cli.options import ModelOptions, with_model_options
+from qwen35mm.cli.options import ModelOptions, with_options
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm_preprocess import MediaBudget
@@ -24,7 +24,7 @@ def parse(*args: str, env: dict[str, str] | None = None) -> tuple[ModelOptions, 
     """What a command gets that takes the options, and one of its own on each side of them."""
     got: list[tuple[ModelOptions, dict[str, Any]]] = []
 
-    @with_model_options
+    @with_options
     def command(
         options: ModelOptions,
         question: Annotated[str, typer.Argument()],
@@ -80,7 +80,7 @@ def test_the_environment_names_a_model_and_a_folder() -> None:
 @pytest.mark.parametrize("args", [("--slots", "0"), ("--kv-memory", "much"), ("--cache-size", "-1")])
 def test_a_wrong_value_names_its_option(args: tuple[str, ...]) -> None:
     app = typer.Typer()
-    app.command()(with_model_options(lambda options: None))
+    app.command()(with_options(lambda options: None))
     done = CliRunner().invoke(app, list(args), env={"COLUMNS": "200", "TERM": "dumb"})
     assert done.exit_code == 2
     assert args[0] in done.output

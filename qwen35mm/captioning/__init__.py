@@ -1,0 +1,1 @@
+"""Captions of folders and datasets; see `run`."""

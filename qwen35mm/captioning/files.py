@@ -1,0 +1,140 @@
+"""Files that are there whole or not at all, also after a kill or a loss of power."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from qwen35mm.errors import OutputError
+
+_TEMPORARY = ".qwen35mm-writing-"
+_BINARY = getattr(os, "O_BINARY", 0)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def temporary_for(path: Path) -> Path:
+    """Where the file at `path` is written until it is whole: hidden beside it, always under one name.
+
+    The name is short however long the file's own is, and the next write of the file takes a killed one's leftover.
+    """
+    return path.with_name(_TEMPORARY + hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16])
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes every temporary file in a folder that only one run writes to."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{_TEMPORARY}*"):
+            path.unlink()
+
+
+@contextlib.contextmanager
+def replacing(path: Path, before_rename: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
+    """A file to write into; at the end it takes the place of the one at `path`, durably. After an error that stays.
+
+    Args:
+        before_rename: called when the new file is whole and on the disk, under its temporary name.
+
+    Raises:
+        OutputError: the disk is full, read-only or fails.
+    """
+    temporary = temporary_for(path)
+    with disk_errors(path.name):
+        try:
+            with create(temporary) as file:
+                with contextlib.suppress(OSError):
+                    temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+                yield file
+                sync(file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        if before_rename is not None:
+            sync_folder(path.parent)
+            before_rename()
+        temporary.replace(path)
+        sync_folder(path.parent)
+
+
+def create(path: Path) -> BinaryIO:
+    """A new file, in place of what a killed run left there; never through a link. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666), "w+b")
+
+
+def sync(file: BinaryIO) -> None:
+    """Puts what was written on the disk. Raises OSError."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts a folder's names on the disk, where the system lets folders be opened. Raises OSError."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks can't, and need not
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def move_aside(path: Path, when: str) -> Path:
+    """Renames a file to a name that nobody has; returns its new path. Raises OSError."""
+    number = 1
+    while True:
+        aside = path.with_name(f"{path.name}.before-{when}" + (f"-{number}" if number > 1 else ""))
+        if not os.path.lexists(aside):
+            path.replace(aside)
+            return aside
+        number += 1
+
+
+@contextlib.contextmanager
+def disk_errors(label: str) -> Iterator[None]:
+    """Turns what the system says of a disk into OutputError.
+
+    Args:
+        label: what was being written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            message = f"The disk is full: {label} can't be written. Free some space and run the same command again."
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            message = f"{label} can't be written: {error.strerror}. Make its folder writable, or choose another."
+        else:
+            message = f"{label} can't be written: {error.strerror or error}. Check the disk, then run again."
+        raise OutputError(message, error.errno) from error
+
+
+def json_text(value: Any) -> str:
+    """JSON on one line, with text as it is; halves of surrogate pairs as escapes, numbers that JSON lacks as null."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,268 @@
+"""A captioning job as a person describes it, and how it is carried out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from qwen35mm.cache.weights_digest import weights_digest
+from qwen35mm.captioning.captioner import CaptionBackend, Captioner, CaptionStyle
+from qwen35mm.captioning.counts import Counts
+from qwen35mm.captioning.estimate import Estimate, estimate
+from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.looks import Looks
+from qwen35mm.captioning.manifest import Manifest, write_failures
+from qwen35mm.captioning.media_workers import MediaWorkers
+from qwen35mm.captioning.outputs import Mode, OutputSpec, Sidecars, open_outputs
+from qwen35mm.captioning.prompts import PromptSet
+from qwen35mm.captioning.run import Run, RunSettings
+from qwen35mm.captioning.scan import ScanOptions, scan
+from qwen35mm.errors import OutputError
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaProcessor
+
+if TYPE_CHECKING:
+    from qwen35mm.backends import LocalBackend
+    from qwen35mm.captioning.ray_cluster import RayCluster
+
+STATE_FOLDER = ".qwen35mm"
+
+# A change in how captions are made from replies is other work; then this is counted up.
+_FORM = 1
+
+
+@dataclass(frozen=True)
+class Model:
+    """What captions are asked of.
+
+    Attributes:
+        identity: what tells it from every other model, JSON values.
+        params: how it samples by itself.
+        processor: reads its media.
+        sends_files: whether it takes files instead of prepared media.
+        captioner: what asks the backend; takes the arguments of `Captioner`.
+    """
+
+    backend: CaptionBackend | RayCluster
+    name: str
+    identity: Mapping[str, Any]
+    params: SamplingParams
+    processor: MediaProcessor
+    sends_files: bool = False
+    captioner: Callable[..., Captioner] = Captioner
+
+
+def local_model(backend: LocalBackend, memo: Path | None) -> Model:
+    """The model of this process.
+
+    Args:
+        memo: see `weights_digest`.
+
+    Raises:
+        CheckpointError: its files can't be read.
+    """
+    loaded = backend.loaded
+    identity = {"weights": weights_digest(loaded.path, memo), "dtype": str(loaded.model.dtype)}
+    return Model(backend, loaded.name, identity, loaded.generation, backend.media)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be captioned, how, and where the captions go.
+
+    Attributes:
+        sources: see `scan`.
+        sampling: fields of SamplingParams that replace the model's own.
+        folder: where text files go, under their items' names; None puts them beside their media.
+        state: the folder of manifest and failures; None puts it into `folder`, or beside the first source's items.
+        separator: between a person's text and ours, in the modes `append` and `prepend`.
+        num_workers: processes that read media.
+    """
+
+    sources: Sequence[str]
+    prompts: PromptSet
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    style: CaptionStyle = field(default_factory=CaptionStyle)
+    thinking: bool | None = False
+    scan: ScanOptions = field(default_factory=ScanOptions)
+    outputs: Sequence[OutputSpec] = ()
+    mode: Mode = "skip"
+    folder: Path | None = None
+    state: Path | None = None
+    separator: str = "\n"
+    embed_media: bool = False
+    records_per_shard: int = 1000
+    num_workers: int = 1
+    run: RunSettings = field(default_factory=RunSettings)
+
+    def check_sources(self) -> None:
+        """Raises what `carry_out` would for its sources: CaptioningError, MissingExtraError."""
+        _scan(self)
+
+    @property
+    def state_folder(self) -> Path:
+        """Where manifest and failures are."""
+        if self.state is not None:
+            return self.state
+        if self.folder is not None:
+            return self.folder / STATE_FOLDER
+        first = Path(self.sources[0].removeprefix("@"))
+        return (first if first.is_dir() else first.parent) / STATE_FOLDER
+
+    @property
+    def manifest_path(self) -> Path:
+        """Each shard has its own, so that machines can share a disk."""
+        return self.state_folder / f"captions{self._shard}.sqlite"
+
+    @property
+    def failures_path(self) -> Path:
+        return self.state_folder / f"failures{self._shard}.jsonl"
+
+    @property
+    def _shard(self) -> str:
+        return "" if self.scan.shard is None else "-{}-of-{}".format(*self.scan.shard)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        stopped: None at the end of the work; else what came first.
+        num_failures: items without a caption because something was wrong with them, of this run and earlier ones.
+    """
+
+    counts: Counts
+    stopped: Literal["interrupted", "limit"] | Exception | None
+    num_failures: int
+
+    @property
+    def exit_code(self) -> int:
+        """0: all is done; 3: some items failed; 4: everything that was tried did; 5: an error ended it; 130: Ctrl-C."""
+        if self.stopped == "interrupted":
+            return 130
+        if isinstance(self.stopped, Exception):
+            return 5
+        if not self.num_failures:
+            return 0
+        return 3 if self.counts.num_done or self.counts.num_skipped else 4
+
+
+async def carry_out(job: Job, model: Model, begun: Callable[[Run], Awaitable[None]] | None = None) -> Outcome:
+    """Captions what the sources hold.
+
+    Args:
+        begun: awaited with the run before it begins, to watch its counts and to stop it.
+
+    Raises:
+        CaptioningError: the run can't begin.
+    """
+    captioner = _captioner(job, model)
+    entries = _scan(job)
+    manifest = Manifest.open(job.manifest_path)
+    workers = None
+    try:
+        outputs = open_outputs(
+            job.outputs,
+            manifest,
+            folder=job.folder,
+            mode=job.mode,
+            embed_media=job.embed_media,
+            records_per_shard=job.records_per_shard,
+            separator=job.separator,
+        )
+        try:
+            workers = MediaWorkers(model.processor, job.num_workers)
+            sidecars = next((each for each in outputs if isinstance(each, Sidecars)), None)
+            looks = _looks(job, model, captioner, workers, manifest, sidecars)
+            run = Run(entries, looks, captioner, workers, manifest, outputs, job.run)
+            if begun is not None:
+                await begun(run)
+            counts = await run.go()
+            return Outcome(counts, run.stopped, _conclude(job, manifest, run))
+        finally:
+            if workers is not None:
+                workers.close()
+            for output in outputs:
+                output.close()
+    finally:
+        manifest.close()
+
+
+async def look_over(job: Job, model: Model) -> Estimate:
+    """What a run would do and cost. Nothing is written.
+
+    Raises:
+        CaptioningError: the run couldn't begin.
+    """
+    captioner = _captioner(job, model)
+    entries = _scan(job)
+    with Manifest.borrowed(job.manifest_path) as manifest:
+        workers = MediaWorkers(model.processor, job.num_workers)
+        try:
+            specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
+            sidecars = [Sidecars(manifest, spec.target, folder=job.folder, mode=job.mode) for spec in specs]
+            looks = _looks(job, model, captioner, workers, manifest, next(iter(sidecars), None), with_plan=True)
+            has_others = len(specs) < len(job.outputs)
+            return await estimate(entries, looks, captioner, workers, manifest, sidecars, has_others, job.run)
+        finally:
+            workers.close()
+
+
+def _scan(job: Job) -> Iterator[Item | Unreadable]:
+    """The sources' items, without the copies that a dataset output has made below a source."""
+    copies = tuple(spec.path for spec in job.outputs if spec.kind == "dataset")
+    return scan(job.sources, replace(job.scan, without=(*job.scan.without, *copies)))
+
+
+def _captioner(job: Job, model: Model) -> Captioner:
+    params = model.params.with_overrides(**job.sampling)
+    return model.captioner(model.backend, model.name, params, job.style, enable_thinking=job.thinking)
+
+
+def _looks(
+    job: Job,
+    model: Model,
+    captioner: Captioner,
+    workers: MediaWorkers,
+    manifest: Manifest,
+    sidecars: Sidecars | None,
+    *,
+    with_plan: bool = False,
+) -> Looks:
+    settings = {
+        "form": _FORM,
+        "model": model.identity,
+        "budget": asdict(model.processor.budget),
+        **captioner.describe(),
+    }
+    json.dumps(settings)  # each value decides a key
+    own = sidecars or Sidecars(manifest, folder=job.folder)
+    return Looks(
+        job.prompts,
+        workers,
+        manifest,
+        settings,
+        original=own.original,
+        with_plan=with_plan or model.sends_files,
+    )
+
+
+def _conclude(job: Job, manifest: Manifest, run: Run) -> int:
+    """Writes the failures; how many there are. A disk that can't take them has been told of already."""
+    try:
+        write_failures(manifest, job.failures_path)
+        return sum(1 for _ in manifest.failures())
+    except OutputError as error:
+        if run.stopped is None:
+            run.stop(error)
+        return run.counts.num_failed
+
+
+def default_workers() -> int:
+    """Processes that read media: a few, and never all processors."""
+    return max(1, min(4, (os.cpu_count() or 2) // 2))

@@ -1,0 +1,341 @@
+"""What a run remembers: files' digests, finished captions, failures, and what each output has.
+
+One SQLite file, held by one run at a time. What `finish` stored is on the disk when it returns, so everything that an
+output lacks after a kill or a loss of power can be written again from here without the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen35mm.captioning.files import json_text, replacing
+from qwen35mm.captioning.manifest_schema import MIGRATIONS
+from qwen35mm.captioning.records import Caption, printable
+from qwen35mm.captioning.run_lock import RunLock
+from qwen35mm.conversation.database import Database
+from qwen35mm.errors import CaptioningError, OutputError, StorageError
+
+# Digests that are stored at once: losing some costs only reading their files again.
+_DIGESTS_AT_ONCE = 256
+# Rows that are read at once, so that no transaction is open while a caller works on one.
+_ROWS_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an item has no caption.
+
+    Attributes:
+        name: the item's.
+        path: its file; None in a container.
+        kind: a word for programs, such as `unreadable`.
+        message: for a person.
+        key: the work that failed; None where it failed before it was known.
+    """
+
+    name: str
+    path: str | None
+    kind: str
+    message: str
+    key: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all finished results; `seconds` is the model's time."""
+
+    num_items: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    seconds: float
+
+
+class Manifest:
+    """The manifest at `path`. Usable from all threads of one process; every method may raise OutputError."""
+
+    def __init__(self, path: Path, lock: RunLock | None, folder: Path) -> None:
+        self._base = os.path.abspath(folder)  # noqa: PTH100
+        self._lock = lock
+        self._database = Database(path, migrations=MIGRATIONS)
+        self._digests: dict[bytes, tuple[int, int, int, bytes]] = {}
+        self._digests_lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path) -> Manifest:
+        """Opens or makes the manifest; its folder is made too, and should hold nothing else.
+
+        Raises:
+            CaptioningError: another run holds it, it is damaged, foreign or of a newer version, or its folder can't be
+                written to.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CaptioningError(
+                f"The folder {path.parent.name!r} can't be made: {error.strerror}. Choose another for the run."
+            ) from error
+        manifest = cls(path, RunLock(path.with_name(f"{path.name}.lock")), path.parent.parent)
+        try:
+            with manifest._database.writing():
+                pass
+        except StorageError as error:
+            manifest.close()
+            raise CaptioningError(str(error)) from error
+        return manifest
+
+    @classmethod
+    @contextlib.contextmanager
+    def borrowed(cls, path: Path) -> Iterator[Manifest]:
+        """A copy of the manifest at `path`, or an empty one, that leaves no trace: for a look at what a run would do.
+
+        Raises:
+            CaptioningError: it can't be read.
+        """
+        with tempfile.TemporaryDirectory(prefix="qwen35mm-") as folder:
+            copy = Path(folder, path.name)
+            try:
+                for suffix in ("", "-wal"):
+                    with contextlib.suppress(FileNotFoundError):
+                        shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+            except OSError as error:
+                raise CaptioningError(f"The manifest {path.name!r} can't be read: {error.strerror}.") from error
+            manifest = cls(copy, None, path.parent.parent)
+            try:
+                with manifest.writing() as connection:
+                    # What a run has begun is its own to mend.
+                    connection.execute("DELETE FROM sidecars_begun")
+                yield manifest
+            finally:
+                manifest.close()
+
+    def close(self) -> None:
+        """Gives the manifest back to other runs; no method may be called afterwards."""
+        with contextlib.suppress(OutputError):  # without its last digests the next run only reads more
+            self._store_digests()
+        self._database.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that reads. Raises OutputError."""
+        with _errors_of_outputs(), self._database.reading() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def writing(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """A transaction that writes, kept whole or not at all. Raises OutputError.
+
+        Args:
+            durable: a loss of power leaves it too; a killed process leaves everything anyway.
+        """
+        with _errors_of_outputs(), self._database.writing(durable=durable) as connection:
+            yield connection
+
+    def place(self, path: Path | str) -> bytes:
+        """How the manifest names a path: relative where it lies under the run's folder, which can then be moved."""
+        absolute = os.path.abspath(path)  # noqa: PTH100
+        base = os.path.join(self._base, "")  # noqa: PTH118
+        return os.fsencode(absolute[len(base) :] if absolute.startswith(base) else absolute)
+
+    def path_of(self, place: bytes) -> Path:
+        """The path that `place` was made from."""
+        return Path(self._base, os.fsdecode(place))
+
+    def digest(self, path: Path, status: os.stat_result) -> bytes | None:
+        """The digest that was remembered for a file, if it has been left alone since."""
+        place, state = self.place(path), _state(status)
+        with self._digests_lock:
+            waiting = self._digests.get(place)
+        if waiting is not None:
+            return waiting[3] if waiting[:3] == state else None
+        with self.reading() as connection:
+            row = connection.execute(
+                "SELECT digest FROM digests WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?",
+                (place, *state),
+            ).fetchone()
+        return None if row is None else row[0]
+
+    def remember_digest(self, path: Path, status: os.stat_result, digest: bytes) -> None:
+        """Remembers a file's digest; not at once on the disk."""
+        with self._digests_lock:
+            self._digests[self.place(path)] = (*_state(status), digest)
+            enough = len(self._digests) >= _DIGESTS_AT_ONCE
+        if enough:
+            self._store_digests()
+
+    def caption(self, key: bytes) -> Caption | None:
+        """The finished caption of this work."""
+        with self.reading() as connection:
+            row = connection.execute("SELECT caption FROM results WHERE key = ?", (key,)).fetchone()
+        return None if row is None else load_caption(row[0])
+
+    def begin(self, key: bytes, name: str) -> int:
+        """Counts a beginning; how many there were until now, this one and those that a crash ended included."""
+        with self.writing(durable=False) as connection:
+            return connection.execute(
+                "INSERT INTO attempts VALUES (?, ?, 1) "
+                "ON CONFLICT (key) DO UPDATE SET name = excluded.name, count = count + 1 RETURNING count",
+                (key, os.fsencode(name)),
+            ).fetchone()[0]
+
+    def num_begun(self, key: bytes) -> int:
+        """How often this work was begun and neither finished nor given up."""
+        with self.reading() as connection:
+            row = connection.execute("SELECT count FROM attempts WHERE key = ?", (key,)).fetchone()
+        return 0 if row is None else row[0]
+
+    def finish(
+        self, key: bytes, content: bytes, caption: Caption, *, name: str = "", similarity: int | None = None
+    ) -> None:
+        """Keeps a caption, durably; this key's failures are forgotten.
+
+        Args:
+            name: of the item that it was written for.
+            similarity: the medium's perceptual hash, of any number of bits.
+        """
+        values = (
+            key,
+            content,
+            _dump_caption(caption),
+            os.fsencode(name),
+            None if similarity is None else f"{similarity:x}",
+            caption.num_prompt_tokens,
+            caption.num_generated_tokens,
+            caption.seconds,
+        )
+        with self.writing() as connection:
+            connection.execute(
+                "INSERT INTO results (key, content, caption, first_name, similarity, num_prompt_tokens, "
+                "num_generated_tokens, seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+                values,
+            )
+            connection.execute("DELETE FROM attempts WHERE key = ?", (key,))
+            connection.execute("DELETE FROM failures WHERE key = ?", (key,))
+
+    def fail(self, name: str, path: str | None, key: bytes | None, kind: str, message: str) -> None:
+        """Remembers why an item failed; an earlier failure of this name is replaced."""
+        with self.writing(durable=False) as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO failures (name, path, key, kind, message) VALUES (?, ?, ?, ?, ?)",
+                (os.fsencode(name), None if path is None else os.fsencode(path), key, kind, message),
+            )
+            connection.execute("DELETE FROM attempts WHERE key = ?", (key,))
+
+    def failure(self, key: bytes) -> Failure | None:
+        """How this work failed, in an earlier run or in this one, if it wasn't finished since."""
+        with self.reading() as connection:
+            row = connection.execute(
+                "SELECT name, path, kind, message, key FROM failures WHERE key = ? ORDER BY sequence LIMIT 1", (key,)
+            ).fetchone()
+        return None if row is None else _failure(row)
+
+    def forget_failure(self, name: str) -> None:
+        """The item of this name is all right now, or gone."""
+        with self.writing(durable=False) as connection:
+            connection.execute("DELETE FROM failures WHERE name = ?", (os.fsencode(name),))
+
+    def failures(self) -> Iterator[Failure]:
+        """All failures, the oldest first."""
+        for row in self.rows("SELECT sequence, name, path, kind, message, key FROM failures WHERE sequence > ?"):
+            yield _failure(row[1:])
+
+    def similarities(self) -> Iterator[tuple[int, bytes, str]]:
+        """Perceptual hash, key and item's name of every finished result that has a hash, the oldest first."""
+        columns = "sequence, similarity, key, first_name"
+        query = f"SELECT {columns} FROM results WHERE similarity IS NOT NULL AND sequence > ?"
+        for _, similarity, key, name in self.rows(query):
+            yield int(similarity, 16), key, os.fsdecode(name)
+
+    def totals(self) -> Totals:
+        """What all finished results have cost."""
+        with self.reading() as connection:
+            row = connection.execute(
+                "SELECT count(*), total(num_prompt_tokens), total(num_generated_tokens), total(seconds) FROM results"
+            ).fetchone()
+        return Totals(row[0], int(row[1]), int(row[2]), row[3])
+
+    def rows(self, query: str, arguments: tuple[object, ...] = ()) -> Iterator[tuple]:
+        """Rows of a query by their first column, a number, in steps; nothing is locked while the caller has one.
+
+        Args:
+            query: ends in a comparison of that column, `> ?`, for which it gets the last row's.
+            arguments: for the question marks before.
+        """
+        column, last = query.split()[1].rstrip(","), -1
+        while True:
+            with self.reading() as connection:
+                found = connection.execute(
+                    f"{query} ORDER BY {column} LIMIT {_ROWS_AT_ONCE}", (*arguments, last)
+                ).fetchall()
+            yield from found
+            if len(found) < _ROWS_AT_ONCE:
+                return
+            last = found[-1][0]
+
+    def _store_digests(self) -> None:
+        with self._digests_lock:
+            waiting = list(self._digests.items())
+            if waiting:
+                with self.writing(durable=False) as connection:
+                    connection.executemany(
+                        "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)",
+                        [(place, *state) for place, state in waiting],
+                    )
+            self._digests.clear()
+
+
+def write_failures(manifest: Manifest, path: Path) -> None:
+    """Writes `failures.jsonl` whole; where nothing failed, there is none afterwards. Raises OutputError."""
+    failures = manifest.failures()
+    first = next(failures, None)
+    if first is None:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        return
+    with replacing(path) as file:
+        for failure in (first, *failures):
+            shown = None if failure.path is None else printable(failure.path)
+            row = {"name": printable(failure.name), "path": shown, "kind": failure.kind, "message": failure.message}
+            file.write(json_text(row).encode() + b"\n")
+
+
+def load_caption(text: str) -> Caption:
+    """A caption as the manifest keeps it."""
+    values = json.loads(text)
+    return Caption(**values | {"flags": tuple(values["flags"])})
+
+
+def _dump_caption(caption: Caption) -> str:
+    return json.dumps(dataclasses.asdict(caption))
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    # SQLite's numbers have a sign; a Windows file's number may use all 64 bits.
+    return status.st_size, status.st_mtime_ns, status.st_ino - (1 << 64 if status.st_ino >= 1 << 63 else 0)
+
+
+def _failure(row: tuple) -> Failure:
+    name, path, kind, message, key = row
+    return Failure(os.fsdecode(name), None if path is None else os.fsdecode(path), kind, message, key)
+
+
+@contextlib.contextmanager
+def _errors_of_outputs() -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:
+        text = str(error.__cause__).lower()
+        code = errno.ENOSPC if "full" in text else errno.EROFS if "readonly" in text else errno.EIO
+        raise OutputError(str(error), code) from error

@@ -1,0 +1,116 @@
+"""The manifest's tables. The format's version is the number of migrations; a new format appends one.
+
+File names are BLOBs, as the system spells them: they need not be UTF-8. A `place` is a path as `Manifest.place` gives
+it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_FIRST = (
+    """
+    CREATE TABLE digests (
+        place BLOB PRIMARY KEY,
+        num_bytes INTEGER NOT NULL,
+        mtime_ns INTEGER NOT NULL,
+        inode INTEGER NOT NULL,
+        digest BLOB NOT NULL
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE results (
+        sequence INTEGER PRIMARY KEY,
+        key BLOB NOT NULL UNIQUE,
+        content BLOB NOT NULL,
+        caption TEXT NOT NULL,
+        first_name BLOB NOT NULL,
+        similarity TEXT,
+        num_prompt_tokens INTEGER NOT NULL,
+        num_generated_tokens INTEGER NOT NULL,
+        seconds REAL NOT NULL
+    )
+    """,
+    "CREATE TABLE attempts (key BLOB PRIMARY KEY, name BLOB NOT NULL, count INTEGER NOT NULL) WITHOUT ROWID",
+    """
+    CREATE TABLE failures (
+        sequence INTEGER PRIMARY KEY,
+        name BLOB NOT NULL UNIQUE,
+        path BLOB,
+        key BLOB,
+        kind TEXT NOT NULL,
+        message TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX failures_by_key ON failures (key)",
+    # Which item has which name in an output. `folded` is the place without upper case, so that two names are also two
+    # on a disk that doesn't tell cases apart; `owner` is what the item is known by there.
+    """
+    CREATE TABLE claims (
+        output BLOB NOT NULL,
+        owner BLOB NOT NULL,
+        place BLOB NOT NULL,
+        folded BLOB NOT NULL,
+        medium BLOB,
+        PRIMARY KEY (output, owner),
+        UNIQUE (output, folded)
+    ) WITHOUT ROWID
+    """,
+    # `before` and `written` are digests of a sidecar's bytes before and after our last write, and `keys_...` name the
+    # captions of ours in them; `pending` until it is certain that the file was renamed.
+    """
+    CREATE TABLE sidecars (
+        place BLOB PRIMARY KEY,
+        before BLOB,
+        written BLOB NOT NULL,
+        keys_before BLOB NOT NULL,
+        keys_written BLOB NOT NULL,
+        original TEXT,
+        pending INTEGER NOT NULL
+    ) WITHOUT ROWID
+    """,
+    # Sidecars that may have a temporary file.
+    "CREATE TABLE sidecars_begun (place BLOB PRIMARY KEY) WITHOUT ROWID",
+    # A file of lines: its first `length` bytes have the CRC-32 `crc`, of which `head_length` were there before us;
+    # `intent` is the line that comes next or is there already; `num_stale` lines are no longer anybody's.
+    """
+    CREATE TABLE line_files (
+        place BLOB PRIMARY KEY,
+        length INTEGER NOT NULL,
+        crc INTEGER NOT NULL,
+        head_length INTEGER NOT NULL,
+        num_stale INTEGER NOT NULL,
+        intent BLOB NOT NULL
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE shards (
+        output BLOB NOT NULL,
+        number INTEGER NOT NULL,
+        num_records INTEGER NOT NULL,
+        num_bytes INTEGER NOT NULL,
+        crc INTEGER NOT NULL,
+        num_stale INTEGER NOT NULL,
+        PRIMARY KEY (output, number)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE entries (
+        position INTEGER PRIMARY KEY,
+        output BLOB NOT NULL,
+        name BLOB NOT NULL,
+        key BLOB NOT NULL REFERENCES results (key),
+        content BLOB NOT NULL,
+        path BLOB,
+        metadata TEXT NOT NULL,
+        shard INTEGER,
+        row INTEGER,
+        UNIQUE (output, name)
+    )
+    """,
+    "CREATE INDEX entries_in_order ON entries (output, position)",
+    "CREATE INDEX entries_by_key ON entries (output, key)",
+    "CREATE INDEX entries_by_shard ON entries (output, shard, row)",
+)
+
+MIGRATIONS: Final = (_FIRST,)

@@ -1,0 +1,146 @@
+"""The child process in which media are decoded.
+
+A decoder that crashes, or never ends, on a damaged file ends this process only. Standard input and output carry
+pickles, each behind its length. When the input ends, so does the process: it doesn't outlive a parent that was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.probe import failure_kind
+from qwen35mm.captioning.similar import media_similarity
+from qwen35mm_preprocess import MediaError, MediaPlan, MediaProcessor, PreparedMedia
+
+_HEADER_BYTES = 8
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Look:
+    """Asks what an item is, without decoding it.
+
+    Attributes:
+        with_digest: whether its bytes are to be hashed; not where the digest is known.
+        with_plan: whether it is to be planned: its size, its length and what it costs.
+    """
+
+    item: Item
+    with_digest: bool
+    with_plan: bool
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a look found; `status` is of the file before its bytes were read, None for what isn't a file."""
+
+    digest: bytes | None
+    plan: MediaPlan | None
+    status: os.stat_result | None
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Asks for an item ready for the model.
+
+    Attributes:
+        digest: of the bytes that its caption is for.
+        with_similarity: whether it is to be compared with other media.
+    """
+
+    item: Item
+    digest: bytes
+    with_similarity: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """A medium ready for the model, and what it looks like; see `similar`."""
+
+    media: PreparedMedia
+    similarity: int | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What went wrong with an item, `kind` as in `failures.jsonl`."""
+
+    kind: str
+    message: str
+
+
+Task = Look | Decode
+Answer = Seen | Decoded | Failed
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    # Nothing that a library prints may come between the answers.
+    os.dup2(2, 1)
+    processor = read_message(sys.stdin.buffer)
+    while (task := read_message(sys.stdin.buffer)) is not None:
+        write_message(answers, work(task, processor))
+
+
+def work(task: Task, processor: MediaProcessor) -> Answer:
+    """Carries a task out; what the item is to blame for becomes `Failed`."""
+    try:
+        return _look(task, processor) if isinstance(task, Look) else _decode(task, processor)
+    except MediaError as error:
+        return Failed(failure_kind(error), str(error))
+    except OSError as error:
+        return Failed("unreadable", f"The file can't be read: {error.strerror or type(error).__name__}.")
+    except MemoryError:
+        return Failed("too large", "Memory ran out while it was decoded. Make it smaller, or lower the limits.")
+
+
+def read_message(stream: BinaryIO) -> Any:
+    """The next pickle of a stream; None at its end."""
+    header = stream.read(_HEADER_BYTES)
+    if len(header) < _HEADER_BYTES:
+        return None
+    return pickle.loads(stream.read(int.from_bytes(header, "little")))
+
+
+def write_message(stream: BinaryIO, value: object) -> None:
+    """Writes a pickle behind its length."""
+    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.write(len(data).to_bytes(_HEADER_BYTES, "little"))
+    stream.write(data)
+    stream.flush()
+
+
+def _look(task: Look, processor: MediaProcessor) -> Seen:
+    source = task.item.read()
+    status = source.stat() if isinstance(source, Path) else None
+    digest = _digest(source) if task.with_digest else None
+    plan = processor.plan(source, task.item.kind) if task.with_plan else None
+    return Seen(digest, plan, status)
+
+
+def _decode(task: Decode, processor: MediaProcessor) -> Decoded | Failed:
+    source = task.item.read()
+    media = processor.prepare(source, kind=task.item.kind)
+    # The pixels must be those of the bytes that the caption is kept under.
+    if _digest(source) != task.digest:
+        return Failed("changed", "The file changed while it was read. Run again when nothing writes to it.")
+    processing = processor.image_processing if task.item.kind == "image" else processor.video_processing
+    return Decoded(media, media_similarity(media, processing) if task.with_similarity else None)
+
+
+def _digest(source: Path | bytes) -> bytes:
+    """SHA-256 of a file's or a medium's bytes."""
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).digest()
+    digest = hashlib.sha256()
+    with source.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.digest()

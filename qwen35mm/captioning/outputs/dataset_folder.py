@@ -1,0 +1,113 @@
+"""A Hugging Face dataset folder: media, and beside them `metadata.jsonl` with `file_name` and `text`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path, PurePosixPath
+
+from qwen35mm.captioning.files import disk_errors, json_text, remove_leftovers, replacing, sync_folder, temporary_for
+from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.outputs.base import Mode, Wants
+from qwen35mm.captioning.outputs.jsonl import JsonLines
+from qwen35mm.captioning.outputs.media import has_content, pieces_of, suffix_of
+from qwen35mm.captioning.outputs.names import Claims, fit, numbered, parts_inside, portable
+from qwen35mm.captioning.records import Record
+
+DATASET_METADATA = "metadata.jsonl"
+
+
+class DatasetFolder(JsonLines):
+    """The folder `folder`. A medium on the same disk is linked (a hard link takes no room), any other one copied.
+
+    Errors are those of `JsonLines`, for `metadata.jsonl`.
+    """
+
+    def __init__(self, manifest: Manifest, folder: Path, *, mode: Mode = "skip") -> None:
+        self._folder = folder
+        place = manifest.place(folder)
+        self._claims = Claims(manifest, b"dataset:" + place, durable=True)
+        super().__init__(manifest, folder / DATASET_METADATA, mode=mode)
+        self.label = folder.name
+        for found in [folder, *(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())]:
+            remove_leftovers(found)
+
+    def wants(self, item: Item, key: bytes | None) -> Wants:
+        """See `Output`. A medium that was taken out of the folder is put there again."""
+        if super().wants(item, key) is Wants.DONE and self._medium(item.name).is_file():
+            return Wants.DONE
+        return Wants.CAPTION
+
+    def write(self, record: Record) -> None:
+        """See `Output`."""
+        with self._lock:
+            self._claim(record.item)
+            self._put_medium(record)
+            super().write(record)
+
+    def finish(self) -> None:
+        """See `Output`. Media that no line names any more are removed."""
+        with self._lock:
+            super().finish()
+            for owner in self._claims.without_entry(self._place):
+                with disk_errors(self.label):
+                    self._medium(os.fsdecode(owner)).unlink(missing_ok=True)
+                self._claims.release(owner)
+
+    def line(self, record: Record) -> bytes:
+        """A record as its line, with the newline."""
+        values = record.to_dict()
+        values.pop("path", None)
+        row = {"file_name": self._file_name(record.item.name), "text": values.pop("caption")} | values
+        return json_text(row).encode() + b"\n"
+
+    def _medium(self, name: str) -> Path:
+        return self._folder / self._file_name(name)
+
+    def _file_name(self, name: str) -> str:
+        found = self._claims.find(os.fsencode(name))
+        assert found is not None, "every item's file name is claimed before its entry is made"
+        return found
+
+    def _claim(self, item: Item) -> str:
+        *folders, last = [portable(part) for part in parts_inside(item.name)]
+        suffix = suffix_of(item)
+        stem = PurePosixPath(last).stem
+        parents = [fit(part, "") for part in folders]
+        return self._claims.claim(
+            os.fsencode(item.name),
+            ("/".join([*parents, name]) for name in numbered(stem, last, suffix)),
+            medium=None,
+            is_free=lambda name: name != DATASET_METADATA and not os.path.lexists(self._folder / name),
+        )
+
+    def _put_medium(self, record: Record) -> None:
+        """Puts the medium at its place, whole and checked."""
+        path = self._medium(record.item.name)
+        if has_content(path, record.content):
+            return
+        with disk_errors(self.label):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(record.item.source, Path) and _link(record.item.source, path, record.content):
+                return
+        with replacing(path) as file:
+            for piece in pieces_of(record):
+                file.write(piece)
+
+
+def _link(source: Path, path: Path, content: bytes) -> bool:
+    """Links a medium, where the disk can; False where it must be copied."""
+    temporary = temporary_for(path)
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    try:
+        os.link(os.path.realpath(source), temporary)
+    except OSError:
+        return False
+    if not has_content(temporary, content):
+        temporary.unlink()
+        return False
+    temporary.replace(path)
+    sync_folder(path.parent)
+    return True

@@ -1,0 +1,127 @@
+"""Names that an output gives to items: inside its folder, never too long, and each to one item for good."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.records import printable
+
+# What a file's name may have on every common disk.
+_MAX_NAME_BYTES = 255
+_DIGEST_DIGITS = 8
+_FORBIDDEN = frozenset('<>:"\\|?*')
+_RESERVED = frozenset({"con", "prn", "aux", "nul"}) | {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}
+
+
+def fold(name: str) -> str:
+    """A name as a disk may see it that doesn't tell cases apart, nor Unicode's ways to write one letter."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def fit(stem: str, suffix: str) -> str:
+    """`stem + suffix`, shortened to what a disk takes; a digest of the whole stem then keeps it apart from others."""
+    room = _MAX_NAME_BYTES - len(os.fsencode(suffix))
+    name = os.fsencode(stem)
+    if len(name) <= room:
+        return stem + suffix
+    end = room - _DIGEST_DIGITS - 1
+    while end and name[end] & 0xC0 == 0x80:  # not in the middle of a character
+        end -= 1
+    return f"{os.fsdecode(name[:end])}-{hashlib.sha256(name).hexdigest()[:_DIGEST_DIGITS]}{suffix}"
+
+
+def parts_inside(name: str) -> list[str]:
+    """The parts of an item's name, none of which leads out of a folder."""
+    parts = [part.replace("\x00", "_") for part in name.split("/") if part not in ("", ".")]
+    if os.name == "nt":
+        return [portable(part) for part in parts] or ["_"]
+    return ["__" if part == ".." else fit(part, "") for part in parts] or ["_"]
+
+
+def portable(part: str) -> str:
+    """One part of a name as every system takes it: printable, and neither reserved nor hidden."""
+    kept = "".join("_" if c in _FORBIDDEN or not c.isprintable() else c for c in printable(part))
+    kept = kept.rstrip(". ")
+    if kept.startswith(".") or not kept or kept.split(".")[0].lower() in _RESERVED:
+        kept = f"_{kept}"
+    return kept
+
+
+def numbered(stem: str, name: str, suffix: str) -> Iterator[str]:
+    """Names for one item, the best first: from its stem, from its whole name, then with a number."""
+    yield fit(stem, suffix)
+    yield fit(name, suffix)
+    for number in itertools.count(2):
+        yield fit(f"{name}-{number}", suffix)
+
+
+class Claims:
+    """The names in one output. A name that an item got stays its own in all later runs.
+
+    Args:
+        output: the output's name in the manifest.
+        durable: a name is on the disk when it is claimed; else with the manifest's next durable transaction.
+    """
+
+    def __init__(self, manifest: Manifest, output: bytes, *, durable: bool = False) -> None:
+        self._durable = durable
+        self._manifest = manifest
+        self._output = output
+
+    def find(self, owner: bytes) -> str | None:
+        """The name that `owner` has."""
+        with self._manifest.reading() as connection:
+            row = connection.execute(
+                "SELECT place FROM claims WHERE output = ? AND owner = ?", (self._output, owner)
+            ).fetchone()
+        return None if row is None else os.fsdecode(row[0])
+
+    def claim(self, owner: bytes, names: Iterable[str], *, medium: Path | None, is_free: Callable[[str], bool]) -> str:
+        """The name that `owner` has, or else the first of `names` that nobody has and that is free.
+
+        Args:
+            medium: the item's file; when it is gone, another item may take its name.
+            is_free: whether a name that nobody has may be used.
+        """
+        found = self.find(owner)
+        if found is not None:
+            return found
+        place = None if medium is None else self._manifest.place(medium)
+        for name in names:
+            folded = os.fsencode(fold(name))
+            with self._manifest.writing(durable=self._durable) as connection:
+                row = connection.execute(
+                    "SELECT medium FROM claims WHERE output = ? AND folded = ?", (self._output, folded)
+                ).fetchone()
+                if not (is_free(name) if row is None else self._is_gone(row[0])):
+                    continue
+                connection.execute("DELETE FROM claims WHERE output = ? AND folded = ?", (self._output, folded))
+                connection.execute(
+                    "INSERT INTO claims VALUES (?, ?, ?, ?, ?)", (self._output, owner, os.fsencode(name), folded, place)
+                )
+            return name
+        raise AssertionError("the names to choose from have no end")
+
+    def without_entry(self, output: bytes) -> list[bytes]:
+        """The owners that have no entry, by their name, in the output of records `output`."""
+        with self._manifest.reading() as connection:
+            rows = connection.execute(
+                "SELECT owner FROM claims WHERE output = ? AND NOT EXISTS "
+                "(SELECT 1 FROM entries WHERE entries.output = ? AND name = owner)",
+                (self._output, output),
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def release(self, owner: bytes) -> None:
+        """Gives a name back."""
+        with self._manifest.writing(durable=False) as connection:
+            connection.execute("DELETE FROM claims WHERE output = ? AND owner = ?", (self._output, owner))
+
+    def _is_gone(self, medium: bytes | None) -> bool:
+        return medium is not None and not os.path.lexists(self._manifest.path_of(medium))

@@ -1,0 +1,117 @@
+"""Parquet shards: a row a record, with the same columns in every shard, and the pictures themselves where asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from qwen35mm.captioning.files import json_text
+from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.outputs.base import Mode
+from qwen35mm.captioning.outputs.media import pieces_of
+from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
+from qwen35mm.captioning.outputs.shards import Shards
+from qwen35mm.captioning.records import Record, printable
+from qwen35mm.errors import MissingExtraError
+
+try:
+    import pyarrow
+    import pyarrow.parquet
+except ImportError as error:
+    raise MissingExtraError("Writing parquet", "datasets") from error
+
+# A row group: what is in memory at once.
+_ROWS_AT_ONCE = 64
+_BYTES_AT_ONCE = 32 << 20
+_JSON_COLUMNS = ("data", "metadata")
+
+
+class ParquetShards(Shards):
+    """The parquet files in `folder`; errors are those of `Shards`.
+
+    `data` and `metadata` hold JSON text. With `embed_media`, `image` holds a picture's bytes and name, as Hugging
+    Face's `Image` does; videos have none.
+    """
+
+    suffix = ".parquet"
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        folder: Path,
+        records_per_shard: int,
+        *,
+        mode: Mode = "skip",
+        embed_media: bool = False,
+    ) -> None:
+        self._schema = _schema(embed_media=embed_media)
+        super().__init__(manifest, folder, records_per_shard, mode=mode)
+
+    def _writer(self, file: SummedFile, old: Path | None) -> ShardWriter:
+        return _ParquetWriter(file, self._schema if old is None else pyarrow.parquet.read_schema(old))
+
+    def _can_grow(self, path: Path) -> bool:
+        return pyarrow.parquet.read_schema(path).equals(self._schema)
+
+
+class _ParquetWriter(ShardWriter):
+    def __init__(self, file: SummedFile, schema: Any) -> None:
+        self._schema = schema
+        self._writer = pyarrow.parquet.ParquetWriter(pyarrow.PythonFile(file, mode="w"), schema)
+        self._rows: list[dict[str, Any]] = []
+        self._num_bytes = 0
+
+    def add(self, record: Record) -> None:
+        row = record.to_dict()
+        for name in _JSON_COLUMNS:
+            row[name] = json_text(row[name]) if name in row else None
+        if "image" in self._schema.names and record.caption.kind == "image":
+            medium = b"".join(pieces_of(record))
+            row["image"] = {"bytes": medium, "path": printable(record.item.name)}
+            self._num_bytes += len(medium)
+        self._rows.append(row)
+        if len(self._rows) >= _ROWS_AT_ONCE or self._num_bytes >= _BYTES_AT_ONCE:
+            self._flush()
+
+    def copy(self, path: Path, rows: list[int]) -> None:
+        wanted, first = set(rows), 0
+        with pyarrow.parquet.ParquetFile(path) as old:
+            for batch in old.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False):
+                taken = [row - first for row in range(first, first + len(batch)) if row in wanted]
+                if taken:
+                    self._writer.write_batch(batch.take(pyarrow.array(taken)))
+                first += len(batch)
+
+    def end(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(pyarrow.Table.from_pylist(self._rows, schema=self._schema))
+        self._rows, self._num_bytes = [], 0
+
+
+def _schema(*, embed_media: bool) -> Any:
+    text, whole, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
+    columns = {
+        "name": text,
+        "path": text,
+        "caption": text,
+        "data": text,
+        "kind": text,
+        "width": whole,
+        "height": whole,
+        "duration_s": real,
+        "prompt": text,
+        "model": text,
+        "flags": pyarrow.list_(text),
+        "shared_from": text,
+        "num_prompt_tokens": whole,
+        "num_generated_tokens": whole,
+        "sha256": text,
+        "metadata": text,
+    }
+    if embed_media:
+        columns["image"] = pyarrow.struct({"bytes": pyarrow.binary(), "path": text})
+    return pyarrow.schema(list(columns.items()))

@@ -1,0 +1,286 @@
+"""Captions as text files beside their media.
+
+A new text is written under a temporary name; then the manifest takes what it will replace and what it is; then it is
+renamed. A temporary file that is still there tells that the rename was not done, so the manifest's word can be taken
+back. Every file is therefore known to be ours, or a person's, however the last run ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen35mm.captioning.files import replacing, temporary_for
+from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.outputs.base import DEFAULT_SUFFIX, Mode, Wants
+from qwen35mm.captioning.outputs.names import Claims, fold, numbered, parts_inside
+from qwen35mm.captioning.outputs.text_file import UnusableError, is_medium, read_text_file, target_of
+from qwen35mm.captioning.records import Record, printable
+from qwen35mm.errors import CaptioningError, OutputError
+
+_KEY_BYTES = 32
+# What the system says of one file or folder rather than of the disk.
+_OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the manifest knows of a sidecar: see its table."""
+
+    written: bytes
+    keys_written: tuple[bytes, ...]
+    original: str | None
+
+
+class Sidecars:
+    """One text file an item.
+
+    `a.txt` for `a.jpg`; where another item has that, `a.png.txt`, and then numbered names.
+
+    Args:
+        folder: where the files go, under their items' names; None puts them beside the media.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        suffix: str = DEFAULT_SUFFIX,
+        *,
+        folder: Path | None = None,
+        mode: Mode = "skip",
+        separator: str = "\n",
+    ) -> None:
+        self.label = f"{suffix} files"
+        self._manifest = manifest
+        self._suffix = suffix
+        self._folder = folder
+        self._mode: Mode = mode
+        self._appends = mode in ("append", "prepend")
+        self._separator = separator.encode("utf-8", "backslashreplace")
+        self._lock = threading.RLock()
+        self._last: bytes | None = None
+        place = b"" if folder is None else manifest.place(folder)
+        self._claims = Claims(manifest, os.fsencode(f"sidecar:{suffix}:") + place)
+        with manifest.reading() as connection:
+            begun = [row[0] for row in connection.execute("SELECT place FROM sidecars_begun")]
+        for each in begun:
+            self._mend(each)
+
+    def wants(self, item: Item, key: bytes | None) -> Wants:
+        """See `Output`. Raises CaptioningError for an item of a container where there is no folder for it."""
+        with self._lock:
+            path = self._path(item)
+            row = self._row(path)
+            if row is None and self._mode == "skip":
+                return Wants.KEPT if os.path.lexists(path) else Wants.CAPTION
+            try:
+                return self._wants(row, read_text_file(path), key)
+            except UnusableError:
+                return Wants.KEPT
+
+    def original(self, item: Item) -> str | None:
+        """The person's own text for this item: what stood there before us, or what a person made of it since."""
+        with self._lock, contextlib.suppress(UnusableError):
+            path = self._path(item)
+            return self._original(self._row(path), read_text_file(path))
+        return None
+
+    def write(self, record: Record) -> None:
+        """See `Output`."""
+        with self._lock:
+            path = self._path(record.item)
+            row = self._row(path)
+            try:
+                content = read_text_file(path)
+            except UnusableError:
+                return
+            if self._wants(row, content, record.key) is not Wants.CAPTION:
+                return
+            text = self._compose(content, record)
+            if self._folder is not None:
+                with _errors_of_one_file(record.item):
+                    _make_folder(path.parent)
+            try:
+                self._begin(path)
+                with (
+                    _errors_of_one_file(record.item),
+                    replacing(target_of(path), lambda: self._record(path, row, content, text, record.key)) as file,
+                ):
+                    file.write(text)
+            except CaptioningError:
+                with contextlib.suppress(OutputError):
+                    self._mend(self._manifest.place(path))
+                raise
+
+    def finish(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _wants(self, row: _Row | None, content: bytes | None, key: bytes | None) -> Wants:
+        if content is None:
+            return Wants.CAPTION
+        keys = _keys_in(row, content)
+        if row is not None and keys:
+            if key in (keys if self._appends else keys[-1:]):
+                return Wants.DONE
+            # In a file that was appended to, a person's text stands as well.
+            holds_original = row.original is not None and row.original.encode() in content
+            return Wants.KEPT if self._mode == "skip" and holds_original else Wants.CAPTION
+        if self._mode == "skip":
+            return Wants.KEPT
+        # Ours was added to it once; whether a person left it there is the person's business.
+        was_added = self._appends and keys is None and row is not None and key in row.keys_written
+        return Wants.KEPT if was_added else Wants.CAPTION
+
+    def _compose(self, content: bytes | None, record: Record) -> bytes:
+        """The file's new bytes; a text file ends with a newline."""
+        own = record.caption.text.encode("utf-8", "backslashreplace").rstrip(b"\n")
+        if not self._appends or content is None or not content.strip():
+            return own + b"\n"
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            raise CaptioningError(
+                f"The text file of {printable(record.item.name)} isn't UTF-8, so nothing can be added to it. "
+                "Save it as UTF-8."
+            ) from error
+        theirs = content.rstrip(b"\r\n")
+        parts = (theirs, own) if self._mode == "append" else (own, theirs)
+        return self._separator.join(parts) + b"\n"
+
+    def _record(self, path: Path, row: _Row | None, content: bytes | None, text: bytes, key: bytes) -> None:
+        """Tells the manifest what the new file replaces and what it is; on the disk before it is renamed."""
+        place = self._manifest.place(path)
+        keys_before = () if content is None else _keys_in(row, content)
+        if keys_before is None:
+            keys_before = row.keys_written if row is not None and self._appends else ()
+        keys_written = (*keys_before, key) if self._appends and content is not None else (key,)
+        original = self._original(row, content)
+        with self._manifest.writing() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, 1)",
+                (
+                    place,
+                    None if content is None else _digest(content),
+                    _digest(text),
+                    b"".join(keys_before),
+                    b"".join(keys_written),
+                    original,
+                ),
+            )
+
+    def _original(self, row: _Row | None, content: bytes | None) -> str | None:
+        if content is None:
+            return None
+        if row is not None and _keys_in(row, content) is not None:
+            return row.original
+        text = content.decode("utf-8-sig", "replace")
+        for key in () if row is None else row.keys_written:
+            caption = self._manifest.caption(key)
+            if caption is not None and caption.text:
+                text = text.replace(caption.text, "")
+        return text.strip() or None
+
+    def _row(self, path: Path) -> _Row | None:
+        with self._manifest.reading() as connection:
+            row = connection.execute(
+                "SELECT written, keys_written, original FROM sidecars WHERE place = ?",
+                (self._manifest.place(path),),
+            ).fetchone()
+        return None if row is None else _Row(row[0], _split(row[1]), row[2])
+
+    def _path(self, item: Item) -> Path:
+        """The item's sidecar, claimed for good."""
+        if self._folder is not None:
+            owner, parts = os.fsencode(item.name), parts_inside(item.name)
+            directory, name = self._folder.joinpath(*parts[:-1]), parts[-1]
+        elif item.path is not None:
+            owner, directory, name = self._manifest.place(item.path), item.path.parent, item.path.name
+        else:
+            raise CaptioningError(
+                f"{printable(item.name)} lies in a container, beside which there is no place for text files. "
+                "Name a folder for them, or another kind of output."
+            )
+
+        def is_free(place: str) -> bool:
+            path = self._manifest.path_of(os.fsencode(place))
+            return not is_medium(path) and (item.path is None or fold(str(path)) != fold(os.path.abspath(item.path)))  # noqa: PTH100
+
+        names = (directory / candidate for candidate in numbered(Path(name).stem, name, self._suffix))
+        place = self._claims.claim(
+            owner,
+            (os.fsdecode(self._manifest.place(path)) for path in names),
+            medium=item.path,
+            is_free=is_free,
+        )
+        return self._manifest.path_of(os.fsencode(place))
+
+    def _begin(self, path: Path) -> None:
+        """Tells the manifest where a temporary file will be; the file before is certainly renamed."""
+        place = self._manifest.place(path)
+        with self._manifest.writing(durable=False) as connection:
+            connection.execute("UPDATE sidecars SET pending = 0 WHERE place = ?", (self._last,))
+            connection.execute("DELETE FROM sidecars_begun WHERE place = ?", (self._last,))
+            connection.execute("INSERT OR REPLACE INTO sidecars_begun VALUES (?)", (place,))
+        self._last = place
+
+    def _mend(self, place: bytes) -> None:
+        """Takes back what was recorded of a file that was not renamed, and removes its temporary file."""
+        temporary = temporary_for(target_of(self._manifest.path_of(place)))
+        if temporary.exists():
+            with self._manifest.writing() as connection:
+                connection.execute(
+                    "DELETE FROM sidecars WHERE place = ? AND pending AND (before IS NULL OR keys_before = x'')",
+                    (place,),
+                )
+                connection.execute(
+                    "UPDATE sidecars SET written = before, keys_written = keys_before, pending = 0 "
+                    "WHERE place = ? AND pending",
+                    (place,),
+                )
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        with self._manifest.writing(durable=False) as connection:
+            connection.execute("UPDATE sidecars SET pending = 0 WHERE place = ?", (place,))
+            connection.execute("DELETE FROM sidecars_begun WHERE place = ?", (place,))
+
+
+def _keys_in(row: _Row | None, content: bytes) -> tuple[bytes, ...] | None:
+    """The captions of ours in a file that is as we left it, the last one last; None in a person's."""
+    return row.keys_written if row is not None and _digest(content) == row.written else None
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"The folder {printable(folder.name)} can't be made: {error.strerror}.", error.errno
+        ) from error
+
+
+@contextlib.contextmanager
+def _errors_of_one_file(item: Item) -> Iterator[None]:
+    try:
+        yield
+    except OutputError as error:
+        if error.errno not in _OF_ONE_FILE:
+            raise
+        raise CaptioningError(f"The caption of {printable(item.name)} can't be written. {error}") from error
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _split(keys: bytes) -> tuple[bytes, ...]:
+    return tuple(keys[at : at + _KEY_BYTES] for at in range(0, len(keys), _KEY_BYTES))

@@ -1,0 +1,105 @@
+"""WebDataset: tar shards with `KEY.<the medium's suffix>`, `KEY.txt` and `KEY.json`, in this order."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from qwen35mm.captioning.files import json_text
+from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.outputs.base import Mode
+from qwen35mm.captioning.outputs.media import num_bytes_of, pieces_of, suffix_of
+from qwen35mm.captioning.outputs.names import Claims, fit, numbered, parts_inside, portable
+from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
+from qwen35mm.captioning.outputs.shards import Shards
+from qwen35mm.captioning.records import Record
+
+_PIECE_BYTES = 1 << 20
+_MEMBERS = 3
+# The longest suffix of a member, so that a key fits a disk's names with every one of them.
+_ROOM_FOR_SUFFIX = ".webm.json"
+
+
+class TarShards(Shards):
+    """The tar files in `folder`; errors are those of `Shards`."""
+
+    suffix = ".tar"
+
+    def __init__(self, manifest: Manifest, folder: Path, records_per_shard: int, *, mode: Mode = "skip") -> None:
+        self._claims = Claims(manifest, b"webdataset:" + manifest.place(folder))
+        super().__init__(manifest, folder, records_per_shard, mode=mode)
+
+    def _writer(self, file: SummedFile, old: Path | None) -> ShardWriter:
+        return _TarWriter(file, self._claims)
+
+    def _can_grow(self, path: Path) -> bool:
+        return True
+
+
+class _TarWriter(ShardWriter):
+    def __init__(self, file: SummedFile, claims: Claims) -> None:
+        self._file = file
+        self._claims = claims
+
+    def add(self, record: Record) -> None:
+        key = self._key(record)
+        text = record.caption.text.encode("utf-8", "backslashreplace")
+        values = json_text(record.to_dict()).encode()
+        begin, crc = self._file.num_bytes, self._file.crc
+        try:
+            self._member(key + suffix_of(record.item), num_bytes_of(record.item), pieces_of(record))
+            self._member(f"{key}.txt", len(text), iter([text]))
+            self._member(f"{key}.json", len(values), iter([values]))
+        except BaseException:
+            self._file.back_to(begin, crc)
+            raise
+
+    def copy(self, path: Path, rows: list[int]) -> None:
+        wanted = set(rows)
+        with path.open("rb") as file:
+            for row, (begin, end) in enumerate(_samples(file)):
+                if row not in wanted:
+                    continue
+                at = file.tell()
+                file.seek(begin)
+                while begin < end:
+                    piece = file.read(min(end - begin, _PIECE_BYTES))
+                    self._file.write(piece)
+                    begin += len(piece)
+                file.seek(at)
+
+    def end(self) -> None:
+        self._file.write(bytes(2 * tarfile.BLOCKSIZE))
+
+    def _member(self, name: str, num_bytes: int, pieces: Iterator[bytes]) -> None:
+        info = tarfile.TarInfo(name)
+        info.size = num_bytes
+        self._file.write(info.tobuf(tarfile.PAX_FORMAT))
+        for piece in pieces:
+            self._file.write(piece)
+        self._file.write(bytes(-num_bytes % tarfile.BLOCKSIZE))
+
+    def _key(self, record: Record) -> str:
+        """The sample's key: its name, with no dot in the last part, where readers end the key."""
+        *folders, last = [portable(part) for part in parts_inside(record.item.name)]
+        parents = [fit(part, "") for part in folders]
+        stem, whole = (text.replace(".", "_") for text in (PurePosixPath(last).stem, last))
+        names = (name.removesuffix(_ROOM_FOR_SUFFIX) for name in numbered(stem, whole, _ROOM_FOR_SUFFIX))
+        return self._claims.claim(
+            os.fsencode(record.item.name),
+            ("/".join([*parents, name]) for name in names),
+            medium=None,
+            is_free=lambda _: True,
+        )
+
+
+def _samples(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Where each sample begins and ends in a shard that we wrote."""
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        members = [(member.offset, member.offset_data + member.size) for member in tar]
+    for at in range(0, len(members), _MEMBERS):
+        begin, end = members[at][0], members[at + _MEMBERS - 1][1]
+        yield begin, end + -end % tarfile.BLOCKSIZE

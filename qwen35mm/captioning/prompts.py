@@ -1,0 +1,280 @@
+"""What the model is asked about each medium: one of several questions, its placeholders filled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.presets import PRESETS
+from qwen35mm.captioning.records import printable
+from qwen35mm.errors import CaptioningError
+from qwen35mm_preprocess import MediaKind
+
+PLACEHOLDERS = ("name", "stem", "folder", "width", "height", "duration", "sidecar", "metadata")
+"""What braces can name in a prompt; `metadata` takes a key, as in `{metadata.title}`."""
+
+FACTS = frozenset({"width", "height", "duration", "sidecar"})
+"""The placeholders that only a look at the medium or at its sidecar can fill."""
+
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_WEIGHT = re.compile(r"weight\s*:(.*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, perhaps with placeholders.
+
+    Attributes:
+        text: what is asked of an image, and of a video too where `video_text` is None.
+        weight: how often it is chosen, relative to the other questions of a run.
+        name: the preset's name; None for somebody's own text.
+        video_text: what is asked of a video.
+
+    Raises:
+        CaptioningError: an empty text, or a weight that isn't a finite number above 0.
+    """
+
+    text: str
+    weight: float = 1.0
+    name: str | None = None
+    video_text: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.text.strip() or (self.video_text is not None and not self.video_text.strip()):
+            raise CaptioningError("A prompt is empty. Give it a text, or leave it out.")
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise CaptioningError(f"A prompt's weight must be a number above 0; got {self.weight}.")
+
+    def wording(self, kind: MediaKind) -> str:
+        """What is asked of a medium of this kind."""
+        return self.text if kind == "image" or self.video_text is None else self.video_text
+
+
+@dataclass(frozen=True)
+class MediumFacts:
+    """What placeholders can say of a medium besides its name.
+
+    Attributes:
+        width, height: in pixels, as it is shown.
+        duration_s: None for an image, and for a video that doesn't say.
+        sidecar: the text that lies beside it already; None where there is none.
+    """
+
+    width: int
+    height: int
+    duration_s: float | None
+    sidecar: str | None
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    name: str
+    key: str | None
+    default: str | None
+
+    @property
+    def written(self) -> str:
+        return self.name if self.key is None else f"{self.name}.{self.key}"
+
+
+class PromptSet:
+    """The questions of a run and its system prompt.
+
+    `{name}`, `{stem}`, `{folder}`, `{width}`, `{height}`, `{duration}` (in seconds, such as 12.4), `{sidecar}` and
+    `{metadata.KEY}` stand for what the item has; KEY may lead into nested objects with dots. In `{sidecar|DEFAULT}` the
+    default stands in for what is missing or empty; without one, what is missing fails the item. `{{` and `}}` are
+    braces. Values are put in as they are: braces in them mean nothing.
+
+    Args:
+        questions: at least one.
+        system: the system prompt; placeholders work there too. Empty for none.
+        seed: decides which item gets which question.
+
+    Raises:
+        CaptioningError: no question, an unknown placeholder, or a brace that is neither doubled nor a placeholder's.
+    """
+
+    def __init__(self, questions: Sequence[Question], *, system: str = "", seed: int = 0) -> None:
+        if not questions:
+            raise CaptioningError("A captioning run needs a prompt; got none.")
+        self.questions = tuple(questions)
+        self.system = system
+        self.seed = seed
+        texts = {system} | {text for q in self.questions for text in (q.text, q.video_text) if text is not None}
+        self._templates = {text: _parse(text) for text in texts}
+
+    def needs(self) -> frozenset[str]:
+        """Which of `PLACEHOLDERS` occur in any question or in the system prompt.
+
+        A run can spare itself the look at every medium where none of `FACTS` is among them.
+        """
+        parts = [part for template in self._templates.values() for part in template]
+        return frozenset(part.name for part in parts if isinstance(part, _Placeholder))
+
+    def choose(self, item: Item, content: bytes) -> Question:
+        """An item's question in the wording for its kind; the same for the same content in every run with this seed.
+
+        Each question draws a number from seed, content and its own place in the list, and the best draw for its weight
+        wins (weighted rendezvous hashing). So a question that is put at the end takes its share from the others and
+        moves nothing else, and a changed wording is new work only for the items that had it.
+
+        Args:
+            content: the digest of the medium's bytes.
+        """
+
+        def draw(index: int) -> float:
+            digest = hashlib.sha256(f"{self.seed} {index} ".encode() + content).digest()
+            uniform = (int.from_bytes(digest[:8], "big") + 0.5) / 2**64
+            return -math.log(uniform) / self.questions[index].weight
+
+        question = self.questions[min(range(len(self.questions)), key=draw)]
+        return replace(question, text=question.wording(item.kind), video_text=None)
+
+    def fill(self, question: Question, item: Item, facts: MediumFacts | None) -> str:
+        """The text of a question that `choose` gave, for this item.
+
+        Args:
+            facts: None where `needs()` has none of `FACTS`.
+
+        Raises:
+            CaptioningError: the item lacks what a placeholder without a default names.
+        """
+        return self._fill(question.wording(item.kind), item, facts)
+
+    def fill_system(self, item: Item, facts: MediumFacts | None) -> str:
+        """The system prompt for this item; arguments and errors as in `fill`."""
+        return self._fill(self.system, item, facts)
+
+    def _fill(self, text: str, item: Item, facts: MediumFacts | None) -> str:
+        return "".join(part if isinstance(part, str) else _value(part, item, facts) for part in self._templates[text])
+
+
+def preset_question(name: str, weight: float = 1.0) -> Question:
+    """A preset as a question.
+
+    Raises:
+        CaptioningError: there is no such preset.
+    """
+    preset = PRESETS.get(name)
+    if preset is None:
+        raise CaptioningError(f"There is no preset {name!r}. There are: {', '.join(PRESETS)}.")
+    return Question(preset.text("image"), weight, name, preset.text("video"))
+
+
+def read_prompt_file(path: Path) -> list[Question]:
+    """The questions in a file of UTF-8 text.
+
+    Lines `---` part several questions; without one, the file is a single question. A first line such as `weight: 2`
+    gives a question its weight.
+
+    Raises:
+        CaptioningError: the file can't be read, isn't UTF-8, has an empty question or a weight that isn't a number
+            above 0.
+    """
+    name = printable(path.name)
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CaptioningError(f"The prompt file {name} isn't UTF-8 text. Save it as UTF-8.") from error
+    except OSError as error:
+        raise CaptioningError(f"The prompt file {name} can't be read: {error.strerror}.") from error
+    questions = []
+    for number, part in enumerate(re.split(r"^---[ \t]*$", text, flags=re.MULTILINE), 1):
+        lines = part.strip().split("\n")
+        try:
+            weight = 1.0
+            if given := _WEIGHT.fullmatch(lines[0].strip()):
+                weight = _weight(given[1].strip())
+                del lines[0]
+            questions.append(Question("\n".join(lines).strip(), weight))
+        except CaptioningError as error:
+            raise CaptioningError(f"Prompt {number} of {name}: {error}") from error
+    return questions
+
+
+def _weight(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise CaptioningError(f"A prompt's weight must be a number above 0; got {text!r}.") from None
+
+
+def _parse(text: str) -> tuple[str | _Placeholder, ...]:
+    parts: list[str | _Placeholder] = []
+    end = 0
+    for match in _BRACES.finditer(text):
+        parts.append(text[end : match.start()])
+        end = match.end()
+        if match[1] is not None:
+            parts.append(_placeholder(match[1]))
+        elif match[0] in ("{{", "}}"):
+            parts.append(match[0][0])
+        else:
+            raise CaptioningError(
+                f"The prompt has a single {match[0]!r} after {text[: match.start()][-20:]!r}. Write it twice for a "
+                f"brace: {match[0] * 2}"
+            )
+    parts.append(text[end:])
+    return tuple(part for part in parts if part)
+
+
+def _placeholder(inner: str) -> _Placeholder:
+    written, bar, default = inner.partition("|")
+    name, dot, key = written.partition(".")
+    if name not in PLACEHOLDERS or bool(dot) != (name == "metadata") or (dot and not key):
+        known = ", ".join("{metadata.KEY}" if known == "metadata" else f"{{{known}}}" for known in PLACEHOLDERS)
+        raise CaptioningError(
+            f"Unknown placeholder {{{written}}}. Known are {known}; write braces that are meant as such twice."
+        )
+    return _Placeholder(name, key if dot else None, default if bar else None)
+
+
+def _value(placeholder: _Placeholder, item: Item, facts: MediumFacts | None) -> str:
+    value = _find(placeholder, item, facts)
+    if placeholder.default is not None and not value:
+        return placeholder.default
+    if value is None:
+        raise CaptioningError(
+            f"The prompt asks for {{{placeholder.written}}}, which {printable(item.name)} doesn't have. Give the "
+            f"placeholder a default, as in {{{placeholder.written}|unknown}}, or leave the item out."
+        )
+    return value
+
+
+def _find(placeholder: _Placeholder, item: Item, facts: MediumFacts | None) -> str | None:
+    if placeholder.key is not None:
+        return _as_text(_look_up(item.metadata, placeholder.key))
+    if placeholder.name in FACTS:
+        assert facts is not None, "needs() says that this prompt has to know the medium"
+        return {
+            "width": str(facts.width),
+            "height": str(facts.height),
+            "duration": None if facts.duration_s is None else f"{facts.duration_s:.1f}",
+            "sidecar": None if facts.sidecar is None else facts.sidecar.strip(),
+        }[placeholder.name]
+    return printable({"name": item.name, "stem": item.stem, "folder": item.folder}[placeholder.name])
+
+
+def _look_up(values: Mapping[str, Any], key: str) -> Any:
+    """The value under a key that may itself have dots, or lead into nested objects with them; None if there is none."""
+    if key in values:
+        return values[key]
+    head, _, rest = key.partition(".")
+    inner = values.get(head)
+    return _look_up(inner, rest) if rest and isinstance(inner, Mapping) else None
+
+
+def _as_text(value: Any) -> str | None:
+    """A JSON value as a person would write it: a list of texts and numbers with commas, an object as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and not any(isinstance(part, list | tuple | Mapping | None) for part in value):
+        return ", ".join(_as_text(part) or "" for part in value)
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,89 @@
+"""A caption with all that is known of it; what every output writes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qwen35mm.captioning.items import Item
+from qwen35mm_preprocess import MediaKind
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What the model said of one medium, cleaned and checked; it is kept under its key, apart from any file's name.
+
+    Attributes:
+        text: the caption, with prefix and suffix; for a JSON schema, the JSON text.
+        data: the value that a JSON schema describes; None without a schema.
+        kind, width, height, duration_s: of the medium, in pixels and seconds; a picture has no duration.
+        prompt: the question as the model got it.
+        model: the model's name.
+        flags: what a person should know: `truncated`, `repetition removed`, `missing: WORD`, `forbidden: WORD`.
+        num_attempts: replies until this one.
+        num_prompt_tokens, num_generated_tokens: of all attempts.
+        seconds: the model's time for all attempts.
+        shared_from: the name of the near-duplicate whose caption this is; None where the model saw the medium itself.
+    """
+
+    text: str
+    kind: MediaKind
+    width: int
+    height: int
+    prompt: str
+    model: str
+    data: Any = None
+    duration_s: float | None = None
+    flags: tuple[str, ...] = ()
+    num_attempts: int = 1
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    seconds: float = 0.0
+    shared_from: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One item's caption, for the outputs.
+
+    Attributes:
+        key: 32 bytes, the name of the work: content, prompt, model and settings.
+        content: 32 bytes, SHA-256 of the medium's bytes.
+    """
+
+    item: Item
+    key: bytes
+    content: bytes
+    caption: Caption
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as outputs with fields show it; JSON values."""
+        caption, path = self.caption, self.item.path
+        values: Mapping[str, Any] = {
+            "name": printable(self.item.name),
+            "path": None if path is None else printable(str(path)),
+            "caption": caption.text,
+            "data": caption.data,
+            "kind": caption.kind,
+            "width": caption.width,
+            "height": caption.height,
+            "duration_s": caption.duration_s,
+            "prompt": caption.prompt,
+            "model": caption.model,
+            "flags": list(caption.flags),
+            "shared_from": caption.shared_from,
+            "num_prompt_tokens": caption.num_prompt_tokens,
+            "num_generated_tokens": caption.num_generated_tokens,
+            "sha256": self.content.hex(),
+            "metadata": dict(self.item.metadata),
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def printable(name: str) -> str:
+    """A file's name as text that can be encoded: bytes that aren't UTF-8 are written as in `b'\\xff'`."""
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # halves of surrogate pairs, which Windows allows
+        return name.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,371 @@
+"""A captioning run: a scan, looks at media, decoding ahead, captions in slots, and everything that is written.
+
+An item goes through `_look` (is it needed, under which key?), waits decoded in a short line, and is captioned by one of
+the slots. What is found out is stored in the manifest first and in the outputs then, by one thread, so that a kill at
+any moment leaves what the next run can complete. A failure is an item's own; only what can't be written ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from time import monotonic
+from typing import Any, Literal, TypeVar
+
+from qwen35mm.captioning.captioner import Captioner, caption_failure_kind
+from qwen35mm.captioning.counts import Counts
+from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.looks import Look, Looks
+from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.media_worker import Decode, Failed
+from qwen35mm.captioning.media_workers import MediaWorkers
+from qwen35mm.captioning.outputs import Output, Wants
+from qwen35mm.captioning.records import Caption, Record
+from qwen35mm.captioning.similar import SimilarIndex
+from qwen35mm.captioning.work import asked_of
+from qwen35mm.errors import (
+    CaptioningError,
+    EngineError,
+    MediaError,
+    OutputError,
+    Qwen35mmError,
+)
+from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Kinds of failures that another try may not have.
+PASSING = frozenset({"engine", "server", "timeout", "worker", "changed", "unreadable"})
+# As many in a row aren't the media's fault.
+_MAX_FAILURES_IN_A_ROW = 10
+# An item at which the program was so often when it died is done last and by itself; and after so often, not at all.
+_NUM_SUSPICIOUS = 3
+_NUM_DEADLY = 6
+_SCAN_BATCH = 16
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a run goes about its work; nothing here changes a caption.
+
+    Attributes:
+        slots: captions at one time.
+        ahead: decoded media that wait for a slot; each is as large as its pixels.
+        limit: items that are decoded at most; None is all.
+        retry_failed: whether items that failed for a lasting reason are tried again.
+        max_distance: bits by which near-duplicates that share a caption may differ; None shares none.
+        sends_files: whether the backend takes the files themselves, and nothing is to be decoded for it.
+    """
+
+    slots: int = 4
+    ahead: int = 4
+    limit: int | None = None
+    retry_failed: bool = False
+    max_distance: int | None = None
+    sends_files: bool = False
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """An item that waits for a slot."""
+
+    look: Look
+    medium: MediaSource | PreparedMedia
+    plan: MediaPlan
+    similarity: int | None
+
+
+class Run:
+    """One run. `go` is called once, in an event loop; `stop` may be called from a signal's handler in it.
+
+    Args:
+        entries: the scan.
+        looks: decides what an item is asked, and under which key.
+        outputs: get every caption; all are finished at the end, whatever ends the run.
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[Item | Unreadable],
+        looks: Looks,
+        captioner: Captioner,
+        workers: MediaWorkers,
+        manifest: Manifest,
+        outputs: Sequence[Output],
+        settings: RunSettings,
+    ) -> None:
+        self.counts = Counts()
+        self.stopped: Literal["interrupted", "limit"] | Exception | None = None
+        self._entries = entries
+        self._looks = looks
+        self._captioner = captioner
+        self._workers = workers
+        self._manifest = manifest
+        self._outputs = outputs
+        self._settings = settings
+        self._items: asyncio.Queue[Item | Unreadable | None] = asyncio.Queue(settings.slots + settings.ahead)
+        self._ready: asyncio.Queue[_Ready | None] = asyncio.Queue(max(settings.ahead, 1))
+        self._at_work: dict[bytes, list[Look]] = {}
+        self._similar: dict[bytes, SimilarIndex] = {}
+        self._suspicious: list[Item] = []
+        self._num_begun = 0
+        self._num_failures_in_a_row = 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-captions")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def go(self) -> Counts:
+        """Runs to the end, or to a stop; `stopped` then says why.
+
+        Raises:
+            Exception: a bug; everything that was captioned is stored.
+        """
+        if self._settings.max_distance is not None:
+            await self._write(self._read_similarities)
+        loops = [self._feed(), self._look_all(), *(self._caption_loop() for _ in range(self._settings.slots))]
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
+        try:
+            await asyncio.gather(*self._tasks)
+            self._tasks.append(asyncio.create_task(self._do_suspicious()))
+            await self._tasks[-1]
+        except asyncio.CancelledError:
+            if self.stopped is None:
+                raise
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._finish()
+        return self.counts
+
+    def stop(self, reason: Literal["interrupted", "limit"] | Exception) -> None:
+        """Begins nothing more; captions at work are finished. A second interruption leaves them too."""
+        again = self.stopped == "interrupted" and reason == "interrupted"
+        self.stopped = self.stopped or reason
+        if again or isinstance(reason, Exception):
+            for task in self._tasks:
+                task.cancel()
+
+    async def _feed(self) -> None:
+        entries = iter(self._entries)
+        while self.stopped is None:
+            batch = await asyncio.to_thread(lambda: list(islice(entries, _SCAN_BATCH)))
+            if not batch:
+                self.counts.scanned = True
+                break
+            for entry in batch:
+                self.counts.num_found += 1
+                await self._items.put(entry)
+        await self._items.put(None)
+
+    async def _look_all(self) -> None:
+        await asyncio.gather(*(self._look_loop() for _ in range(self._settings.slots)))
+        await self._ready.put(None)
+
+    async def _look_loop(self) -> None:
+        while (entry := await self._items.get()) is not None:
+            if self.stopped is not None:
+                self.counts.num_left += 1
+            elif isinstance(entry, Unreadable):
+                await self._fail(entry, None, entry.kind, entry.message)
+            else:
+                await self._look(entry)
+        await self._items.put(None)
+
+    async def _do_suspicious(self) -> None:
+        for item in self._suspicious:
+            if self.stopped is None:
+                await self._look(item, alone=True)
+            else:
+                self.counts.num_left += 1
+
+    async def _look(self, item: Item, *, alone: bool = False) -> None:
+        counts = self.counts
+        try:
+            if await asyncio.to_thread(self._is_kept, item):
+                counts.num_kept += 1
+                return
+            look = await self._looks.look(item)
+            if isinstance(look, Failed):
+                await self._fail(item, None, look.kind, look.message)
+                return
+            known = await asyncio.to_thread(self._manifest.caption, look.key)
+            wants = await asyncio.to_thread(self._wants, item, look.key)
+        except OutputError as error:
+            raise self._cannot_write(error) from error
+        except CaptioningError as error:
+            await self._fail(item, None, "output", str(error))
+            return
+        if Wants.CAPTION not in wants:
+            await self._write(self._manifest.forget_failure, item.name)
+            counts.num_kept += Wants.KEPT in wants
+            counts.num_present += Wants.KEPT not in wants
+        elif known is not None:
+            delivered = await self._deliver(look, known)
+            counts.num_recalled += delivered
+        elif look.key in self._at_work:
+            self._at_work[look.key].append(look)
+        elif await asyncio.to_thread(self._has_failed, look.key):
+            counts.num_failed_before += 1
+        elif not alone and await asyncio.to_thread(self._manifest.num_begun, look.key) >= _NUM_SUSPICIOUS:
+            self._suspicious.append(item)
+        else:
+            await self._decode(look, alone=alone)
+
+    def _has_failed(self, key: bytes) -> bool:
+        failure = None if self._settings.retry_failed else self._manifest.failure(key)
+        return failure is not None and failure.kind not in PASSING
+
+    async def _decode(self, look: Look, *, alone: bool) -> None:
+        """Decodes an item for its slot, and finds its near-duplicate."""
+        settings = self._settings
+        if settings.limit is not None and self._num_begun >= settings.limit:
+            self.counts.num_left += 1
+            self.stop("limit")
+            return
+        self._num_begun += 1
+        self._at_work[look.key] = [look]
+        medium, plan, similarity = None, look.plan, None
+        if settings.max_distance is not None or not settings.sends_files:
+            decoded = await self._workers.do(Decode(look.item, look.content, settings.max_distance is not None))
+            if isinstance(decoded, Failed):
+                await self._fail_work(look.key, decoded.kind, decoded.message)
+                return
+            medium, plan, similarity = decoded.media, decoded.media.plan, decoded.similarity
+        if settings.sends_files:
+            try:
+                medium = await asyncio.to_thread(look.item.read)
+            except OSError as error:
+                await self._fail_work(look.key, "unreadable", f"The file can't be read: {error.strerror}.")
+                return
+        assert medium is not None
+        assert plan is not None
+        if similarity is None or not await self._share(look, similarity):
+            ready = _Ready(look, medium, plan, similarity)
+            await (self._caption(ready) if alone else self._ready.put(ready))
+
+    async def _share(self, look: Look, similarity: int) -> bool:
+        """Takes a near-duplicate's caption, if there is one that was asked the same."""
+        index = self._similar.get(asked_of(look.key))
+        other = index.find(similarity) if index is not None else None
+        if other is None:
+            return False
+        key, name = other
+        caption = await asyncio.to_thread(self._manifest.caption, key)
+        assert caption is not None, "what the index has is finished"
+        num_written = await self._store(look.key, replace(caption, shared_from=name), None)
+        self.counts.num_shared += num_written
+        return True
+
+    async def _caption_loop(self) -> None:
+        since = monotonic()
+        while (ready := await self._ready.get()) is not None:
+            got = monotonic()
+            if self.stopped in (None, "limit"):
+                await self._caption(ready)
+            else:
+                self.counts.num_left += len(self._at_work.pop(ready.look.key))
+            self.counts.slots_idle_s += got - since
+            self.counts.slots_s += monotonic() - since
+            since = monotonic()
+        await self._ready.put(None)
+
+    async def _caption(self, ready: _Ready) -> None:
+        look, counts = ready.look, self.counts
+        num_begun = await self._write(self._manifest.begin, look.key, look.item.name)
+        if num_begun > _NUM_DEADLY:
+            await self._fail_work(look.key, "crash", f"The program ended {_NUM_DEADLY} times while it worked on this.")
+            return
+        try:
+            caption = await self._captioner.caption(
+                look.item, ready.medium, ready.plan, look.content, look.question, look.system
+            )
+        except (Qwen35mmError, MediaError) as error:
+            await self._fail_work(look.key, caption_failure_kind(error), str(error))
+            return
+        self._num_failures_in_a_row = 0
+        counts.num_retries += caption.num_attempts - 1
+        counts.num_prompt_tokens += caption.num_prompt_tokens
+        counts.num_generated_tokens += caption.num_generated_tokens
+        num_written = await self._store(look.key, caption, ready.similarity)
+        counts.num_captioned += min(num_written, 1)
+        counts.num_shared += max(num_written - 1, 0)
+
+    async def _store(self, key: bytes, caption: Caption, similarity: int | None) -> int:
+        """Keeps a caption, then writes it for every item that waits for it; how many got it."""
+        first = self._at_work[key][0]
+        name = first.item.name
+        await self._write(lambda: self._manifest.finish(key, first.content, caption, name=name, similarity=similarity))
+        if similarity is not None:
+            self._index(key, similarity, name)
+        # Who comes from here on finds it in the manifest.
+        return sum([await self._deliver(look, caption) for look in self._at_work.pop(key)])
+
+    async def _deliver(self, look: Look, caption: Caption) -> bool:
+        """Writes a kept caption to the outputs; False where it failed, and that is noted."""
+        try:
+            await self._write(self._write_outputs, Record(look.item, look.key, look.content, caption))
+        except CaptioningError as error:
+            await self._fail(look.item, look.key, "output", str(error))
+            return False
+        return True
+
+    def _write_outputs(self, record: Record) -> None:
+        for output in self._outputs:
+            output.write(record)
+        self._manifest.forget_failure(record.item.name)
+
+    async def _fail_work(self, key: bytes, kind: str, message: str) -> None:
+        """Notes a failure for every item that waits for this work."""
+        for look in self._at_work.pop(key):
+            await self._fail(look.item, key, kind, message)
+        self._num_failures_in_a_row = self._num_failures_in_a_row + 1 if kind == "engine" else 0
+        if self._num_failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+            self.stop(EngineError(f"{_MAX_FAILURES_IN_A_ROW} items in a row failed, the last one so: {message}"))
+
+    async def _fail(self, item: Item | Unreadable, key: bytes | None, kind: str, message: str) -> None:
+        self.counts.num_failed += 1
+        path = None if item.path is None else str(item.path)
+        await self._write(self._manifest.fail, item.name, path, key, kind, message)
+
+    def _wants(self, item: Item, key: bytes | None) -> list[Wants]:
+        return [output.wants(item, key) for output in self._outputs]
+
+    def _is_kept(self, item: Item) -> bool:
+        return all(want is Wants.KEPT for want in self._wants(item, None))
+
+    def _read_similarities(self) -> None:
+        for similarity, key, name in self._manifest.similarities():
+            self._index(key, similarity, name)
+
+    def _index(self, key: bytes, similarity: int, name: str) -> None:
+        assert self._settings.max_distance is not None
+        index = self._similar.setdefault(asked_of(key), SimilarIndex(self._settings.max_distance))
+        index.add(similarity, (key, name))
+
+    async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Carries a write out, one at a time, and to its end even where this task is cancelled meanwhile."""
+        future = asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except OutputError as error:
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OutputError) -> asyncio.CancelledError:
+        """Stops the run; for raising."""
+        self.stop(error)
+        return asyncio.CancelledError()
+
+    async def _finish(self) -> None:
+        """Completes the outputs, unless they can't be written to: then the next run does."""
+        for output in self._outputs:
+            with contextlib.suppress(asyncio.CancelledError):
+                if not isinstance(self.stopped, OutputError):
+                    await self._write(output.finish)
+        self._writer.shutdown()

@@ -1,0 +1,249 @@
+"""From what a person names to items: files, folders, lists of files, datasets and tars, lazily and in a stable order.
+
+Names are paths below their source: a file's own name, a folder's files below the folder, a list's files below the
+folder that the list lies in, a container's rows or members below the container's file name. Where a name was given
+by an earlier source already, the later one gets the source's own folder name before it (`b/x.jpg`), and more of its
+path if that is taken too. So a further source never changes the names of those before it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from qwen35mm.captioning.dataset_sources import PARQUET_MAGIC, open_dataset_folder, open_parquet
+from qwen35mm.captioning.folders import walk
+from qwen35mm.captioning.globs import NameFilter
+from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.names import Names, absolute, shard_of
+from qwen35mm.captioning.probe import Candidate, probe, probe_candidate
+from qwen35mm.captioning.records import printable
+from qwen35mm.captioning.tar_sources import is_tar, tar_members
+from qwen35mm.errors import CaptioningError, MissingExtraError
+from qwen35mm_preprocess import MediaLimits
+from qwen35mm_preprocess.formats import HEAD_BYTES
+
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+
+
+@dataclass(frozen=True)
+class ScanOptions:
+    """What of the sources is taken.
+
+    Attributes:
+        recursive: also the folders in a folder.
+        include, exclude: globs over the name below the source; see `NameFilter`. They don't hold for a file that is
+            named itself.
+        image_column: of parquet files and datasets; None where each has one only.
+        limits: a medium with more bytes is Unreadable.
+        shard: (i, n), from 1: items that fall to shard i of n; see `shard_of`. A folder or a container that can't be
+            read is said in every shard.
+    """
+
+    recursive: bool = True
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    image_column: str | None = None
+    limits: MediaLimits = field(default_factory=MediaLimits)
+    shard: tuple[int, int] | None = None
+    without: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.shard is not None and not 1 <= self.shard[0] <= self.shard[1]:
+            raise CaptioningError(
+                f"Expected a shard from 1/n to n/n, got {self.shard[0]}/{self.shard[1]}. Count from 1."
+            )
+
+
+def scan(sources: Sequence[Path | str], options: ScanOptions) -> Iterator[Item | Unreadable]:
+    """The items of all sources, in their order; folders are listed as the items are asked for.
+
+    A source is a file, a folder, a dataset folder, a parquet file or a tar; as text also `@LIST`, a file with one
+    path a line (`@-` is standard input), and `shard-{000..012}.tar`. A file that is reached a second time is passed
+    over. Files in a folder that neither are media nor have a medium's suffix are passed over in silence.
+
+    Raises:
+        CaptioningError: before the first item: there is no such source, or a dataset's image column isn't known.
+        MissingExtraError: before the first item: a dataset is read by pyarrow.
+    """
+    given = [path for source in sources for path in _expanded(source)]
+    for source in given:
+        _check_exists(source)
+    scanned = _Scan(options, Names(is_needed=len(given) > 1 or not all(map(_has_unique_names, given))))
+    # Opened before the first item, so that what is wrong with a container's columns is said at once.
+    opened = [
+        scanned.open(Path(source), Path(source).name) if (files := _list_file(source)) is None else scanned.read(files)
+        for source in given
+    ]
+    return itertools.chain.from_iterable(opened)
+
+
+class _Scan:
+    """One scan: its options, and what it has given so far."""
+
+    def __init__(self, options: ScanOptions, names: Names) -> None:
+        self._options = options
+        self._filter = NameFilter(options.include, options.exclude)
+        self._names = names
+
+    def open(self, path: Path, name: str, below: str = "") -> Iterator[Item | Unreadable]:
+        """What `path` holds; `name` is a file's or a container's, and a folder's items have names `below` some other.
+
+        Raises:
+            CaptioningError, MissingExtraError: a dataset that can't be read.
+        """
+        if path.is_dir():
+            dataset = open_dataset_folder(path, self._filter, self._options.image_column)
+            if dataset is None:
+                return self._folder(path, below)
+            new = [shard for shard in dataset.shards if self._is_new(shard)]
+            return self._container(replace(dataset, shards=new).rows(), path, below)
+        # Claimed before a folder is listed: a file that is named itself belongs to its own source.
+        if not self._is_new(path):
+            return iter(())
+        head = _head(path)
+        if head.startswith(PARQUET_MAGIC) or (head and path.suffix.lower() == ".parquet"):
+            return self._container(open_parquet(path, self._options.image_column).rows(), path.parent, name)
+        if is_tar(head) or (head and path.suffix.lower() == ".tar"):
+            return self._container(tar_members(path), path.parent, name)
+        return self._file(path, name)
+
+    def read(self, path: str) -> Iterator[Item | Unreadable]:
+        """What the lines of a file list name; `-` is standard input. A line that can't be used is Unreadable."""
+        folder = Path() if path == "-" else Path(path).parent
+        for line in _lines(path):
+            source = folder / line
+            name = _name_below(folder, source)
+            try:
+                _check_exists(source)
+                yield from self.open(source, name, below=name)
+            except (CaptioningError, MissingExtraError) as error:
+                yield Unreadable(name, "unreadable", printable(str(error)))
+
+    def _file(self, path: Path, name: str) -> Iterator[Item | Unreadable]:
+        name = self._names.claim(name, path.parent)
+        if not self._in_shard(name):
+            return
+        if name.lower().endswith(_COMPRESSED_TARS):
+            message = f"'{printable(path.name)}' is a compressed tar, which is not read here. Uncompress it first."
+            yield Unreadable(name, "unsupported", message)
+        elif found := probe(name, path, self._options.limits, expected=True):
+            yield found
+
+    def _folder(self, root: Path, below: str) -> Iterator[Item | Unreadable]:
+        options = self._options
+        for file in walk(root, self._filter, recursive=options.recursive, without=options.without):
+            if isinstance(file, Unreadable):
+                yield replace(file, name=self._names.claim(_joined(below, file.name), root))
+            elif self._names.claim_file(file.folder, file.path.name):
+                name = self._names.claim(_joined(below, file.name), root)
+                if self._in_shard(name) and (found := probe(name, file.path, self._options.limits)):
+                    # Looked up for media only: it is read from the metadata file each time.
+                    yield replace(found, metadata=file.metadata()) if isinstance(found, Item) else found
+
+    def _container(
+        self, candidates: Iterator[Candidate | Unreadable], folder: Path, container: str
+    ) -> Iterator[Item | Unreadable]:
+        for candidate in candidates:
+            if isinstance(candidate, Unreadable):
+                yield replace(candidate, name=self._names.claim(_joined(container, candidate.name), folder))
+            elif self._filter.takes(candidate.name):
+                name = self._names.claim(_joined(container, candidate.name), folder)
+                if self._in_shard(name) and (found := probe_candidate(name, candidate, self._options.limits)):
+                    yield found
+
+    def _is_new(self, path: Path) -> bool:
+        return self._names.claim_file(_identity(path.parent), path.name)
+
+    def _in_shard(self, name: str) -> bool:
+        shard = self._options.shard
+        return shard is None or shard_of(name, shard[1]) == shard[0]
+
+
+def _expanded(source: Path | str) -> list[Path | str]:
+    """`{a..b}` in a text as every number from a to b, as wide as a is; a file of that very name goes first."""
+    found = _BRACES.search(source) if isinstance(source, str) else None
+    if found is None or Path(source).exists():
+        return [source]
+    first, last = found.groups()
+    numbers = (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
+    before, after = found.string[: found.start()], found.string[found.end() :]
+    expanded = [path for number in numbers for path in _expanded(f"{before}{number}{after}")]
+    if not expanded:
+        raise CaptioningError(f"'{source}' stands for no file: expected a range that rises, as in {{000..012}}.")
+    return expanded
+
+
+def _list_file(source: Path | str) -> str | None:
+    """The file that `@LIST` names; None for another source."""
+    return source[1:] if isinstance(source, str) and source.startswith("@") else None
+
+
+def _has_unique_names(source: Path | str) -> bool:
+    """Whether a source can't give a name or a file twice by itself."""
+    return _list_file(source) is None and (Path(source).is_dir() or Path(source).suffix.lower() == ".parquet")
+
+
+def _check_exists(source: Path | str) -> None:
+    """Raises CaptioningError."""
+    files = _list_file(source)
+    if files == "-":
+        return
+    try:
+        if Path(source).exists() if files is None else Path(files).is_file():
+            return
+    except OSError:
+        raise CaptioningError(f"'{printable(str(source))}' can't be reached. Check its path and permissions.") from None
+    expected = "a file or a folder" if files is None else "a list of files"
+    raise CaptioningError(f"There is no '{printable(str(source))}': expected {expected}. Check its path.")
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """A folder's device and inode, however its path is written."""
+    try:
+        status = folder.stat()
+    except OSError:
+        # It is gone; that is said when the file is probed.
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+def _head(path: Path) -> bytes:
+    """A file's first bytes; none where it isn't a file or can't be read, which is said when it is probed."""
+    try:
+        # A named pipe or a device could block for ever.
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""
+
+
+def _lines(path: str) -> Iterator[str]:
+    """The paths in a file list; bytes that aren't UTF-8 stay what they are in a file's name."""
+    with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+        for number, line in enumerate(file):
+            text = line.removeprefix(codecs.BOM_UTF8 if number == 0 else b"").rstrip(b"\r\n")
+            if text.strip() and not text.startswith(b"#"):
+                yield text.decode("utf-8", "surrogateescape")
+
+
+def _name_below(folder: Path, path: Path) -> str:
+    """The path below the list's folder; for a file elsewhere, its whole path without the root."""
+    base, whole = absolute(folder), absolute(path)
+    try:
+        return _joined(whole.relative_to(base).as_posix(), "")
+    except ValueError:
+        return whole.relative_to(whole.anchor).as_posix()
+
+
+def _joined(folder: str, name: str) -> str:
+    return "/".join(part for part in (folder, name) if part not in ("", "."))

@@ -1,0 +1,117 @@
+"""WebDataset tars: the media in them by offset, without a copy, and what lies beside them under the same key."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from qwen35mm.captioning.items import FileSlice, Unreadable
+from qwen35mm.captioning.probe import Candidate
+from qwen35mm.captioning.records import printable
+
+# A longer text is no caption, and is not held in memory.
+_MAX_TEXT_BYTES = 2**20
+_MAGIC_AT, _MAGIC = 257, b"ustar"
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file that starts with `head` (512 bytes) is a tar that isn't compressed."""
+    return head[_MAGIC_AT : _MAGIC_AT + len(_MAGIC)] == _MAGIC
+
+
+def tar_members(path: Path) -> Iterator[Candidate | Unreadable]:
+    """The members of a tar that may be media, with the names that they have in it, in its order.
+
+    Neighbours with one key (the name up to the first dot of its last part) are a sample: its `.json` is the metadata
+    of its media (under `json` where it is no object), its `.txt` is in their metadata as `txt`. Members that begin
+    with a dot, links and folders are passed over. A tar that is cut off is Unreadable, after what is whole in it.
+    """
+    try:
+        num_bytes = path.stat().st_size
+        # "r:" is without compression.
+        with tarfile.open(path, "r:", errors="surrogateescape") as tar:
+            yield from _samples(tar, path, num_bytes)
+    except tarfile.TarError:
+        yield _damaged(path)
+    except OSError:
+        message = f"'{printable(path.name)}' could not be read. Check its path and permissions."
+        yield Unreadable("", "unreadable", message)
+
+
+def _samples(tar: tarfile.TarFile, path: Path, num_bytes: int) -> Iterator[Candidate | Unreadable]:
+    key, media, metadata = "", list[Candidate](), dict[str, Any]()
+    for member in _members(tar, path):
+        if member is None or member.offset_data + member.size > num_bytes:
+            yield from media
+            yield _damaged(path)
+            return
+        name = _clean(member.name)
+        if not member.isreg() or not name or PurePosixPath(name).name.startswith("."):
+            continue
+        own_key, suffix = _split(name)
+        if own_key != key:
+            yield from media
+            key, media, metadata = own_key, [], {}
+        if suffix in ("json", "txt"):
+            metadata.update(_beside(tar, member, suffix))
+        elif member.issparse():
+            last = printable(PurePosixPath(name).name)
+            message = f"'{last}' is stored with holes, which is not read here. Make the tar without them."
+            yield Unreadable(name, "unsupported", message)
+        else:
+            # All of a sample's media share one dict, which is filled until the sample ends.
+            media.append(Candidate(name, FileSlice(path, member.offset_data, member.size), metadata))
+    yield from media
+
+
+def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo | None]:
+    """The members in their order; None, as the last one, where the tar is damaged."""
+    try:
+        while (member := tar.next()) is not None:
+            # The library keeps every member that it has seen; of a large tar that would be gigabytes.
+            tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
+            yield member
+    except tarfile.TarError:
+        yield None
+        return
+    # The library ends in silence at a header that is damaged or cut off; a whole tar ends with a block of zeros.
+    with path.open("rb") as file:
+        file.seek(tar.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            yield None
+
+
+def _beside(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str) -> dict[str, Any]:
+    file = tar.extractfile(member) if member.size <= _MAX_TEXT_BYTES else None
+    if file is None:
+        return {}
+    text = file.read().decode("utf-8", "replace")
+    if suffix == "txt":
+        return {"txt": text.removesuffix("\n")}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {"json": value}
+
+
+def _split(name: str) -> tuple[str, str]:
+    """WebDataset's key and suffix: `a/b.seg.png` is `a/b` and `seg.png`."""
+    folder, slash, last = name.rpartition("/")
+    stem, _, suffix = last.partition(".")
+    return folder + slash + stem, suffix.lower()
+
+
+def _clean(name: str) -> str:
+    """A member's name below the tar, whatever it says: without a root, `.` and `..`."""
+    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
+
+
+def _damaged(path: Path) -> Unreadable:
+    name = printable(path.name)
+    return Unreadable(
+        "", "damaged", f"'{name}' is no tar, or is damaged or cut off. Check that it is there completely."
+    )

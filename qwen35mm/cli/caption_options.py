@@ -1,0 +1,257 @@
+"""What `qwen35mm caption` takes besides the model, under the headings of its help."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from qwen35mm.errors import CaptioningError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from qwen35mm.captioning.captioner import CaptionStyle
+    from qwen35mm.captioning.outputs import OutputSpec
+    from qwen35mm.captioning.prompts import PromptSet
+    from qwen35mm.captioning.ray_cluster import RayCluster
+    from qwen35mm.captioning.run import RunSettings
+    from qwen35mm.captioning.scan import ScanOptions
+    from qwen35mm.cli.options import ModelOptions
+    from qwen35mm.remote import RemoteBackend
+    from qwen35mm.sampling import SamplingParams
+
+# The engine's own number.
+DEFAULT_SLOTS = 4
+_SHARD = re.compile(r"(\d+)/(\d+)")
+
+_sources = functools.partial(typer.Option, rich_help_panel="Sources")
+_prompt = functools.partial(typer.Option, rich_help_panel="Prompt")
+_reply = functools.partial(typer.Option, rich_help_panel="Reply")
+_caption = functools.partial(typer.Option, rich_help_panel="Caption")
+_output = functools.partial(typer.Option, rich_help_panel="Output")
+_run = functools.partial(typer.Option, rich_help_panel="Run")
+_remote = functools.partial(typer.Option, rich_help_panel="Another server")
+_ray = functools.partial(typer.Option, rich_help_panel="Ray cluster")
+
+Many = list[str] | None
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What of the sources is captioned."""
+
+    include: Annotated[Many, _sources(help="Only names like this, such as '*.png'; may be given several times.")] = None
+    exclude: Annotated[Many, _sources(help="No names like this; wins over --include.")] = None
+    recursive: Annotated[bool, _sources(help="Also the folders in a folder.")] = True
+    image_column: Annotated[str | None, _sources(help="Of parquet files; needed where there are several.")] = None
+    shard: Annotated[
+        str | None, _sources(help="i/n: the i-th of n equal parts, for as many machines.", metavar="I/N")
+    ] = None
+
+    def scan(self) -> ScanOptions:
+        """Raises CaptioningError."""
+        from qwen35mm.captioning.scan import ScanOptions
+
+        shard = None
+        if self.shard is not None:
+            found = _SHARD.fullmatch(self.shard)
+            if found is None:
+                raise CaptioningError(f"--shard takes I/N, such as 1/4; got '{self.shard}'.")
+            shard = (int(found[1]), int(found[2]))
+        return ScanOptions(
+            recursive=self.recursive,
+            include=tuple(self.include or ()),
+            exclude=tuple(self.exclude or ()),
+            image_column=self.image_column,
+            shard=shard,
+        )
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What the model is asked. Of several prompts, each item gets one, by --seed and their weights."""
+
+    preset: Annotated[
+        Many,
+        _prompt(help="short, detailed, tags, alt-text, ocr, events or plain; NAME:WEIGHT among several prompts."),
+    ] = None
+    prompt: Annotated[Many, _prompt(help="Your own text; {name}, {sidecar} and others stand for what is known.")] = None
+    prompt_file: Annotated[list[Path] | None, _prompt(help="A file with one prompt, or several between '---'.")] = None
+    system: Annotated[str, _prompt(help="A system prompt; the cache computes it once.")] = ""
+
+    def prompts(self, seed: int) -> PromptSet:
+        """Raises CaptioningError."""
+        from qwen35mm.captioning.prompts import PromptSet, Question, preset_question, read_prompt_file
+
+        questions = [Question(text) for text in self.prompt or ()]
+        questions += [question for path in self.prompt_file or () for question in read_prompt_file(path)]
+        for text in self.preset or ():
+            name, _, weight = text.partition(":")
+            try:
+                questions.append(preset_question(name, float(weight) if weight else 1.0))
+            except ValueError:
+                raise CaptioningError(f"A preset's weight is a number, as in {name}:2; got '{weight}'.") from None
+        return PromptSet(questions or [preset_question("short")], system=self.system, seed=seed)
+
+
+@dataclass(frozen=True)
+class CaptionOptions:
+    """What a caption has to be."""
+
+    max_tokens: Annotated[int, _reply(help="Most tokens of a reply.", min=1)] = 512
+    temperature: Annotated[float | None, _reply(help="0 is greedy; the checkpoint's default without it.")] = None
+    seed: Annotated[int, _reply(help="The same seed gives the same prompts and samples.", min=0)] = 0
+    think: Annotated[bool, _reply("--think/--no-think", help="Let the model think first.")] = False
+    thinking_budget: Annotated[int | None, _reply(help="Most tokens of thinking.", min=0)] = None
+    schema: Annotated[Path | None, _reply(help="A file with a JSON schema that every caption satisfies.")] = None
+
+    prefix: Annotated[str, _caption(help="Before each caption.")] = ""
+    suffix: Annotated[str, _caption(help="After each caption.")] = ""
+    trigger: Annotated[str, _caption(help="A word that goes first where the caption doesn't have it.")] = ""
+    require: Annotated[Many, _caption(help="A word that must be there, or re:PATTERN.")] = None
+    forbid: Annotated[Many, _caption(help="A word that must not be there, or re:PATTERN.")] = None
+    attempts: Annotated[int, _caption(help="Replies until one is taken with a flag.", min=1)] = 3
+    one_line: Annotated[bool, _caption("--one-line", help="Line ends become spaces.")] = False
+    keep_unfinished: Annotated[
+        bool, _caption("--keep-unfinished", help="Keep a last sentence that the limit cut off.")
+    ] = False
+
+    def style(self) -> CaptionStyle:
+        """Raises CaptioningError, MissingExtraError."""
+        from qwen35mm.captioning.captioner import CaptionStyle
+        from qwen35mm.captioning.schema import JsonSchema
+        from qwen35mm.captioning.words import Words
+
+        return CaptionStyle(
+            schema=None if self.schema is None else JsonSchema.read(self.schema),
+            words=Words(tuple(self.require or ()), tuple(self.forbid or ())),
+            max_attempts=self.attempts,
+            prefix=self.prefix,
+            suffix=self.suffix,
+            trigger=self.trigger,
+            keep_unfinished=self.keep_unfinished,
+            one_line=self.one_line,
+        )
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where captions go."""
+
+    output: Annotated[
+        Many,
+        _output(
+            help="sidecar[:.EXT], jsonl:FILE, parquet:FOLDER, dataset:FOLDER or webdataset:FOLDER; may be given "
+            "several times."
+        ),
+    ] = None
+    output_dir: Annotated[Path | None, _output(help="For text files; beside their media without it.")] = None
+    mode: Annotated[
+        Literal["skip", "overwrite", "append", "prepend"],
+        _output(help="What happens to captions that are there and aren't ours."),
+    ] = "skip"
+    separator: Annotated[str, _output(help="Between a text that is there and ours.")] = "\n"
+    embed_media: Annotated[bool, _output("--embed-media", help="Put the pictures into parquet files, too.")] = False
+    records_per_shard: Annotated[int, _output(help="Of parquet files and tars.", min=1)] = 1000
+
+    def specs(self) -> tuple[OutputSpec, ...]:
+        """Raises CaptioningError."""
+        from qwen35mm.captioning.outputs import parse_output
+
+        return tuple(parse_output(text) for text in self.output or ("sidecar",))
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the run goes about it."""
+
+    dry_run: Annotated[bool, _run("--dry-run", help="Say what would be done and what it costs; write nothing.")] = False
+    limit: Annotated[int | None, _run(help="Caption so many items at most.", min=1)] = None
+    retry_failed: Annotated[bool, _run("--retry-failed", help="Try again what failed before.")] = False
+    share_similar: Annotated[
+        int | None,
+        _run(
+            help="Media that look the same to within so many of 64 bits share a caption; 4 is careful.", min=0, max=32
+        ),
+    ] = None
+    media_workers: Annotated[int | None, _run(help="Processes that read media ahead.", min=1)] = None
+    state_dir: Annotated[Path | None, _run(help="The folder of the manifest; .qwen35mm beside the output.")] = None
+
+    def settings(self, slots: int | None, *, sends_files: bool) -> RunSettings:
+        """How to run with so many slots of the model."""
+        from qwen35mm.captioning.run import RunSettings
+
+        slots = slots or DEFAULT_SLOTS
+        return RunSettings(
+            slots=slots,
+            ahead=max(slots, 2),
+            limit=self.limit,
+            retry_failed=self.retry_failed,
+            max_distance=self.share_similar,
+            sends_files=sends_files,
+        )
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """A server that answers instead of a model in this program."""
+
+    backend: Annotated[str | None, _remote(help="The address of an OpenAI-compatible server.", metavar="URL")] = None
+    api_key: Annotated[str | None, _remote(help="Its key.", envvar="OPENAI_API_KEY", show_envvar=True)] = None
+    remote_video: Annotated[
+        Literal["frames", "video_url"], _remote(help="How videos are sent: as pictures, or whole.")
+    ] = "frames"
+
+    def open(self, model: ModelOptions) -> RemoteBackend:
+        """The server's backend, not connected yet; `--model` is a name of the server's.
+
+        Raises:
+            ConfigError: the address or a setting can't be used.
+        """
+        from qwen35mm.remote import RemoteBackend
+
+        assert self.backend is not None
+        return RemoteBackend(
+            self.backend,
+            model=model.model,
+            api_key=self.api_key,
+            max_concurrent=model.slots or DEFAULT_SLOTS,
+            video=self.remote_video,
+        )
+
+    def params(self) -> SamplingParams:
+        """What the family's authors advise for answers without thinking; a server doesn't say what its model's are."""
+        from qwen35mm.sampling import SamplingParams
+
+        return SamplingParams(temperature=0.7, top_k=20, top_p=0.8)
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """A cluster whose machines run the model instead of this program."""
+
+    ray: Annotated[
+        str | None,
+        _ray(help="local, auto (the cluster of this machine) or HOST:PORT; needs the extra 'ray'.", metavar="ADDRESS"),
+    ] = None
+    ray_actors: Annotated[
+        int | None, _ray(help="Engines on the cluster; one a GPU, or one a machine, without it.", min=1)
+    ] = None
+
+    def open(self, model: ModelOptions, num_workers: int) -> AbstractAsyncContextManager[RayCluster]:
+        """The engines; see `open_cluster`. Raises MissingExtraError."""
+        from qwen35mm.captioning.ray_cluster import open_cluster
+
+        assert self.ray is not None
+        return open_cluster(
+            self.ray,
+            model.load,
+            num_engines=self.ray_actors,
+            slots=model.slots or DEFAULT_SLOTS,
+            num_workers=num_workers,
+        )

@@ -1,0 +1,99 @@
+"""A model without weights for captioning: what it says is decided by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image as PILImage
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.captioning.job import Model
+from qwen35mm.engine import CacheReport, Event, Finished, Result
+from qwen35mm.engine.events import FinishReason
+from qwen35mm.prompt import Message
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaProcessor, PreparedMedia
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One reply that was asked for; `digest` is the medium's, as the model sees it."""
+
+    digest: str
+    question: str
+    system: str
+    params: SamplingParams
+    thinking: bool | None
+
+
+def say_what_was_seen(asked: Asked) -> str:
+    return f"A picture {asked.digest[:8]}."
+
+
+@dataclass
+class FakeModel:
+    """Answers after `delay_s`, with what `answer` gives; an exception that it raises is the stream's."""
+
+    answer: Callable[[Asked], str] = say_what_was_seen
+    delay_s: float = 0.0
+    finish_reason: FinishReason = "stop"
+    asked: list[Asked] = field(default_factory=list)
+    num_at_once: int = 0
+    most_at_once: int = 0
+    num_left: int = 0
+
+    def model(self, identity: str = "fake") -> Model:
+        processor = MediaProcessor.from_pretrained(demo_model_path())
+        return Model(self, "Fake-1B", {"weights": identity}, SamplingParams(temperature=0.0), processor)
+
+    async def stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool | None = None,
+        retain: Any = "shared",
+    ) -> AsyncIterator[Event]:
+        assert retain == "shared"
+        assert params is not None
+        (part,) = messages[-1].media
+        assert isinstance(part.source, PreparedMedia)
+        asked = Asked(
+            part.source.plan.digest or "",
+            messages[-1].text,
+            messages[0].text if len(messages) > 1 else "",
+            params,
+            enable_thinking,
+        )
+        self.asked.append(asked)
+        self.num_at_once += 1
+        self.most_at_once = max(self.most_at_once, self.num_at_once)
+        finished = False
+        try:
+            await asyncio.sleep(self.delay_s)
+            text = self.answer(asked)
+            finished = True
+            yield Finished(
+                Result(text, None, self.finish_reason, (1, 2), (1,) * 10, 10, 2, 0.01, 100.0, cache=CacheReport())
+            )
+        finally:
+            self.num_at_once -= 1
+            self.num_left += not finished
+
+
+def picture(seed: int) -> PILImage.Image:
+    """A picture that no other seed gives."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    return PILImage.fromarray(pixels).resize((48, 32), PILImage.Resampling.NEAREST)
+
+
+def seen_digest(path: Path) -> str:
+    """The digest of a picture as the model sees it."""
+    digest = MediaProcessor.from_pretrained(demo_model_path()).prepare(path).plan.digest
+    assert digest is not None
+    return digest

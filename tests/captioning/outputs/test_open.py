@@ -1,0 +1,89 @@
+"""How outputs are named and opened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.outputs import OutputSpec, Wants, open_outputs, parse_output
+from qwen35mm.errors import CaptioningError
+from tests.captioning.outputs.helpers import records_of
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("sidecar", OutputSpec("sidecar", ".txt")),
+        ("sidecar:caption", OutputSpec("sidecar", ".caption")),
+        ("sidecar:.a.b", OutputSpec("sidecar", ".a.b")),
+        ("jsonl:C:\\a b.jsonl", OutputSpec("jsonl", "C:\\a b.jsonl")),
+        ("parquet:p", OutputSpec("parquet", "p")),
+        ("dataset:d/e", OutputSpec("dataset", "d/e")),
+        ("webdataset:w", OutputSpec("webdataset", "w")),
+    ],
+)
+def test_forms(text: str, spec: OutputSpec) -> None:
+    assert parse_output(text) == spec
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "txt", "jsonl", "jsonl:", "csv:a", "sidecar:../x", "sidecar:.", "sidecar:.a/b", "sidecar:." + "x" * 300],
+)
+def test_other_forms_are_refused(text: str) -> None:
+    with pytest.raises(CaptioningError, match="webdataset:FOLDER"):
+        parse_output(text)
+
+
+def test_several_at_once(tmp_path: Path) -> None:
+    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
+    texts = ["sidecar", "sidecar:.caption", f"jsonl:{tmp_path / 'c.jsonl'}", f"dataset:{tmp_path / 'd'}", "sidecar"]
+    specs = [parse_output(text) for text in (*texts, f"parquet:{tmp_path / 'p'}", f"webdataset:{tmp_path / 'w'}")]
+    outputs = open_outputs(specs, manifest, folder=None, mode="skip", embed_media=False)
+    assert [output.label for output in outputs] == [".txt files", ".caption files", "c.jsonl", "d", "p", "w"]
+    for each in records_of(tmp_path / "media", ["a.png", "b.png"]):
+        manifest.finish(each.key, each.content, each.caption)
+        for output in outputs:
+            assert output.wants(each.item, None) is Wants.CAPTION
+            output.write(each)
+            assert output.wants(each.item, each.key) is Wants.DONE
+    for output in outputs:
+        output.finish()
+        output.close()
+    manifest.close()
+
+
+@pytest.mark.parametrize("other", ["dataset:{}", "parquet:{}/metadata.jsonl", "jsonl:{}/x/../metadata.jsonl"])
+def test_two_outputs_share_no_place(tmp_path: Path, other: str) -> None:
+    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
+    specs = [parse_output(f"jsonl:{tmp_path}/metadata.jsonl"), parse_output(other.format(tmp_path))]
+    with pytest.raises(CaptioningError, match="Two outputs"):
+        open_outputs(specs, manifest, folder=None, mode="skip", embed_media=False)
+    manifest.close()
+
+
+def test_only_parquet_needs_pyarrow(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from pathlib import Path; from qwen35mm.captioning.manifest import Manifest\n"
+        "from qwen35mm.captioning.outputs import open_outputs, parse_output\n"
+        "from qwen35mm.errors import MissingExtraError\n"
+        "folder = Path(sys.argv[1]); manifest = Manifest.open(folder / 'm' / 'm.sqlite')\n"
+        "def make(text):\n"
+        "    return open_outputs([parse_output(text)], manifest, folder=None, mode='skip', embed_media=False)\n"
+        "make(f'webdataset:{folder}/w'), make(f'dataset:{folder}/d'), make('sidecar')\n"
+        "try:\n    make(f'parquet:{folder}/p')\n"
+        "except MissingExtraError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.stdout == "Writing parquet needs the optional extra 'datasets': pip install 'qwen35mm[datasets]'.\n"

@@ -1,0 +1,210 @@
+"""Parquet and WebDataset: how records are spread, how shards grow and shrink, who else changed them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from qwen35mm.captioning.items import FileSlice, Item
+from qwen35mm.captioning.outputs import Mode
+from qwen35mm.captioning.records import Record
+from qwen35mm.errors import CaptioningError, OutputError
+from tests.captioning.outputs.helpers import (
+    HARD_NAMES,
+    captions_of,
+    expected,
+    leftovers,
+    picture,
+    put,
+    record,
+    records_of,
+    rows_of,
+    run,
+)
+
+KINDS = ("parquet", "webdataset")
+SUFFIXES = {"parquet": ".parquet", "webdataset": ".tar"}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def sizes(out: Path, kind: str) -> dict[str, int]:
+    """How many records each shard has."""
+    names = sorted(path.name for path in out.glob(f"*{SUFFIXES[kind]}"))
+    found = {}
+    for name in names:
+        others = [path.rename(out / f"{path.name}.x") for path in out.glob(f"*{SUFFIXES[kind]}") if path.name != name]
+        found[name] = len(rows_of(f"{kind}:{out}"))
+        for other in others:
+            other.rename(other.with_suffix(""))
+    return found
+
+
+def test_all_that_is_known_is_there(tmp_path: Path, out: Path, kind: str) -> None:
+    records = records_of(tmp_path, HARD_NAMES)
+    run(tmp_path, records, f"{kind}:{out}")
+    rows = rows_of(f"{kind}:{out}")
+    for row, each in zip(rows, records, strict=True):
+        if kind == "parquet":
+            row = {key: value for key, value in row.items() if value is not None}
+            row["metadata"] = json.loads(row["metadata"])
+        assert row == each.to_dict()
+
+
+def test_the_last_shard_grows(tmp_path: Path, out: Path, kind: str) -> None:
+    records = records_of(tmp_path, [f"{number}.png" for number in range(8)])
+    suffix = SUFFIXES[kind]
+    for upto, expected_sizes in ((2, [2]), (2, [2]), (4, [3, 1]), (8, [3, 3, 2])):
+        run(tmp_path, records[:upto], f"{kind}:{out}")
+        assert sizes(out, kind) == {f"{number:06d}{suffix}": size for number, size in enumerate(expected_sizes)}
+    assert [row["name"] for row in rows_of(f"{kind}:{out}")] == [each.item.name for each in records]
+
+
+def test_full_shards_are_left_alone(tmp_path: Path, out: Path, kind: str) -> None:
+    records = records_of(tmp_path, [f"{number}.png" for number in range(5)])
+    run(tmp_path, records[:4], f"{kind}:{out}")
+    first = out / f"000000{SUFFIXES[kind]}"
+    before = first.stat().st_ino, first.read_bytes()
+    run(tmp_path, records, f"{kind}:{out}")
+    assert (first.stat().st_ino, first.read_bytes()) == before
+
+
+def test_new_captions_leave_no_old_ones(tmp_path: Path, out: Path, kind: str) -> None:
+    names = [f"{number}.png" for number in range(8)]
+    old, new = records_of(tmp_path, names), records_of(tmp_path, names, "second")
+    run(tmp_path, old, f"{kind}:{out}")
+    mixed = [old[0], new[1], *old[2:6], new[6], new[7]]
+    run(tmp_path, mixed, f"{kind}:{out}")
+    assert captions_of(rows_of(f"{kind}:{out}")) == expected(mixed)
+    run(tmp_path, new, f"{kind}:{out}")
+    assert captions_of(rows_of(f"{kind}:{out}")) == expected(new)
+    assert all(size > 0 for size in sizes(out, kind).values())
+    run(tmp_path, old, f"{kind}:{out}")
+    assert captions_of(rows_of(f"{kind}:{out}")) == expected(old)
+
+
+def test_a_shard_that_shrank_shrinks_again(tmp_path: Path, out: Path, kind: str) -> None:
+    names = [f"{number}.png" for number in range(6)]
+    old, new = records_of(tmp_path, names), records_of(tmp_path, names, "second")
+    run(tmp_path, old, f"{kind}:{out}", records_per_shard=5)
+    for changed in ({1}, {1, 3}, {0, 1, 3}, {0, 1, 3, 4}):
+        mixed = [new[number] if number in changed else old[number] for number in range(6)]
+        run(tmp_path, mixed, f"{kind}:{out}", records_per_shard=5)
+        assert captions_of(rows_of(f"{kind}:{out}")) == expected(mixed)
+
+
+def test_a_renamed_medium_takes_its_place(tmp_path: Path, out: Path, kind: str) -> None:
+    records = records_of(tmp_path, ["a.png", "b.png"])
+    run(tmp_path, records, f"{kind}:{out}")
+    (tmp_path / "a.png").rename(tmp_path / "z.png")
+    item = Item("z.png", tmp_path / "z.png", "image", tmp_path / "z.png")
+    run(tmp_path, [records[1], Record(item, records[0].key, records[0].content, records[0].caption)], f"{kind}:{out}")
+    assert set(captions_of(rows_of(f"{kind}:{out}"))) == {"b.png", "z.png"}
+
+
+@pytest.mark.parametrize("change", ["gone", "shorter", "longer", "empty"])
+def test_a_shard_that_somebody_changed_is_written_again(
+    tmp_path: Path, out: Path, kind: str, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = records_of(tmp_path, [f"{number}.png" for number in range(8)])
+    run(tmp_path, records, f"{kind}:{out}")
+    shard = out / f"000001{SUFFIXES[kind]}"
+    content = shard.read_bytes()
+    changed = {"gone": None, "shorter": content[:-1], "longer": content + b"x", "empty": b""}[change]
+    shard.unlink() if changed is None else shard.write_bytes(changed)
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, records, f"{kind}:{out}")
+    assert shard.name in caplog.text
+    assert captions_of(rows_of(f"{kind}:{out}")) == expected(records)
+    assert [path.read_bytes() for path in out.glob("*.before-*")] == ([] if changed is None else [changed])
+
+
+@pytest.mark.parametrize("mode", ["skip", "overwrite", "append"])
+def test_shards_that_nobody_knows(tmp_path: Path, out: Path, kind: str, mode: Mode) -> None:
+    records = records_of(tmp_path, [f"{number}.png" for number in range(4)])
+    run(tmp_path / "elsewhere", records[:2], f"{kind}:{out}")
+    theirs = out / f"000000{SUFFIXES[kind]}"
+    before = theirs.read_bytes()
+    if mode == "skip":
+        with pytest.raises(CaptioningError, match=r"000000\."):
+            run(tmp_path, records[2:], f"{kind}:{out}", mode=mode)
+        assert theirs.read_bytes() == before
+        return
+    run(tmp_path, records[2:], f"{kind}:{out}", mode=mode)
+    kept = records[2:] if mode == "overwrite" else records
+    assert captions_of(rows_of(f"{kind}:{out}")) == expected(kept)
+    assert [path.read_bytes() for path in out.glob("*.before-*")] == ([before] if mode == "overwrite" else [])
+
+
+def test_a_medium_that_changed_fails_alone(tmp_path: Path, out: Path) -> None:
+    records = records_of(tmp_path, [f"{number}.png" for number in range(3)])
+    for change in (lambda path: path.write_bytes(picture(99)), Path.unlink):
+        change(tmp_path / "1.png")
+        run(tmp_path, [records[0]], f"webdataset:{out}")
+        with pytest.raises(CaptioningError, match=r"1\.png") as error:
+            run(tmp_path, [records[1], records[2]], f"webdataset:{out}")
+        assert not isinstance(error.value, OutputError)
+        assert captions_of(rows_of(f"webdataset:{out}")) == expected(records[:1])
+
+
+def test_nothing_of_a_failed_record_stays_in_its_shard(tmp_path: Path, out: Path) -> None:
+    from qwen35mm.captioning.manifest import Manifest
+    from qwen35mm.captioning.outputs.webdataset import TarShards
+
+    records = records_of(tmp_path, [f"{number}.png" for number in range(3)])
+    (tmp_path / "1.png").write_bytes(picture(99))
+    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
+    output = TarShards(manifest, out, 10)
+    for each in records:
+        manifest.finish(each.key, each.content, each.caption)
+    output.write(records[0])
+    with pytest.raises(CaptioningError, match="was changed"):
+        output.write(records[1])
+    output.write(records[2])
+    output.finish()
+    manifest.close()
+    assert captions_of(rows_of(f"webdataset:{out}")) == expected([records[0], records[2]])
+
+
+def test_media_of_every_source(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "big").write_bytes(b"before" + picture(1) + b"after")
+    piece = Item("x.tar/1.png", FileSlice(tmp_path / "big", 6, len(picture(1))), "image")
+    inside = Item("x.parquet/2", picture(2), "image")
+    whole = put(tmp_path, "3.txt", 3)  # a picture, whatever its name
+    records = [record(item, item.name) for item in (piece, inside, whole)]
+    for kind in KINDS:
+        run(tmp_path, records, f"{kind}:{out / kind}", embed_media=True)
+        assert captions_of(rows_of(f"{kind}:{out / kind}")) == expected(records)
+    images = [row["image"] for row in rows_of(f"parquet:{out / 'parquet'}")]
+    assert images == [{"bytes": picture(number), "path": each.item.name} for number, each in enumerate(records, 1)]
+
+
+def test_parquet_with_and_without_pictures_are_kept_apart(tmp_path: Path, out: Path) -> None:
+    records = records_of(tmp_path, [f"{number}.png" for number in range(5)])
+    run(tmp_path, records[:2], f"parquet:{out}")
+    run(tmp_path, records, f"parquet:{out}", embed_media=True)
+    assert captions_of(rows_of(f"parquet:{out}")) == expected(records)
+    schemas = [pyarrow.parquet.read_schema(path) for path in sorted(out.glob("*.parquet"))]
+    assert ["image" in schema.names for schema in schemas] == [False, True]
+    new = records_of(tmp_path, [f"{number}.png" for number in range(5)], "second")
+    mixed = [new[0], records[1], new[2], *records[3:]]
+    run(tmp_path, mixed, f"parquet:{out}")
+    assert captions_of(rows_of(f"parquet:{out}")) == expected(mixed)
+    assert leftovers(out) == []
+
+
+def test_a_shard_needs_room(tmp_path: Path, out: Path, kind: str) -> None:
+    with pytest.raises(CaptioningError, match="at least one"):
+        run(tmp_path, [], f"{kind}:{out}", records_per_shard=0)

@@ -1,0 +1,285 @@
+"""Text files beside media: which name, which mode, whose text; killed and out of room at every step."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.outputs import Mode, Sidecars, Wants
+from qwen35mm.captioning.records import Record
+from qwen35mm.errors import CaptioningError, OutputError
+from tests.captioning.outputs.helpers import HARD_NAMES, leftovers, picture, put, record, records_of, run
+from tests.captioning.outputs.steps import full_at, killed_at
+
+
+def texts(folder: Path, suffix: str = ".txt") -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob(f"*{suffix}")}
+
+
+def one(folder: Path, text: str = "ours", prompt: str = "?") -> Record:
+    return record(put(folder, "a.jpg", 1), text, prompt)
+
+
+def test_names_never_collide(tmp_path: Path) -> None:
+    names = ["a.jpg", "A.JPG", "a.png", "b.png", "a.webp", "A.jpg.TXT", "cats/a.jpg"]
+    records = records_of(tmp_path, names)
+    run(tmp_path, records, "sidecar")
+    found = sorted(path.name for path in tmp_path.glob("*.txt"))
+    assert len(found) == len({name.casefold() for name in found}) == 6
+    assert {"a.txt", "A.JPG.txt", "a.png.txt", "b.txt", "a.webp.txt"} <= set(found)
+    assert (tmp_path / "cats" / "a.txt").read_text() == records[-1].caption.text + "\n"
+    assert run(tmp_path, list(reversed(records)), "sidecar") == [Wants.DONE] * len(names), "names stay in later runs"
+
+
+def test_both_spellings_of_a_letter_are_one_name(tmp_path: Path) -> None:
+    records = records_of(tmp_path, ["\u00e9.jpg", "e\u0301.png"])
+    run(tmp_path, records, "sidecar")
+    assert set(texts(tmp_path)) == {"\u00e9.txt", "e\u0301.png.txt"}
+
+
+def test_a_medium_that_is_called_text_is_never_replaced(tmp_path: Path) -> None:
+    records = records_of(tmp_path, ["a.jpg", "a.txt", "b.txt"])
+    run(tmp_path, records, "sidecar", mode="overwrite")
+    assert (tmp_path / "a.txt").read_bytes() == picture(1)
+    assert (tmp_path / "b.txt").read_bytes() == picture(2)
+    assert {path.name for path in tmp_path.glob("*.t*t")} - {"a.txt", "b.txt"} == {
+        "a.jpg.txt",
+        "a.txt.txt",
+        "b.txt.txt",
+    }
+
+
+def test_a_text_that_begins_like_a_picture_is_a_text(tmp_path: Path) -> None:
+    mine = one(tmp_path)
+    (tmp_path / "a.txt").write_text("BMW on a street")
+    assert run(tmp_path, [mine], "sidecar") == [Wants.KEPT]
+    assert texts(tmp_path) == {"a.txt": "BMW on a street"}
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".caption", ".a.long.suffix"])
+def test_names_of_every_kind(tmp_path: Path, suffix: str) -> None:
+    long = "x" * 251
+    names = [*HARD_NAMES, f"{long}.jpg", f"{long}.png", f"{'y' * 255}", f"{'y' * 254}"]
+    records = records_of(tmp_path, names)
+    run(tmp_path, records, f"sidecar:{suffix}")
+    written = texts(tmp_path, suffix)
+    assert sorted(written.values()) == sorted(each.caption.text + "\n" for each in records)
+    assert all(len(os.fsencode(Path(name).name)) <= 255 for name in written)
+
+
+def test_a_renamed_medium_takes_its_name(tmp_path: Path) -> None:
+    """What is gone gives its name back; its text file is taken over."""
+    first = record(put(tmp_path, "a.jpg", 1), "one")
+    run(tmp_path, [first], "sidecar")
+    (tmp_path / "a.jpg").rename(tmp_path / "a.png")
+    moved = record(Item("a.png", tmp_path / "a.png", "image", tmp_path / "a.png"), "one")
+    assert run(tmp_path, [moved], "sidecar") == [Wants.DONE]
+    assert texts(tmp_path) == {"a.txt": "one\n"}
+
+
+def test_items_of_containers_need_a_folder(tmp_path: Path) -> None:
+    inside = record(Item("../../train.parquet/0/../1.png", picture(1), "image"), "inside")
+    with pytest.raises(CaptioningError, match="folder"):
+        run(tmp_path, [inside], "sidecar")
+    captions = tmp_path / "captions"
+    run(tmp_path, [inside], "sidecar", captions=captions)
+    assert list(texts(tmp_path).values()) == ["inside\n"]
+    assert len(texts(captions)) == 1, "no name leads out of the folder"
+
+
+def test_a_folder_mirrors_the_names(tmp_path: Path) -> None:
+    records = records_of(tmp_path / "media", HARD_NAMES)
+    run(tmp_path, records, "sidecar", captions=tmp_path / "captions")
+    assert len(texts(tmp_path / "captions")) == len(HARD_NAMES)
+    assert texts(tmp_path / "media") == {}
+    assert (tmp_path / "captions" / "cats" / "b.tar.txt").exists()
+
+
+# What stands there first; what the second run (another prompt) leaves in each mode.
+@pytest.mark.parametrize(
+    ("mode", "before", "after_first", "after_second"),
+    [
+        ("skip", None, "one\n", "two\n"),
+        ("skip", "mine", "mine", "mine"),
+        ("overwrite", None, "one\n", "two\n"),
+        ("overwrite", "mine", "one\n", "two\n"),
+        ("append", None, "one\n", "one\ntwo\n"),
+        ("append", "", "one\n", "one\ntwo\n"),
+        ("append", "mine", "mine\none\n", "mine\none\ntwo\n"),
+        ("append", "mine\r\n", "mine\none\n", "mine\none\ntwo\n"),
+        ("prepend", "mine\n", "one\nmine\n", "two\none\nmine\n"),
+    ],
+)
+def test_modes(tmp_path: Path, mode: Mode, before: str | None, after_first: str, after_second: str) -> None:
+    path = tmp_path / "a.txt"
+    first, second = one(tmp_path, "one"), one(tmp_path, "two")
+    if before is not None:
+        path.write_bytes(before.encode())
+    for _ in range(2):
+        run(tmp_path, [first], "sidecar", mode=mode)
+        assert path.read_bytes() == after_first.encode()
+    for _ in range(2):
+        run(tmp_path, [second], "sidecar", mode=mode)
+        assert path.read_bytes() == after_second.encode()
+
+
+@pytest.mark.parametrize(
+    ("mode", "after"),
+    [("skip", "edited"), ("overwrite", "two\n"), ("append", "edited\ntwo\n"), ("prepend", "two\nedited\n")],
+)
+def test_what_a_person_changed_is_the_persons(tmp_path: Path, mode: Mode, after: str) -> None:
+    path = tmp_path / "a.txt"
+    first, second = one(tmp_path, "one"), one(tmp_path, "two")
+    run(tmp_path, [first], "sidecar", mode=mode)
+    path.write_text("edited")
+    if mode != "overwrite":
+        assert run(tmp_path, [first], "sidecar", mode=mode) == [Wants.KEPT]
+        assert path.read_text() == "edited"
+    run(tmp_path, [second], "sidecar", mode=mode)
+    assert path.read_text() == after
+
+
+@pytest.mark.parametrize("mode", ["append", "prepend"])
+def test_a_caption_is_added_once_whatever_a_person_does_between(tmp_path: Path, mode: Mode) -> None:
+    path = tmp_path / "a.txt"
+    run(tmp_path, [one(tmp_path, "one")], "sidecar", mode=mode)
+    path.write_text("edited")
+    run(tmp_path, [one(tmp_path, "two")], "sidecar", mode=mode)
+    before = path.read_text()
+    run(tmp_path, [one(tmp_path, "one")], "sidecar", mode=mode)
+    assert path.read_text() == before
+
+
+def test_skipping_never_replaces_a_text_that_was_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("mine")
+    run(tmp_path, [one(tmp_path, "one")], "sidecar", mode="append")
+    assert run(tmp_path, [one(tmp_path, "two")], "sidecar") == [Wants.KEPT]
+    assert path.read_text() == "mine\none\n"
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "append", "prepend"])
+def test_the_original_is_the_persons_text(tmp_path: Path, mode: Mode) -> None:
+    """Our own text is never fed back, so the prompt stays the same in every run."""
+    path = tmp_path / "a.txt"
+    path.write_text("mine, all mine\n")
+    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
+    sidecars = Sidecars(manifest, mode=mode)
+    item = one(tmp_path).item
+    for text in ("one", "two"):
+        assert sidecars.original(item) == "mine, all mine"
+        made = one(tmp_path, text)
+        manifest.finish(made.key, made.content, made.caption)
+        sidecars.write(made)
+    assert sidecars.original(item) == "mine, all mine"
+    path.write_text(path.read_text() + "edited")
+    assert "edited" in (sidecars.original(item) or "")
+    assert "one" not in (sidecars.original(item) or "")
+    path.unlink()
+    assert sidecars.original(item) is None
+    manifest.close()
+
+
+def test_a_sidecar_that_vanished_is_written_again(tmp_path: Path) -> None:
+    mine = one(tmp_path)
+    run(tmp_path, [mine], "sidecar")
+    (tmp_path / "a.txt").unlink()
+    assert run(tmp_path, [mine], "sidecar") == [Wants.CAPTION]
+    assert texts(tmp_path) == {"a.txt": "ours\n"}
+
+
+@pytest.mark.parametrize("mode", ["skip", "overwrite", "append"])
+def test_what_is_no_file_is_left_alone(tmp_path: Path, mode: Mode) -> None:
+    records = records_of(tmp_path, ["a.jpg", "b.jpg", "c.jpg"])
+    (tmp_path / "a.txt").mkdir()
+    os.mkfifo(tmp_path / "b.txt")
+    (tmp_path / "c.txt").symlink_to(tmp_path / "nowhere")
+    assert run(tmp_path, records, "sidecar", mode=mode) == [Wants.KEPT] * 3
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "real.txt").write_text("mine")
+    (tmp_path / "a.txt").symlink_to(tmp_path / "texts" / "real.txt")
+    run(tmp_path, [one(tmp_path)], "sidecar", mode="append")
+    assert (tmp_path / "a.txt").is_symlink()
+    assert (tmp_path / "texts" / "real.txt").read_text() == "mine\nours\n"
+
+
+def test_a_text_in_another_encoding_is_not_added_to(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("grün".encode("latin-1"))
+    with pytest.raises(CaptioningError, match="UTF-8") as error:
+        run(tmp_path, [one(tmp_path)], "sidecar", mode="append")
+    assert not isinstance(error.value, OutputError)
+    assert (tmp_path / "a.txt").read_bytes() == "grün".encode("latin-1")
+
+
+def test_one_locked_folder_fails_its_items_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = one(tmp_path)
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("qwen35mm.captioning.files.create", refuse)
+    with pytest.raises(CaptioningError, match="can't be written") as error:
+        run(tmp_path, [made], "sidecar")
+    assert not isinstance(error.value, OutputError)
+
+
+MODES: tuple[Mode, ...] = ("skip", "overwrite", "append", "prepend")
+SIDECAR_NAMES = ("a.jpg", "A.JPG", "a.png", "new\nline.png")
+
+
+def person(folder: Path) -> None:
+    """A person's texts at some places."""
+    (folder / "a.txt").write_text("mine")
+    (folder / "new\nline.txt").write_text("mine too\n")
+
+
+def expected_texts(records: list[Record], mode: Mode) -> dict[str, str]:
+    one, two, three, four = (each.caption.text for each in records)
+    first, last = {
+        "skip": ("mine", "mine too\n"),
+        "overwrite": (f"{one}\n", f"{four}\n"),
+        "append": (f"mine\n{one}\n", f"mine too\n{four}\n"),
+        "prepend": (f"{one}\nmine\n", f"{four}\nmine too\n"),
+    }[mode]
+    return {"a.txt": first, "A.JPG.txt": f"{two}\n", "a.png.txt": f"{three}\n", "new\nline.txt": last}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed process is made by a fork")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ends", [killed_at, full_at])
+def test_stopped_at_every_step(tmp_path: Path, mode: Mode, ends) -> None:
+    for step in itertools.count():
+        out = tmp_path / str(step)
+        records = records_of(out, SIDECAR_NAMES)
+        person(out)
+        was_stopped = ends(step, lambda out=out, records=records: run(out, records, "sidecar", mode=mode))
+        run(out, records, "sidecar", mode=mode)
+        assert texts(out) == expected_texts(records, mode), step
+        assert leftovers(out) == []
+        shutil.rmtree(out)
+        if not was_stopped:
+            break
+    assert step > 15
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed process is made by a fork")
+def test_leftovers_of_items_that_are_gone_are_removed(tmp_path: Path) -> None:
+    """The killed write is never done again, so the next run has to clean up by itself."""
+    mine, seen = one(tmp_path), False
+    for step in range(60):
+        killed_at(step, lambda: run(tmp_path, [mine], "sidecar"))
+        seen |= leftovers(tmp_path) != []
+        run(tmp_path, [], "sidecar")
+        assert leftovers(tmp_path) == []
+        shutil.rmtree(tmp_path / ".qwen35mm")
+        (tmp_path / "a.txt").unlink(missing_ok=True)
+    assert seen, "some kill left something"

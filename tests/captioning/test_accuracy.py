@@ -1,0 +1,87 @@
+"""Captions of held-out scenes are as good as the evaluation's answers for the same files and questions.
+
+The very files of `training.evaluate`'s cases (PNG, JPEG and MP4) are captioned through a whole run into text files,
+each with its case's own question, and the evaluation scores what the text files say. Both answer greedily in float32,
+so not only the scores but all wrong answers have to be the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.backends import LocalBackend
+from qwen35mm.captioning.job import Job, Model, carry_out
+from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.prompts import PromptSet, Question
+from training import cases
+from training.answerers import MAX_NEW_TOKENS, EngineBackend, TransformersBackend
+from training.cases import Case
+from training.evaluate import evaluate
+
+CAPTION_SKILLS = ("caption 1", "caption 2", "caption 3", "clip caption")
+ONE_TURN_SKILLS = (*cases.PICTURE_CASES, *cases.CLIP_CASES)
+
+
+@dataclass(frozen=True)
+class Captions:
+    """Answers the evaluation's cases with the text files of a captioning run."""
+
+    backend: LocalBackend
+    folder: Path
+
+    def answers(self, cases: list[Case]) -> list[str]:
+        media = self.folder / "media"
+        media.mkdir()
+        rows = []
+        for number, case in enumerate(cases):
+            (message,) = case.messages
+            medium, question = message["content"]
+            name = f"{number:04}.{'png' if medium['type'] == 'image' else 'mp4'}"
+            (media / name).write_bytes(medium[medium["type"]])
+            rows.append({"file_name": name, "question": question["text"]})
+        (media / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        self._caption(media)
+        return [(self.folder / "captions" / f"{n:04}.txt").read_text().rstrip("\n") for n in range(len(cases))]
+
+    def _caption(self, media: Path) -> None:
+        job = Job(
+            [str(media)],
+            PromptSet([Question("{metadata.question}")]),
+            {"max_tokens": MAX_NEW_TOKENS, "temperature": 0.0},
+            outputs=[parse_output("sidecar")],
+            folder=self.folder / "captions",
+        )
+        loaded = self.backend.loaded
+        model = Model(self.backend, loaded.name, {}, loaded.generation, self.backend.media)
+        outcome = asyncio.run(carry_out(job, model))
+        assert (outcome.exit_code, outcome.num_failures) == (0, 0)
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Iterator[Captions]:
+    with closing(LocalBackend.load(demo_model_path(), dtype="float32", device="cpu")) as backend:
+        yield Captions(backend, tmp_path)
+
+
+def test_captions_are_as_accurate_as_the_evaluation_says(captions: Captions) -> None:
+    table, misses = evaluate(captions, 8, CAPTION_SKILLS)
+    assert (table, misses) == evaluate(TransformersBackend(demo_model_path()), 8, CAPTION_SKILLS)
+    accuracies = [accuracy for row in table.values() for accuracy in row.values()]
+    assert sum(accuracies) / len(accuracies) > 85, misses
+
+
+@pytest.mark.slow
+def test_all_questions_of_one_turn(captions: Captions) -> None:
+    scores = evaluate(captions, 50, ONE_TURN_SKILLS)
+    engine = EngineBackend(demo_model_path())
+    with closing(engine.backend):
+        assert scores == evaluate(engine, 50, ONE_TURN_SKILLS)
+    assert scores == evaluate(TransformersBackend(demo_model_path()), 50, ONE_TURN_SKILLS)

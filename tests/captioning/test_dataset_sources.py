@@ -1,0 +1,242 @@
+"""Parquet files and saved datasets, written by pyarrow as the `datasets` library lays them out."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sys
+import tracemalloc
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.scan import ScanOptions, scan
+from qwen35mm.errors import CaptioningError, MissingExtraError
+from tests.captioning.media_tree import HEIC, JPEG, MP4, PNG, names, write
+
+ALL = ScanOptions()
+# How the `datasets` library stores an image.
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def table(media: Sequence[Any], kind: pa.DataType = IMAGE, **columns: Any) -> pa.Table:
+    return pa.table({"image": pa.array(media, kind), **columns})
+
+
+def write_parquet(path: Path, data: pa.Table, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(data, path, **options)
+    return path
+
+
+def save_to_disk(folder: Path, *shards: pa.Table) -> None:
+    """`Dataset.save_to_disk`: arrow streams, and `state.json` with their names."""
+    folder.mkdir(parents=True)
+    files = [f"data-{index:05d}-of-{len(shards):05d}.arrow" for index in range(len(shards))]
+    for file, shard in zip(files, shards, strict=True):
+        with pa.OSFile(str(folder / file), "wb") as target, pa.ipc.new_stream(target, shard.schema) as stream:
+            stream.write_table(shard, max_chunksize=20)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": file} for file in files]}), "utf-8")
+    (folder / "dataset_info.json").write_text("{}", "utf-8")
+
+
+def items(*sources: Path, options: ScanOptions = ALL) -> list[Item]:
+    return [each for each in scan(sources, options) if isinstance(each, Item)]
+
+
+def test_a_parquet_file(tmp_path: Path) -> None:
+    media = [{"bytes": PNG, "path": None}, {"bytes": JPEG, "path": "cats/a.jpg"}, {"bytes": MP4, "path": ""}]
+    path = write_parquet(tmp_path / "train.parquet", table(media, label=[1, 2, None]))
+    found = items(path)
+    assert [each.name for each in found] == [f"train.parquet/{n}" for n in ("000000", "000001-a.jpg", "000002")]
+    assert [each.read() for each in found] == [PNG, JPEG, MP4]
+    assert [each.kind for each in found] == ["image", "image", "video"]
+    assert [each.metadata for each in found] == [{"label": 1}, {"label": 2}, {}]
+    assert all(each.path is None for each in found)
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_a_column_of_bytes(tmp_path: Path, kind: pa.DataType) -> None:
+    path = write_parquet(tmp_path / "x.parquet", table([PNG, JPEG], kind))
+    assert [each.read() for each in items(path)] == [PNG, JPEG]
+
+
+def test_a_column_of_paths(tmp_path: Path) -> None:
+    write(tmp_path, "set/images/a.png", "set/data/b.png", "elsewhere.png")
+    paths = ["images/a.png", "b.png", str(tmp_path / "elsewhere.png"), "gone.png", "https://host/c.png", None]
+    write_parquet(tmp_path / "set" / "data" / "x.parquet", table(paths, pa.string()))
+    found = list(scan([tmp_path / "set"], ALL))
+    assert [each.path for each in found if isinstance(each, Item)] == [
+        tmp_path / "set" / "images" / "a.png",
+        tmp_path / "set" / "data" / "b.png",
+        tmp_path / "elsewhere.png",
+    ]
+    assert {each.name: each.kind for each in found if isinstance(each, Unreadable)} == {
+        "data/x.parquet/000003-gone.png": "unreadable",
+        "data/x.parquet/000004-c.png": "unsupported",
+        "data/x.parquet/000005": "unreadable",
+    }
+
+
+def test_metadata_is_json(tmp_path: Path) -> None:
+    day = datetime.date(2024, 2, 29)
+    columns: dict[str, Any] = {
+        "text": ["é"],
+        "list": [[1, 2]],
+        "dict": [{"a": 1.5, "b": None}],
+        "nan": [math.inf],
+        "day": [day],
+        "price": [Decimal("1.50")],
+        "flag": [True],
+        "raw": [b"\xff"],
+        "inner": [{"bytes": b"\xff", "n": 1}],
+    }
+    (found,) = items(write_parquet(tmp_path / "x.parquet", table([{"bytes": PNG}], **columns)))
+    expected = {
+        "text": "é",
+        "list": [1, 2],
+        "dict": {"a": 1.5, "b": None},
+        "nan": "inf",
+        "day": "2024-02-29",
+        "price": "1.50",
+        "flag": True,
+    }
+    assert found.metadata == expected
+    json.dumps(found.metadata, allow_nan=False)
+
+
+def test_rows_that_hold_no_medium(tmp_path: Path) -> None:
+    media = [{"bytes": PNG}, None, {"bytes": b""}, {"bytes": b"text"}, {"bytes": HEIC}, {"bytes": JPEG}]
+    path = write_parquet(tmp_path / "x.parquet", table(media))
+    found = {each.name[-1]: each.kind for each in scan([path], ALL)}
+    kinds = {"1": "unreadable", "2": "unreadable", "3": "unsupported", "4": "unsupported"}
+    assert found == {"0": "image", **kinds, "5": "image"}
+
+
+def test_the_column_is_found_where_there_is_one(tmp_path: Path) -> None:
+    sound = pa.array([{"bytes": b"RIFF\0\0\0\0WAVE", "path": "a.wav"}], IMAGE)
+    file_name = pa.array(["a.png"])
+    path = write_parquet(tmp_path / "x.parquet", table([{"bytes": PNG}], sound=sound, file_name=file_name))
+    (found,) = items(path)
+    assert found.metadata == {"file_name": "a.png"}
+
+
+def test_several_columns_are_asked_for(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "x.parquet", table([{"bytes": PNG}], after=pa.array([{"bytes": JPEG}], IMAGE)))
+    with pytest.raises(CaptioningError, match="several columns with media: image, after"):
+        scan([path], ALL)
+    assert items(path, options=ScanOptions(image_column="after"))[0].read() == JPEG
+    with pytest.raises(CaptioningError, match=r"no column 'before'\. Its columns are image, after"):
+        scan([path], ScanOptions(image_column="before"))
+
+
+def test_a_parquet_file_without_media(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "x.parquet", pa.table({"text": ["a"]}))
+    with pytest.raises(CaptioningError, match="no column with images or videos"):
+        scan([path], ALL)
+    # In a folder it is one more file that is no medium.
+    assert names(scan([tmp_path], ALL)) == []
+
+
+def test_a_saved_dataset(tmp_path: Path) -> None:
+    row = {"bytes": PNG, "path": None}
+    save_to_disk(tmp_path / "set", table([row] * 45, n=list(range(45))), table([row], n=[45]))
+    found = items(tmp_path / "set")
+    assert [each.metadata["n"] for each in found] == list(range(46))
+    assert found[0].name == "data-00000-of-00002.arrow/000000"
+    assert found[45].name == "data-00001-of-00002.arrow/000000"
+
+
+def test_a_saved_dataset_with_splits(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        save_to_disk(tmp_path / split, table([{"bytes": PNG}]))
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}', "utf-8")
+    first, second = (f"{split}/data-00000-of-00001.arrow/000000" for split in ("train", "test"))
+    assert names(scan([tmp_path], ALL)) == [first, second]
+    assert names(scan([tmp_path], ScanOptions(exclude=("train",)))) == [second]
+
+
+@pytest.mark.parametrize("below", ["", "data"])
+def test_a_folder_of_parquet_files(tmp_path: Path, below: str) -> None:
+    write(tmp_path, "README.md", data=b"---\n")
+    shards = [write_parquet(tmp_path / below / f"train-{index}.parquet", table([{"bytes": PNG}])) for index in (1, 0)]
+    found = [f"{shard.relative_to(tmp_path).as_posix()}/000000" for shard in reversed(shards)]
+    assert names(scan([tmp_path], ALL)) == found
+    assert names(scan([shards[0], tmp_path], ALL)) == [f"{shards[0].name}/000000", found[0]]
+
+
+def test_media_beside_a_parquet_file_make_a_folder_of_media(tmp_path: Path) -> None:
+    write(tmp_path, "a.png")
+    write_parquet(tmp_path / "captions.parquet", table([{"bytes": PNG}]))
+    assert names(scan([tmp_path], ALL)) == ["a.png"]
+
+
+def test_damaged_shards(tmp_path: Path) -> None:
+    row = {"bytes": PNG, "path": None}
+    for index in range(4):
+        write_parquet(tmp_path / f"{index}.parquet", table([row]))
+    write(tmp_path, "0.parquet", data=b"PAR1 and no more")
+    whole = (tmp_path / "1.parquet").read_bytes()
+    write(tmp_path, "1.parquet", data=whole[: len(whole) // 2])
+    write_parquet(tmp_path / "2.parquet", pa.table({"other": [1]}))
+    assert names(scan([tmp_path], ALL)) == ["!0.parquet", "!1.parquet", "!2.parquet", "3.parquet/000000"]
+    assert names(scan([tmp_path / "0.parquet"], ALL)) == ["!0.parquet"]
+
+
+def test_an_arrow_stream_that_is_cut_off_gives_what_is_whole(tmp_path: Path) -> None:
+    save_to_disk(tmp_path / "set", table([{"bytes": PNG}] * 60))
+    path = tmp_path / "set" / "data-00000-of-00001.arrow"
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    found = names(scan([tmp_path / "set"], ALL))
+    assert found == [f"{path.name}/{index:06d}" for index in range(len(found) - 1)] + [f"!{path.name}"]
+    assert len(found) in (21, 41)
+    path.unlink()
+    assert names(scan([tmp_path / "set"], ALL)) == [f"!{path.name}"]
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "x.parquet", table([{"bytes": PNG}]))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for source in (path, tmp_path):
+        with pytest.raises(MissingExtraError, match=r"qwen35mm\[datasets\]"):
+            scan([source], ALL)
+
+
+def test_a_list_goes_on_after_a_dataset_that_cannot_be_read(tmp_path: Path) -> None:
+    write(tmp_path, "a.png")
+    write_parquet(tmp_path / "sub" / "x.parquet", pa.table({"text": ["a"]}))
+    write_parquet(tmp_path / "sub" / "y.parquet", table([{"bytes": PNG}]))
+    write(tmp_path, "list.txt", data=b"sub/x.parquet\nsub/y.parquet\na.png\n")
+    assert names(scan([f"@{tmp_path}/list.txt"], ALL)) == ["!sub/x.parquet", "sub/y.parquet/000000", "a.png"]
+
+
+def test_rows_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    """One row group of 64 MB in pages of 4; what Python and Arrow hold of it stays below."""
+    data = PNG + b"\0" * 2**20
+    path = write_parquet(
+        tmp_path / "x.parquet",
+        table([{"bytes": data}] * 64),
+        use_dictionary=False,
+        write_batch_size=4,
+        compression="none",
+    )
+    before = pa.total_allocated_bytes()
+    most = num_rows = 0
+    tracemalloc.start()
+    try:
+        for _ in scan([path], ALL):
+            num_rows += 1
+            most = max(most, pa.total_allocated_bytes() - before)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_rows == 64
+    assert most + peak < 56 * 2**20, (most, peak)

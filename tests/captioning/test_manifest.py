@@ -1,0 +1,317 @@
+"""What a run remembers: through kills, several threads, names that are no text, full disks; by one run at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.captioning.manifest import Failure, Manifest, Totals, write_failures
+from qwen35mm.captioning.records import Caption
+from qwen35mm.errors import CaptioningError, OutputError
+
+ODD_NAME = os.fsdecode(b"odd\n\xff.png")
+CAPTION = Caption(
+    "a “cat”\n猫",
+    "video",
+    640,
+    480,
+    "What?",
+    "tiny",
+    data={"a": [1, None, "\u2028"]},
+    duration_s=0.1 + 0.2,
+    flags=("truncated", "missing: cat"),
+    num_attempts=2,
+    num_prompt_tokens=100,
+    num_generated_tokens=20,
+    seconds=1.5,
+    shared_from=ODD_NAME,
+)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / ".qwen35mm" / "manifest.sqlite"
+
+
+def test_a_caption_survives(path: Path) -> None:
+    manifest = Manifest.open(path)
+    assert manifest.caption(key(1)) is None
+    manifest.finish(key(1), key(9), CAPTION, name="cats/\udcff.jpg", similarity=(1 << 192) - 1)
+    manifest.finish(key(2), key(9), CAPTION, similarity=0)
+    manifest.finish(key(3), key(9), CAPTION)
+    manifest.close()
+    manifest = Manifest.open(path)
+    assert manifest.caption(key(1)) == CAPTION
+    assert list(manifest.similarities()) == [((1 << 192) - 1, key(1), "cats/\udcff.jpg"), (0, key(2), "")]
+    assert manifest.totals() == Totals(3, 300, 60, 4.5)
+    manifest.close()
+
+
+def test_beginnings_are_counted_until_the_end(path: Path) -> None:
+    manifest = Manifest.open(path)
+    assert manifest.begin(key(1), ODD_NAME) == 1
+    manifest.close()
+    manifest = Manifest.open(path)
+    assert manifest.begin(key(1), "renamed.png") == 2
+    assert manifest.begin(key(2), ODD_NAME) == 1
+    manifest.finish(key(1), key(9), CAPTION)
+    assert manifest.begin(key(1), ODD_NAME) == 1
+    manifest.close()
+
+
+def test_failures(path: Path, tmp_path: Path) -> None:
+    manifest = Manifest.open(path)
+    manifest.fail(ODD_NAME, f"/media/{ODD_NAME}", key(1), "damaged", "It is cut off.\nReplace it.")
+    manifest.fail("b.png", None, None, "unreadable", "first")
+    manifest.fail("b.png", None, None, "unreadable", "second")
+    manifest.fail("c.png", None, key(2), "words", "third")
+    odd = Failure(ODD_NAME, f"/media/{ODD_NAME}", "damaged", "It is cut off.\nReplace it.", key(1))
+    assert list(manifest.failures()) == [
+        odd,
+        Failure("b.png", None, "unreadable", "second"),
+        Failure("c.png", None, "words", "third", key(2)),
+    ]
+    assert manifest.failure(key(1)) == odd
+    assert manifest.failure(key(3)) is None
+
+    shown = tmp_path / "failures.jsonl"
+    write_failures(manifest, shown)
+    rows = [json.loads(line) for line in shown.read_text("utf-8").splitlines()]
+    assert rows[0] == {
+        "name": "odd\n\\xff.png",
+        "path": "/media/odd\n\\xff.png",
+        "kind": "damaged",
+        "message": "It is cut off.\nReplace it.",
+    }
+    assert [row["name"] for row in rows[1:]] == ["b.png", "c.png"]
+
+    manifest.finish(key(1), key(9), CAPTION)
+    manifest.forget_failure("b.png")
+    assert [failure.name for failure in manifest.failures()] == ["c.png"]
+    manifest.forget_failure("c.png")
+    write_failures(manifest, shown)
+    assert not shown.exists()
+    write_failures(manifest, shown)
+    manifest.close()
+
+
+def test_more_failures_than_are_read_at_once(path: Path) -> None:
+    manifest = Manifest.open(path)
+    for number in range(1203):
+        manifest.fail(f"{number}.png", None, None, "damaged", "")
+    found = []
+    for failure in manifest.failures():  # nothing is locked meanwhile
+        manifest.forget_failure(failure.name)
+        found.append(failure.name)
+    assert found == [f"{number}.png" for number in range(1203)]
+    manifest.close()
+
+
+def test_digests_belong_to_a_file_as_it_was(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / ODD_NAME
+    file.write_bytes(b"one")
+    manifest = Manifest.open(path)
+    assert manifest.digest(file, file.stat()) is None
+    manifest.remember_digest(file, file.stat(), key(1))
+    assert manifest.digest(file, file.stat()) == key(1)
+    manifest.close()
+    manifest = Manifest.open(path)
+    assert manifest.digest(file, file.stat()) == key(1)
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+    assert manifest.digest(file, file.stat()) is None
+    manifest.close()
+
+
+def test_many_digests_are_stored_without_being_asked(path: Path, tmp_path: Path) -> None:
+    manifest = Manifest.open(path)
+    status = tmp_path.stat()
+    for number in range(600):
+        manifest.remember_digest(tmp_path / str(number), status, key(number))
+    assert all(manifest.digest(tmp_path / str(number), status) == key(number) for number in range(600))
+    with manifest.reading() as connection:
+        assert connection.execute("SELECT count(*) FROM digests").fetchone()[0] >= 512
+    manifest.close()
+
+
+def test_places_move_with_the_folder(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    manifest = Manifest.open(before / ".qwen35mm" / "manifest.sqlite")
+    (before / "a.png").write_bytes(b"one")
+    manifest.remember_digest(before / "a.png", (before / "a.png").stat(), key(1))
+    assert manifest.path_of(manifest.place(tmp_path / "elsewhere" / ODD_NAME)) == tmp_path / "elsewhere" / ODD_NAME
+    manifest.close()
+    before.rename(after)
+    manifest = Manifest.open(after / ".qwen35mm" / "manifest.sqlite")
+    assert manifest.digest(after / "a.png", (after / "a.png").stat()) == key(1)
+    manifest.close()
+
+
+def test_threads_share_it(path: Path, tmp_path: Path) -> None:
+    manifest = Manifest.open(path)
+    failed: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for number in range(thread * 100, thread * 100 + 50):
+                manifest.begin(key(number), f"{number}")
+                manifest.remember_digest(tmp_path / str(number), tmp_path.stat(), key(number))
+                manifest.finish(key(number), key(number), CAPTION)
+                assert manifest.caption(key(number)) == CAPTION
+                list(manifest.failures())
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert manifest.totals().num_items == 200
+    manifest.close()
+
+
+def _other_run(path: Path, then: str) -> subprocess.Popen[str]:
+    code = (
+        "import sys, time; from pathlib import Path; from qwen35mm.captioning.manifest import Manifest; "
+        f"manifest = Manifest.open(Path(sys.argv[1])); print('open', flush=True); {then}"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def test_one_run_at_a_time_and_no_lock_outlives_a_kill(path: Path) -> None:
+    """Not even where a child of the killed run lives on."""
+    forked = "import os; os.fork() or time.sleep(5); time.sleep(5)"
+    child = _other_run(path, forked if hasattr(os, "fork") else "time.sleep(5)")
+    assert child.stdout is not None
+    assert child.stdout.readline() == "open\n"
+    with pytest.raises(CaptioningError, match=f"process {child.pid}"):
+        Manifest.open(path)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    manifest = Manifest.open(path)
+    with pytest.raises(CaptioningError, match=f"process {os.getpid()}"):
+        Manifest.open(path)
+    manifest.close()
+    Manifest.open(path).close()
+
+
+def test_a_closed_manifest_can_be_opened_by_others(path: Path) -> None:
+    Manifest.open(path).close()
+    child = _other_run(path, "manifest.close()")
+    assert child.communicate()[0] == "open\n"
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_kill_loses_nothing_that_was_finished(path: Path, kills: int) -> None:
+    code = (
+        "import itertools\n"
+        "from qwen35mm.captioning.records import Caption\n"
+        "for number in itertools.count(manifest.totals().num_items):\n"
+        "    manifest.finish(number.to_bytes(32, 'big'), bytes(32), Caption('x' * 5000, 'image', 1, 1, '', ''))\n"
+        "    print(number, flush=True)"
+    )
+    for _ in range(kills):
+        child = _other_run(path, f"exec({code!r})")
+        assert child.stdout is not None
+        child.stdout.readline()
+        said = [int(child.stdout.readline()) for _ in range(30)]
+        child.kill()
+        said += [int(line) for line in child.stdout.read().split()]
+        child.wait()
+        manifest = Manifest.open(path)
+        assert manifest.totals().num_items in (said[-1] + 1, said[-1] + 2)
+        assert manifest.caption(key(said[-1])) is not None
+        manifest.close()
+
+
+def test_damaged_foreign_and_newer_files_are_refused(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"no database at all" * 1000)
+    with pytest.raises(CaptioningError, match="damaged"):
+        Manifest.open(path)
+    assert path.read_bytes() == b"no database at all" * 1000
+    path.unlink()
+    Manifest.open(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(CaptioningError, match="newer"):
+        Manifest.open(path)
+    shutil.rmtree(path.parent)
+    path.parent.write_text("a file where the folder should be")
+    with pytest.raises(CaptioningError, match="folder"):
+        Manifest.open(path)
+
+
+def test_a_full_disk_is_said(path: Path) -> None:
+    manifest = Manifest.open(path)
+    manifest.finish(key(1), key(9), CAPTION)
+    with manifest.reading() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={pages}")
+    large = dataclasses.replace(CAPTION, text="x" * 1_000_000)
+    with pytest.raises(OutputError, match="full") as error:
+        manifest.finish(key(2), key(9), large)
+    assert error.value.errno == errno.ENOSPC
+    manifest.close()
+    manifest = Manifest.open(path)
+    assert manifest.caption(key(1)) == CAPTION
+    manifest.close()
+
+
+def test_finishing_is_durable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite is asked to wait for the disk where it is promised, and only there."""
+    manifest = Manifest.open(path)
+    seen: list[str] = []
+    with manifest.reading() as connection:
+        connection.set_trace_callback(seen.append)
+    manifest.begin(key(1), "a.png")
+    assert [line for line in seen if "synchronous" in line] == ["PRAGMA synchronous=NORMAL"]
+    seen.clear()
+    manifest.finish(key(1), key(9), CAPTION)
+    assert [line for line in seen if "synchronous" in line] == ["PRAGMA synchronous=FULL"]
+    manifest.close()
+
+
+def test_twenty_thousand_results_stay_quick(path: Path) -> None:
+    """Time grows no faster than the number of results; generous, since other programs run too."""
+    manifest = Manifest.open(path)
+
+    def seconds_for(numbers: range) -> float:
+        begin = time.perf_counter()
+        for number in numbers:
+            manifest.begin(key(number), f"{number}")
+        return time.perf_counter() - begin
+
+    seconds_for(range(500))
+    first = seconds_for(range(500, 1500))
+    with manifest.writing() as connection:
+        connection.executemany(
+            "INSERT INTO attempts VALUES (?, ?, 1)", [(key(number), b"x") for number in range(1500, 20_000)]
+        )
+    last = seconds_for(range(20_000, 21_000))
+    assert last < 5 * first + 0.5
+    manifest.close()

@@ -1,0 +1,69 @@
+"""The recipes of docs/captioning.md, as they stand there."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.assets import asset_path
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "captioning.md").read_text("utf-8")
+RECIPES = re.findall(r"```sh\n(qwen35mm caption .*)\n```", TEXT.split("## Recipes")[1].split("## Sources")[0])
+SCHEMA = {"type": "object", "properties": {"shape": {"enum": ["circle", "square", "star"]}}, "required": ["shape"], "additionalProperties": False}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    samples = asset_path("samples")
+    for folder, pattern in (("photos", "*.png"), ("photos/old", "*.jpg"), ("clips", "moves-*"), ("tagged", "two*")):
+        (tmp_path / folder).mkdir(parents=True)
+        for path in samples.glob(pattern):
+            shutil.copy(path, tmp_path / folder)
+    (tmp_path / "tagged" / "two-shapes.txt").write_text("circle, diamond\n")
+    (tmp_path / "shapes.json").write_text(json.dumps(SCHEMA))
+    (tmp_path / "shards").mkdir()
+    with tarfile.open(tmp_path / "shards" / "000.tar", "w") as tar:
+        for path in sorted((tmp_path / "photos").glob("*.png")):
+            info = tarfile.TarInfo(path.name)
+            info.size = path.stat().st_size
+            tar.addfile(info, io.BytesIO(path.read_bytes()))
+    return tmp_path
+
+
+def test_there_are_recipes() -> None:
+    assert len(RECIPES) >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_runs(place: Path, recipe: str) -> None:
+    before = {path for path in place.rglob("*") if ".qwen35mm" not in path.parts}
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(recipe)],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "preprocess"))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    made = {path for path in place.rglob("*") if ".qwen35mm" not in path.parts} - before
+    if "--dry-run" in recipe:
+        assert not made
+    elif "--mode" in recipe:
+        text = (place / "tagged" / "two-shapes.txt").read_text()
+        assert ("circle, diamond\n" in text, text != "circle, diamond\n") == ("append" in recipe, True)
+    elif "--shard" not in recipe:
+        assert made, done.stderr

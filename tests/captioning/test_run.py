@@ -1,0 +1,337 @@
+"""A whole run, with a model that says what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen35mm.captioning import outputs
+from qwen35mm.captioning.captioner import CaptionStyle
+from qwen35mm.captioning.job import Job, Outcome, carry_out, look_over
+from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.prompts import PromptSet, Question
+from qwen35mm.captioning.run import Run, RunSettings
+from qwen35mm.captioning.words import Words
+from qwen35mm.errors import CaptioningError, EngineError, OutputError
+from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six pictures in two folders."""
+    folder = tmp_path / "media"
+    (folder / "more").mkdir(parents=True)
+    for seed in range(6):
+        picture(seed).save(folder / ("more" if seed > 3 else "") / f"{seed}.png")
+    return folder
+
+
+def job(media: Path, *questions: str, outputs: Sequence[str] = ("sidecar",), **options: Any) -> Job:
+    prompts = PromptSet([Question(text) for text in questions or ("Describe it.",)])
+    return Job([str(media)], prompts, outputs=[parse_output(text) for text in outputs], **options)
+
+
+def settings(**options: Any) -> RunSettings:
+    return RunSettings(**{"slots": 2, "ahead": 2, **options})
+
+
+async def run(job: Job, model: FakeModel, begun: Any = None, identity: str = "fake") -> Outcome:
+    async def begin(run: Run) -> None:
+        if begun is not None:
+            begun(run)
+
+    outcome = await carry_out(job, model.model(identity), begin)
+    counts = outcome.counts
+    assert counts.num_found == counts.num_over, counts
+    return outcome
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.txt"))}
+
+
+def failures(folder: Path) -> list[dict[str, Any]]:
+    path = folder / ".qwen35mm" / "failures.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def test_everything_gets_its_caption_once(folder: Path) -> None:
+    model = FakeModel(delay_s=0.05)
+    outcome = await run(job(folder, outputs=("sidecar", f"jsonl:{folder}/all.jsonl"), run=settings()), model)
+    assert (outcome.exit_code, outcome.counts.num_captioned, outcome.stopped) == (0, 6, None)
+    assert sorted(texts(folder)) == ["0.txt", "1.txt", "2.txt", "3.txt", "more/4.txt", "more/5.txt"]
+    lines = [json.loads(line) for line in (folder / "all.jsonl").read_text().splitlines()]
+    by_name = {line["name"]: line["caption"] for line in lines}
+    assert len(lines) == len(set(by_name.values())) == 6
+    assert {name.replace(".png", ".txt"): f"{text}\n" for name, text in by_name.items()} == texts(folder)
+    assert model.most_at_once == 2
+
+
+async def test_a_second_run_asks_nothing(folder: Path) -> None:
+    await run(job(folder), FakeModel())
+    model = FakeModel()
+    outcome = await run(job(folder), model)
+    assert (outcome.counts.num_present, model.asked, outcome.exit_code) == (6, [], 0)
+
+
+async def test_another_prompt_or_model_is_new_work_and_a_renamed_file_is_not(folder: Path) -> None:
+    await run(job(folder), FakeModel())
+    before = texts(folder)
+    (folder / "0.txt").unlink()
+    (folder / "0.png").rename(folder / "renamed.png")
+    model = FakeModel()
+    outcome = await run(job(folder), model)
+    assert (outcome.counts.num_recalled, outcome.counts.num_present, model.asked) == (1, 5, [])
+    assert texts(folder)["renamed.txt"] == before["0.txt"]
+    for changed, identity in ((job(folder, "Something else?"), "fake"), (job(folder), "other")):
+        again = FakeModel(lambda asked: f"Now {asked.question}")
+        outcome = await run(changed, again, identity=identity)
+        assert (outcome.counts.num_captioned, len(again.asked)) == (6, 6)
+        assert set(texts(folder).values()) == {f"Now {changed.prompts.questions[0].text}\n"}
+
+
+async def test_a_persons_text_stays(folder: Path) -> None:
+    (folder / "1.txt").write_text("mine")
+    await run(job(folder), FakeModel())
+    (folder / "2.txt").write_text("edited by hand")
+    model = FakeModel()
+    outcome = await run(job(folder, "Something else?"), model)
+    assert (outcome.counts.num_kept, outcome.counts.num_captioned) == (2, 4)
+    assert (texts(folder)["1.txt"], texts(folder)["2.txt"]) == ("mine", "edited by hand")
+    await run(job(folder, "{sidecar|nothing} more?", mode="overwrite"), model := FakeModel())
+    assert sorted(asked.question for asked in model.asked)[:2] == ["edited by hand more?", "mine more?"]
+    again = FakeModel()
+    await run(job(folder, "{sidecar|nothing} more?", mode="overwrite"), again)
+    assert again.asked == [], "what we wrote ourselves is nobody's text to begin from"
+
+
+async def test_the_same_bytes_are_asked_once(folder: Path) -> None:
+    for number in range(20):
+        (folder / f"copy-{number}.png").write_bytes((folder / "0.png").read_bytes())
+    model = FakeModel(delay_s=0.01)
+    outcome = await run(job(folder), model)
+    assert len(model.asked) == 6
+    assert (outcome.counts.num_captioned, outcome.counts.num_shared + outcome.counts.num_recalled) == (6, 20)
+    assert len(texts(folder)) == 26
+    named = FakeModel()
+    await run(job(folder, "What is {name}?"), named)
+    assert len(named.asked) == 26
+
+
+async def test_near_duplicates_share_a_caption_where_that_is_asked_for(folder: Path) -> None:
+    picture(0).resize((96, 64)).save(folder / "larger.jpg", quality=90)
+    one = job(folder, run=settings(slots=1, max_distance=6))
+    model = FakeModel()
+    outcome = await run(replace(one, outputs=[parse_output(f"jsonl:{folder}/all.jsonl")]), model)
+    assert (outcome.counts.num_captioned, outcome.counts.num_shared) == (6, 1)
+    lines = {line["name"]: line for line in map(json.loads, (folder / "all.jsonl").read_text().splitlines())}
+    assert lines["larger.jpg"]["caption"] == lines["0.png"]["caption"]
+    assert lines["larger.jpg"]["shared_from"] == "0.png"
+    (folder / "smaller.webp").write_bytes((folder / "larger.jpg").read_bytes() + b"\0")
+    again = FakeModel()
+    await run(replace(one, outputs=[parse_output(f"jsonl:{folder}/all.jsonl")]), again)
+    assert again.asked == []
+
+
+async def test_failures_stop_nothing_and_are_listed(folder: Path) -> None:
+    (folder / "broken.png").write_bytes((folder / "0.png").read_bytes()[:60])
+    (folder / "empty.jpg").write_bytes(b"")
+
+    def answer(asked: Asked) -> str:
+        if asked.digest == refused:
+            raise EngineError("It failed.")
+        return "Fine."
+
+    refused = seen_digest(folder / "0.png")
+    outcome = await run(job(folder), FakeModel(answer))
+    assert (outcome.counts.num_captioned, outcome.counts.num_failed, outcome.exit_code) == (5, 3, 3)
+    listed = {failure["name"]: failure for failure in failures(folder)}
+    assert {name: failure["kind"] for name, failure in listed.items()} == {
+        "0.png": "engine",
+        "broken.png": "damaged",
+        "empty.jpg": "unreadable",
+    }
+    assert listed["broken.png"]["path"] == str(folder / "broken.png")
+    assert "broken.png" in listed["broken.png"]["message"]
+
+    again = FakeModel()
+    outcome = await run(job(folder), again)
+    assert (len(again.asked), outcome.counts.num_captioned) == (1, 1), "what may pass is tried again"
+    picture(99).save(folder / "broken.png")
+    picture(98).save(folder / "empty.jpg")
+    assert (await run(job(folder), FakeModel())).exit_code == 0
+    assert failures(folder) == []
+
+
+async def test_a_lasting_failure_is_tried_again_only_where_that_is_asked_for(folder: Path) -> None:
+    style = CaptionStyle(max_attempts=2)
+    outcome = await run(job(folder, style=style), FakeModel(lambda _: ""))
+    assert (outcome.counts.num_failed, outcome.exit_code) == (6, 4)
+    model = FakeModel()
+    outcome = await run(job(folder, style=style), model)
+    assert (outcome.counts.num_failed_before, model.asked, outcome.exit_code) == (6, [], 4)
+    outcome = await run(job(folder, style=style, run=settings(retry_failed=True)), model)
+    assert (outcome.counts.num_captioned, outcome.exit_code) == (6, 0)
+
+
+async def test_words_are_asked_for_again_and_flagged(folder: Path) -> None:
+    replies = iter(["red", "blue", *["green"] * 100])
+    style = CaptionStyle(words=Words(required=("blue",)), max_attempts=3)
+    one = job(folder, style=style, run=settings(slots=1), outputs=(f"jsonl:{folder}/all.jsonl",))
+    model = FakeModel(lambda _: next(replies))
+    await run(one, model)
+    lines = [json.loads(line) for line in (folder / "all.jsonl").read_text().splitlines()]
+    assert (lines[0]["caption"], lines[0]["flags"]) == ("blue", [])
+    assert (lines[1]["caption"], lines[1]["flags"]) == ("green", ["missing: blue"])
+    assert len(model.asked) == 2 + 5 * 3
+    first, second = model.asked[:2]
+    assert first.params.seed != second.params.seed
+    assert (first.params.temperature, second.params.temperature > 0) == (0.0, True)
+
+
+async def test_a_limit_ends_the_run_and_the_next_goes_on(folder: Path) -> None:
+    for done in (2, 4, 6):
+        outcome = await run(job(folder, run=settings(limit=2)), FakeModel())
+        assert outcome.counts.num_captioned == 2
+        assert outcome.exit_code == 0
+        assert len(texts(folder)) == done
+
+
+async def test_an_interruption_finishes_what_is_at_work(folder: Path) -> None:
+    def begun(run: Run) -> None:
+        asyncio.get_running_loop().call_later(0.5, run.stop, "interrupted")
+
+    model = FakeModel(delay_s=1.0)
+    outcome = await run(job(folder, run=settings()), model, begun)
+    assert (outcome.exit_code, outcome.stopped) == (130, "interrupted")
+    assert outcome.counts.num_captioned == len(texts(folder)) == len(model.asked) == 2
+    assert model.num_left == 0
+    assert (await run(job(folder), FakeModel())).counts.num_captioned == 4
+
+
+async def test_a_second_interruption_leaves_what_is_at_work(folder: Path) -> None:
+    def begun(run: Run) -> None:
+        for delay_s in (0.5, 0.6):
+            asyncio.get_running_loop().call_later(delay_s, run.stop, "interrupted")
+
+    model = FakeModel(delay_s=1000.0)
+    outcome = await carry_out(job(folder, run=settings()), model.model(), lambda run: _at_once(begun, run))
+    assert (outcome.exit_code, model.num_left, texts(folder)) == (130, 2, {})
+
+
+async def _at_once(function: Any, *arguments: Any) -> None:
+    function(*arguments)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+async def test_a_disk_that_takes_nothing_ends_the_run_cleanly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    write = outputs.Sidecars.write
+
+    def failing(self: Any, record: Any) -> None:
+        if len(texts(folder)) == 3:
+            raise OutputError("The disk is full.", number)
+        write(self, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs.Sidecars, "write", failing)
+        outcome = await carry_out(job(folder, run=settings()), FakeModel().model())
+    assert isinstance(outcome.stopped, OutputError)
+    assert (outcome.exit_code, len(texts(folder))) == (5, 3)
+    model = FakeModel()
+    outcome = await run(job(folder), model)
+    assert outcome.exit_code == 0
+    assert len(texts(folder)) == 6
+    assert len(model.asked) <= 3, "what was captioned is in the manifest"
+
+
+async def test_a_server_that_is_gone_ends_the_run(folder: Path) -> None:
+    for seed in range(100, 130):
+        picture(seed).save(folder / f"{seed}.png")
+
+    def gone(_: Asked) -> str:
+        raise EngineError("Nobody answers.")
+
+    model = FakeModel(gone)
+    outcome = await carry_out(job(folder, run=settings(slots=1)), model.model())
+    assert isinstance(outcome.stopped, EngineError)
+    assert (outcome.exit_code, len(model.asked)) == (5, 10)
+
+
+async def test_an_item_on_which_the_program_dies_is_let_off(folder: Path) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(asked: Asked) -> str:
+        if asked.digest == deadly:
+            raise Died
+        return "Fine."
+
+    deadly = seen_digest(folder / "3.png")
+    for number in range(6):
+        with pytest.raises(Died):
+            await carry_out(job(folder, run=settings(slots=1)), FakeModel(die).model())
+        # Three times it may have been chance; then it waits until everything else is done.
+        assert len(texts(folder)) == (3 if number < 3 else 5)
+    outcome = await run(job(folder), FakeModel(die))
+    assert (outcome.counts.num_failed, outcome.exit_code) == (1, 3)
+    assert failures(folder)[0]["kind"] == "crash"
+
+
+async def test_the_first_caption_comes_before_the_scan_ends(folder: Path) -> None:
+    for number in range(400):
+        (folder / f"z{number:03}.png").write_bytes((folder / "0.png").read_bytes() + number.to_bytes(2, "big"))
+    seen: list[bool] = []
+    watched: list[Run] = []
+
+    def answer(asked: Asked) -> str:
+        seen.append(watched[0].counts.scanned)
+        return "Fine."
+
+    await run(job(folder, run=settings()), FakeModel(answer), watched.append)
+    assert seen[0] is False
+    assert seen[-1] is True
+
+
+async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path) -> None:
+    (folder / "1.txt").write_text("mine")
+    (folder / "broken.png").write_bytes(b"")
+    before = sorted(path for path in folder.rglob("*"))
+    model = FakeModel()
+    found = await look_over(job(folder), model.model())
+    assert (found.num_to_caption, found.num_kept, found.unreadable, found.num_tried) == (5, 1, 1, 3)
+    assert found.num_media_tokens > 0
+    assert found.remaining_s is not None
+    assert sorted(path for path in folder.rglob("*")) == before
+    await run(job(folder, run=settings(limit=2)), model)
+    state = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found = await look_over(job(folder), model.model())
+    assert (found.num_to_caption, found.num_known) == (3, 2)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == state
+
+
+async def test_a_second_run_at_the_same_time_is_refused(folder: Path) -> None:
+    async def begun(_: Run) -> None:
+        with pytest.raises(CaptioningError, match=str(os.getpid())):
+            await carry_out(job(folder), FakeModel().model())
+
+    await carry_out(job(folder, run=settings()), FakeModel().model(), begun)
+
+
+async def test_shards_share_the_work(folder: Path) -> None:
+    from qwen35mm.captioning.scan import ScanOptions
+
+    models = [FakeModel() for _ in range(3)]
+    for number, model in enumerate(models, 1):
+        await run(job(folder, scan=ScanOptions(shard=(number, 3))), model)
+    assert sum(len(model.asked) for model in models) == 6
+    assert len(texts(folder)) == 6

@@ -1,0 +1,326 @@
+"""Files, folders and lists as items: their order, their names, and what is wrong around them."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.captioning import folders
+from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.names import shard_of
+from qwen35mm.captioning.scan import ScanOptions, scan
+from qwen35mm.errors import CaptioningError
+from qwen35mm_preprocess import MediaLimits
+from tests.captioning.media_tree import GIF, HEIC, JPEG, MOVING_GIF, MP4, PNG, names, write
+
+ALL = ScanOptions()
+
+
+def scanned(*sources: Path | str, options: ScanOptions = ALL) -> list[str]:
+    return names(scan(sources, options))
+
+
+def unreadable(*sources: Path | str, options: ScanOptions = ALL) -> dict[str, str]:
+    return {each.name: each.kind for each in scan(sources, options) if isinstance(each, Unreadable)}
+
+
+def test_a_folder_is_sorted_files_first(tmp_path: Path) -> None:
+    write(tmp_path, "z.png", "a.png", "c/b.png", "c/a/x.png", "b/y.png")
+    assert scanned(tmp_path) == ["a.png", "z.png", "b/y.png", "c/b.png", "c/a/x.png"]
+    assert scanned(tmp_path, options=ScanOptions(recursive=False)) == ["a.png", "z.png"]
+    assert scanned(tmp_path, options=ScanOptions(include=("b*.png",))) == ["c/b.png"]
+    assert scanned(tmp_path, options=ScanOptions(exclude=("c", "a.*"))) == ["z.png", "b/y.png"]
+
+
+def test_items_say_where_and_what_they_are(tmp_path: Path) -> None:
+    write(tmp_path, "cats/a.jpg", data=JPEG)
+    (found,) = scan([tmp_path], ALL)
+    path = tmp_path / "cats" / "a.jpg"
+    assert found == Item("cats/a.jpg", path, "image", path)
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind"),
+    [
+        ("a.jpg", PNG, "image"),
+        ("noextension", JPEG, "image"),
+        ("a.txt", PNG, "image"),
+        ("a.png", MP4, "video"),
+        ("still.gif", GIF, "image"),
+        ("moving.gif", MOVING_GIF, "video"),
+    ],
+)
+def test_the_kind_is_by_content(tmp_path: Path, name: str, data: bytes, kind: str) -> None:
+    write(tmp_path, name, data=data)
+    (found,) = scan([tmp_path], ALL)
+    assert isinstance(found, Item)
+    assert found.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.txt", b"BMW on a wide road"),
+        ("b.caption", b"The wide road"),
+        ("empty.txt", b""),
+        ("notes", b"no suffix"),
+        (".hidden.png", PNG),
+        (".qwen35mm/a.png", PNG),
+        ("captions.jsonl", b"{}\n"),
+        ("sound.wav", b"RIFF\0\0\0\0WAVEfmt "),
+    ],
+)
+def test_what_is_no_medium_is_passed_over(tmp_path: Path, name: str, data: bytes) -> None:
+    write(tmp_path, name, data=data)
+    assert scanned(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind"),
+    [
+        ("a.png", b"", "unreadable"),
+        ("a.png", b"a text", "unsupported"),
+        ("a.mp4", b"#EXTM3U\n", "unsupported"),
+        ("a.heic", HEIC, "unsupported"),
+        ("renamed.bin", HEIC, "unsupported"),
+        ("a.gif", b"GIF89a", "damaged"),
+        ("large.png", PNG * 100, "too large"),
+    ],
+)
+def test_what_should_be_a_medium_is_unreadable(tmp_path: Path, name: str, data: bytes, kind: str) -> None:
+    limits = MediaLimits(max_image_bytes=5000, max_video_bytes=5000)
+    write(tmp_path, name, data=data)
+    assert unreadable(tmp_path, options=ScanOptions(limits=limits)) == {name: kind}
+
+
+def test_a_named_file_that_is_no_medium_is_always_unreadable(tmp_path: Path) -> None:
+    write(tmp_path, "notes.txt", data=b"text")
+    write(tmp_path, ".hidden.png")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    assert scanned(tmp_path / "notes.txt") == ["!notes.txt"]
+    assert scanned(tmp_path, tmp_path / "notes.txt") == ["!notes.txt"]
+    assert scanned(tmp_path / ".hidden.png") == [".hidden.png"]
+    assert scanned(tmp_path / "pipe.parquet") == ["!pipe.parquet"]
+
+
+def test_pipes_and_broken_links_are_never_opened(tmp_path: Path) -> None:
+    for name in ("pipe", "pipe.png", "metadata.jsonl"):
+        os.mkfifo(tmp_path / name)
+    for name, target in (("gone.png", "nowhere"), ("gone", "nowhere"), ("self.png", "self.png"), ("self", "self")):
+        (tmp_path / name).symlink_to(target)
+    # A link that leads to itself can't be followed, so nobody knows what it should be.
+    assert unreadable(tmp_path) == dict.fromkeys(["gone.png", "pipe.png", "self", "self.png"], "unreadable")
+
+
+def test_each_real_folder_once(tmp_path: Path) -> None:
+    write(tmp_path, "b/x.png", "b/c/y.png")
+    (tmp_path / "b" / "c" / "up").symlink_to(tmp_path)
+    (tmp_path / "z").symlink_to("b")
+    (tmp_path / "x.png").symlink_to("b/x.png")
+    assert scanned(tmp_path) == ["x.png", "b/x.png", "b/c/y.png"]
+
+
+def test_strange_names(tmp_path: Path) -> None:
+    strange = ["a\nb.png", os.fsdecode(b"\xff\xfe.png"), "# no comment.png", " .png", "*.png", "'\".png"]
+    write(tmp_path, *strange)
+    assert scanned(tmp_path) == sorted(strange)
+    write(tmp_path, os.fsdecode(b"\xff.mp4"), data=b"text")
+    (message,) = (each.message for each in scan([tmp_path], ALL) if isinstance(each, Unreadable))
+    message.encode()
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a/1.png", "b/2.png", "c/3.png")
+    real = os.scandir
+
+    def scandir(path: Path) -> object:
+        if path.name == "b":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(folders.os, "scandir", scandir)
+    assert scanned(tmp_path) == ["a/1.png", "!b", "c/3.png"]
+    assert unreadable(tmp_path / "b") == {"b": "unreadable"}
+
+
+def test_files_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a.png", "locked.png", "locked", "locked.txt", "z.png")
+    real = Path.open
+
+    def locked(path: Path, *args: object, **named: object) -> object:
+        if path.stem == "locked":
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **named)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    monkeypatch.setattr(Path, "open", locked)
+    assert scanned(tmp_path) == ["a.png", "!locked", "!locked.png", "z.png"]
+
+
+def test_files_that_vanish_before_they_are_opened(tmp_path: Path) -> None:
+    write(tmp_path, "a.png", "b.png", "c", "d/e.png", "f.png")
+    found = scan([tmp_path], ALL)
+    assert next(found).name == "a.png"
+    for name in ("b.png", "c", "d/e.png"):
+        (tmp_path / name).unlink()
+    (tmp_path / "d").rmdir()
+    assert names(found) == ["!b.png", "f.png", "!d"]
+
+
+def test_a_source_that_is_missing_is_said_first(tmp_path: Path) -> None:
+    write(tmp_path, "a.png")
+    for missing in (tmp_path / "nothing", f"@{tmp_path}/list.txt", f"@{tmp_path}", f"{tmp_path}/{{0..1}}.tar"):
+        with pytest.raises(CaptioningError, match="There is no"):
+            scan([tmp_path, missing], ALL)
+    with pytest.raises(CaptioningError, match="a range that rises"):
+        scan([f"{tmp_path}/{{3..1}}.tar"], ALL)
+
+
+def test_a_file_that_is_reached_twice_comes_once(tmp_path: Path) -> None:
+    write(tmp_path, "a.png", "b/c.png")
+    write(tmp_path, "list.txt", data=b"b/c.png\na.png\n./b/../a.png\nb\n")
+    # A file that is named itself belongs to its own source, so it comes in that one's turn.
+    assert scanned(tmp_path, tmp_path / "a.png", tmp_path / "b") == ["b/c.png", "a.png"]
+    assert scanned(tmp_path / "b", tmp_path) == ["c.png", "a.png"]
+    assert scanned(f"@{tmp_path}/list.txt") == ["b/c.png", "a.png"]
+
+
+def test_names_are_their_own_among_all_sources(tmp_path: Path) -> None:
+    write(tmp_path, "one/a.png", "one/x/a.png", "two/a.png", "two/b.png", "other/two/a.png")
+    sources = [tmp_path / "one", tmp_path / "two", tmp_path / "other" / "two"]
+    assert scanned(*sources) == ["a.png", "x/a.png", "two/a.png", "b.png", "other/two/a.png"]
+    # A further source leaves the names of those before it as they are.
+    assert scanned(*sources[:2]) == ["a.png", "x/a.png", "two/a.png", "b.png"]
+    assert scanned(*(source / "a.png" for source in sources)) == ["a.png", "two/a.png", "other/two/a.png"]
+
+
+def test_a_file_list(tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.png", "cats/b.png", "cats/c.png", os.fsdecode(b"\xff.png"), "d.png ")
+    write(tmp_path, "out.png")
+    lines = [
+        b"\xef\xbb\xbf# a comment",
+        b"",
+        b"a.png\r",
+        b"  ",
+        b"cats",
+        b"\xff.png",
+        b"d.png ",
+        b"gone.png",
+        b"nul\0byte.png",
+        os.fsencode(tmp_path / "out.png"),
+        b"../in/cats/b.png",
+    ]
+    write(tmp_path / "in", "list.txt", data=b"\n".join(lines))
+    outside = str(tmp_path / "out.png").lstrip("/")
+    expected = ["a.png", "cats/b.png", "cats/c.png", "\udcff.png", "d.png ", "!gone.png", "!nul\0byte.png", outside]
+    assert scanned(f"@{tmp_path}/in/list.txt") == expected
+
+
+def test_standard_input_is_a_list_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a.png", "b/c.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"b/c.png\na.png")))
+    assert scanned("@-") == ["b/c.png", "a.png"]
+    # A path isn't a list, whatever its name.
+    write(tmp_path, "@-")
+    assert scanned(Path("@-")) == ["@-"]
+
+
+def test_shards_part_the_items(tmp_path: Path) -> None:
+    write(tmp_path, *(f"{number % 7}/{number:03d}.png" for number in range(300)))
+    write(tmp_path, *(f"{number % 7}/{number:03d}.JPG" for number in range(0, 300, 3)), data=b"text")
+    shards = [scanned(tmp_path, options=ScanOptions(shard=(index, 3))) for index in (1, 2, 3)]
+    assert sorted(name for shard in shards for name in shard) == sorted(scanned(tmp_path))
+    assert all(90 < len(shard) < 180 for shard in shards), [len(shard) for shard in shards]
+
+
+def test_names_that_could_share_a_caption_share_a_shard() -> None:
+    for number in range(50):
+        stem = f"cats/{number}"
+        expected = shard_of(f"{stem}/a.jpg", 8)
+        assert {shard_of(f"{stem}/{name}", 8) for name in ("a.png", "A.JPG", "a", "a.Mp4")} == {expected}
+    assert len({shard_of(f"{number}.png", 8) for number in range(100)}) == 8
+    assert 1 <= shard_of("\udcff.png", 3) <= 3
+
+
+def test_shards_are_balanced() -> None:
+    counts = [0] * 8
+    for number in range(8000):
+        counts[shard_of(f"photos/{number:06d}.jpg", 8) - 1] += 1
+    assert all(850 < count < 1150 for count in counts), counts
+
+
+@pytest.mark.parametrize("shard", [(0, 2), (3, 2), (1, 0)])
+def test_a_shard_that_cannot_be(shard: tuple[int, int]) -> None:
+    with pytest.raises(CaptioningError, match="shard from 1/n"):
+        ScanOptions(shard=shard)
+
+
+def test_metadata_of_an_imagefolder(tmp_path: Path) -> None:
+    write(tmp_path, "a.png", "in/b.png", "in/own/c.png", "none.png")
+    write(tmp_path, "metadata.jsonl", data=b'{"file_name": "in/b.png", "who": "B", "n": [1]}\n{"file_name": "a.png"}\n')
+    write(
+        tmp_path,
+        "in/own/metadata.csv",
+        data=b'\xef\xbb\xbffile_name,text\r\nx.png,x\r\nc.png,"two\r\nlines, \xc3\xa9"\r\n',
+    )
+    found = {each.name: each.metadata for each in scan([tmp_path], ALL) if isinstance(each, Item)}
+    assert found == {
+        "a.png": {},
+        "in/b.png": {"who": "B", "n": [1]},
+        "in/own/c.png": {"text": "two\r\nlines, é"},
+        "none.png": {},
+    }
+
+
+def test_bad_rows_of_metadata_are_said_once(tmp_path: Path) -> None:
+    write(tmp_path, "a.png")
+    rows = b'{"file_name": "a.png", "n": 1}\nnot json\n[]\n{"file_name": 3}\n\n{"file_name": "a.png", "n": 2}'
+    write(tmp_path, "metadata.jsonl", data=rows)
+    bad, item = scan([tmp_path], ALL)
+    assert isinstance(bad, Unreadable)
+    assert (bad.name, bad.kind) == ("metadata.jsonl", "damaged")
+    assert "3 rows" in bad.message
+    assert isinstance(item, Item)
+    assert item.metadata == {"n": 1}
+
+
+def test_metadata_that_names_no_files_is_something_else(tmp_path: Path) -> None:
+    write(tmp_path, "a.png")
+    write(tmp_path, "metadata.jsonl", data=b'{"image": "a.png"}\nnot json\n')
+    write(tmp_path, "metadata.csv", data=b"")
+    assert scanned(tmp_path) == ["a.png"]
+
+
+def test_a_large_tree_is_listed_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_folders, per_folder = 20, 1000
+    for folder in range(num_folders):
+        (tmp_path / f"{folder:02d}").mkdir()
+        for number in range(per_folder):
+            (tmp_path / f"{folder:02d}" / f"{number:05d}.png").write_bytes(PNG)
+    # What Python itself keeps after a first time is not ours.
+    assert sum(1 for _ in scan([tmp_path], ALL)) == num_folders * per_folder
+    listed: list[str] = []
+    real = os.scandir
+
+    def scandir(path: Path) -> object:
+        listed.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(folders.os, "scandir", scandir)
+    found = scan([tmp_path], ALL)
+    tracemalloc.start()
+    try:
+        assert next(found).name == "00/00000.png"
+        assert listed == [tmp_path.name, "00"]
+        assert 1 + sum(1 for _ in found) == num_folders * per_folder
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**19, peak

@@ -1,0 +1,165 @@
+"""`qwen35mm caption`, as a person or a script runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from qwen35mm.assets import asset_path
+from tests.captioning.fake_model import picture
+from tests.remote.server import closes, fails, running_server
+
+SAMPLES = asset_path("samples")
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "yellow", "green"]}, "number": {"type": "integer", "maximum": 9}},
+    "required": ["colour", "number"],
+    "additionalProperties": False,
+}
+
+
+def caption(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "qwen35mm", "caption", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A picture and a clip."""
+    folder = tmp_path / "media"
+    folder.mkdir()
+    for name in ("one-shape.png", "moves-right.mp4"):
+        shutil.copy(SAMPLES / name, folder)
+    return folder
+
+
+def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(folder: Path) -> None:
+    looked = caption(folder, "--preset", "plain", "--dry-run")
+    assert looked.returncode == 0, looked.stderr
+    assert "To caption: 2" in looked.stdout
+    assert "A yellow square on the right." in looked.stdout
+    assert sorted(path.name for path in folder.iterdir()) == ["moves-right.mp4", "one-shape.png"]
+    done = caption(folder, "--preset", "plain")
+    assert done.returncode == 0, done.stderr
+    assert "2 done" in done.stderr
+    assert (folder / "one-shape.txt").read_text() == "A yellow square on the right.\n"
+    assert (folder / "moves-right.txt").read_text() == "A red star moves to the right.\n"
+    again = caption(folder, "--preset", "plain")
+    assert (again.returncode, "0 done, 2 skipped" in again.stderr) == (0, True), again.stderr
+
+
+def test_records_satisfy_a_schema(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    lines = tmp_path / "all.jsonl"
+    done = caption(folder, "--schema", tmp_path / "schema.json", "--max-tokens", "60", "--output", f"jsonl:{lines}")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(records) == 2
+    for record in records:
+        jsonschema.validate(record["data"], SCHEMA)
+        assert json.loads(record["caption"]) == record["data"]
+    assert not list(folder.glob("*.txt"))
+
+
+def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "media"
+    folder.mkdir()
+    for seed in range(150):
+        picture(seed).save(folder / f"{seed:03}.png")
+    command = [sys.executable, "-m", "qwen35mm", "caption", str(folder), "--preset", "plain", "--max-tokens", "4"]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where the tests run in the background, SIGINT is ignored by inheritance.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("*.txt")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "The same command goes on where this ended." in errors
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("*.txt")}
+    assert 0 < len(written) < 150
+    done = caption(*command[4:])
+    assert done.returncode == 0, done.stderr
+    assert f"{150 - len(written)} done" in done.stderr
+    assert len(list(folder.glob("*.txt"))) == 150
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_failures_are_listed_and_tell_the_exit_code(folder: Path) -> None:
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
+    done = caption(folder, "--preset", "plain")
+    assert done.returncode == 3, done.stderr
+    (failure,) = [json.loads(line) for line in (folder / ".qwen35mm" / "failures.jsonl").read_text().splitlines()]
+    assert (failure["name"], failure["kind"]) == ("broken.jpg", "damaged")
+    assert str(folder / ".qwen35mm" / "failures.jsonl") in done.stderr
+
+
+def test_another_server_captions_with_bounded_requests_and_its_failures(tmp_path: Path) -> None:
+    folder = tmp_path / "media"
+    folder.mkdir()
+    for seed in range(12):
+        picture(seed).save(folder / f"{seed:02}.png")
+    shutil.copy(SAMPLES / "moves-right.mp4", folder)
+    with running_server() as server:
+        server.acts = [
+            fails(503, **{"Retry-After": "0"}),
+            closes,
+            fails(400, {"error": {"message": "No such picture"}}),
+        ]
+        command = (folder, "--preset", "short", "--backend", server.url, "--slots", "3", "--output", "sidecar")
+        done = caption(*command)
+        assert done.returncode == 3, done.stderr
+        assert "12 done, 1 failed" in done.stderr
+        assert server.max_active <= 3
+        assert {path.read_text() for path in folder.glob("*.txt")} == {"A red square.\n"}
+        (failure,) = [json.loads(line) for line in (folder / ".qwen35mm" / "failures.jsonl").read_text().splitlines()]
+        assert "No such picture" in failure["message"]
+        num_asked = len(server.bodies)
+        assert num_asked == 13 + 2
+        # A refusal may pass, as when a server is set up in another way.
+        assert caption(*command).returncode == 0
+        assert len(server.bodies) == num_asked + 1
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nowhere"], "nowhere"),
+        ([".", "--preset", "shrot"], "short"),
+        ([".", "--prompt", "{colour}"], "{width}"),
+        ([".", "--shard", "5/4"], "1/n"),
+        ([".", "--output", "xml:a"], "jsonl:FILE"),
+        ([".", "--require", "re:("], "regular expression"),
+        ([".", "--schema", "nowhere.json"], "nowhere.json"),
+        ([".", "--backend", "ftp://example.com"], "http"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_at_once(tmp_path: Path, args: list[str], words: str) -> None:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "qwen35mm", "caption", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "QWEN35MM_MODEL": "./no-such-model"},
+    )
+    assert done.returncode == 1, done.stderr
+    assert words in done.stderr
+    assert "no-such-model" not in done.stderr, f"a model was looked for first ({time.monotonic() - began:.1f} s)"
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

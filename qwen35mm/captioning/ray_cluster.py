@@ -14,17 +14,20 @@ import itertools
 import logging
 import os
 import pickle
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pyarrow
 
 from qwen35mm.backends import LocalBackend
 from qwen35mm.captioning.captioner import Captioner, FailedError
-from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.job import Model
 from qwen35mm.captioning.media_worker import Failed
 from qwen35mm.captioning.records import Caption
@@ -40,6 +43,7 @@ except ImportError as error:
 
 from qwen35mm.captioning.ray_actor import Answer, Ask, CaptionActor, Describe, Description, Line, Task, row
 
+_ADDRESS = re.compile(r"([^/]+):(\d{1,5})")
 _CONNECTING_S = 10.0
 _CLOSING_S = 10.0
 
@@ -52,7 +56,7 @@ async def open_cluster(
 
     Args:
         address: `local` for a cluster on this machine that ends with the run, `auto` for the one that this machine
-            belongs to, or HOST:PORT.
+            belongs to, or HOST:PORT of that.
         load: starts an engine; it is called on the machines of the cluster.
         num_engines: None is one a GPU, or one a machine where there are no GPUs.
         slots: captions that an engine writes at one time.
@@ -90,7 +94,9 @@ class RayCluster:
     """
 
     def __init__(self, load: Callable[[], LocalBackend], num_engines: int, slots: int, num_workers: int) -> None:
+        # Each slot has its next medium decoded.
         self.num_at_once = num_engines * 2 * slots
+        num_cpus, num_gpus = _resources(num_engines)
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[Answer]] = {}
         self._ended: Exception | None = None
@@ -113,7 +119,8 @@ class RayCluster:
             compute=ActorPoolStrategy(
                 size=num_engines, max_tasks_in_flight_per_actor=2 * slots, max_concurrent_calls_per_actor=2 * slots
             ),
-            **_resources(num_engines),
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
         )
         self._thread = threading.Thread(target=self._receive, name="qwen35mm-ray", daemon=True)
         self._thread.start()
@@ -155,6 +162,7 @@ class RayCluster:
 
     def _receive(self) -> None:
         try:
+            table: Any
             for table in self._answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 for number, data in zip(table["number"].to_pylist(), table["data"].to_pylist(), strict=True):
                     # None for one that came twice: its engine died between the answer and its end.
@@ -194,13 +202,20 @@ class RayCaptioner(Captioner):
             FailedError: the item failed there.
             EngineError: the cluster is gone.
         """
-        identity = self._cluster.description.identity
+        identity, there = self._cluster.description.identity, replace(item, source=_absolute(item.source))
         answer = await self._cluster.do(
-            Ask(identity, self._params, self._style, self._thinking, item, content, question, system)
+            Ask(identity, self._params, self._style, self._thinking, there, content, question, system)
         )
         if isinstance(answer, Failed):
             raise FailedError(answer.kind, answer.message)
         return answer
+
+
+def _absolute(source: Path | FileSlice | bytes) -> Path | FileSlice | bytes:
+    """The source as another process finds it, whose folder is another."""
+    if isinstance(source, FileSlice):
+        return replace(source, path=source.path.absolute())
+    return source if isinstance(source, bytes) else source.absolute()
 
 
 class _LineSource(Datasource):
@@ -223,12 +238,12 @@ def _blocks(line: Any) -> Iterator[pyarrow.Table]:
 
 
 def _connect(address: str) -> None:
-    host, separator, port = address.removeprefix("ray://").rpartition(":")
-    if separator:
+    if address not in ("local", "auto"):
+        found = _ADDRESS.fullmatch(address)
+        if found is None:
+            raise ValueError("an address is 'local', 'auto' or HOST:PORT, on a machine of the cluster.")
         # Ray would wait for minutes.
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECTING_S).close()
-    elif address not in ("local", "auto"):
-        raise ValueError("an address is 'local', 'auto' or HOST:PORT.")
+        socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECTING_S).close()
     ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False)
 
 
@@ -238,8 +253,8 @@ def _default_engines() -> int:
     return int(sum(machine.get("GPU", 0) for machine in machines)) or len(machines)
 
 
-def _resources(num_engines: int) -> dict[str, int]:
-    """What an engine is given: a GPU, or as many processors as leave the other engines as many.
+def _resources(num_engines: int) -> tuple[int, int]:
+    """Processors and GPUs of an engine: a GPU, or as many processors as leave the other engines as many.
 
     Raises:
         CaptioningError: there aren't enough.
@@ -247,11 +262,11 @@ def _resources(num_engines: int) -> dict[str, int]:
     machines = _machines()
     num_gpus = int(sum(machine.get("GPU", 0) for machine in machines))
     if num_gpus >= num_engines:
-        return {"num_cpus": 1, "num_gpus": 1}
+        return 1, 1
     cpus = [int(machine["CPU"]) for machine in machines]
     for num_cpus in range(max(cpus, default=0), 0, -1):
         if not num_gpus and sum(each // num_cpus for each in cpus) >= num_engines:
-            return {"num_cpus": num_cpus}
+            return num_cpus, 0
     has = f"{num_gpus} GPUs" if num_gpus else f"{sum(cpus)} processors"
     raise CaptioningError(f"The Ray cluster has {has}, too few for {num_engines} engines. Ask for fewer.")
 

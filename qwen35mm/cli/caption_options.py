@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -248,6 +248,11 @@ class RayOptions:
         from qwen35mm.captioning.ray_cluster import open_cluster
 
         assert self.ray is not None
+        # Engines don't start in this program's folder.
+        if model.model is not None and Path(model.model).is_dir():
+            model = replace(model, model=str(Path(model.model).absolute()))
+        if model.cache_dir is not None:
+            model = replace(model, cache_dir=model.cache_dir.absolute())
         return open_cluster(
             self.ray,
             model.load,

@@ -1,8 +1,8 @@
 """Captions of held-out scenes are as good as the evaluation's answers for the same files and questions.
 
 The very files of `training.evaluate`'s cases (PNG, JPEG and MP4) are captioned through a whole run into text files,
-each with its case's own question, and the evaluation scores what the text files say. Both answer greedily in float32,
-so not only the scores but all wrong answers have to be the same.
+each with its case's own question, and the evaluation scores what the text files say. Both sides answer greedily in
+float32, so not only the scores but all wrong answers have to be the same.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from qwen35mm.backends import LocalBackend
 from qwen35mm.captioning.job import Job, Model, carry_out
 from qwen35mm.captioning.outputs import parse_output
 from qwen35mm.captioning.prompts import PromptSet, Question
+from qwen35mm.model import LoadedModel
 from training import cases
-from training.answerers import MAX_NEW_TOKENS, EngineBackend, TransformersBackend
+from training.answerers import MAX_NEW_TOKENS, TransformersBackend
 from training.cases import Case
 from training.evaluate import evaluate
 
-CAPTION_SKILLS = ("caption 1", "caption 2", "caption 3", "clip caption")
+# The last two answer their own questions, so that the wrong prompt is noticed as well as the wrong picture.
+SKILLS = ("caption 1", "caption 2", "caption 3", "clip caption", "place", "clip color")
 ONE_TURN_SKILLS = (*cases.PICTURE_CASES, *cases.CLIP_CASES)
 
 
@@ -66,22 +68,23 @@ class Captions:
 
 
 @pytest.fixture
-def captions(tmp_path: Path) -> Iterator[Captions]:
-    with closing(LocalBackend.load(demo_model_path(), dtype="float32", device="cpu")) as backend:
+def captions(demo: LoadedModel, tmp_path: Path) -> Iterator[Captions]:
+    with closing(LocalBackend(demo)) as backend:
         yield Captions(backend, tmp_path)
 
 
-def test_captions_are_as_accurate_as_the_evaluation_says(captions: Captions) -> None:
-    table, misses = evaluate(captions, 8, CAPTION_SKILLS)
-    assert (table, misses) == evaluate(TransformersBackend(demo_model_path()), 8, CAPTION_SKILLS)
+@pytest.fixture(scope="module")
+def transformers() -> TransformersBackend:
+    return TransformersBackend(demo_model_path())
+
+
+def test_captions_are_as_accurate_as_the_evaluation_says(captions: Captions, transformers: TransformersBackend) -> None:
+    table, misses = evaluate(captions, 4, SKILLS)
+    assert (table, misses) == evaluate(transformers, 4, SKILLS)
     accuracies = [accuracy for row in table.values() for accuracy in row.values()]
     assert sum(accuracies) / len(accuracies) > 85, misses
 
 
 @pytest.mark.slow
-def test_all_questions_of_one_turn(captions: Captions) -> None:
-    scores = evaluate(captions, 50, ONE_TURN_SKILLS)
-    engine = EngineBackend(demo_model_path())
-    with closing(engine.backend):
-        assert scores == evaluate(engine, 50, ONE_TURN_SKILLS)
-    assert scores == evaluate(TransformersBackend(demo_model_path()), 50, ONE_TURN_SKILLS)
+def test_all_questions_of_one_turn(captions: Captions, transformers: TransformersBackend) -> None:
+    assert evaluate(captions, 20, ONE_TURN_SKILLS) == evaluate(transformers, 20, ONE_TURN_SKILLS)

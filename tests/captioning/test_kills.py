@@ -34,10 +34,12 @@ def media(tmp_path: Path) -> Path:
 
 
 def spawn(*command: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "preprocess"))
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "preprocess"))},
+        # A model this small gains nothing from threads, and on a busy machine they wait for each other.
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

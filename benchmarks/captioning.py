@@ -1,0 +1,207 @@
+"""Captions a second of a whole run, against transformers one picture after the other; and what a run holds in memory.
+
+    python benchmarks/captioning.py --model assets/demo --dtype float32
+    python benchmarks/make_random.py --size 0.8B --out /tmp/random-0.8B
+    python benchmarks/captioning.py --model /tmp/random-0.8B --image-tokens 196 --items 8 --repeats 1
+    python benchmarks/captioning.py --model assets/demo --memory 1000,20000
+
+Ours is `carry_out` as the command line uses it: files on a disk become text files beside a manifest, every one of them
+durable; its time includes the scan and the start of the processes that read media. The peer opens, asks and writes one
+file at a time and makes nothing durable. Every round has new pictures, the same for all; every caption has exactly
+`--max-tokens` tokens, and the prompts are compared by their length. Each engine lives in a process of its own; they
+are measured in turns.
+
+The share of time that slots waited for media is of all slots' time, from the run's first moment to its last; the
+engine's share is the time in which its thread computed. `--memory` runs the pipeline over so many tiny files, one
+token a caption, each number in a new process. Where other programs use the machine, `--threads 1` keeps threads from
+waiting for each other, which else slows both down many times over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from benchmarks.captioning_workers import make_worker  # noqa: E402
+from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
+from benchmarks.worker import Worker, serve  # noqa: E402
+
+PEER = "transformers"
+MEMORY = "memory"
+WARM_UP_ITEMS = 2
+
+
+def write_pictures(folder: Path, count: int, seed: int, size: tuple[int, int], kind: str = "jpg") -> None:
+    """Smooth patches of colour that no other seed and number gives; `size` is (width, height)."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        pixels = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(folder / f"{number:06}.{kind}")
+
+
+def measure(workers: dict[str, Worker], arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """One entry per engine; the first round, a short one, warms up and isn't counted."""
+    samples: dict[str, list[dict[str, Any]]] = {engine: [] for engine in workers}
+    for round_number in range(arguments.repeats + 1):
+        pictures, out = folder / "pictures", folder / "captions"
+        count = arguments.items if round_number > 0 else min(WARM_UP_ITEMS, arguments.items)
+        write_pictures(pictures, count, round_number, arguments.size)
+        for engine, worker in workers.items():
+            sample = worker.ask(pictures=str(pictures), out=str(out))
+            _check_captions(engine, out, count)
+            shutil.rmtree(out)
+            print(f"round {round_number}, {engine}: {sample['seconds']:.1f} s", file=sys.stderr, flush=True)
+            if round_number > 0:
+                samples[engine].append(sample)
+        shutil.rmtree(pictures)
+    _check_work(samples)
+    return [
+        {
+            "engine": engine,
+            "items_per_s": Spread.of([arguments.items / run["seconds"] for run in runs]),
+            "tokens_per_s": Spread.of([run["num_generated_tokens"] / run["seconds"] for run in runs]),
+            "num_prompt_tokens": runs[0]["num_prompt_tokens"],
+            "num_generated_tokens": runs[0]["num_generated_tokens"],
+            **{
+                share: Spread.of([run[share] for run in runs])
+                for share in ("slots_waited", "engine_busy")
+                if share in runs[0]
+            },
+        }
+        for engine, runs in samples.items()
+    ]
+
+
+def _check_captions(engine: str, out: Path, count: int) -> None:
+    found = sum(1 for path in out.glob("*.txt") if path.stat().st_size)
+    if found != count:
+        raise SystemExit(f"{engine} wrote {found} captions of {count}: the comparison would not be fair")
+
+
+def _check_work(samples: dict[str, list[dict[str, Any]]]) -> None:
+    """Every engine read and wrote as many tokens."""
+    first = next(iter(samples.values()))
+    for engine, runs in samples.items():
+        for name in ("num_prompt_tokens", "num_generated_tokens"):
+            if [run[name] for run in runs] != [run[name] for run in first]:
+                raise SystemExit(f"{name} of {engine} differ from the others': they were not asked the same")
+
+
+def measure_memory(arguments: argparse.Namespace, argv: list[str], folder: Path) -> list[dict[str, Any]]:
+    """One entry per number of files."""
+    results = []
+    for count in arguments.memory:
+        pictures, out = folder / f"tiny-{count}", folder / "captions"
+        write_pictures(pictures, count, 0, (8, 6), "png")
+        with Worker(__file__, argv, MEMORY) as worker:
+            result = worker.ask(pictures=str(pictures), out=str(out))
+        _check_captions("qwen35mm", out, count)
+        shutil.rmtree(out)
+        print(f"{count} files: {result['seconds']:.1f} s", file=sys.stderr, flush=True)
+        results.append({"num_files": count, **result})
+    return results
+
+
+def print_speed(results: list[dict[str, Any]]) -> None:
+    peer = next((result["items_per_s"].median for result in results if result["engine"] == PEER), None)
+    print_table(
+        ["engine", "items/s", "tokens/s", f"against {PEER}", "slots waited for media", "engine at work"],
+        [
+            [
+                result["engine"],
+                result["items_per_s"].text(2),
+                result["tokens_per_s"].text(),
+                "-" if peer is None else f"{result['items_per_s'].median / peer:.2f}x",
+                f"{result['slots_waited'].median:.1%}" if "slots_waited" in result else "-",
+                f"{result['engine_busy'].median:.1%}" if "engine_busy" in result else "-",
+            ]
+            for result in results
+        ],
+    )
+
+
+def print_memory(results: list[dict[str, Any]]) -> None:
+    print_table(
+        ["files", "items/s", "peak, MiB", "of a media process, MiB", "at a tenth", "at a half", "at the end"],
+        [
+            [
+                result["num_files"],
+                f"{result['num_files'] / result['seconds']:.1f}",
+                f"{result['peak_bytes'] / 2**20:.0f}",
+                f"{result['worker_peak_bytes'] / 2**20:.0f}",
+                *(f"{number / 2**20:.0f}" for number in result["resident_bytes"]),
+            ]
+            for result in results
+        ],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a checkpoint's folder")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--slots", type=_numbers, default=[1, 2, 4, 8], help="numbers of slots to compare")
+    parser.add_argument("--items", type=int, default=64, help="pictures of a round")
+    parser.add_argument("--size", type=_size, default=(640, 480), help="of a picture, WIDTHxHEIGHT")
+    parser.add_argument("--image-tokens", type=int, help="of a picture, about; the checkpoint's own without it")
+    parser.add_argument("--prompt", default="What is in this picture?")
+    parser.add_argument("--max-tokens", type=int, default=16, help="of every caption, exactly")
+    parser.add_argument("--media-workers", type=int, help="processes that read media; the command's number without it")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-peer", action="store_true", help=f"leave {PEER} out")
+    parser.add_argument("--memory", type=_numbers, help="measure memory instead, over these numbers of files")
+    parser.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads or torch.get_num_threads())
+    if arguments.serve:
+        with closing(make_worker(arguments.serve, arguments)) as worker:
+            serve({"role": arguments.serve}, worker.answer)
+        return
+    info, argv = machine(), sys.argv[1:]
+    common = {"model": arguments.model, "dtype": arguments.dtype, "machine": info}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        if arguments.memory:
+            results = measure_memory(arguments, argv, Path(name))
+        else:
+            roles = [*([] if arguments.no_peer else [PEER]), *(f"slots: {count}" for count in arguments.slots)]
+            workers = {role: stack.enter_context(Worker(__file__, argv, role)) for role in roles}
+            results = measure(workers, arguments, Path(name))
+    print(f"{arguments.model}, {arguments.dtype} on {arguments.device}, median (lowest-highest)")
+    print_machine(info)
+    if arguments.memory:
+        print_memory(results)
+        print_json("captioning", **common, memory=results)
+        return
+    width, height = arguments.size
+    num_tokens = results[0]["num_prompt_tokens"] / arguments.items
+    print(f"{arguments.items} pictures of {width} x {height}, {num_tokens:.0f} + {arguments.max_tokens} tokens each")
+    print_speed(results)
+    print_json("captioning", **common, items=arguments.items, max_tokens=arguments.max_tokens, results=results)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, height = text.split("x")
+    return int(width), int(height)
+
+
+if __name__ == "__main__":
+    main()

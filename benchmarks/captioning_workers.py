@@ -1,0 +1,244 @@
+"""What captioning.py measures, each in a process of its own: our pipeline, its memory, a plain loop of transformers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from qwen35mm.backends import LocalBackend
+from qwen35mm.cache import CacheSettings
+from qwen35mm.captioning.captioner import CaptionStyle
+from qwen35mm.captioning.job import Job, Model, Outcome, carry_out, default_workers
+from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.prompts import PromptSet, Question
+from qwen35mm.captioning.run import Run, RunSettings
+from qwen35mm.engine import Engine, EngineSettings
+from qwen35mm.model import load
+from qwen35mm_preprocess import MediaBudget
+
+CONTEXT_LENGTH = 4096
+# The side of a token, in pixels.
+_TOKEN_SIDE = 32
+_SAMPLE_EVERY_S = 0.2
+
+
+class Pipeline:
+    """`carry_out` on an engine with a number of slots."""
+
+    def __init__(self, arguments: argparse.Namespace, slots: int, max_tokens: int) -> None:
+        loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device)
+        processing = loaded.image_processing
+        if arguments.image_tokens is not None:
+            least, most = pixel_bounds(arguments.image_tokens)
+            processing = replace(processing, min_pixels=least, max_pixels=most)
+        # No caption may end before its last token: the work would differ.
+        loaded = replace(loaded, image_processing=processing, eos_ids=frozenset())
+        kv_bytes = (slots + 1) * CONTEXT_LENGTH * loaded.config.kv_bytes_per_token(loaded.model.dtype)
+        self.backend = LocalBackend(
+            loaded,
+            budget=MediaBudget(),
+            settings=EngineSettings(context_length=CONTEXT_LENGTH, slots=slots),
+            cache=CacheSettings(kv_bytes=kv_bytes),
+        )
+        self._model = Model(self.backend, loaded.name, {}, loaded.generation, self.backend.media)
+        self._options: dict[str, Any] = {
+            "prompts": PromptSet([Question(arguments.prompt)]),
+            "sampling": {"temperature": 0.0, "max_tokens": max_tokens},
+            "style": CaptionStyle(max_attempts=1, keep_unfinished=True),
+            "outputs": (parse_output("sidecar"),),
+            "num_workers": arguments.media_workers or default_workers(),
+            "run": RunSettings(slots=slots, ahead=max(slots, 2)),
+        }
+        self._steps_s = _time_steps()
+
+    def answer(self, pictures: str, out: str) -> dict[str, Any]:
+        """Captions a folder of pictures into another folder."""
+        self._steps_s.clear()
+        started_s = time.perf_counter()
+        counts = self.run(pictures, out).counts
+        seconds = time.perf_counter() - started_s
+        return {
+            "seconds": seconds,
+            "num_prompt_tokens": counts.num_prompt_tokens,
+            "num_generated_tokens": counts.num_generated_tokens,
+            "slots_waited": counts.slots_idle_s / counts.slots_s,
+            "engine_busy": sum(self._steps_s) / seconds,
+        }
+
+    def run(self, pictures: str, out: str, begun: Any = None) -> Outcome:
+        outcome = asyncio.run(carry_out(Job([pictures], folder=Path(out), **self._options), self._model, begun))
+        if outcome.exit_code:
+            raise SystemExit(f"the run ended so: {outcome}")
+        return outcome
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+class MemoryRun:
+    """The pipeline with four slots and one token a caption; how much it and its processes hold."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._pipeline = Pipeline(arguments, slots=4, max_tokens=1)
+
+    def answer(self, pictures: str, out: str) -> dict[str, Any]:
+        """Peaks, and what this process holds when a tenth, a half and all of a folder's pictures have captions."""
+        samples: list[tuple[int, int]] = []
+        worker_peak_bytes, is_over = 0, threading.Event()
+        num_items = sum(1 for _ in Path(pictures).iterdir())
+        run: Run | None = None
+
+        async def begin(begun: Run) -> None:
+            nonlocal run
+            run = begun
+
+        def watch() -> None:
+            nonlocal worker_peak_bytes
+            while not is_over.wait(_SAMPLE_EVERY_S):
+                if run is not None:
+                    samples.append((run.counts.num_captioned, _status("self", "VmRSS")))
+                worker_peak_bytes = max(worker_peak_bytes, *(_status(pid, "VmHWM") for pid in _children()), 0)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        started_s = time.perf_counter()
+        try:
+            self._pipeline.run(pictures, out, begin)
+            seconds = time.perf_counter() - started_s
+        finally:
+            is_over.set()
+            thread.join()
+        samples.append((num_items, _status("self", "VmRSS")))
+        at = [next(held for done, held in samples if done >= part * num_items) for part in (0.1, 0.5, 1)]
+        return {
+            "seconds": seconds,
+            "peak_bytes": _status("self", "VmHWM"),
+            "worker_peak_bytes": worker_peak_bytes,
+            "resident_bytes": at,
+        }
+
+    def close(self) -> None:
+        self._pipeline.close()
+
+
+class PlainLoop:
+    """transformers' own image processor, template and `generate`, one file after the other."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        from transformers import AutoModelForImageTextToText, AutoTokenizer
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        size = {}
+        if arguments.image_tokens is not None:
+            least, most = pixel_bounds(arguments.image_tokens)
+            size["size"] = {"shortest_edge": least, "longest_edge": most}
+        self._processor = Qwen2VLImageProcessorPil.from_pretrained(arguments.model, **size)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(arguments.model)
+        dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[arguments.dtype]
+        model: Any = AutoModelForImageTextToText.from_pretrained(arguments.model, dtype=dtype)
+        self._model = model.to(arguments.device).eval()
+        self._model.generation_config.eos_token_id = None
+        self._question, self._max_tokens = arguments.prompt, arguments.max_tokens
+
+    def answer(self, pictures: str, out: str) -> dict[str, Any]:
+        """Captions a folder of pictures into another folder."""
+        Path(out).mkdir()
+        num_prompt_tokens = num_generated_tokens = 0
+        started_s = time.perf_counter()
+        for path in sorted(Path(pictures).iterdir()):
+            text, num_prompt, num_generated = self._caption(path)
+            (Path(out) / f"{path.stem}.txt").write_text(text + "\n", encoding="utf-8")
+            num_prompt_tokens += num_prompt
+            num_generated_tokens += num_generated
+        return {
+            "seconds": time.perf_counter() - started_s,
+            "num_prompt_tokens": num_prompt_tokens,
+            "num_generated_tokens": num_generated_tokens,
+        }
+
+    @torch.inference_mode()
+    def _caption(self, path: Path) -> tuple[str, int, int]:
+        """The caption, and how many tokens prompt and caption have."""
+        model = self._model
+        with Image.open(path) as image:
+            values = self._processor(images=[image.convert("RGB")], return_tensors="pt")
+        grid = values["image_grid_thw"]
+        content = [{"type": "image"}, {"type": "text", "text": self._question}]
+        text = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        num_places = int(grid.prod()) // self._processor.merge_size**2
+        text = re.sub(r"<\|image_pad\|>", "<|image_pad|>" * num_places, text)
+        ids = self._tokenizer(text, return_tensors="pt")["input_ids"].to(model.device)
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            mm_token_type_ids=(ids == model.config.image_token_id).int(),
+            pixel_values=values["pixel_values"].to(model.device, model.dtype),
+            image_grid_thw=grid.to(model.device),
+            do_sample=False,
+            max_new_tokens=self._max_tokens,
+        )
+        reply = output[0, ids.shape[1] :]
+        return self._tokenizer.decode(reply, skip_special_tokens=True), ids.shape[1], len(reply)
+
+    def close(self) -> None:
+        pass
+
+
+def pixel_bounds(num_tokens: int) -> tuple[int, int]:
+    """Least and most pixels of a picture that becomes about so many tokens."""
+    most = num_tokens * _TOKEN_SIDE**2
+    return most * 3 // 4, most
+
+
+def make_worker(role: str, arguments: argparse.Namespace) -> Any:
+    """The worker of a role; it has `answer` and `close`."""
+    if role == "transformers":
+        return PlainLoop(arguments)
+    if role == "memory":
+        return MemoryRun(arguments)
+    return Pipeline(arguments, int(role.removeprefix("slots: ")), arguments.max_tokens)
+
+
+def _time_steps() -> list[float]:
+    """Seconds of every step that an engine of this process will do."""
+    original, seconds = Engine.step, list[float]()
+
+    def step(self: Engine) -> Any:
+        started_s = time.perf_counter()
+        try:
+            return original(self)
+        finally:
+            seconds.append(time.perf_counter() - started_s)
+
+    Engine.step = step
+    return seconds
+
+
+def _status(pid: str, field: str) -> int:
+    """Bytes that Linux tells of a process; 0 where it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+
+
+def _children() -> list[str]:
+    """This process's own; a thread may end while its list is read."""
+    found: list[str] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += path.read_text(encoding="utf-8").split()
+    return found

@@ -1,0 +1,74 @@
+"""The captioning benchmark gives all engines the same work, and ends in one JSON line that agrees with its table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from benchmarks.captioning import _check_captions, _check_work, write_pictures
+from qwen35mm.assets import demo_model_path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(folder: Path, *options: str) -> tuple[dict[str, Any], list[list[str]]]:
+    """The JSON line, and the table's cells without its header."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "captioning.py"), "--model", str(demo_model_path())]
+    command += ["--dtype", "float32", "--threads", "1", *options]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in output if line.startswith("| ")]
+    return json.loads(output[-1]), rows[1:]
+
+
+def test_all_engines_are_measured_on_the_same_work(tmp_path: Path) -> None:
+    data, rows = run(tmp_path, "--slots", "2", "--items", "4", "--max-tokens", "3", "--size", "64x48")
+    assert (data["benchmark"], data["machine"]["threads"]) == ("captioning", 1)
+    engines = ["transformers", "slots: 2"]
+    assert [result["engine"] for result in data["results"]] == [row[0] for row in rows] == engines
+    peer = data["results"][0]
+    for result, row in zip(data["results"], rows, strict=True):
+        items, tokens = result["items_per_s"], result["tokens_per_s"]
+        assert 0 < items["low"] <= items["median"] <= items["high"]
+        assert items["count"] == tokens["count"] == 3
+        assert tokens["median"] == pytest.approx(3 * items["median"])
+        assert result["num_generated_tokens"] == 4 * 3
+        assert result["num_prompt_tokens"] == peer["num_prompt_tokens"]
+        assert row[1].startswith(f"{items['median']:.2f} (")
+        assert row[3] == f"{items['median'] / peer['items_per_s']['median']:.2f}x"
+    assert 0 < data["results"][1]["slots_waited"]["median"] < 1
+    assert 0 < data["results"][1]["engine_busy"]["median"] < 1
+
+
+def test_memory_of_a_run(tmp_path: Path) -> None:
+    data, rows = run(tmp_path, "--memory", "12")
+    (result,), (row,) = data["memory"], rows
+    assert (result["num_files"], row[0]) == (12, "12")
+    assert row[2] == f"{result['peak_bytes'] / 2**20:.0f}"
+    assert 2**25 < result["worker_peak_bytes"] < result["peak_bytes"]
+    assert all(2**26 < held <= result["peak_bytes"] for held in result["resident_bytes"])
+
+
+def test_pictures_are_told_apart_by_seed_and_number(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_pictures(tmp_path / str(seed), 5, seed, (64, 48))
+    files = list(tmp_path.rglob("*.jpg"))
+    assert len({path.read_bytes() for path in files}) == len(files) == 10
+    assert Image.open(files[0]).size == (64, 48)
+
+
+def test_unequal_work_is_refused(tmp_path: Path) -> None:
+    samples = {"a": [{"num_prompt_tokens": 8, "num_generated_tokens": 4}]}
+    _check_work({**samples, "b": samples["a"]})
+    with pytest.raises(SystemExit, match="num_generated_tokens of b"):
+        _check_work({**samples, "b": [{"num_prompt_tokens": 8, "num_generated_tokens": 3}]})
+    (tmp_path / "0.txt").write_text("A caption.")
+    (tmp_path / "1.txt").touch()
+    _check_captions("a", tmp_path, 1)
+    with pytest.raises(SystemExit, match="1 captions of 2"):
+        _check_captions("a", tmp_path, 2)

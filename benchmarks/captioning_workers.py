@@ -20,8 +20,8 @@ from qwen35mm.cache import CacheSettings
 from qwen35mm.captioning.captioner import CaptionStyle
 from qwen35mm.captioning.job import Job, Model, Outcome, carry_out, default_workers
 from qwen35mm.captioning.outputs import parse_output
-from qwen35mm.captioning.prompts import PromptSet, Question
 from qwen35mm.captioning.run import Run, RunSettings
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.model import load
 from qwen35mm_preprocess import MediaBudget

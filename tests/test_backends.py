@@ -21,7 +21,7 @@ from qwen35mm.errors import MediaError, PromptError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaBudget
+from qwen35mm_preprocess import MediaBudget, PreparedMedia
 from tests.oracle import greedy_reply, load_demo_oracle
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -96,7 +96,8 @@ async def test_replies_equal_transformers(backend: LocalBackend, clip: Path) -> 
 
 
 def oracle_inputs(backend: LocalBackend, messages: list[Message]) -> dict[str, torch.Tensor]:
-    media = [backend.media.prepare(part.source) for message in messages for part in message.media]
+    sources = [part.source for message in messages for part in message.media]
+    media = [backend.media.prepare(source) for source in sources if not isinstance(source, PreparedMedia)]
     inputs: dict[str, torch.Tensor] = {}
     for kind, pixels, grid in (
         ("image", "pixel_values", "image_grid_thw"),

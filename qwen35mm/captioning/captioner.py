@@ -8,12 +8,12 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from qwen35mm.captioning.cleanup import clean, wrap
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.probe import failure_kind
 from qwen35mm.captioning.records import Caption
-from qwen35mm.captioning.schema import JsonSchema
-from qwen35mm.captioning.words import Words
+from qwen35mm.captioning.sources.probe import failure_kind
+from qwen35mm.captioning.texts.cleanup import clean, wrap
+from qwen35mm.captioning.texts.schema import JsonSchema
+from qwen35mm.captioning.texts.words import Words
 from qwen35mm.engine import Finished, Result
 from qwen35mm.errors import CaptioningError, ContextTooLongError, EngineError, MediaError, RequestError
 from qwen35mm.prompt import Image, Message, Text, Video

@@ -12,9 +12,9 @@ from time import monotonic
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.looks import Look, Looks
-from qwen35mm.captioning.manifest import Manifest
-from qwen35mm.captioning.media_worker import Decode, Failed
-from qwen35mm.captioning.media_workers import MediaWorkers
+from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.media.worker import Decode, Failed
+from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Sidecars, Wants
 from qwen35mm.captioning.run import PASSING, RunSettings
 from qwen35mm.errors import CaptioningError, MediaError, OutputError, Qwen35mmError

@@ -15,12 +15,12 @@ from qwen35mm.captioning.counts import Counts
 from qwen35mm.captioning.estimate import Estimate, estimate
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.looks import Looks
-from qwen35mm.captioning.manifest import Manifest, write_failures
-from qwen35mm.captioning.media_workers import MediaWorkers
+from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
+from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Mode, OutputSpec, Sidecars, open_outputs
-from qwen35mm.captioning.prompts import PromptSet
 from qwen35mm.captioning.run import Run, RunSettings
-from qwen35mm.captioning.scan import ScanOptions, scan
+from qwen35mm.captioning.sources.scan import ScanOptions, scan
+from qwen35mm.captioning.texts.prompts import PromptSet
 from qwen35mm.errors import OutputError
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor

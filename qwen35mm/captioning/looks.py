@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.captioning import media_worker
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest import Manifest
-from qwen35mm.captioning.media_worker import Failed, Seen
-from qwen35mm.captioning.media_workers import MediaWorkers
-from qwen35mm.captioning.prompts import FACTS, MediumFacts, PromptSet
+from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.media import worker as media_worker
+from qwen35mm.captioning.media.worker import Failed, Seen
+from qwen35mm.captioning.media.workers import MediaWorkers
+from qwen35mm.captioning.texts.prompts import FACTS, MediumFacts, PromptSet
 from qwen35mm.captioning.work import work_key
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm_preprocess import MediaPlan

@@ -19,8 +19,8 @@ from qwen35mm.backends import LocalBackend
 from qwen35mm.captioning.captioner import Captioner, CaptionStyle, caption_failure_kind
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.job import local_model
-from qwen35mm.captioning.media_worker import Decode, Failed
-from qwen35mm.captioning.media_workers import MediaWorkers
+from qwen35mm.captioning.media.worker import Decode, Failed
+from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.records import Caption
 from qwen35mm.errors import Qwen35mmError
 from qwen35mm.sampling import SamplingParams

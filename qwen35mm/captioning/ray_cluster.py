@@ -29,7 +29,7 @@ from qwen35mm.backends import LocalBackend
 from qwen35mm.captioning.captioner import Captioner, FailedError
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.job import Model
-from qwen35mm.captioning.media_worker import Failed
+from qwen35mm.captioning.media.worker import Failed
 from qwen35mm.captioning.records import Caption
 from qwen35mm.errors import CaptioningError, EngineError, MissingExtraError
 from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia

@@ -21,12 +21,12 @@ from qwen35mm.captioning.captioner import Captioner, caption_failure_kind
 from qwen35mm.captioning.counts import Counts
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.looks import Look, Looks
-from qwen35mm.captioning.manifest import Manifest
-from qwen35mm.captioning.media_worker import Decode, Failed
-from qwen35mm.captioning.media_workers import MediaWorkers
+from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.media.similar import SimilarIndex
+from qwen35mm.captioning.media.worker import Decode, Failed
+from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Output, Wants
 from qwen35mm.captioning.records import Caption, Record
-from qwen35mm.captioning.similar import SimilarIndex
 from qwen35mm.captioning.work import asked_of
 from qwen35mm.errors import (
     CaptioningError,
@@ -195,7 +195,6 @@ class Run:
             if isinstance(look, Failed):
                 await self._fail(item, None, look.kind, look.message)
                 return
-            known = await asyncio.to_thread(self._manifest.caption, look.key)
             wants = await asyncio.to_thread(self._wants, item, look.key)
         except OutputError as error:
             raise self._cannot_write(error) from error
@@ -206,31 +205,40 @@ class Run:
             await self._write(self._manifest.forget_failure, item.name)
             counts.num_kept += Wants.KEPT in wants
             counts.num_present += Wants.KEPT not in wants
-        elif known is not None:
-            delivered = await self._deliver(look, known)
-            counts.num_recalled += delivered
         elif look.key in self._at_work:
             self._at_work[look.key].append(look)
-        elif await asyncio.to_thread(self._has_failed, look.key):
-            counts.num_failed_before += 1
-        elif not alone and await asyncio.to_thread(self._manifest.num_begun, look.key) >= _NUM_SUSPICIOUS:
-            self._suspicious.append(item)
         else:
+            # Claimed before anything is waited for: who comes with the same work from here on joins it.
+            self._at_work[look.key] = [look]
+            await self._begin(look, alone=alone)
+
+    async def _begin(self, look: Look, *, alone: bool) -> None:
+        """Takes up work that nobody is at, unless it was done, failed or was too much for the program before."""
+        known, failed, num_begun = await self._write(self._known_of, look.key)
+        if known is not None:
+            for waiting in self._at_work.pop(look.key):
+                delivered = await self._deliver(waiting, known)
+                self.counts.num_recalled += delivered
+        elif failed:
+            self.counts.num_failed_before += len(self._at_work.pop(look.key))
+        elif num_begun >= _NUM_SUSPICIOUS and not alone:
+            self._suspicious += [waiting.item for waiting in self._at_work.pop(look.key)]
+        elif self._settings.limit is not None and self._num_begun >= self._settings.limit:
+            self.counts.num_left += len(self._at_work.pop(look.key))
+            self.stop("limit")
+        else:
+            self._num_begun += 1
             await self._decode(look, alone=alone)
 
-    def _has_failed(self, key: bytes) -> bool:
+    def _known_of(self, key: bytes) -> tuple[Caption | None, bool, int]:
+        """Work's caption, whether it failed for a reason that lasts, and how often the program died at it."""
         failure = None if self._settings.retry_failed else self._manifest.failure(key)
-        return failure is not None and failure.kind not in PASSING
+        failed = failure is not None and failure.kind not in PASSING
+        return self._manifest.caption(key), failed, self._manifest.num_begun(key)
 
     async def _decode(self, look: Look, *, alone: bool) -> None:
         """Decodes an item for its slot, and finds its near-duplicate."""
         settings = self._settings
-        if settings.limit is not None and self._num_begun >= settings.limit:
-            self.counts.num_left += 1
-            self.stop("limit")
-            return
-        self._num_begun += 1
-        self._at_work[look.key] = [look]
         medium, plan, similarity = None, look.plan, None
         if settings.max_distance is not None or not settings.sends_files:
             decoded = await self._workers.do(Decode(look.item, look.content, settings.max_distance is not None))

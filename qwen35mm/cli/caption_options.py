@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from qwen35mm.captioning.captioner import CaptionStyle
     from qwen35mm.captioning.outputs import OutputSpec
-    from qwen35mm.captioning.prompts import PromptSet
     from qwen35mm.captioning.ray_cluster import RayCluster
     from qwen35mm.captioning.run import RunSettings
-    from qwen35mm.captioning.scan import ScanOptions
+    from qwen35mm.captioning.sources.scan import ScanOptions
+    from qwen35mm.captioning.texts.prompts import PromptSet
     from qwen35mm.cli.options import ModelOptions
     from qwen35mm.remote import RemoteBackend
     from qwen35mm.sampling import SamplingParams
@@ -55,7 +55,7 @@ class SourceOptions:
 
     def scan(self) -> ScanOptions:
         """Raises CaptioningError."""
-        from qwen35mm.captioning.scan import ScanOptions
+        from qwen35mm.captioning.sources.scan import ScanOptions
 
         shard = None
         if self.shard is not None:
@@ -86,7 +86,7 @@ class PromptOptions:
 
     def prompts(self, seed: int) -> PromptSet:
         """Raises CaptioningError."""
-        from qwen35mm.captioning.prompts import PromptSet, Question, preset_question, read_prompt_file
+        from qwen35mm.captioning.texts.prompts import PromptSet, Question, preset_question, read_prompt_file
 
         questions = [Question(text) for text in self.prompt or ()]
         questions += [question for path in self.prompt_file or () for question in read_prompt_file(path)]
@@ -124,8 +124,8 @@ class CaptionOptions:
     def style(self) -> CaptionStyle:
         """Raises CaptioningError, MissingExtraError."""
         from qwen35mm.captioning.captioner import CaptionStyle
-        from qwen35mm.captioning.schema import JsonSchema
-        from qwen35mm.captioning.words import Words
+        from qwen35mm.captioning.texts.schema import JsonSchema
+        from qwen35mm.captioning.texts.words import Words
 
         return CaptionStyle(
             schema=None if self.schema is None else JsonSchema.read(self.schema),

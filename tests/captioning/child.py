@@ -15,8 +15,8 @@ from typing import Any
 
 from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.captioning.outputs import parse_output
-from qwen35mm.captioning.prompts import PromptSet, Question
 from qwen35mm.captioning.run import RunSettings
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from tests.captioning.fake_model import FakeModel
 
 OUTPUTS = ("sidecar", "jsonl:captions.jsonl", "dataset:dataset", "webdataset:tars", "parquet:rows")

@@ -20,7 +20,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends import LocalBackend
 from qwen35mm.captioning.job import Job, Model, carry_out
 from qwen35mm.captioning.outputs import parse_output
-from qwen35mm.captioning.prompts import PromptSet, Question
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.model import LoadedModel
 from training import cases
 from training.answerers import MAX_NEW_TOKENS, TransformersBackend

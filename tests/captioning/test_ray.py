@@ -19,8 +19,8 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends import LocalBackend
 from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.captioning.outputs import parse_output
-from qwen35mm.captioning.prompts import PromptSet, Question
 from qwen35mm.captioning.run import RunSettings
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.engine import EngineSettings, Event
 from qwen35mm.prompt import Message
 from tests.captioning.fake_model import picture

@@ -20,7 +20,12 @@ from qwen35mm.assets import asset_path
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "captioning.md").read_text("utf-8")
 RECIPES = re.findall(r"```sh\n(qwen35mm caption .*)\n```", TEXT.split("## Recipes")[1].split("## Sources")[0])
-SCHEMA = {"type": "object", "properties": {"shape": {"enum": ["circle", "square", "star"]}}, "required": ["shape"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"shape": {"enum": ["circle", "square", "star"]}},
+    "required": ["shape"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture

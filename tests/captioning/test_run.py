@@ -17,9 +17,9 @@ from qwen35mm.captioning import outputs
 from qwen35mm.captioning.captioner import CaptionStyle
 from qwen35mm.captioning.job import Job, Outcome, carry_out, look_over
 from qwen35mm.captioning.outputs import parse_output
-from qwen35mm.captioning.prompts import PromptSet, Question
 from qwen35mm.captioning.run import Run, RunSettings
-from qwen35mm.captioning.words import Words
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
+from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
 
@@ -328,7 +328,7 @@ async def test_a_second_run_at_the_same_time_is_refused(folder: Path) -> None:
 
 
 async def test_shards_share_the_work(folder: Path) -> None:
-    from qwen35mm.captioning.scan import ScanOptions
+    from qwen35mm.captioning.sources.scan import ScanOptions
 
     models = [FakeModel() for _ in range(3)]
     for number, model in enumerate(models, 1):

@@ -32,7 +32,7 @@ def make_request(demo: LoadedModel) -> MakeRequest:
         media: Sequence[PreparedMedia] = [
             processor.prepare(part.source, kind="image" if isinstance(part, Image) else "video")
             for part in parts
-            if isinstance(part, (Image, Video))
+            if isinstance(part, (Image, Video)) and not isinstance(part.source, PreparedMedia)
         ]
         prompt = build_prompt(
             [Message("user", parts or (Text("hello"),))],

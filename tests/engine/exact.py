@@ -171,6 +171,7 @@ class Chat:
 
     def _prepare(self, part: Image | Video) -> PreparedMedia:
         source = part.source
+        assert not isinstance(source, PreparedMedia)
         key = (source.tobytes(), source.size) if isinstance(source, PILImage.Image) else source
         if key not in self._prepared:
             kind = "image" if isinstance(part, Image) else "video"

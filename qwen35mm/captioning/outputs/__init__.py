@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode, Output, OutputSpec, Wants, parse_output
 from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA, DatasetFolder
 from qwen35mm.captioning.outputs.jsonl import JsonLines

@@ -6,9 +6,16 @@ import contextlib
 import os
 from pathlib import Path, PurePosixPath
 
-from qwen35mm.captioning.files import disk_errors, json_text, remove_leftovers, replacing, sync_folder, temporary_for
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.files import (
+    disk_errors,
+    json_text,
+    remove_leftovers,
+    replacing,
+    sync_folder,
+    temporary_for,
+)
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode, Wants
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.outputs.media import has_content, pieces_of, suffix_of

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen35mm.captioning.files import json_text
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest import Manifest, load_caption
+from qwen35mm.captioning.manifest.files import json_text
+from qwen35mm.captioning.manifest.manifest import Manifest, load_caption
 from qwen35mm.captioning.records import Record
 
 

@@ -17,9 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from qwen35mm.captioning.files import disk_errors, json_text, move_aside, replacing, sync, sync_folder, temporary_for
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.files import (
+    disk_errors,
+    json_text,
+    move_aside,
+    replacing,
+    sync,
+    sync_folder,
+    temporary_for,
+)
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode, Wants
 from qwen35mm.captioning.outputs.entries import Entries
 from qwen35mm.captioning.records import Record

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
 
 # What a file's name may have on every common disk.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.captioning.files import json_text
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.files import json_text
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode
 from qwen35mm.captioning.outputs.media import pieces_of
 from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from qwen35mm.captioning.files import (
+from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.manifest.files import (
     create,
     disk_errors,
     move_aside,
@@ -28,8 +29,7 @@ from qwen35mm.captioning.files import (
     sync_folder,
     temporary_for,
 )
-from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode, Wants
 from qwen35mm.captioning.outputs.entries import Entries, Entry
 from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile

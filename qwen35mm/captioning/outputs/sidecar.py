@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen35mm.captioning.files import replacing, temporary_for
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.files import replacing, temporary_for
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import DEFAULT_SUFFIX, Mode, Wants
 from qwen35mm.captioning.outputs.names import Claims, fold, numbered, parts_inside
 from qwen35mm.captioning.outputs.text_file import UnusableError, is_medium, read_text_file, target_of

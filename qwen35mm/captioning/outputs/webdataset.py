@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from qwen35mm.captioning.files import json_text
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.files import json_text
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode
 from qwen35mm.captioning.outputs.media import num_bytes_of, pieces_of, suffix_of
 from qwen35mm.captioning.outputs.names import Claims, fit, numbered, parts_inside, portable

@@ -16,7 +16,7 @@ import pyarrow.parquet
 from PIL import Image
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Mode, Wants, open_outputs, parse_output
 from qwen35mm.captioning.records import Caption, Record, printable
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pytest
 
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.errors import OutputError
 
 Step = Literal["begin", "committed", "sync", "replace", "link", "unlink"]

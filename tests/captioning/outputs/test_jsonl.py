@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Mode, Wants
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Record

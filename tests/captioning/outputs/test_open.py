@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import OutputSpec, Wants, open_outputs, parse_output
 from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import records_of
@@ -69,7 +69,7 @@ def test_two_outputs_share_no_place(tmp_path: Path, other: str) -> None:
 def test_only_parquet_needs_pyarrow(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from pathlib import Path; from qwen35mm.captioning.manifest import Manifest\n"
+        "from pathlib import Path; from qwen35mm.captioning.manifest.manifest import Manifest\n"
         "from qwen35mm.captioning.outputs import open_outputs, parse_output\n"
         "from qwen35mm.errors import MissingExtraError\n"
         "folder = Path(sys.argv[1]); manifest = Manifest.open(folder / 'm' / 'm.sqlite')\n"

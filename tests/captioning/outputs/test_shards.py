@@ -160,7 +160,7 @@ def test_a_medium_that_changed_fails_alone(tmp_path: Path, out: Path) -> None:
 
 
 def test_nothing_of_a_failed_record_stays_in_its_shard(tmp_path: Path, out: Path) -> None:
-    from qwen35mm.captioning.manifest import Manifest
+    from qwen35mm.captioning.manifest.manifest import Manifest
     from qwen35mm.captioning.outputs.webdataset import TarShards
 
     records = records_of(tmp_path, [f"{number}.png" for number in range(3)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Mode, Sidecars, Wants
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
@@ -226,7 +226,7 @@ def test_one_locked_folder_fails_its_items_only(tmp_path: Path, monkeypatch: pyt
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("qwen35mm.captioning.files.create", refuse)
+    monkeypatch.setattr("qwen35mm.captioning.manifest.files.create", refuse)
     with pytest.raises(CaptioningError, match="can't be written") as error:
         run(tmp_path, [made], "sidecar")
     assert not isinstance(error.value, OutputError)

@@ -14,7 +14,7 @@ import skimage
 from PIL import Image
 
 from qwen35mm.assets import asset_path, demo_model_path
-from qwen35mm.captioning.similar import (
+from qwen35mm.captioning.media.similar import (
     SUGGESTED_MAX_DISTANCE,
     SimilarIndex,
     _count_bits,

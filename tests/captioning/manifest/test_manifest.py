@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.captioning.manifest import Failure, Manifest, Totals, write_failures
+from qwen35mm.captioning.manifest.manifest import Failure, Manifest, Totals, write_failures
 from qwen35mm.captioning.records import Caption
 from qwen35mm.errors import CaptioningError, OutputError
 
@@ -189,7 +189,7 @@ def test_threads_share_it(path: Path, tmp_path: Path) -> None:
 
 def _other_run(path: Path, then: str) -> subprocess.Popen[str]:
     code = (
-        "import sys, time; from pathlib import Path; from qwen35mm.captioning.manifest import Manifest; "
+        "import sys, time; from pathlib import Path; from qwen35mm.captioning.manifest.manifest import Manifest; "
         f"manifest = Manifest.open(Path(sys.argv[1])); print('open', flush=True); {then}"
     )
     return subprocess.Popen(

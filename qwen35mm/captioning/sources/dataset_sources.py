@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.captioning.arrow_shards import ShardError, read_rows, read_schema, require_pyarrow
-from qwen35mm.captioning.dataset_columns import find_image_column, is_heavy, json_values
-from qwen35mm.captioning.globs import NameFilter
 from qwen35mm.captioning.items import Unreadable
-from qwen35mm.captioning.probe import Candidate, looks_like_medium
+from qwen35mm.captioning.sources.arrow_shards import ShardError, read_rows, read_schema, require_pyarrow
+from qwen35mm.captioning.sources.dataset_columns import find_image_column, is_heavy, json_values
+from qwen35mm.captioning.sources.globs import NameFilter
+from qwen35mm.captioning.sources.probe import Candidate, looks_like_medium
 from qwen35mm.errors import CaptioningError
 
 PARQUET_MAGIC = b"PAR1"

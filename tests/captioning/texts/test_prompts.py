@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.presets import PRESETS
-from qwen35mm.captioning.prompts import MediumFacts, PromptSet, Question, preset_question, read_prompt_file
+from qwen35mm.captioning.texts.presets import PRESETS
+from qwen35mm.captioning.texts.prompts import MediumFacts, PromptSet, Question, preset_question, read_prompt_file
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind
 

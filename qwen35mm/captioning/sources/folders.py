@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.captioning.folder_metadata import FolderMetadata, read_folder_metadata
-from qwen35mm.captioning.globs import NameFilter
 from qwen35mm.captioning.items import Unreadable
-from qwen35mm.captioning.names import absolute
 from qwen35mm.captioning.records import printable
+from qwen35mm.captioning.sources.folder_metadata import FolderMetadata, read_folder_metadata
+from qwen35mm.captioning.sources.globs import NameFilter
+from qwen35mm.captioning.sources.names import absolute
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, BinaryIO, cast
 
-from qwen35mm.captioning.media_worker import Answer, Failed, Task, read_message, write_message
+from qwen35mm.captioning.media.worker import Answer, Failed, Task, read_message, write_message
 from qwen35mm_preprocess import MediaProcessor
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 # A look hashes a file, a decoding may take a long video: slower than this is stuck.
 TIMEOUT_S = 600.0
 # Not `-m`: the child's classes have to be those that the pickles name.
-_COMMAND = (sys.executable, "-c", "from qwen35mm.captioning.media_worker import main; main()")
+_COMMAND = (sys.executable, "-c", "from qwen35mm.captioning.media.worker import main; main()")
 
 
 class MediaWorkers:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen35mm.captioning.cleanup import REPETITION_REMOVED, TRUNCATED, Cleaned, clean, wrap
+from qwen35mm.captioning.texts.cleanup import REPETITION_REMOVED, TRUNCATED, Cleaned, clean, wrap
 
 
 @pytest.mark.parametrize(

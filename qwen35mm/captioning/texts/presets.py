@@ -29,12 +29,6 @@ class Preset:
 
 _PRESETS = (
     Preset(
-        name="plain",
-        summary="whatever the model says by itself; the one that the bundled demo model understands",
-        image="Describe the picture.",
-        video="Describe the video.",
-    ),
-    Preset(
         name="short",
         summary="one sentence",
         image=(
@@ -146,6 +140,12 @@ _PRESETS = (
             "video. Write only what can be seen. Don't tell the same event twice. No headings, no numbering, "
             "nothing before or after the lines."
         ),
+    ),
+    Preset(
+        name="plain",
+        summary="whatever the model says by itself; the one that the bundled demo model understands",
+        image="Describe the picture.",
+        video="Describe the video.",
     ),
 )
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen35mm.captioning.files import json_text, replacing
-from qwen35mm.captioning.manifest_schema import MIGRATIONS
+from qwen35mm.captioning.manifest.files import json_text, replacing
+from qwen35mm.captioning.manifest.run_lock import RunLock
+from qwen35mm.captioning.manifest.schema import MIGRATIONS
 from qwen35mm.captioning.records import Caption, printable
-from qwen35mm.captioning.run_lock import RunLock
 from qwen35mm.conversation.database import Database
 from qwen35mm.errors import CaptioningError, OutputError, StorageError
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.presets import PRESETS
 from qwen35mm.captioning.records import printable
+from qwen35mm.captioning.texts.presets import PRESETS
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind
 

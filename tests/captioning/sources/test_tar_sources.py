@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.captioning.items import FileSlice, Item, Unreadable
-from qwen35mm.captioning.scan import ScanOptions, scan
+from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm_preprocess import MediaLimits
-from tests.captioning.media_tree import JPEG, MOVING_GIF, MP4, PNG, names
+from tests.captioning.sources.media_tree import JPEG, MOVING_GIF, MP4, PNG, names
 
 ALL = ScanOptions()
 

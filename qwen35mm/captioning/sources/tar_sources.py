@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qwen35mm.captioning.items import FileSlice, Unreadable
-from qwen35mm.captioning.probe import Candidate
 from qwen35mm.captioning.records import printable
+from qwen35mm.captioning.sources.probe import Candidate
 
 # A longer text is no caption, and is not held in memory.
 _MAX_TEXT_BYTES = 2**20

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.captioning.sentences import cut_back, sentence_ends
+from qwen35mm.captioning.texts.sentences import cut_back, sentence_ends
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from qwen35mm.captioning.dataset_sources import PARQUET_MAGIC, open_dataset_folder, open_parquet
-from qwen35mm.captioning.folders import walk
-from qwen35mm.captioning.globs import NameFilter
 from qwen35mm.captioning.items import Item, Unreadable
-from qwen35mm.captioning.names import Names, absolute, shard_of
-from qwen35mm.captioning.probe import Candidate, probe, probe_candidate
 from qwen35mm.captioning.records import printable
-from qwen35mm.captioning.tar_sources import is_tar, tar_members
+from qwen35mm.captioning.sources.dataset_sources import PARQUET_MAGIC, open_dataset_folder, open_parquet
+from qwen35mm.captioning.sources.folders import walk
+from qwen35mm.captioning.sources.globs import NameFilter
+from qwen35mm.captioning.sources.names import Names, absolute, shard_of
+from qwen35mm.captioning.sources.probe import Candidate, probe, probe_candidate
+from qwen35mm.captioning.sources.tar_sources import is_tar, tar_members
 from qwen35mm.errors import CaptioningError, MissingExtraError
 from qwen35mm_preprocess import MediaLimits
 from qwen35mm_preprocess.formats import HEAD_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwen35mm.captioning.sentences import sentence_ends
+from qwen35mm.captioning.texts.sentences import sentence_ends
 
 _MIN_ROUNDS = 4
 _MIN_CHARS = 48

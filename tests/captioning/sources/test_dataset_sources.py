@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from qwen35mm.captioning.items import Item, Unreadable
-from qwen35mm.captioning.scan import ScanOptions, scan
+from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.errors import CaptioningError, MissingExtraError
-from tests.captioning.media_tree import HEIC, JPEG, MP4, PNG, names, write
+from tests.captioning.sources.media_tree import HEIC, JPEG, MP4, PNG, names, write
 
 ALL = ScanOptions()
 # How the `datasets` library stores an image.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qwen35mm.captioning.probe import looks_like_medium
+from qwen35mm.captioning.sources.probe import looks_like_medium
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess.formats import sniff
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from qwen35mm.captioning.loops import without_loop
-from qwen35mm.captioning.sentences import cut_back
-from qwen35mm.captioning.words import contains
+from qwen35mm.captioning.texts.loops import without_loop
+from qwen35mm.captioning.texts.sentences import cut_back
+from qwen35mm.captioning.texts.words import contains
 
 TRUNCATED = "truncated"
 REPETITION_REMOVED = "repetition removed"

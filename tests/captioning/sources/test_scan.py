@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.captioning import folders
 from qwen35mm.captioning.items import Item, Unreadable
-from qwen35mm.captioning.names import shard_of
-from qwen35mm.captioning.scan import ScanOptions, scan
+from qwen35mm.captioning.sources import folders
+from qwen35mm.captioning.sources.names import shard_of
+from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaLimits
-from tests.captioning.media_tree import GIF, HEIC, JPEG, MOVING_GIF, MP4, PNG, names, write
+from tests.captioning.sources.media_tree import GIF, HEIC, JPEG, MOVING_GIF, MP4, PNG, names, write
 
 ALL = ScanOptions()
 

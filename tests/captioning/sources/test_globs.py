@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.captioning.globs import NameFilter
+from qwen35mm.captioning.sources.globs import NameFilter
 
 
 @pytest.mark.parametrize(

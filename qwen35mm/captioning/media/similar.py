@@ -23,7 +23,7 @@ from qwen35mm_preprocess.patches import read_frame
 T = TypeVar("T")
 
 SUGGESTED_MAX_DISTANCE = 4
-"""Bits that may differ a frame; `tests/captioning/test_similar.py` holds what that finds and what it doesn't."""
+"""Bits that may differ a frame; `tests/captioning/media/test_similar.py` holds what that finds and what it doesn't."""
 
 _FRAME_BITS = 64
 _FRAME_MASK = (1 << _FRAME_BITS) - 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.captioning.loops import _prefix_lengths, without_loop
+from qwen35mm.captioning.texts.loops import _prefix_lengths, without_loop
 
 
 @pytest.mark.parametrize(

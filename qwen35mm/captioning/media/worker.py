@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.probe import failure_kind
-from qwen35mm.captioning.similar import media_similarity
+from qwen35mm.captioning.media.similar import media_similarity
+from qwen35mm.captioning.sources.probe import failure_kind
 from qwen35mm_preprocess import MediaError, MediaPlan, MediaProcessor, PreparedMedia
 
 _HEADER_BYTES = 8

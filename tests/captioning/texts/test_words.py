@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.captioning.words import Words, contains
+from qwen35mm.captioning.texts.words import Words, contains
 from qwen35mm.errors import CaptioningError
 
 

@@ -1,0 +1,1 @@
+"""What a run remembers, and how it writes so that nothing tears."""

@@ -1,0 +1,1 @@
+"""From what a person names to items."""

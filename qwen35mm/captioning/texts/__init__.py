@@ -1,0 +1,1 @@
+"""What the model is asked, and what becomes of its words."""

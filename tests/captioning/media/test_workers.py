@@ -1,0 +1,150 @@
+"""Media are read in processes of their own: what a file does to one is that file's failure alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from qwen35mm.assets import asset_path, demo_model_path
+from qwen35mm.captioning.items import FileSlice, Item
+from qwen35mm.captioning.media import workers
+from qwen35mm.captioning.media.worker import Decode, Decoded, Failed, Look, Seen
+from qwen35mm.captioning.media.workers import MediaWorkers
+from qwen35mm_preprocess import MediaProcessor
+from tests.captioning.fake_model import picture
+
+# As the real one, but what happens on an item may be in its name.
+HOSTILE = """
+import os, sys, time
+from qwen35mm.captioning.media import worker
+real = worker.work
+def work(task, processor):
+    if "crash" in task.item.name:
+        os.kill(os.getpid(), 11)
+    if "stuck" in task.item.name:
+        time.sleep(1000)
+    if "chatty" in task.item.name:
+        print("a library says something", flush=True)
+        os.write(1, b"and another")
+    return real(task, processor)
+worker.work = work
+worker.main()
+"""
+PROCESSOR = MediaProcessor.from_pretrained(demo_model_path())
+
+
+@pytest.fixture
+def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaWorkers]:
+    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", HOSTILE))
+    made = MediaWorkers(PROCESSOR, 1, timeout_s=2.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def two() -> Iterator[MediaWorkers]:
+    made = MediaWorkers(PROCESSOR, 2)
+    yield made
+    made.close()
+
+
+def item(folder: Path, name: str = "a.png", seed: int = 0) -> Item:
+    path = folder / name
+    picture(seed).save(path)
+    return Item(name, path, "image", path)
+
+
+def digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+async def test_a_look_and_a_decoding(two: MediaWorkers, tmp_path: Path) -> None:
+    each = item(tmp_path)
+    assert each.path is not None
+    seen = await two.do(Look(each, with_digest=True, with_plan=True))
+    assert isinstance(seen, Seen)
+    assert (seen.digest, seen.plan) == (digest(each.path), PROCESSOR.plan(each.path))
+    assert seen.status is not None
+    decoded = await two.do(Decode(each, digest(each.path), with_similarity=True))
+    assert isinstance(decoded, Decoded)
+    expected = PROCESSOR.prepare(each.path)
+    assert np.array_equal(decoded.media.pixel_values, expected.pixel_values)
+    assert decoded.media.plan == expected.plan
+    assert decoded.similarity is not None
+
+
+async def test_bytes_and_slices_of_files(two: MediaWorkers, tmp_path: Path) -> None:
+    data = (asset_path("samples") / "one-shape.png").read_bytes()
+    (tmp_path / "box").write_bytes(b"before" + data + b"after")
+    for source in (data, FileSlice(tmp_path / "box", 6, len(data))):
+        seen = await two.do(Look(Item("x", source, "image"), with_digest=True, with_plan=True))
+        assert (seen.digest, seen.status) == (hashlib.sha256(data).digest(), None)
+        decoded = await two.do(Decode(Item("x", source, "image"), seen.digest, with_similarity=False))
+        assert decoded.media.plan == PROCESSOR.prepare(data).plan
+
+
+async def test_a_file_that_changed_or_went_is_its_own_failure(two: MediaWorkers, tmp_path: Path) -> None:
+    each = item(tmp_path)
+    assert each.path is not None
+    before = digest(each.path)
+    item(tmp_path, seed=1)
+    changed = await two.do(Decode(each, before, with_similarity=False))
+    assert (changed.kind, "changed while it was read" in changed.message) == ("changed", True)
+    each.path.unlink()
+    for task in (Look(each, with_digest=True, with_plan=False), Decode(each, before, with_similarity=False)):
+        gone = await two.do(task)
+        assert isinstance(gone, Failed)
+        assert gone.kind == "unreadable"
+    shutil.copy(asset_path("samples") / "moves-right.mp4", tmp_path / "cut.mp4")
+    with (tmp_path / "cut.mp4").open("r+b") as file:
+        file.truncate(900)
+    cut = await two.do(Look(Item("cut.mp4", tmp_path / "cut.mp4", "video"), with_digest=True, with_plan=True))
+    assert cut.kind == "damaged"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("crash.png", "crash"), ("stuck.png", "timeout")])
+async def test_a_process_that_dies_or_never_ends_takes_nobody_along(
+    hostile: MediaWorkers, tmp_path: Path, name: str, kind: str
+) -> None:
+    names = ["a.png", name, "b.png", "c.png"]
+    items = [item(tmp_path, each, seed) for seed, each in enumerate(names)]
+    answers: list[Any] = await asyncio.gather(
+        *(hostile.do(Look(each, with_digest=True, with_plan=False)) for each in items)
+    )
+    assert [each.kind if isinstance(each, Failed) else "seen" for each in answers] == ["seen", kind, "seen", "seen"]
+
+
+async def test_what_a_library_prints_does_not_come_between(hostile: MediaWorkers, tmp_path: Path) -> None:
+    seen = await hostile.do(Look(item(tmp_path, "chatty.png"), with_digest=True, with_plan=False))
+    assert isinstance(seen, Seen)
+
+
+async def test_closing_ends_the_processes(tmp_path: Path) -> None:
+    made = MediaWorkers(PROCESSOR, 2)
+    before = {child.pid for child in psutil.Process().children()}
+    await asyncio.gather(
+        *(made.do(Look(item(tmp_path, f"{n}.png", n), with_digest=True, with_plan=False)) for n in range(6))
+    )
+    started = [child for child in psutil.Process().children() if child.pid not in before]
+    assert 1 <= len(started) <= 2
+    made.close()
+    assert not any(child.is_running() for child in started)
+
+
+async def test_where_no_process_can_be_started_each_item_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(workers, "_COMMAND", (str(tmp_path / "no such program"),))
+    made = MediaWorkers(PROCESSOR, 1)
+    failed = await made.do(Look(item(tmp_path), with_digest=True, with_plan=False))
+    made.close()
+    assert failed.kind == "worker"

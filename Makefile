@@ -4,6 +4,8 @@ PYTHON ?= python3
 MODEL ?=
 ARGS ?=
 PORT ?= 7860
+# Processes that `make test` spreads the tests over; many of them wait for a child or a browser most of their time.
+WORKERS ?= 2
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -28,7 +30,7 @@ ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg
 	$(PY) -m qwen35mm ask $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 test: lint type  ## ruff, pyright and pytest
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(STAMP)  ## the long checks that `make test` leaves out
 	$(PY) -m pytest -m slow $(ARGS)

@@ -45,15 +45,22 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        if not is_plain(folder, stat.S_ISDIR):
-            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder") from None
+        _check_folder(folder)
 
 
 def check_folders(path: Path) -> None:
-    """Raises NotADirectoryError where one of the two folders above `path` is missing or a link."""
+    """Raises NotADirectoryError where one of the two folders above `path` is a link or a file, FileNotFoundError where
+    it is missing.
+    """
     for folder in (path.parent.parent, path.parent):
-        if not is_plain(folder, stat.S_ISDIR):
-            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
+        _check_folder(folder)
+
+
+def _check_folder(folder: Path) -> None:
+    if not is_plain(folder, stat.S_ISDIR):
+        if not os.path.lexists(folder):
+            raise FileNotFoundError(errno.ENOENT, "it is gone")
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
 
 
 def reserve(path: Path, num_bytes: int) -> tuple[int, Path]:

@@ -91,7 +91,7 @@ class CacheFolder:
         """Whether a regular file is at `path`, reached through no link."""
         try:
             check_folders(path)
-        except NotADirectoryError:
+        except (NotADirectoryError, FileNotFoundError):
             return False
         return is_plain(path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.cache import disk_folder
+from qwen35mm.cache import disk_file, disk_folder
 from qwen35mm.cache.disk import DiskStore
 from tests.cache.disk_helpers import (
     ROOT,
@@ -49,6 +49,26 @@ def test_two_writers_that_reserve_at_once_stay_within_the_budget(
         assert bytes_in(tmp_path) <= budget
     assert len(highest) == 5
     assert max(highest) <= budget
+
+
+def test_a_folder_that_another_process_removes_while_it_is_empty_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one opens the cache, and tidies it, between the making of the folder and its first file."""
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    make_folders, num_removed = disk_file.make_folders, 0
+
+    def make_and_lose(folder: Path) -> None:
+        nonlocal num_removed
+        make_folders(folder)
+        if num_removed < 2:
+            folder.rmdir()
+            num_removed += 1
+
+    monkeypatch.setattr(disk_file, "make_folders", make_and_lose)
+    put(store, 0)
+    assert num_removed == 2
+    assert same(store.read("state", address_of(0)), tensors_of("state", address_of(0)))
 
 
 def test_a_file_that_is_renamed_during_the_count_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

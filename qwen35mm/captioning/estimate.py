@@ -16,7 +16,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.media.worker import Decode, Failed
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Sidecars, Wants
-from qwen35mm.captioning.run import PASSING, RunSettings
+from qwen35mm.captioning.run import RunSettings, failed_for_good
 from qwen35mm.errors import CaptioningError, MediaError, OutputError, Qwen35mmError
 
 _NUM_TRIED = 3
@@ -78,7 +78,7 @@ async def estimate(
                 found.unreadable += 1
             elif await asyncio.to_thread(manifest.caption, result.key) is not None:
                 found.num_known += 1
-            elif not settings.retry_failed and _failed_for_good(manifest, result.key):
+            elif not settings.retry_failed and failed_for_good(manifest, result.key):
                 found.num_failed_before += 1
             elif settings.limit is None or found.num_to_caption < settings.limit:
                 found.num_to_caption += 1
@@ -87,11 +87,6 @@ async def estimate(
                     to_try.append(result)
     await _try(found, to_try, captioner, workers, settings)
     return found
-
-
-def _failed_for_good(manifest: Manifest, key: bytes) -> bool:
-    failure = manifest.failure(key)
-    return failure is not None and failure.kind not in PASSING
 
 
 async def _looked_at(

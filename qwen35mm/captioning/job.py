@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -240,7 +239,6 @@ def _looks(
         "budget": asdict(model.processor.budget),
         **captioner.describe(),
     }
-    json.dumps(settings)  # each value decides a key
     own = sidecars or Sidecars(manifest, folder=job.folder)
     return Looks(
         job.prompts,

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Kinds of failures that another try may not have.
-PASSING = frozenset({"engine", "server", "timeout", "worker", "changed", "unreadable"})
+_PASSING = frozenset({"engine", "timeout", "worker", "changed", "unreadable"})
 # As many in a row aren't the media's fault.
 _MAX_FAILURES_IN_A_ROW = 10
 # An item at which the program was so often when it died is done last and by itself; and after so often, not at all.
@@ -232,9 +232,9 @@ class Run:
 
     def _known_of(self, key: bytes) -> tuple[Caption | None, bool, int]:
         """Work's caption, whether it failed for a reason that lasts, and how often the program died at it."""
-        failure = None if self._settings.retry_failed else self._manifest.failure(key)
-        failed = failure is not None and failure.kind not in PASSING
-        return self._manifest.caption(key), failed, self._manifest.num_begun(key)
+        manifest = self._manifest
+        failed = not self._settings.retry_failed and failed_for_good(manifest, key)
+        return manifest.caption(key), failed, manifest.num_begun(key)
 
     async def _decode(self, look: Look, *, alone: bool) -> None:
         """Decodes an item for its slot, and finds its near-duplicate."""
@@ -377,3 +377,9 @@ class Run:
                 if not isinstance(self.stopped, OutputError):
                     await self._write(output.finish)
         self._writer.shutdown()
+
+
+def failed_for_good(manifest: Manifest, key: bytes) -> bool:
+    """Whether this work failed for a reason that another try has, too."""
+    failure = manifest.failure(key)
+    return failure is not None and failure.kind not in _PASSING

@@ -149,11 +149,9 @@ class Captioner:
             replies.append(self._read(results[-1]))
             if not replies[-1].problems:
                 break
-        best = min(replies, key=lambda reply: len(reply.problems))
-        if not best.text:
-            raise UnmetError("The model answered nothing. Try another prompt, or more tokens.")
-        if self._style.schema is not None and best.data is None:
-            raise UnmetError(f"No reply satisfied the schema: {best.problems[0]}")
+        best = min(replies, key=lambda reply: (reply.unusable is not None, len(reply.problems)))
+        if best.unusable is not None:
+            raise UnmetError(best.unusable)
         height, width = plan.source_size
         return Caption(
             text=best.text,
@@ -190,8 +188,8 @@ class Captioner:
             try:
                 data = style.schema.parse(result.text)
             except CaptioningError as error:
-                return _Reply(result.text, (), (str(error),), None)
-            return _Reply(result.text.strip(), (), style.words.problems(result.text), data)
+                return _Reply(problems=("schema",), unusable=f"No reply satisfied the schema: {error}")
+            return _Reply(result.text.strip(), problems=style.words.problems(result.text), data=data)
         cleaned = clean(
             result.text,
             finished=result.finish_reason == "stop",
@@ -199,9 +197,11 @@ class Captioner:
             one_line=style.one_line,
         )
         if not cleaned.text:
-            return _Reply("", cleaned.flags, ("empty",), None)
+            return _Reply(
+                problems=("empty",), unusable="The model answered nothing. Try another prompt, or more tokens."
+            )
         text = wrap(cleaned.text, prefix=style.prefix, suffix=style.suffix, trigger=style.trigger)
-        return _Reply(text, cleaned.flags, style.words.problems(text), None)
+        return _Reply(text, cleaned.flags, style.words.problems(text))
 
 
 def caption_failure_kind(error: Exception) -> str:
@@ -219,7 +219,15 @@ def caption_failure_kind(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _Reply:
-    text: str
-    flags: tuple[str, ...]
-    problems: tuple[str, ...]
-    data: Any
+    """A reply as a caption.
+
+    Attributes:
+        problems: what another attempt might do better.
+        unusable: why it can't be a caption at all; None if it can.
+    """
+
+    text: str = ""
+    flags: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    data: Any = None
+    unusable: str | None = None

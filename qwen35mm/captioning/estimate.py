@@ -11,12 +11,13 @@ from time import monotonic
 
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.ledger import Known
 from qwen35mm.captioning.looks import Look, Looks
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.media.worker import Decode, Failed
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Sidecars, Wants
-from qwen35mm.captioning.run import RunSettings, failed_for_good
+from qwen35mm.captioning.run import RunSettings
 from qwen35mm.errors import CaptioningError, MediaError, OutputError, Qwen35mmError
 
 _NUM_TRIED = 3
@@ -32,7 +33,7 @@ class Estimate:
         num_known: items whose caption is kept already.
         num_kept: items with somebody else's text.
         num_failed_before: items that failed for a reason that lasts.
-        unreadable: items that can't be read, and why.
+        num_unreadable: items that can't be read, and why.
         num_media_tokens: of the media to caption, at most.
         num_tried: items that were captioned to see how long that takes.
         tokens_per_item: generated for one of them.
@@ -44,7 +45,7 @@ class Estimate:
     num_known: int = 0
     num_kept: int = 0
     num_failed_before: int = 0
-    unreadable: int = 0
+    num_unreadable: int = 0
     num_media_tokens: int = 0
     num_tried: int = 0
     tokens_per_item: float = 0.0
@@ -75,16 +76,18 @@ async def estimate(
             if isinstance(result, Wants):
                 found.num_kept += 1
             elif isinstance(result, Failed | Unreadable):
-                found.unreadable += 1
-            elif await asyncio.to_thread(manifest.caption, result.key) is not None:
-                found.num_known += 1
-            elif not settings.retry_failed and failed_for_good(manifest, result.key):
-                found.num_failed_before += 1
-            elif settings.limit is None or found.num_to_caption < settings.limit:
-                found.num_to_caption += 1
-                found.num_media_tokens += 0 if result.plan is None else result.plan.num_prompt_tokens
-                if len(to_try) < _NUM_TRIED:
-                    to_try.append(result)
+                found.num_unreadable += 1
+            else:
+                known = await asyncio.to_thread(Known.of, result.key, manifest, retry_failed=settings.retry_failed)
+                if known.caption is not None:
+                    found.num_known += 1
+                elif known.failed:
+                    found.num_failed_before += 1
+                elif settings.limit is None or found.num_to_caption < settings.limit:
+                    found.num_to_caption += 1
+                    found.num_media_tokens += 0 if result.plan is None else result.plan.num_prompt_tokens
+                    if len(to_try) < _NUM_TRIED:
+                        to_try.append(result)
     await _try(found, to_try, captioner, workers, settings)
     return found
 

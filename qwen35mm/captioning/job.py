@@ -13,6 +13,7 @@ from qwen35mm.captioning.captioner import CaptionBackend, Captioner, CaptionStyl
 from qwen35mm.captioning.counts import Counts
 from qwen35mm.captioning.estimate import Estimate, estimate
 from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.looks import Looks
 from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
 from qwen35mm.captioning.media.workers import MediaWorkers
@@ -178,7 +179,8 @@ async def carry_out(job: Job, model: Model, begun: Callable[[Run], Awaitable[Non
             workers = MediaWorkers(model.processor, job.num_workers)
             sidecars = next((each for each in outputs if isinstance(each, Sidecars)), None)
             looks = _looks(job, model, captioner, workers, manifest, sidecars)
-            run = Run(entries, looks, captioner, workers, manifest, outputs, job.run)
+            ledger = Ledger(manifest, outputs, retry_failed=job.run.retry_failed, max_distance=job.run.max_distance)
+            run = Run(entries, looks, captioner, workers, ledger, job.run)
             if begun is not None:
                 await begun(run)
             counts = await run.go()

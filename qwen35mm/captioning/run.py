@@ -1,48 +1,31 @@
 """A captioning run: a scan, looks at media, decoding ahead, captions in slots, and everything that is written.
 
 An item goes through `_look` (is it needed, under which key?), waits decoded in a short line, and is captioned by one of
-the slots. What is found out is stored in the manifest first and in the outputs then, by one thread, so that a kill at
-any moment leaves what the next run can complete. A failure is an item's own; only what can't be written ends the run.
+the slots. What is found out goes into the ledger, so that a kill at any moment leaves what the next run can complete.
+A failure is an item's own; only what can't be written ends the run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import monotonic
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from qwen35mm.captioning.captioner import Captioner, caption_failure_kind
 from qwen35mm.captioning.counts import Counts
 from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.looks import Look, Looks
-from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.media.worker import Decode, Failed
 from qwen35mm.captioning.media.workers import MediaWorkers
-from qwen35mm.captioning.outputs import Output, Wants
-from qwen35mm.captioning.records import Caption, Record
-from qwen35mm.captioning.work import asked_of
-from qwen35mm.errors import (
-    CaptioningError,
-    EngineError,
-    MediaError,
-    OutputError,
-    Qwen35mmError,
-)
+from qwen35mm.captioning.outputs import Wants
+from qwen35mm.captioning.records import Caption
+from qwen35mm.errors import CaptioningError, EngineError, MediaError, OutputError, Qwen35mmError
 from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-# Kinds of failures that another try may not have.
-_PASSING = frozenset({"engine", "timeout", "worker", "changed", "unreadable"})
 # As many in a row aren't the media's fault.
 _MAX_FAILURES_IN_A_ROW = 10
 # An item at which the program was so often when it died is done last and by itself; and after so often, not at all.
@@ -88,7 +71,7 @@ class Run:
     Args:
         entries: the scan.
         looks: decides what an item is asked, and under which key.
-        outputs: get every caption; all are finished at the end, whatever ends the run.
+        ledger: gets every caption and failure; it is closed at the end, whatever ends the run.
     """
 
     def __init__(
@@ -97,8 +80,7 @@ class Run:
         looks: Looks,
         captioner: Captioner,
         workers: MediaWorkers,
-        manifest: Manifest,
-        outputs: Sequence[Output],
+        ledger: Ledger,
         settings: RunSettings,
     ) -> None:
         self.counts = Counts()
@@ -107,17 +89,15 @@ class Run:
         self._looks = looks
         self._captioner = captioner
         self._workers = workers
-        self._manifest = manifest
-        self._outputs = outputs
+        self._ledger = ledger
         self._settings = settings
         self._items: asyncio.Queue[Item | Unreadable | None] = asyncio.Queue(settings.slots + settings.ahead)
         self._ready: asyncio.Queue[_Ready | None] = asyncio.Queue(max(settings.ahead, 1))
+        # Who waits for which work; the first of them is the one whose medium is captioned.
         self._at_work: dict[bytes, list[Look]] = {}
-        self._similar: dict[bytes, SimilarIndex] = {}
         self._suspicious: list[Item] = []
         self._num_begun = 0
         self._num_failures_in_a_row = 0
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-captions")
         self._tasks: list[asyncio.Task[None]] = []
 
     async def go(self) -> Counts:
@@ -126,14 +106,15 @@ class Run:
         Raises:
             Exception: a bug; everything that was captioned is stored.
         """
-        if self._settings.max_distance is not None:
-            await self._write(self._read_similarities)
-        loops = [self._feed(), self._look_all(), *(self._caption_loop() for _ in range(self._settings.slots))]
-        self._tasks = [asyncio.create_task(loop) for loop in loops]
         try:
+            await self._ledger.open()
+            loops = [self._feed(), self._look_all(), *(self._caption_loop() for _ in range(self._settings.slots))]
+            self._tasks = [asyncio.create_task(loop) for loop in loops]
             await asyncio.gather(*self._tasks)
             self._tasks.append(asyncio.create_task(self._do_suspicious()))
             await self._tasks[-1]
+        except OutputError as error:
+            self.stop(error)
         except asyncio.CancelledError:
             if self.stopped is None:
                 raise
@@ -141,7 +122,7 @@ class Run:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._finish()
+            await self._close()
         return self.counts
 
     def stop(self, reason: Literal["interrupted", "limit"] | Exception) -> None:
@@ -188,21 +169,21 @@ class Run:
     async def _look(self, item: Item, *, alone: bool = False) -> None:
         counts = self.counts
         try:
-            if await asyncio.to_thread(self._is_kept, item):
+            if await self._ledger.wants(item, None) == {Wants.KEPT}:
                 counts.num_kept += 1
                 return
             look = await self._looks.look(item)
             if isinstance(look, Failed):
                 await self._fail(item, None, look.kind, look.message)
                 return
-            wants = await asyncio.to_thread(self._wants, item, look.key)
-        except OutputError as error:
-            raise self._cannot_write(error) from error
+            wants = await self._ledger.wants(item, look.key)
+        except OutputError:
+            raise
         except CaptioningError as error:
             await self._fail(item, None, "output", str(error))
             return
         if Wants.CAPTION not in wants:
-            await self._write(self._manifest.forget_failure, item.name)
+            await self._ledger.forget_failure(item)
             counts.num_kept += Wants.KEPT in wants
             counts.num_present += Wants.KEPT not in wants
         elif look.key in self._at_work:
@@ -214,14 +195,14 @@ class Run:
 
     async def _begin(self, look: Look, *, alone: bool) -> None:
         """Takes up work that nobody is at, unless it was done, failed or was too much for the program before."""
-        known, failed, num_begun = await self._write(self._known_of, look.key)
-        if known is not None:
+        known = await self._ledger.known(look.key)
+        if known.caption is not None:
             for waiting in self._at_work.pop(look.key):
-                delivered = await self._deliver(waiting, known)
+                delivered = await self._deliver(waiting, known.caption)
                 self.counts.num_recalled += delivered
-        elif failed:
+        elif known.failed:
             self.counts.num_failed_before += len(self._at_work.pop(look.key))
-        elif num_begun >= _NUM_SUSPICIOUS and not alone:
+        elif known.num_begun >= _NUM_SUSPICIOUS and not alone:
             self._suspicious += [waiting.item for waiting in self._at_work.pop(look.key)]
         elif self._settings.limit is not None and self._num_begun >= self._settings.limit:
             self.counts.num_left += len(self._at_work.pop(look.key))
@@ -229,12 +210,6 @@ class Run:
         else:
             self._num_begun += 1
             await self._decode(look, alone=alone)
-
-    def _known_of(self, key: bytes) -> tuple[Caption | None, bool, int]:
-        """Work's caption, whether it failed for a reason that lasts, and how often the program died at it."""
-        manifest = self._manifest
-        failed = not self._settings.retry_failed and failed_for_good(manifest, key)
-        return manifest.caption(key), failed, manifest.num_begun(key)
 
     async def _decode(self, look: Look, *, alone: bool) -> None:
         """Decodes an item for its slot, and finds its near-duplicate."""
@@ -260,15 +235,11 @@ class Run:
 
     async def _share(self, look: Look, similarity: int) -> bool:
         """Takes a near-duplicate's caption, if there is one that was asked the same."""
-        index = self._similar.get(asked_of(look.key))
-        other = index.find(similarity) if index is not None else None
-        if other is None:
+        found = await self._ledger.similar(look.key, similarity)
+        if found is None:
             return False
-        key, name = other
-        caption = await asyncio.to_thread(self._manifest.caption, key)
-        assert caption is not None, "what the index has is finished"
-        num_written = await self._store(look.key, replace(caption, shared_from=name), None)
-        self.counts.num_shared += num_written
+        caption, name = found
+        self.counts.num_shared += await self._store(look.key, replace(caption, shared_from=name), None)
         return True
 
     async def _caption_loop(self) -> None:
@@ -286,7 +257,7 @@ class Run:
 
     async def _caption(self, ready: _Ready) -> None:
         look, counts = ready.look, self.counts
-        num_begun = await self._write(self._manifest.begin, look.key, look.item.name)
+        num_begun = await self._ledger.begin(look)
         if num_begun > _NUM_DEADLY:
             await self._fail_work(look.key, "crash", f"The program ended {_NUM_DEADLY} times while it worked on this.")
             return
@@ -307,27 +278,20 @@ class Run:
 
     async def _store(self, key: bytes, caption: Caption, similarity: int | None) -> int:
         """Keeps a caption, then writes it for every item that waits for it; how many got it."""
-        first = self._at_work[key][0]
-        name = first.item.name
-        await self._write(lambda: self._manifest.finish(key, first.content, caption, name=name, similarity=similarity))
-        if similarity is not None:
-            self._index(key, similarity, name)
+        await self._ledger.finish(self._at_work[key][0], caption, similarity)
         # Who comes from here on finds it in the manifest.
         return sum([await self._deliver(look, caption) for look in self._at_work.pop(key)])
 
     async def _deliver(self, look: Look, caption: Caption) -> bool:
         """Writes a kept caption to the outputs; False where it failed, and that is noted."""
         try:
-            await self._write(self._write_outputs, Record(look.item, look.key, look.content, caption))
+            await self._ledger.deliver(look, caption)
+        except OutputError:
+            raise
         except CaptioningError as error:
             await self._fail(look.item, look.key, "output", str(error))
             return False
         return True
-
-    def _write_outputs(self, record: Record) -> None:
-        for output in self._outputs:
-            output.write(record)
-        self._manifest.forget_failure(record.item.name)
 
     async def _fail_work(self, key: bytes, kind: str, message: str) -> None:
         """Notes a failure for every item that waits for this work."""
@@ -339,47 +303,10 @@ class Run:
 
     async def _fail(self, item: Item | Unreadable, key: bytes | None, kind: str, message: str) -> None:
         self.counts.num_failed += 1
-        path = None if item.path is None else str(item.path)
-        await self._write(self._manifest.fail, item.name, path, key, kind, message)
+        await self._ledger.fail(item, key, kind, message)
 
-    def _wants(self, item: Item, key: bytes | None) -> list[Wants]:
-        return [output.wants(item, key) for output in self._outputs]
-
-    def _is_kept(self, item: Item) -> bool:
-        return all(want is Wants.KEPT for want in self._wants(item, None))
-
-    def _read_similarities(self) -> None:
-        for similarity, key, name in self._manifest.similarities():
-            self._index(key, similarity, name)
-
-    def _index(self, key: bytes, similarity: int, name: str) -> None:
-        assert self._settings.max_distance is not None
-        index = self._similar.setdefault(asked_of(key), SimilarIndex(self._settings.max_distance))
-        index.add(similarity, (key, name))
-
-    async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Carries a write out, one at a time, and to its end even where this task is cancelled meanwhile."""
-        future = asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
+    async def _close(self) -> None:
         try:
-            return await asyncio.shield(future)
+            await self._ledger.close(complete=not isinstance(self.stopped, OutputError))
         except OutputError as error:
-            raise self._cannot_write(error) from error
-
-    def _cannot_write(self, error: OutputError) -> asyncio.CancelledError:
-        """Stops the run; for raising."""
-        self.stop(error)
-        return asyncio.CancelledError()
-
-    async def _finish(self) -> None:
-        """Completes the outputs, unless they can't be written to: then the next run does."""
-        for output in self._outputs:
-            with contextlib.suppress(asyncio.CancelledError):
-                if not isinstance(self.stopped, OutputError):
-                    await self._write(output.finish)
-        self._writer.shutdown()
-
-
-def failed_for_good(manifest: Manifest, key: bytes) -> bool:
-    """Whether this work failed for a reason that another try has, too."""
-    failure = manifest.failure(key)
-    return failure is not None and failure.kind not in _PASSING
+            self.stop(error)

@@ -187,7 +187,7 @@ def _describe_estimate(found: Estimate) -> str:
             ("Captioned before", found.num_known),
             ("Kept as they are, with somebody's own text", found.num_kept),
             ("Failed before", found.num_failed_before),
-            ("Can't be read", found.unreadable),
+            ("Can't be read", found.num_unreadable),
         )
         if number
     ]

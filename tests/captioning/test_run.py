@@ -308,7 +308,7 @@ async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path
     before = sorted(path for path in folder.rglob("*"))
     model = FakeModel()
     found = await look_over(job(folder), model.model())
-    assert (found.num_to_caption, found.num_kept, found.unreadable, found.num_tried) == (5, 1, 1, 3)
+    assert (found.num_to_caption, found.num_kept, found.num_unreadable, found.num_tried) == (5, 1, 1, 3)
     assert found.num_media_tokens > 0
     assert found.remaining_s is not None
     assert sorted(path for path in folder.rglob("*")) == before

@@ -1,0 +1,81 @@
+"""Which reply becomes the caption, when several were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.captioning.captioner import Captioner, CaptionStyle, UnmetError
+from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.records import Caption
+from qwen35mm.captioning.texts.schema import JsonSchema
+from qwen35mm.captioning.texts.words import Words
+from qwen35mm.sampling import SamplingParams
+from tests.captioning.fake_model import Asked, FakeModel, picture
+
+SCHEMA = JsonSchema.read('{"type": "object", "required": ["colour"]}')
+
+
+async def caption(folder: Path, style: CaptionStyle, *replies: str) -> tuple[Caption, FakeModel]:
+    """The caption of a picture for which the model says one reply after the other."""
+    path = folder / "picture.png"
+    picture(0).save(path)
+    remaining = iter(replies)
+    fake = FakeModel(answer(remaining.__next__))
+    model = fake.model()
+    medium = model.processor.prepare(path)
+    captioner = Captioner(fake, model.name, SamplingParams(temperature=0.0), style)
+    item = Item("picture.png", path, "image")
+    return await captioner.caption(item, medium, medium.plan, b"digest", "What is it?"), fake
+
+
+def answer(next_reply: Callable[[], str]) -> Callable[[Asked], str]:
+    return lambda asked: next_reply()
+
+
+async def test_the_first_reply_without_a_problem_is_taken(tmp_path: Path) -> None:
+    style = CaptionStyle(words=Words(required=("red",)))
+    made, fake = await caption(tmp_path, style, "A blue circle.", "A red circle.", "never asked")
+    assert (made.text, made.flags, made.num_attempts) == ("A red circle.", (), 2)
+    first, second = (asked.params for asked in fake.asked)
+    assert first.greedy
+    assert not second.greedy
+    assert first.seed != second.seed
+
+
+async def test_the_reply_with_the_fewest_problems_is_taken_and_flagged(tmp_path: Path) -> None:
+    style = CaptionStyle(words=Words(required=("red", "circle")))
+    made, _ = await caption(tmp_path, style, "A square.", "A circle.", "A dot.")
+    assert made.text == "A circle."
+    assert len(made.flags) == 1
+    assert "red" in made.flags[0]
+
+
+async def test_a_reply_that_says_something_beats_an_empty_one_with_fewer_problems(tmp_path: Path) -> None:
+    style = CaptionStyle(words=Words(required=("red", "circle")), max_attempts=2)
+    made, _ = await caption(tmp_path, style, " ", "A square.")
+    assert made.text == "A square."
+
+
+async def test_a_reply_that_satisfies_the_schema_beats_one_with_fewer_problems(tmp_path: Path) -> None:
+    style = CaptionStyle(schema=SCHEMA, words=Words(required=("red", "circle")), max_attempts=2)
+    made, _ = await caption(tmp_path, style, "no JSON", '{"colour": "blue"}')
+    assert (made.data, len(made.flags)) == ({"colour": "blue"}, 2)
+
+
+async def test_null_is_a_caption_where_the_schema_allows_it(tmp_path: Path) -> None:
+    made, _ = await caption(tmp_path, CaptionStyle(schema=JsonSchema.read('{"type": "null"}')), "null")
+    assert (made.text, made.data) == ("null", None)
+
+
+@pytest.mark.parametrize(
+    ("style", "reply", "message"),
+    [(CaptionStyle(), "", "answered nothing"), (CaptionStyle(schema=SCHEMA), "{}", "'colour' is a required property")],
+)
+async def test_no_usable_reply_is_a_failure_that_says_why(
+    tmp_path: Path, style: CaptionStyle, reply: str, message: str
+) -> None:
+    with pytest.raises(UnmetError, match=message):
+        await caption(tmp_path, style, *[reply] * 3)

@@ -36,7 +36,7 @@ test-slow: $(STAMP)  ## the long checks that `make test` leaves out
 	$(PY) -m pytest -m slow $(ARGS)
 
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
-	$(PY) -m pytest -m gpu $(ARGS)
+	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu $(ARGS)
 
 lint: $(STAMP)  ## ruff: rules and formatting
 	$(PY) -m ruff check .

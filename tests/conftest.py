@@ -10,6 +10,8 @@ import pytest
 # Before transformers is imported: a test that reaches for the network must fail, not wait.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+# Before triton is imported: without a card its kernels run in its interpreter; `make test-gpu` says 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if TYPE_CHECKING:
     from qwen35mm.model import LoadedModel

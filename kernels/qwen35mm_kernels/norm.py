@@ -1,4 +1,5 @@
-"""RMS norms: zero-centred or plain (Qwen3_5RMSNorm in transformers), and gated (Qwen3_5RMSNormGated)."""
+"""RMS norms: zero-centred or plain (Qwen3_5RMSNorm in transformers), after an addition, and gated
+(Qwen3_5RMSNormGated)."""
 
 from __future__ import annotations
 
@@ -54,6 +55,29 @@ def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: 
     return implementation("gated_rms_norm", x.device)(x, z, weight, eps)
 
 
+def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Adds delta to x in place and returns the zero-centred norm of the sum: a residual connection and what follows.
+
+    Args:
+        x: [..., D], float32 or bfloat16, the residual stream. The arithmetic is float32; the norm is of the sum as
+            rounded to x's dtype, just as if the addition were a step of its own.
+        delta: [..., D], of x's shape.
+        weight: [D], zero-centred.
+        eps: added to the mean of squares.
+
+    Returns:
+        [..., D] in x's dtype, a new tensor.
+
+    Raises:
+        ValueError, TypeError: a shape or dtype that doesn't fit.
+    """
+    check_dtype("x", x, FLOAT_DTYPES)
+    check_dtype("delta", delta, FLOAT_DTYPES)
+    check_shape("delta", delta, x.shape, "the shape of x")
+    check_shape("weight", weight, x.shape[-1:], "[D], D the last dimension of x")
+    return implementation("add_rms_norm", x.device)(x, delta, weight, eps)
+
+
 def naive_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool) -> torch.Tensor:
     """The specification of `rms_norm`."""
     x32, weight32 = x.float(), weight.float()
@@ -68,6 +92,12 @@ def naive_gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor,
     return (naive_rms_norm(x.float(), weight, eps, zero_centred=False) * gate).to(x.dtype)
 
 
+def naive_add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The specification of `add_rms_norm`."""
+    x.copy_(x.float() + delta.float())
+    return naive_rms_norm(x, weight, eps, zero_centred=True)
+
+
 @implements("rms_norm", "torch")
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: bool) -> torch.Tensor:
     scale = weight.float() + 1.0 if zero_centred else weight.float()
@@ -79,6 +109,11 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, zero_centred: b
 def _gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     scale = weight.float() * weight.shape[0] ** 0.5
     return _by_rows(lambda x, z: _l2_normalise(x, eps).mul_(scale).mul_(F.silu(z.float())), x, z)
+
+
+@implements("add_rms_norm", "torch")
+def _add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _rms_norm(x.add_(delta), weight, eps, zero_centred=True)
 
 
 def _l2_normalise(x: torch.Tensor, eps: float) -> torch.Tensor:

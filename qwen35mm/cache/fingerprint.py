@@ -75,7 +75,8 @@ def sources_digest() -> str:
     folders += [Path(module.__path__[0]) for module in (qwen35mm_kernels, qwen35mm_preprocess)]
     digest = hashlib.sha256()
     for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
+        # The tables of kernels' configurations are JSON.
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".json")):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()} {content}\n".encode())
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 from collections.abc import Callable, Iterator
 
@@ -19,7 +20,7 @@ def _choose_again() -> Iterator[None]:
     dispatch.choices.cache_clear()
 
 
-OPERATIONS = sorted(set(qwen35mm_kernels.__all__) - {"describe"})
+OPERATIONS = sorted(set(qwen35mm_kernels.__all__) - {"SamplingRows", "describe", "split_gate"})
 
 
 def test_every_public_operation_has_a_choice() -> None:
@@ -40,6 +41,8 @@ def test_a_triton_kernel_is_chosen_on_cuda_and_nowhere_else(monkeypatch: pytest.
     def torch_norm() -> None: ...
     def triton_norm() -> None: ...
 
+    dispatch.choices("cuda")  # the real kernels enter the real table
+    dispatch.choices.cache_clear()
     table: dict[str, dict[str, Callable[..., None]]] = {}
     monkeypatch.setattr(dispatch, "_implementations", table)
     dispatch.implements("norm", "torch")(torch_norm)
@@ -47,6 +50,41 @@ def test_a_triton_kernel_is_chosen_on_cuda_and_nowhere_else(monkeypatch: pytest.
     assert dispatch.implementation("norm", torch.device("cuda", 3)) is triton_norm
     assert dispatch.implementation("norm", torch.device("cpu")) is torch_norm
     assert dispatch.choices("cpu")["norm"].reason == "Triton's kernels run on cuda devices, not on cpu"
+
+
+ONLY_TORCH = {"attention_decode", "attention_prefill", "recurrent_gated_delta_step", "vision_attention"}
+
+
+def test_on_cuda_triton_runs_what_the_engine_runs_there() -> None:
+    pytest.importorskip("triton", reason="Triton has no package for this platform")
+    assert {op for op, backend in describe("cuda").items() if backend == "torch"} == ONLY_TORCH
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "reason"),
+    [
+        ("3.4.1", (9, 0), "Triton 3.4.1 is installed, and the kernels need 3.5 or newer, before 4.0"),
+        ("4.0.0", (9, 0), "Triton 4.0.0 is installed, and the kernels need 3.5 or newer, before 4.0"),
+        (None, (9, 0), "Triton isn't installed: `pip install triton`"),
+        ("3.9.0", (7, 5), "Old Card has compute capability 7.5, and the kernels need 8.0"),
+        ("3.5.0+git1", (8, 0), None),
+    ],
+)
+def test_where_triton_cannot_run_torch_does_and_the_reason_is_told(
+    version: str | None, capability: tuple[int, int], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Old Card" if index else "New Card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability if index else (9, 0))
+    choice = dispatch.choices("cuda")["rms_norm"]
+    assert choice.backend == ("torch" if reason else "triton")
+    assert choice.reason == (reason or "the fastest of triton, torch")
 
 
 def test_the_choice_is_made_once_and_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:

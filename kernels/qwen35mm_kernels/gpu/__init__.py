@@ -1,0 +1,1 @@
+"""The Triton kernels. Importing this package needs triton; `dispatch` imports it where it is installed."""

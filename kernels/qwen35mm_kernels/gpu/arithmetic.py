@@ -1,0 +1,29 @@
+"""Products and roundings that are the same compiled and interpreted."""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+# Triton's interpreter multiplies bfloat16's bits as whole numbers, and cuts off where a card rounds.
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a b in float32; acc may be None. Triton's interpreter would multiply the bits of bfloat16 as integers."""
+    if _INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def round_to(x, dtype: tl.constexpr):
+    """float32 to the nearest of `dtype`. On the way to bfloat16, Triton's interpreter would only cut bits off."""
+    if _INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        # Without the low bits, which would make the smallest numbers of zeros.
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return x.to(dtype)

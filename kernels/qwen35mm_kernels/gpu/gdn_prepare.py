@@ -1,0 +1,219 @@
+"""The half of the chunked gated delta rule that needs no state: all chunks of all heads at once.
+
+The mathematics and its names are in gated_delta_rule/chunked.py. The matrix units multiply raw keys and queries, which
+are exact; their inverse norms rk and rq (rq takes the scale K ** -0.5 as well) are factors of rows and columns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from qwen35mm_kernels.gpu.arithmetic import dot, round_to
+from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+
+CHUNK = 64
+# Of float32's products: three passes of the matrix units leave about 3e-7. "ieee" would go without them, in tens of
+# thousands of instructions and thousands of spilled bytes. bfloat16's few helper products are float32 and take one.
+PRECISION = {torch.float32: "tf32x3", torch.bfloat16: "tf32"}
+
+
+class Prepared(NamedTuple):
+    """What the scan needs of each chunk; rows after a sequence's last token are zero, or read by nothing.
+
+    Attributes:
+        solve: [chunks, Hv, 64, 64] in q's dtype, (I + M)^-1 with its columns times beta.
+        attend: [chunks, Hv, 64, 64] in q's dtype, A.
+        factors: [chunks, Hv, 3, 64] float32, of rows: rk exp(c), rq exp(c), rk exp(c_C - c).
+        decay: [chunks, Hv] float32, exp(c_C), what the chunk leaves of the state.
+    """
+
+    solve: torch.Tensor
+    attend: torch.Tensor
+    factors: torch.Tensor
+    decay: torch.Tensor
+
+
+class Gates(NamedTuple):
+    """The gates of [T, Hv]: raw projections a and b with their parameters, or g and beta with None."""
+
+    log_decay: torch.Tensor
+    rate: torch.Tensor
+    A_log: torch.Tensor | None
+    dt_bias: torch.Tensor | None
+
+
+def prepare(q: torch.Tensor, k: torch.Tensor, gates: Gates, chunks: torch.Tensor | None, num_chunks: int) -> Prepared:
+    """Makes what `scan` needs of each chunk.
+
+    Args:
+        q, k: [T, Hk, K], raw, of one dtype, contiguous in K.
+        gates: contiguous in Hv.
+        chunks: [num_chunks, 2] int32, the first token of each chunk and where its sequence stops; None: one sequence.
+    """
+    num_tokens, num_k_heads, k_dim = q.shape
+    num_v_heads = gates.rate.shape[1]
+    prepared = Prepared(
+        q.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK),
+        q.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK),
+        q.new_empty(num_chunks, num_v_heads, 3, CHUNK, dtype=torch.float32),
+        q.new_empty(num_chunks, num_v_heads, dtype=torch.float32),
+    )
+    # With one value head to a program, k k^T is made again for each of a group; but a loop over them holds two more
+    # matrices in registers, and fewer programs run side by side.
+    default = Config({"HEADS": 1}, num_warps=4, num_stages=1)
+    config = config_for("gdn_prepare", q.device, f"Hk{num_k_heads}_Hv{num_v_heads}_K{k_dim}", default)
+    launch(
+        _prepare_kernel,
+        (num_chunks, num_v_heads // config.blocks["HEADS"]),
+        q,
+        k,
+        gates.log_decay,
+        gates.rate,
+        gates.A_log,
+        gates.dt_bias,
+        chunks,
+        *prepared,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        gates.log_decay.stride(0),
+        gates.rate.stride(0),
+        num_tokens,
+        config=config,
+        K=k_dim,
+        GROUP=num_v_heads // num_k_heads,
+        RAW_GATES=gates.A_log is not None,
+        PACKED=chunks is not None,
+        PRECISION=PRECISION[q.dtype],
+        CHUNK=CHUNK,
+    )
+    return prepared
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _prepare_kernel(
+    q_ptr,
+    k_ptr,
+    log_decay_ptr,
+    rate_ptr,
+    A_log_ptr,
+    dt_bias_ptr,
+    chunks_ptr,
+    solve_ptr,
+    attend_ptr,
+    factors_ptr,
+    decay_ptr,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    log_decay_token,
+    rate_token,
+    num_tokens,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    RAW_GATES: tl.constexpr,
+    PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One chunk of HEADS value heads that share a key head. Layouts: `prepare` and `Prepared`."""
+    chunk, first_head = tl.program_id(0), tl.program_id(1) * HEADS
+    key_head = first_head // GROUP
+    if PACKED:
+        first = tl.load(chunks_ptr + 2 * chunk)
+        num_rows = tl.load(chunks_ptr + 2 * chunk + 1) - first
+    else:
+        first = chunk * CHUNK
+        num_rows = num_tokens - first
+    rows = tl.arange(0, CHUNK)
+    columns = tl.arange(0, K)
+    present = rows < num_rows
+    first = first.to(tl.int64)
+    q_tile = q_ptr + first * q_token + key_head * q_head + rows[:, None] * q_token + columns[None, :]
+    k_tile = k_ptr + first * k_token + key_head * k_head + rows[:, None] * k_token + columns[None, :]
+    q = tl.load(q_tile, mask=present[:, None], other=0.0)
+    k = tl.load(k_tile, mask=present[:, None], other=0.0)
+    q32, k32 = q.to(tl.float32), k.to(tl.float32)
+    rq = tl.rsqrt(tl.sum(q32 * q32, axis=1) + 1e-6) * (K**-0.5)
+    rk = tl.rsqrt(tl.sum(k32 * k32, axis=1) + 1e-6)
+    kk = dot(k, tl.trans(k), None, PRECISION) * rk[:, None] * rk[None, :]
+    qk = dot(q, tl.trans(k), None, PRECISION) * rq[:, None] * rk[None, :]
+
+    square = rows[:, None] * CHUNK + rows[None, :]
+    for member in range(HEADS):
+        head = first_head + member
+        gate_rows = first + rows
+        g = tl.load(log_decay_ptr + gate_rows * log_decay_token + head, mask=present, other=0.0).to(tl.float32)
+        beta = tl.load(rate_ptr + gate_rows * rate_token + head, mask=present, other=0.0).to(tl.float32)
+        if RAW_GATES:
+            step = _softplus(g + tl.load(dt_bias_ptr + head).to(tl.float32))
+            g = -tl.exp(tl.load(A_log_ptr + head).to(tl.float32)) * step
+            beta = 1 / (1 + tl.exp(-beta))
+        # After the last token nothing decays and nothing is written.
+        g = tl.where(present, g, 0.0)
+        beta = tl.where(present, beta, 0.0)
+        # beta goes along unchanged: without, Triton loads it and takes its sigmoid 16 times over, in a matrix's layout.
+        c, beta = tl.associative_scan((g, beta), 0, _add_first)
+        total = tl.sum(g, axis=0)
+        # The future is masked before exp: there the exponent may overflow.
+        past = rows[:, None] >= rows[None, :]
+        decays = tl.exp(tl.where(past, c[:, None] - c[None, :], float("-inf")))
+        index = chunk.to(tl.int64) * (tl.num_programs(1) * HEADS) + head
+        tl.store(attend_ptr + index * (CHUNK * CHUNK) + square, round_to(qk * decays, k.dtype))
+        factor_rows = factors_ptr + index * (3 * CHUNK) + rows
+        tl.store(factor_rows, rk * tl.exp(c))
+        tl.store(factor_rows + CHUNK, rq * tl.exp(c))
+        # Summed in another order than c, total may lie above c's last entry by a rounding: of no consequence here.
+        tl.store(factor_rows + 2 * CHUNK, rk * tl.exp(total - c))
+        tl.store(decay_ptr + index, tl.exp(total))
+        system = tl.where(rows[:, None] > rows[None, :], kk * decays * beta[:, None], 0.0)
+        solve = _inverse(system, CHUNK, CHUNK // 4, PRECISION) * beta[None, :]
+        tl.store(solve_ptr + index * (CHUNK * CHUNK) + square, round_to(solve, k.dtype))
+
+
+@triton.jit
+def _add_first(first, second, next_first, next_second):
+    return first + next_first, next_second
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + exp(x)), to full precision also where it is tiny: there 1 + exp(x) would lose it."""
+    t = tl.exp(-tl.abs(x))
+    series = t * (1.0 - t * (1.0 / 2 - t * (1.0 / 3 - t * (1.0 / 4 - t * (1.0 / 5)))))
+    return tl.maximum(x, 0.0) + tl.where(t < 0.05, series, tl.log(1.0 + t))
+
+
+@triton.jit
+def _inverse(system, CHUNK: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + system)^-1 of a strictly lower triangular [64, 64], SIZE 16.
+
+    Four diagonal blocks of 16 by forward substitution; then (I + X)^-1 D, where D holds their inverses and X = D N, N
+    the blocks below. X to the fourth is zero, and few products of blocks are nothing that grows; powers of the whole
+    matrix do grow, where keys resemble each other, until no digit is left.
+    """
+    block = tl.arange(0, CHUNK // SIZE)
+    inner = tl.arange(0, SIZE)
+    same_block = (block[:, None, None, None] == block[None, None, :, None]) & (inner[None, :, None, None] >= 0)
+    blocks = tl.sum(tl.where(same_block, tl.reshape(system, (CHUNK // SIZE, SIZE, CHUNK // SIZE, SIZE)), 0.0), axis=2)
+    inverses = tl.where(inner[None, :, None] == inner[None, None, :], 1.0, tl.zeros_like(blocks))
+    # Row i of the inverses is final when rows 0 to i - 1 have been taken off it.
+    for i in tl.static_range(SIZE - 1):  # pyright: ignore[reportGeneralTypeIssues]
+        row = tl.sum(tl.where(inner[None, :, None] == i, inverses, 0.0), axis=1)
+        column = tl.sum(tl.where(inner[None, None, :] == i, blocks, 0.0), axis=2)
+        inverses -= tl.expand_dims(column, 2) * tl.expand_dims(row, 1)
+    diagonal = tl.reshape(tl.where(same_block, inverses[:, :, None, :], 0.0), (CHUNK, CHUNK))
+
+    rows = tl.arange(0, CHUNK)
+    below = tl.where(rows[:, None] // SIZE > rows[None, :] // SIZE, system, 0.0)
+    x = tl.dot(diagonal, below, input_precision=PRECISION)
+    x2 = tl.dot(x, x, input_precision=PRECISION)
+    even = diagonal + tl.dot(x2, diagonal, input_precision=PRECISION)
+    return even - tl.dot(x, even, input_precision=PRECISION)

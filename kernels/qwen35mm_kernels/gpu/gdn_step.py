@@ -1,0 +1,232 @@
+"""A Gated DeltaNet layer's decode step in one kernel.
+
+The recurrent states are all the memory that counts: at 128 x 128 a value head's is 64 KiB, read once and written once.
+A program owns a key head with its value heads, so the conv state that it shifts is read by no other program. It walks
+their states in tiles of some columns (a column of S needs no other), and loads the next tile while it works on one.
+Two programs fit on a multiprocessor: one waits for memory where the other counts. Only the norm at the end needs whole
+rows of V. So V isn't split among programs, not even for a single sequence: that would take a second kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from qwen35mm_kernels.dispatch import implements
+from qwen35mm_kernels.gated_delta_rule.naive import L2_EPS
+from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.norms import softplus
+
+
+@implements("gdn_decode_step", "triton")
+def gdn_decode_step(
+    mixed: torch.Tensor,
+    conv_weight: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    conv_states: torch.Tensor,
+    recurrent_states: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    num_k_heads: int,
+    out: torch.Tensor,
+) -> None:
+    """See `gated_delta_rule.decode_step.gdn_decode_step`, which checks the arguments; writes to `out`.
+
+    K and V are powers of two, V at least 16. Rows and slots may have any stride; within one, all is contiguous.
+    """
+    num_v_heads, key_dim, value_dim = recurrent_states.shape[1:]
+    assert triton.next_power_of_2(key_dim) == key_dim
+    assert triton.next_power_of_2(value_dim) == value_dim >= 16
+    assert mixed.stride(1) == out.stride(1) == slots.stride(0) == 1
+    whole = (conv_states[:1], recurrent_states[:1], conv_weight, A_log, dt_bias, norm_weight)
+    assert all(tensor.is_contiguous() for tensor in whole)
+    group = num_v_heads // num_k_heads
+    launch(
+        _gdn_decode_step_kernel,
+        (mixed.shape[0], num_k_heads),
+        mixed,
+        conv_weight,
+        A_log,
+        dt_bias,
+        norm_weight,
+        conv_states,
+        recurrent_states,
+        slots,
+        out,
+        mixed.stride(0),
+        conv_states.stride(0),
+        recurrent_states.stride(0),
+        out.stride(0),
+        eps,
+        config=config_for(
+            "gdn_decode_step", mixed.device, f"G{group}_K{key_dim}_V{value_dim}", _default(group, key_dim, value_dim)
+        ),
+        L2_EPS=L2_EPS,
+        NUM_K_HEADS=num_k_heads,
+        GROUP=group,
+        GROUP_POW2=triton.next_power_of_2(group),
+        K=key_dim,
+        V=value_dim,
+        WIDTH=conv_weight.shape[1],
+        WIDTH_POW2=triton.next_power_of_2(conv_weight.shape[1] - 1),
+    )
+
+
+def _default(group: int, key_dim: int, value_dim: int) -> Config:
+    """Does not depend on the batch: a sequence's sums must have one order, whatever is beside it."""
+    # As wide as leaves two programs their registers: more heads have more values and outputs to keep.
+    block_v = min(64 if group <= 2 else 32, value_dim)
+    # At least four numbers of a tile for each thread. With fewer, threads would share some, and one of them could
+    # read a number that another has already replaced.
+    num_warps = max(1, min(8, key_dim * block_v // 128))
+    return Config({"BLOCK_V": block_v}, num_warps=num_warps, num_stages=1)
+
+
+@triton.jit
+def _load_inputs(x, conv_state, weight, channels, valid, WIDTH: tl.constexpr, WIDTH_POW2: tl.constexpr):
+    """Old inputs and their taps [channels, WIDTH_POW2], 0 from WIDTH - 1 on; new input and its tap [channels]."""
+    time = tl.arange(0, WIDTH_POW2)[None, :]
+    mask = valid[:, None] & (time < WIDTH - 1)
+    old = tl.load(conv_state + channels[:, None] * (WIDTH - 1) + time, mask=mask, other=0.0)
+    taps = tl.load(weight + channels[:, None] * WIDTH + time, mask=mask, other=0.0)
+    new = tl.load(x + channels, mask=valid, other=0.0)
+    return old, taps, new, tl.load(weight + channels * WIDTH + WIDTH - 1, mask=valid, other=0.0)
+
+
+@triton.jit
+def _conv(old, taps, new, tap):
+    """silu(sum of inputs * taps): [channels] float32."""
+    total = tl.sum(old.to(tl.float32) * taps.to(tl.float32), axis=1) + new.to(tl.float32) * tap.to(tl.float32)
+    return total / (1.0 + tl.exp(-total))
+
+
+@triton.jit
+def _shift(old, new, conv_state, channels, valid, WIDTH: tl.constexpr):
+    """Stores the inputs without the oldest as the conv state."""
+    time = tl.arange(0, old.shape[1])[None, :]
+    first = conv_state + channels * (WIDTH - 1)
+    tl.store(first[:, None] + time - 1, old, mask=valid[:, None] & (time >= 1) & (time < WIDTH - 1))
+    tl.store(first + WIDTH - 2, new.to(conv_state.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def _l2_normalise(x, L2_EPS: tl.constexpr):
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) + L2_EPS)
+
+
+@triton.jit
+def _pick(values, index):
+    """values[index], along the first axis: the way to index a tensor that lives in registers."""
+    rows = tl.arange(0, values.shape[0])
+    if len(values.shape) == 2:
+        rows = rows[:, None]
+    return tl.sum(tl.where(rows == index, values, 0.0), axis=0)
+
+
+@triton.jit
+def _tile_start(index, K: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """Where the tile of this index begins in the states of some heads: head after head, from left to right."""
+    return (index // (V // BLOCK_V)) * (K * V) + (index % (V // BLOCK_V)) * BLOCK_V
+
+
+@triton.jit
+def _gdn_decode_step_kernel(
+    mixed,  # [B, q | k | v | z | b | a]
+    conv_weight,  # [C, WIDTH]
+    A_log,  # [Hv]
+    dt_bias,  # [Hv]
+    norm_weight,  # [V]
+    conv_states,  # [num_slots, C, WIDTH - 1]
+    recurrent_states,  # [num_slots, Hv, K, V]
+    slots,  # [B]
+    out,  # [B, Hv * V]
+    stride_mixed,
+    stride_conv_slot,
+    stride_recurrent_slot,
+    stride_out,
+    eps,
+    L2_EPS: tl.constexpr,
+    NUM_K_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_POW2: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_POW2: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """Grid (B, Hk): one sequence's key head and its GROUP value heads, which lie side by side."""
+    TILES: tl.constexpr = V // BLOCK_V  # of one value head
+    CHANNELS: tl.constexpr = NUM_K_HEADS * (2 * K + GROUP * V)
+    NUM_V_HEADS: tl.constexpr = NUM_K_HEADS * GROUP
+    row, k_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + row).to(tl.int64)
+    members = tl.arange(0, GROUP_POW2)
+    columns = tl.arange(0, GROUP_POW2 * V)  # of the GROUP value heads together
+    head_valid, valid = members < GROUP, columns < GROUP * V
+    first_column = k_head * GROUP * V
+    out += row * stride_out + first_column
+    if slot < 0:
+        tl.store(out + columns, tl.zeros([GROUP_POW2 * V], dtype=out.dtype.element_ty), mask=valid)
+        return
+
+    mixed += row * stride_mixed
+    conv_state = conv_states + slot * stride_conv_slot
+    state = recurrent_states + slot * stride_recurrent_slot + k_head.to(tl.int64) * (GROUP * K * V)
+
+    # All loads are issued before any is waited for, the first tile's last: more follows from the others.
+    rows = tl.arange(0, K)
+    every = rows >= 0
+    q_channels, k_channels = k_head * K + rows, (NUM_K_HEADS + k_head) * K + rows
+    v_channels = 2 * NUM_K_HEADS * K + first_column + columns
+    q_old, q_taps, q_new, q_tap = _load_inputs(mixed, conv_state, conv_weight, q_channels, every, WIDTH, WIDTH_POW2)
+    k_old, k_taps, k_new, k_tap = _load_inputs(mixed, conv_state, conv_weight, k_channels, every, WIDTH, WIDTH_POW2)
+    v_old, v_taps, v_new, v_tap = _load_inputs(mixed, conv_state, conv_weight, v_channels, valid, WIDTH, WIDTH_POW2)
+    heads = k_head * GROUP + members
+    gates = mixed + CHANNELS + NUM_V_HEADS * V + heads
+    b = tl.load(gates, mask=head_valid, other=0.0).to(tl.float32)
+    a = tl.load(gates + NUM_V_HEADS, mask=head_valid, other=0.0).to(tl.float32)
+    rate = tl.load(A_log + heads, mask=head_valid, other=0.0)
+    bias = tl.load(dt_bias + heads, mask=head_valid, other=0.0)
+    z = tl.load(mixed + CHANNELS + first_column + columns, mask=valid, other=0.0)
+    weight = tl.load(norm_weight + tl.arange(0, V))
+    tile = rows[:, None] * V + tl.arange(0, BLOCK_V)[None, :]
+    old = tl.load(state + tile)
+
+    decays = tl.exp(-tl.exp(rate) * softplus(a + bias))
+    betas = 1.0 / (1.0 + tl.exp(-b))
+    q = _l2_normalise(_conv(q_old, q_taps, q_new, q_tap), L2_EPS) * (K**-0.5)
+    k = _l2_normalise(_conv(k_old, k_taps, k_new, k_tap), L2_EPS)
+    overlap = tl.sum(q * k, axis=0)
+    v = tl.reshape(_conv(v_old, v_taps, v_new, v_tap), [GROUP_POW2 * TILES, BLOCK_V])
+
+    # Several threads may have read the same input: none may shift it before all have.
+    tl.debug_barrier()
+    _shift(q_old, q_new, conv_state, q_channels, every, WIDTH)
+    _shift(k_old, k_new, conv_state, k_channels, every, WIDTH)
+    _shift(v_old, v_new, conv_state, v_channels, valid, WIDTH)
+
+    tile_rows = tl.arange(0, GROUP_POW2 * TILES)[:, None]
+    o = tl.zeros([GROUP_POW2 * TILES, BLOCK_V], dtype=tl.float32)
+    for index in range(GROUP * TILES):
+        head = index // TILES
+        following = state + _tile_start(index + 1, K, V, BLOCK_V) + tile
+        coming = tl.load(following, mask=tl.full([K, 1], index, tl.int32) < GROUP * TILES - 1)
+        decay, beta = _pick(decays, head), _pick(betas, head)
+        read_k, read_q = tl.split(tl.sum(tl.join(old * k[:, None], old * q[:, None]), axis=0))
+        delta = beta * (_pick(v, index) - decay * read_k)
+        pointers = state + _tile_start(index, K, V, BLOCK_V) + tile
+        tl.store(pointers, decay * old + k[:, None] * delta[None, :])
+        # The new state's S^T q, from the old state: it is read once.
+        o = tl.where(tile_rows == index, (decay * read_q + overlap * delta)[None, :], o)
+        old = coming
+
+    o = tl.reshape(o, [GROUP_POW2, V])
+    o *= tl.rsqrt(tl.sum(o * o, axis=1) / V + eps)[:, None]
+    z = tl.reshape(z, [GROUP_POW2, V]).to(tl.float32)
+    o *= weight.to(tl.float32)[None, :] * (z / (1.0 + tl.exp(-z)))
+    tl.store(out + columns, tl.reshape(o, [GROUP_POW2 * V]).to(out.dtype.element_ty), mask=valid)

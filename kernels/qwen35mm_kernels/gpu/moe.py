@@ -1,0 +1,296 @@
+"""Mixture of experts: routing, and the experts' matrices over rows that are grouped by expert.
+
+A pair is one choice of one token: pair = token * k + choice. A tile is up to BLOCK_M pairs of one expert. Three kernels
+follow each other: gate and up with SwiGLU (x -> inner [pairs, width]), down (inner -> outputs [pairs, hidden]) and the
+weighted sum over each token's pairs. Nothing waits for the host: grids are upper bounds, and empty tiles return.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from qwen35mm_kernels.dispatch import implements
+from qwen35mm_kernels.gpu.arithmetic import dot, round_to
+from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+
+MAX_EXPERTS = 1024
+_NO_EXPERT = tl.constexpr(2**31 - 1)
+
+# (gate and up, down) for each BLOCK_M in bfloat16. At 16 rows the weights' way from memory decides: about 60 KB are
+# on their way to a multiprocessor, and one token's eight experts make 128 and 512 programs. All fit into 99 KB.
+_DEFAULTS = {
+    16: (Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 4), Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 4)),
+    64: (Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 4), Config({"BLOCK_N": 128, "BLOCK_K": 64}, 4, 4)),
+    128: (Config({"BLOCK_N": 64, "BLOCK_K": 64}, 8, 3), Config({"BLOCK_N": 128, "BLOCK_K": 64}, 8, 3)),
+}
+
+
+@triton.jit
+def _route_kernel(
+    logits_ptr, weights_ptr, chosen_ptr, stride_logits, num_experts, K: tl.constexpr, K_PADDED: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """One token: logits [N, E] -> weights, chosen [N, K], dense. K times the largest, the lowest of equals."""
+    row = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, BLOCK_E)
+    logits = tl.load(logits_ptr + row * stride_logits + experts, mask=experts < num_experts, other=-float("inf"))
+    logits = logits.to(tl.float32)
+    # Below every logit, -inf included: an expert that was taken or doesn't exist.
+    left = experts < num_experts
+    places = tl.arange(0, K_PADDED)
+    scores = tl.full((K_PADDED,), -float("inf"), tl.float32)
+    chosen = tl.zeros((K_PADDED,), tl.int32)
+    for choice in range(K):
+        best = tl.max(tl.where(left, logits, -float("inf")))
+        expert = tl.min(tl.where(left & (logits == best), experts, BLOCK_E))
+        scores = tl.where(places == choice, best, scores)
+        # Inside the experts even where a logit is NaN: these numbers become addresses.
+        chosen = tl.where(places == choice, tl.minimum(expert, num_experts - 1), chosen)
+        left = left & (experts != expert)
+    # Renormalised shares are a softmax over the chosen alone.
+    shares = tl.exp(scores - tl.max(scores))
+    shares = shares / tl.sum(shares)
+    tl.store(weights_ptr + row * K + places, round_to(shares, weights_ptr.dtype.element_ty), mask=places < K)
+    tl.store(chosen_ptr + row * K + places, chosen.to(tl.int64), mask=places < K)
+
+
+@implements("moe_route", "triton")
+def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`qwen35mm_kernels.moe_route` in one launch; the logits' rows are dense.
+
+    Raises:
+        ValueError: more than 1,024 experts, or rows that aren't dense.
+    """
+    num_tokens, num_experts = logits.shape
+    if num_experts > MAX_EXPERTS or logits.stride(1) != 1:
+        raise ValueError(
+            f"logits must have dense rows of at most {MAX_EXPERTS} experts, got shape {list(logits.shape)} with "
+            f"strides {list(logits.stride())}."
+        )
+    weights = torch.empty(num_tokens, k, dtype=logits.dtype, device=logits.device)
+    chosen = torch.empty(num_tokens, k, dtype=torch.int64, device=logits.device)
+    blocks = {"K": k, "K_PADDED": triton.next_power_of_2(k), "BLOCK_E": triton.next_power_of_2(num_experts)}
+    launch(
+        _route_kernel, (num_tokens,), logits, weights, chosen, logits.stride(0), num_experts,
+        config=Config(num_warps=1), **blocks,
+    )  # fmt: skip
+    return weights, chosen
+
+
+@triton.jit
+def _group_kernel(
+    chosen_ptr, pairs_ptr, tiles_ptr, stride_token, stride_choice, num_pairs,
+    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One expert: its pairs in rising order behind those of lower experts, and its tiles.
+
+    pairs [num_pairs] int32; tiles [num_pairs // BLOCK_M + E, 3] int32: expert, first row in pairs, number of rows.
+    """
+    expert = tl.program_id(0)
+    offsets = tl.arange(0, CHUNK)
+    before = tl.zeros((CHUNK,), tl.int32)
+    own = tl.zeros((CHUNK,), tl.int32)
+    for first in range(0, num_pairs, CHUNK):
+        pairs = first + offsets
+        address = chosen_ptr + (pairs // TOP_K).to(tl.int64) * stride_token + (pairs % TOP_K) * stride_choice
+        chosen = tl.load(address, mask=pairs < num_pairs, other=_NO_EXPERT)
+        before += (chosen < expert).to(tl.int32)
+        own += (chosen == expert).to(tl.int32)
+    start = tl.sum(before)
+    count = tl.sum(own)
+    end = start
+    for first in range(0, num_pairs, CHUNK):
+        pairs = first + offsets
+        address = chosen_ptr + (pairs // TOP_K).to(tl.int64) * stride_token + (pairs % TOP_K) * stride_choice
+        is_own = (tl.load(address, mask=pairs < num_pairs, other=_NO_EXPERT) == expert).to(tl.int32)
+        tl.store(pairs_ptr + end + tl.cumsum(is_own, 0) - 1, pairs, mask=is_own != 0)
+        end += tl.sum(is_own)
+    # An expert's tiles begin at start // BLOCK_M + expert: always room enough, and no sum over the other experts'
+    # tiles is needed. What is left over before the next expert's first tile has no row.
+    first_tile = start // BLOCK_M + expert
+    next_tile = (start + count) // BLOCK_M + expert + 1
+    for tile in range(first_tile, next_tile):
+        row = (tile - first_tile) * BLOCK_M
+        tl.store(tiles_ptr + tile * 3, expert)
+        tl.store(tiles_ptr + tile * 3 + 1, start + row)
+        tl.store(tiles_ptr + tile * 3 + 2, tl.maximum(0, tl.minimum(BLOCK_M, count - row)))
+
+
+@triton.jit
+def _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M: tl.constexpr):
+    """A tile of `_group_kernel`: its expert, its pairs [BLOCK_M] and which of them there are."""
+    offsets = tl.arange(0, BLOCK_M)
+    expert = tl.load(tiles_ptr + tile * 3)
+    start = tl.load(tiles_ptr + tile * 3 + 1)
+    is_row = offsets < tl.load(tiles_ptr + tile * 3 + 2)
+    return expert, tl.load(pairs_ptr + start + offsets, mask=is_row, other=0), is_row
+
+
+@triton.jit
+def _direct_rows(
+    chosen_ptr, stride_token, stride_choice, num_tokens, tile,
+    TOP_K: tl.constexpr, TOP_K_PADDED: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """With at most BLOCK_M tokens nothing needs grouping: row m is token m. Pair `tile`'s expert is worked on by the
+    first token that chose it; for the others no row is left.
+    """
+    tokens = tl.arange(0, BLOCK_M)
+    choices = tl.arange(0, TOP_K_PADDED)
+    expert = tl.load(chosen_ptr + (tile // TOP_K) * stride_token + (tile % TOP_K) * stride_choice)
+    address = chosen_ptr + tokens[:, None] * stride_token + choices[None, :] * stride_choice
+    mask = (tokens < num_tokens)[:, None] & (choices < TOP_K)[None, :]
+    is_own = tl.load(address, mask=mask, other=-1) == expert
+    choice = tl.max(tl.where(is_own, choices[None, :], -1), axis=1)
+    first = tl.min(tl.where(is_own, tokens[:, None], BLOCK_M))
+    choice = tl.where(first == tile // TOP_K, choice, -1)
+    return expert, tl.maximum(tokens * TOP_K + choice, 0), choice >= 0
+
+
+@triton.jit
+def _experts_kernel(
+    x_ptr, matrix_ptr, out_ptr, chosen_ptr, pairs_ptr, tiles_ptr, stride_x, stride_expert, stride_row, stride_token,
+    stride_choice, num_tokens, DEPTH: tl.constexpr, WIDTH: tl.constexpr, SWIGLU: tl.constexpr, TOP_K: tl.constexpr,
+    TOP_K_PADDED: tl.constexpr, GROUPED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One tile, BLOCK_N columns of out [pairs, WIDTH], dense.
+
+    SWIGLU: x [N, DEPTH], matrix [E, 2 * WIDTH, DEPTH], gate rows, then up rows. Else: x [pairs, DEPTH],
+    matrix [E, WIDTH, DEPTH].
+    """
+    tile = tl.program_id(1)
+    if GROUPED:
+        expert, pairs, is_row = _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M)
+    else:
+        expert, pairs, is_row = _direct_rows(
+            chosen_ptr, stride_token, stride_choice, num_tokens, tile, TOP_K, TOP_K_PADDED, BLOCK_M
+        )
+    if tl.max(is_row.to(tl.int32)) == 0:
+        return
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K)
+    rows = (pairs // TOP_K if SWIGLU else pairs).to(tl.int64)
+    x_ptrs = x_ptr + rows[:, None] * stride_x + depth[None, :]
+    first_ptr = matrix_ptr + expert.to(tl.int64) * stride_expert
+    ptrs = first_ptr + columns[None, :].to(tl.int64) * stride_row + depth[:, None]
+    up_ptrs = ptrs + WIDTH * stride_row
+    out = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, DEPTH, BLOCK_K):
+        x_mask = is_row[:, None]
+        mask = (columns < WIDTH)[None, :]
+        if DEPTH % BLOCK_K != 0:
+            x_mask = x_mask & (first + depth < DEPTH)[None, :]
+            mask = mask & (first + depth < DEPTH)[:, None]
+        x = tl.load(x_ptrs + first, mask=x_mask, other=0.0)
+        out = dot(x, tl.load(ptrs + first, mask=mask, other=0.0), out, PRECISION)
+        if SWIGLU:
+            up = dot(x, tl.load(up_ptrs + first, mask=mask, other=0.0), up, PRECISION)
+    if SWIGLU:
+        out = out / (1 + tl.exp(-out)) * up
+    out_ptrs = out_ptr + pairs.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+    tl.store(out_ptrs, round_to(out, out_ptr.dtype.element_ty), mask=is_row[:, None] & (columns < WIDTH)[None, :])
+
+
+@triton.jit
+def _combine_kernel(
+    outputs_ptr, weights_ptr, out_ptr, stride_token, stride_choice, HIDDEN: tl.constexpr, TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One token, BLOCK_N columns: the weighted sum of outputs [N, TOP_K, HIDDEN] in the order of choice, dense."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for choice in range(TOP_K):
+        weight = tl.load(weights_ptr + token * stride_token + choice * stride_choice).to(tl.float32)
+        output = tl.load(outputs_ptr + (token * TOP_K + choice) * HIDDEN + columns, mask=columns < HIDDEN, other=0.0)
+        total += weight * output.to(tl.float32)
+    tl.store(out_ptr + token * HIDDEN + columns, round_to(total, out_ptr.dtype.element_ty), mask=columns < HIDDEN)
+
+
+@implements("moe_experts", "triton")
+def moe_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    block_m: int | None = None,
+) -> torch.Tensor:
+    """`qwen35mm_kernels.moe_experts`; the last dimension of x, gate_up and down is dense, the others' strides are free.
+
+    Raises:
+        ValueError: a last dimension that isn't dense.
+    """
+    for name, tensor in (("x", x), ("gate_up", gate_up), ("down", down)):
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name} must be dense in its last dimension, got strides {list(tensor.stride())}.")
+    num_tokens, top_k = chosen.shape
+    num_experts, hidden, width = down.shape
+    num_pairs = num_tokens * top_k
+    block_m = rows_of_a_tile(num_pairs, num_experts) if block_m is None else block_m
+    gate_up_config, down_config = _configs(x, hidden, width, block_m)
+
+    grouped = num_tokens > block_m
+    pairs, tiles, num_tiles = _group(chosen, num_experts, block_m) if grouped else (chosen, chosen, num_pairs)
+    inner = x.new_empty(num_pairs, width)
+    outputs = x.new_empty(num_pairs, hidden)
+    for source, matrix, target, config in ((x, gate_up, inner, gate_up_config), (inner, down, outputs, down_config)):
+        launch(
+            _experts_kernel,
+            (triton.cdiv(target.shape[1], config.blocks["BLOCK_N"]), num_tiles),
+            *(source, matrix, target, chosen, pairs, tiles),
+            *(source.stride(0), *matrix.stride()[:2], *chosen.stride(), num_tokens),
+            config=config,
+            DEPTH=source.shape[1],
+            WIDTH=target.shape[1],
+            SWIGLU=matrix is gate_up,
+            TOP_K=top_k,
+            TOP_K_PADDED=triton.next_power_of_2(top_k),
+            GROUPED=grouped,
+            PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            BLOCK_M=block_m,
+        )
+    out = x.new_empty(num_tokens, hidden)
+    config = config_for("moe_combine", x.device, f"K{hidden}", Config({"BLOCK_N": 1024}, 4))
+    launch(
+        _combine_kernel,
+        (num_tokens, triton.cdiv(hidden, config.blocks["BLOCK_N"])),
+        *(outputs, weights, out, *weights.stride()),
+        config=config,
+        HIDDEN=hidden,
+        TOP_K=top_k,
+    )
+    return out
+
+
+def rows_of_a_tile(num_pairs: int, num_experts: int) -> int:
+    """BLOCK_M for so many pairs: 16 while an expert has few rows (decode), 64 or 128 where tiles get full (prefill)."""
+    rows_per_expert = num_pairs / num_experts
+    return 16 if rows_per_expert <= 4 else 64 if rows_per_expert <= 96 else 128
+
+
+def _configs(x: torch.Tensor, hidden: int, width: int, block_m: int) -> tuple[Config, Config]:
+    # float32 takes twice the shared memory and no matrix units.
+    factor = 2 if x.dtype == torch.float32 else 1
+    name = f"M{block_m}_K{hidden}_N{width}" + ("_fp32" if factor == 2 else "")
+    gate_up, down = (
+        Config({**config.blocks, "BLOCK_K": config.blocks["BLOCK_K"] // factor}, config.num_warps, config.num_stages)
+        for config in _DEFAULTS[block_m]
+    )
+    return config_for("moe_gate_up", x.device, name, gate_up), config_for("moe_down", x.device, name, down)
+
+
+def _group(chosen: torch.Tensor, num_experts: int, block_m: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """pairs, tiles (see `_group_kernel`) and the number of tiles."""
+    num_pairs = chosen.numel()
+    num_tiles = num_pairs // block_m + num_experts
+    pairs = torch.empty(num_pairs, dtype=torch.int32, device=chosen.device)
+    tiles = torch.empty(num_tiles, 3, dtype=torch.int32, device=chosen.device)
+    launch(
+        _group_kernel, (num_experts,), chosen, pairs, tiles, *chosen.stride(), num_pairs,
+        config=Config({"CHUNK": 1024}, 4), TOP_K=chosen.shape[1], BLOCK_M=block_m,
+    )  # fmt: skip
+    return pairs, tiles, num_tiles

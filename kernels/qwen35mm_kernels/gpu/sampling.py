@@ -1,0 +1,222 @@
+"""Sampling in three launches, for a vocabulary that is never sorted.
+
+The vocabulary is cut into blocks. `_scores_kernel` applies penalties and temperature and finds each block's best score.
+`_candidates_kernel` leaves few tokens of each block: its highest, or the winner of its race where nothing is filtered.
+`_draw_kernel` searches the candidates for the lowest score kept and draws. Where that score may lie below one that
+`_candidates_kernel` left out (a flat distribution and a wide top-p), it searches the whole row instead: some 200 times
+slower per token, and the same result.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from qwen35mm_kernels.dispatch import implements
+from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.sampling_search import (
+    HIGHEST_KEY,
+    LOWEST_KEY,
+    as_keys,
+    as_masses,
+    count_threshold,
+    mass_threshold,
+    race_in_row,
+    run_races,
+    threshold_in_row,
+    winner_of,
+)
+from qwen35mm_kernels.sampling import SamplingRows
+
+# 61 programs a row of 248,320 tokens, and 61 x 64 candidates at most, which one program holds in its registers.
+_DEFAULT = Config({"BLOCK": 4096, "CAPACITY": 64}, 8)
+
+
+@triton.jit
+def _scores_kernel(
+    logits_ptr, temperature_ptr, top_k_ptr, repetition_ptr, presence_ptr, slots_ptr, in_text_ptr, in_reply_ptr,
+    banned_ptr, scores_ptr, best_ptr, best_id_ptr, stride_logits, stride_text, stride_reply, stride_banned, vocab,
+    num_blocks, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of one row: logits -> scores [B, vocab] float32, best and best_id [B, num_blocks]."""
+    block = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    token_ids = block * BLOCK + tl.arange(0, BLOCK)
+    valid = token_ids < vocab
+    scores = tl.load(logits_ptr + row * stride_logits + token_ids, mask=valid, other=0.0).to(tl.float32)
+    in_text = tl.load(in_text_ptr + slot * stride_text + token_ids, mask=valid, other=0) != 0
+    in_reply = tl.load(in_reply_ptr + slot * stride_reply + token_ids, mask=valid, other=0) != 0
+    banned = tl.load(banned_ptr + row * stride_banned + token_ids, mask=valid, other=1) != 0
+    penalty = tl.load(repetition_ptr + row)
+    penalised = tl.where(scores < 0, scores * penalty, tl.div_rn(scores, tl.zeros_like(scores) + penalty))
+    scores = tl.where(in_text, penalised, scores)
+    scores -= tl.where(in_reply, tl.load(presence_ptr + row), 0.0)
+    scores = tl.where(banned, -float("inf"), scores)
+    temperature = tl.load(temperature_ptr + row)
+    temperature = tl.where((temperature == 0.0) | (tl.load(top_k_ptr + row) == 1), 1.0, temperature)
+    scores = tl.div_rn(scores, tl.zeros_like(scores) + temperature)
+    tl.store(scores_ptr + row * vocab + token_ids, scores, mask=valid)
+    best, best_id = winner_of(scores, token_ids)
+    tl.store(best_ptr + row * num_blocks + block, best)
+    tl.store(best_id_ptr + row * num_blocks + block, best_id)
+
+
+@triton.jit
+def _candidates_kernel(
+    scores_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seeds_ptr, steps_ptr, candidates_ptr,
+    candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, vocab, num_blocks,
+    BLOCK: tl.constexpr, BLOCKS_PADDED: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """One block of one row: its tokens that the draw needs to know.
+
+    candidates, candidate_ids [B, num_blocks, CAPACITY] and counts [B, num_blocks] of them; the highest key that was
+    left out in dropped [B, num_blocks]; the mass of all in masses [B, num_blocks].
+    """
+    block = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    top_k = tl.load(top_k_ptr + row)
+    if (tl.load(temperature_ptr + row) == 0.0) | (top_k == 1):
+        return
+    blocks = tl.arange(0, BLOCKS_PADDED)
+    highest = tl.max(tl.load(best_ptr + row * num_blocks + blocks, mask=blocks < num_blocks, other=-float("inf")))
+    token_ids = block * BLOCK + tl.arange(0, BLOCK)
+    valid = token_ids < vocab
+    scores = tl.load(scores_ptr + row * vocab + token_ids, mask=valid, other=0.0)
+    place = row * num_blocks + block
+    if (top_k == 0) & (tl.load(top_p_ptr + row) >= 1.0):
+        # Nothing but min-p filters, which needs no search: the best of the blocks' winners is the row's.
+        min_p, seed, step = tl.load(min_p_ptr + row), tl.load(seeds_ptr + row), tl.load(steps_ptr + row)
+        races = run_races(scores, highest, min_p, token_ids, seed, step, valid)
+        _, winner = winner_of(races, token_ids)
+        tl.store(candidates_ptr + place * CAPACITY + token_ids * 0, scores, mask=token_ids == winner)
+        tl.store(candidate_ids_ptr + place * CAPACITY, winner)
+        tl.store(counts_ptr + place, tl.max((races >= 0.0).to(tl.int32)))
+        tl.store(dropped_ptr + place, LOWEST_KEY)
+        tl.store(masses_ptr + place, tl.zeros((), tl.int64))
+    else:
+        keys = as_keys(scores, valid)
+        # The highest left out, its equals with it: what is above fits.
+        dropped = count_threshold(keys, CAPACITY + 1)
+        kept = keys > dropped
+        places = place * CAPACITY + tl.cumsum(kept.to(tl.int32), 0) - 1
+        tl.store(candidates_ptr + places, scores, mask=kept)
+        tl.store(candidate_ids_ptr + places, token_ids, mask=kept)
+        tl.store(counts_ptr + place, tl.sum(kept.to(tl.int32)))
+        tl.store(dropped_ptr + place, dropped)
+        tl.store(masses_ptr + place, tl.sum(as_masses(scores, highest, valid)))
+
+
+@triton.jit
+def _draw_kernel(
+    scores_ptr, best_ptr, best_id_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seeds_ptr, steps_ptr,
+    slots_ptr, candidates_ptr, candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, in_text_ptr, in_reply_ptr,
+    chosen_ptr, stride_text, stride_reply, vocab, num_blocks,
+    BLOCK: tl.constexpr, BLOCKS_PADDED: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """One row: its token into chosen [B] and into both pools."""
+    row = tl.program_id(0).to(tl.int64)
+    blocks = tl.arange(0, BLOCKS_PADDED)
+    is_block = blocks < num_blocks
+    first_place = row * num_blocks
+    best = tl.load(best_ptr + first_place + blocks, mask=is_block, other=-float("inf"))
+    highest, token_id = winner_of(best, tl.load(best_id_ptr + first_place + blocks, mask=is_block, other=HIGHEST_KEY))
+    top_k = tl.load(top_k_ptr + row)
+    if (tl.load(temperature_ptr + row) != 0.0) & (top_k != 1):
+        top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+        seed, step = tl.load(seeds_ptr + row), tl.load(steps_ptr + row)
+        dropped = tl.max(tl.load(dropped_ptr + first_place + blocks, mask=is_block, other=LOWEST_KEY))
+        places = tl.arange(0, BLOCKS_PADDED * CAPACITY)
+        of_block = places // CAPACITY
+        count = tl.load(counts_ptr + first_place + of_block, mask=of_block < num_blocks, other=0)
+        valid = places % CAPACITY < count
+        scores = tl.load(candidates_ptr + first_place * CAPACITY + places, mask=valid, other=0.0)
+        ids = tl.load(candidate_ids_ptr + first_place * CAPACITY + places, mask=valid, other=0)
+        keys = as_keys(scores, valid)
+        masses = as_masses(scores, highest, valid)
+        total = tl.sum(tl.load(masses_ptr + first_place + blocks, mask=is_block, other=0))
+        lowest_kept = tl.full((), LOWEST_KEY + 1, tl.int32)
+        if top_k > 0:
+            lowest_kept = tl.maximum(count_threshold(keys, top_k), lowest_kept)
+            total = tl.sum(tl.where(keys >= lowest_kept, masses, 0))
+        # Both searches saw all they had to only if every token that was left out lies below their results.
+        complete = (top_k == 0) | (lowest_kept > dropped)
+        if top_p < 1.0:
+            lowest_kept = tl.maximum(mass_threshold(keys, masses, top_p * total.to(tl.float32)), lowest_kept)
+        if complete & (lowest_kept > dropped):
+            races = run_races(scores, highest, min_p, ids, seed, step, valid & (keys >= lowest_kept))
+            _, token_id = winner_of(races, ids)
+        else:
+            row_ptr = scores_ptr + row * vocab
+            lowest_kept = threshold_in_row(row_ptr, vocab, highest, top_k, top_p, BLOCK)
+            token_id = race_in_row(row_ptr, vocab, highest, min_p, lowest_kept, seed, step, BLOCK)
+    # Inside the vocabulary even where a logit is NaN: this number becomes an address.
+    token_id = tl.minimum(token_id, vocab - 1)
+    slot = tl.load(slots_ptr + row)
+    tl.store(chosen_ptr + row, token_id.to(tl.int64))
+    tl.store(in_text_ptr + slot * stride_text + token_id, 1)
+    tl.store(in_reply_ptr + slot * stride_reply + token_id, 1)
+
+
+@implements("sample", "triton")
+def sample(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    seen_in_text: torch.Tensor,
+    seen_in_reply: torch.Tensor,
+    banned: torch.Tensor,
+) -> torch.Tensor:
+    """`qwen35mm_kernels.sample` in three launches without a wait; banned is [B, vocab], its rows may be one (stride 0).
+
+    Raises:
+        ValueError: rows of logits, seen tokens or banned ids that aren't dense.
+    """
+    matrices = {"logits": logits, "seen_in_text": seen_in_text, "seen_in_reply": seen_in_reply, "banned": banned}
+    for name, tensor in matrices.items():
+        if tensor.stride(1) != 1:
+            raise ValueError(f"{name} must be dense in its last dimension, got strides {list(tensor.stride())}.")
+    batch, vocab = logits.shape
+    config = config_for("sampling", logits.device, f"V{vocab}", _DEFAULT)
+    block, capacity = config.blocks["BLOCK"], config.blocks["CAPACITY"]
+    num_blocks = triton.cdiv(vocab, block)
+
+    def scratch(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(batch, *shape, dtype=dtype, device=logits.device)
+
+    scores = scratch(vocab, dtype=torch.float32)
+    best = scratch(num_blocks, dtype=torch.float32), scratch(num_blocks, dtype=torch.int32)
+    launch(
+        _scores_kernel,
+        (num_blocks, batch),
+        *(logits, rows.temperature, rows.top_k, rows.repetition_penalty, rows.presence_penalty, rows.slots),
+        *(seen_in_text, seen_in_reply, banned, scores, *best),
+        *(logits.stride(0), seen_in_text.stride(0), seen_in_reply.stride(0), banned.stride(0), vocab, num_blocks),
+        config=Config({"BLOCK": block}, config.num_warps),
+    )
+    filters = rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, rows.steps
+    candidates = (
+        scratch(num_blocks, capacity, dtype=torch.float32),
+        scratch(num_blocks, capacity, dtype=torch.int32),
+        scratch(num_blocks, dtype=torch.int32),
+        scratch(num_blocks, dtype=torch.int32),
+        scratch(num_blocks, dtype=torch.int64),
+    )
+    blocks_padded = triton.next_power_of_2(num_blocks)
+    launch(
+        _candidates_kernel,
+        (num_blocks, batch),
+        *(scores, best[0], *filters, *candidates, vocab, num_blocks),
+        config=config,
+        BLOCKS_PADDED=blocks_padded,
+    )
+    chosen = scratch(dtype=torch.int64)
+    launch(
+        _draw_kernel,
+        (batch,),
+        *(scores, *best, *filters, rows.slots, *candidates, seen_in_text, seen_in_reply, chosen),
+        *(seen_in_text.stride(0), seen_in_reply.stride(0), vocab, num_blocks),
+        config=config,
+        BLOCKS_PADDED=blocks_padded,
+    )
+    return chosen

@@ -1,0 +1,136 @@
+"""Device functions of sampling: scores as keys, races, and the searches for the lowest key that is kept.
+
+Keys are int32 of the same order as the scores. A search is a bisection of their 32 bits: always as many rounds.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from qwen35mm_kernels.sampling import MASS_SCALE
+
+_MASS_SCALE = tl.constexpr(MASS_SCALE)
+LOWEST_KEY = tl.constexpr(-(2**31))
+HIGHEST_KEY = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def as_keys(scores, valid):
+    """float32 -> int32 of the same order; what isn't valid gets the lowest key, which no score has."""
+    # Both zeros have one key.
+    bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
+    return tl.where(valid, bits ^ ((bits >> 31) & 0x7FFFFFFF), LOWEST_KEY)
+
+
+@triton.jit
+def as_masses(scores, highest, valid):
+    return tl.where(valid, tl.exp(scores - highest) * _MASS_SCALE, 0.0).to(tl.int64)
+
+
+@triton.jit
+def run_races(scores, highest, min_p, token_ids, seed, step, valid):
+    """weight / exponential, see qwen35mm_kernels/sampling.py; -1 for what isn't valid or too unlikely."""
+    bits, _, _, _ = tl.philox(seed, token_ids, step.to(tl.int32), (step >> 32).to(tl.int32), token_ids * 0)
+    uniform = (bits.to(tl.float32) + 0.5) * (2.0**-32)
+    series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3)))
+    exact = -tl.log(1 - tl.minimum(uniform, 1 - 2.0**-24))
+    weights = tl.exp(scores - highest)
+    races = tl.div_rn(weights, tl.where(uniform < 2.0**-7, series, exact))
+    return tl.where(valid & (weights >= min_p), races, -1.0)
+
+
+@triton.jit
+def winner_of(races, token_ids):
+    """The best race and the lowest token that ran it."""
+    best = tl.max(races)
+    return best, tl.min(tl.where(races == best, token_ids, HIGHEST_KEY))
+
+
+@triton.jit
+def count_threshold(keys, count):
+    """The highest key that at least `count` keys reach; the lowest key if so many aren't valid."""
+    low = tl.full((), LOWEST_KEY, tl.int64)
+    high = tl.full((), HIGHEST_KEY, tl.int64)
+    for _ in range(32):
+        middle = (low + high + 1) >> 1
+        enough = tl.sum((keys >= middle.to(tl.int32)).to(tl.int32)) >= count
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low.to(tl.int32)
+
+
+@triton.jit
+def mass_threshold(keys, masses, bound):
+    """The lowest key above which there is less mass than `bound`."""
+    low = tl.full((), LOWEST_KEY, tl.int64)
+    high = tl.full((), HIGHEST_KEY, tl.int64)
+    for _ in range(32):
+        middle = (low + high) >> 1
+        below = tl.sum(tl.where(keys > middle.to(tl.int32), masses, 0)).to(tl.float32) < bound
+        high = tl.where(below, middle, high)
+        low = tl.where(below, low, middle + 1)
+    return high.to(tl.int32)
+
+
+@triton.jit
+def _count_in_row(scores_ptr, vocab, key, CHUNK: tl.constexpr):
+    """How many of a row's scores reach a key."""
+    counts = tl.zeros((CHUNK,), tl.int32)
+    for first in range(0, vocab, CHUNK):
+        token_ids = first + tl.arange(0, CHUNK)
+        valid = token_ids < vocab
+        counts += (as_keys(tl.load(scores_ptr + token_ids, mask=valid, other=0.0), valid) >= key).to(tl.int32)
+    return tl.sum(counts)
+
+
+@triton.jit
+def _mass_in_row(scores_ptr, vocab, highest, key, CHUNK: tl.constexpr):
+    """The mass of a row's scores above a key."""
+    masses = tl.zeros((CHUNK,), tl.int64)
+    for first in range(0, vocab, CHUNK):
+        token_ids = first + tl.arange(0, CHUNK)
+        valid = token_ids < vocab
+        scores = tl.load(scores_ptr + token_ids, mask=valid, other=0.0)
+        masses += as_masses(scores, highest, as_keys(scores, valid) > key)
+    return tl.sum(masses)
+
+
+@triton.jit
+def threshold_in_row(scores_ptr, vocab, highest, top_k, top_p, CHUNK: tl.constexpr):
+    """The lowest key kept, from a whole row in memory: `count_threshold`, then `mass_threshold`."""
+    low = tl.full((), LOWEST_KEY, tl.int64)
+    if top_k > 0:
+        high = tl.full((), HIGHEST_KEY, tl.int64)
+        for _ in range(32):
+            middle = (low + high + 1) >> 1
+            enough = _count_in_row(scores_ptr, vocab, middle.to(tl.int32), CHUNK) >= top_k
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle - 1)
+    if top_p < 1:
+        # Keys from `low` on have passed top-k; the search for the lowest that passes top-p starts there.
+        total = _mass_in_row(scores_ptr, vocab, highest, tl.maximum(low - 1, LOWEST_KEY).to(tl.int32), CHUNK)
+        bound = top_p * total.to(tl.float32)
+        high = tl.full((), HIGHEST_KEY, tl.int64)
+        for _ in range(32):
+            middle = (low + high) >> 1
+            below = _mass_in_row(scores_ptr, vocab, highest, middle.to(tl.int32), CHUNK).to(tl.float32) < bound
+            high = tl.where(below, middle, high)
+            low = tl.where(below, low, middle + 1)
+    return low.to(tl.int32)
+
+
+@triton.jit
+def race_in_row(scores_ptr, vocab, highest, min_p, lowest_kept, seed, step, CHUNK: tl.constexpr):
+    """The token that wins among a row's scores from a key on."""
+    best = tl.full((), -1.0, tl.float32)
+    token_id = tl.full((), 0, tl.int32)
+    for first in range(0, vocab, CHUNK):
+        token_ids = first + tl.arange(0, CHUNK)
+        valid = token_ids < vocab
+        scores = tl.load(scores_ptr + token_ids, mask=valid, other=0.0)
+        kept = valid & (as_keys(scores, valid) >= lowest_kept)
+        race, winner = winner_of(run_races(scores, highest, min_p, token_ids, seed, step, kept), token_ids)
+        token_id = tl.where(race > best, winner, token_id)
+        best = tl.maximum(best, race)
+    return token_id

@@ -1,0 +1,222 @@
+"""From logits to the next token ids, on the device: a row of a batch is a sequence with parameters of its own.
+
+The order of operations and their formulas follow transformers' generation/logits_process.py; `presence_penalty` follows
+the OpenAI API (generated tokens only). A draw is a pure function of a row's scores, seed and step: each kept token has
+a random exponential number, and the largest weight / exponential wins, which happens with probability weight / sum of
+weights. No order of tokens is involved, and nothing but the token's own number: Philox4x32-10 (Salmon et al. 2011) of
+counter (token id, step) and key (seed).
+
+Which tokens are kept, in words that say what happens to equals: a token passes top-k if fewer than k tokens score
+higher, and top-p if the higher ones' share of what passed top-k lies below top_p. Equals stay or go together.
+Shares are sums of whole numbers, floor(exp(score - highest score) * 2**40): exact, so the order of a sum can't show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from qwen35mm_kernels.checks import FLOAT_DTYPES, check_dtype, check_shape
+from qwen35mm_kernels.dispatch import implementation, implements
+
+MASS_SCALE = float(1 << 40)
+_MASK_32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """What decides each row's draw; one-dimensional tensors [B], dense, on the logits' device.
+
+    A captured graph is replayed with other values by writing into these tensors.
+
+    Attributes:
+        temperature: float32; 0 takes the likeliest token, as top_k = 1 does.
+        top_k: int32; 0 keeps all.
+        top_p: float32, above 0; 1 keeps all.
+        min_p: float32; drops tokens less likely than this share of the likeliest one.
+        repetition_penalty: float32; divides (multiplies, if negative) the logits of tokens seen in the text.
+        presence_penalty: float32; subtracted from the logits of tokens seen in the reply.
+        seeds: int64, of the reply's random numbers.
+        steps: int64, the number of the token in its reply.
+        slots: int64, the row's place in the pools of seen tokens.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    repetition_penalty: torch.Tensor
+    presence_penalty: torch.Tensor
+    seeds: torch.Tensor
+    steps: torch.Tensor
+    slots: torch.Tensor
+
+
+_ROW_DTYPES = {"top_k": torch.int32, "seeds": torch.int64, "steps": torch.int64, "slots": torch.int64}
+
+
+def sample(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    seen_in_text: torch.Tensor,
+    seen_in_reply: torch.Tensor,
+    banned: torch.Tensor,
+) -> torch.Tensor:
+    """Each row's next token id; of equally good ones the lowest.
+
+    Args:
+        logits: [B, vocab], float32 or bfloat16, not changed. The arithmetic is float32. In each row at least one that
+            isn't banned is finite.
+        rows: each row's parameters.
+        seen_in_text: [S, vocab] bool, the tokens in the prompt and the reply of each slot. The chosen token is entered.
+        seen_in_reply: [S, vocab] bool, the tokens in the reply of each slot. The chosen token is entered.
+        banned: [vocab] or [B, vocab] bool, ids that can't be chosen; top-k, top-p and min-p don't see them.
+
+    Returns:
+        [B] int64. Implementations agree but where two numbers differ by no more than the rounding of an exponential.
+
+    Raises:
+        ValueError, TypeError: a shape or dtype that doesn't fit.
+    """
+    check_dtype("logits", logits, FLOAT_DTYPES)
+    check_shape("logits", logits, (None, None), "[B, vocab]")
+    batch, vocab = logits.shape
+    for field in fields(rows):
+        values = getattr(rows, field.name)
+        check_dtype(field.name, values, (_ROW_DTYPES.get(field.name, torch.float32),))
+        check_shape(field.name, values, (batch,), "[B]")
+    for name, seen in (("seen_in_text", seen_in_text), ("seen_in_reply", seen_in_reply)):
+        check_dtype(name, seen, (torch.bool,))
+        check_shape(name, seen, (None, vocab), "[S, vocab]")
+    check_dtype("banned", banned, (torch.bool,))
+    if banned.ndim == 1:
+        banned = banned[None].expand(batch, -1)
+    check_shape("banned", banned, (batch, vocab), "[vocab] or [B, vocab]")
+    return implementation("sample", logits.device)(logits, rows, seen_in_text, seen_in_reply, banned)
+
+
+def random_bits(seeds: torch.Tensor, steps: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """32 random bits as int64 for seeds, steps and token ids (int64) that broadcast: Philox4x32-10's first word."""
+    words = philox(
+        (token_ids, steps & _MASK_32, (steps >> 32) & _MASK_32, torch.zeros_like(token_ids)),
+        (seeds & _MASK_32, (seeds >> 32) & _MASK_32),
+    )
+    return words[0]
+
+
+def philox(
+    counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor], num_rounds: int = 10
+) -> tuple[torch.Tensor, ...]:
+    """Philox4x32 on int64 tensors that hold 32 unsigned bits each: four words of counter, two of key, four out."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(num_rounds):
+        # A product of 64 bits may wrap into the sign; shifted and masked, its halves are right all the same.
+        first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c2 = ((second >> 32) & _MASK_32) ^ c1 ^ k0, ((first >> 32) & _MASK_32) ^ c3 ^ k1
+        c1, c3 = second & _MASK_32, first & _MASK_32
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK_32, (k1 + 0xBB67AE85) & _MASK_32
+    return c0, c1, c2, c3
+
+
+def exponentials(bits: torch.Tensor) -> torch.Tensor:
+    """32 random bits -> -log(1 - uniform) in float32, precise also where it is small: the small ones win."""
+    uniform = (bits.float() + 0.5) * 2.0**-32
+    series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3)))
+    return torch.where(uniform < 2.0**-7, series, -torch.log(1 - uniform.clamp(max=1 - 2.0**-24)))
+
+
+def _scores(
+    logits: torch.Tensor, rows: SamplingRows, in_text: torch.Tensor, in_reply: torch.Tensor, banned: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Penalised logits over temperature [B, vocab] (greedy: over 1), and which rows are greedy [B]."""
+    scores = logits.float()
+    penalty = rows.repetition_penalty[:, None]
+    scores = torch.where(in_text, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+    scores = scores - rows.presence_penalty[:, None] * in_reply
+    scores = torch.where(banned, -torch.inf, scores)
+    greedy = (rows.temperature == 0) | (rows.top_k == 1)
+    return scores / torch.where(greedy, 1.0, rows.temperature)[:, None], greedy
+
+
+def naive_sample(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    seen_in_text: torch.Tensor,
+    seen_in_reply: torch.Tensor,
+    banned: torch.Tensor,
+) -> torch.Tensor:
+    """The specification of `sample`: row after row, token after token."""
+    if banned.ndim == 1:
+        banned = banned[None].expand(logits.shape[0], -1)
+    slots = rows.slots
+    scores, greedy = _scores(logits, rows, seen_in_text[slots], seen_in_reply[slots], banned)
+    token_ids = torch.arange(logits.shape[1])
+    chosen = []
+    for row, row_scores in enumerate(scores):
+        weights = torch.exp(row_scores - row_scores.max())
+        bits = random_bits(rows.seeds[row], rows.steps[row], token_ids)
+        races = row_scores if greedy[row] else weights / exponentials(bits)
+        kept = range(len(row_scores)) if greedy[row] else _naive_kept(row_scores.tolist(), weights, rows, row)
+        chosen.append(max(kept, key=lambda token_id, races=races: (races[token_id].item(), -token_id)))
+        seen_in_text[slots[row], chosen[-1]] = True
+        seen_in_reply[slots[row], chosen[-1]] = True
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+def _naive_kept(scores: list[float], weights: torch.Tensor, rows: SamplingRows, row: int) -> list[int]:
+    masses = (weights * MASS_SCALE).long().tolist()
+    order = sorted(range(len(scores)), key=lambda token_id: -scores[token_id])
+    # How many tokens score higher, and how much mass they have.
+    higher: dict[int, tuple[int, int]] = {}
+    mass = 0
+    for place, token_id in enumerate(order):
+        equal_to_last = place > 0 and scores[order[place - 1]] == scores[token_id]
+        higher[token_id] = higher[order[place - 1]] if equal_to_last else (place, mass)
+        mass += masses[token_id]
+    top_k, top_p, min_p = int(rows.top_k[row]), rows.top_p[row], rows.min_p[row]
+    kept = [token_id for token_id in order if top_k == 0 or higher[token_id][0] < top_k]
+    if top_p < 1:
+        bound = top_p * torch.tensor(sum(masses[token_id] for token_id in kept)).float()
+        kept = [token_id for token_id in kept if torch.tensor(higher[token_id][1]).float() < bound]
+    return [token_id for token_id in kept if weights[token_id] >= min_p]
+
+
+@implements("sample", "torch")
+def _sample(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    seen_in_text: torch.Tensor,
+    seen_in_reply: torch.Tensor,
+    banned: torch.Tensor,
+) -> torch.Tensor:
+    slots = rows.slots
+    scores, greedy = _scores(logits, rows, seen_in_text[slots], seen_in_reply[slots], banned)
+    chosen = scores.argmax(dim=-1)
+    drawn = ~greedy
+    if drawn.any():
+        chosen[drawn] = _draw(scores[drawn], SamplingRows(*(getattr(rows, f.name)[drawn] for f in fields(rows))))
+    seen_in_text[slots, chosen] = True
+    seen_in_reply[slots, chosen] = True
+    return chosen
+
+
+def _draw(scores: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """scores [B, vocab] of rows that aren't greedy -> token ids [B]."""
+    vocab = scores.shape[1]
+    weights = torch.exp(scores - scores.amax(dim=-1, keepdim=True))
+    kept = weights >= rows.min_p[:, None]
+    if ((rows.top_k > 0) | (rows.top_p < 1)).any():
+        ordered, order = torch.sort(scores, dim=-1, descending=True)
+        masses = (weights * MASS_SCALE).long().gather(1, order)
+        top_k = torch.where(rows.top_k > 0, rows.top_k, vocab).clamp(max=vocab).long()[:, None]
+        passed = ordered >= ordered.gather(1, top_k - 1)
+        total = (masses * passed).sum(dim=-1, keepdim=True)
+        before = (masses.cumsum(dim=-1) - masses).float()
+        passed &= (before < rows.top_p[:, None] * total.float()) | (rows.top_p >= 1)[:, None]
+        # What passed is a beginning of the order; equals of its last one pass with it.
+        kept &= scores >= ordered.gather(1, passed.sum(dim=-1, keepdim=True) - 1)
+    token_ids = torch.arange(vocab, device=scores.device)
+    bits = random_bits(rows.seeds[:, None], rows.steps[:, None], token_ids[None])
+    return torch.where(kept, weights / exponentials(bits), -1.0).argmax(dim=-1)

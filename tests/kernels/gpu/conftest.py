@@ -1,0 +1,18 @@
+"""Each kernel test runs on the CPU under Triton's interpreter, and compiled on a card with `make test-gpu`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where a test's tensors live."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    assert interpreted == (request.param == "cpu"), "TRITON_INTERPRET must be 1 for the CPU and 0 for a card"
+    return torch.device(request.param)

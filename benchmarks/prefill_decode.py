@@ -6,7 +6,8 @@
 Prefill multiplies large matrices and is bound by arithmetic; decode reads every weight for one token and is bound by
 memory bandwidth. Each engine lives in a process of its own; they are measured in turns, one length after the other,
 so that a machine that slows down does so for both. The prompt is random text in one piece, ending in the logits of
-its last token; then tokens are decoded greedily.
+its last token; then tokens are decoded greedily. On a GPU ours decodes as the engine does, by CUDA graphs and one step
+ahead of the host; the peer takes flash-linear-attention and causal-conv1d where they are installed.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Runner(Protocol):
         """Starts a new sequence with the prompt [T]; returns the likeliest next token."""
         ...
 
-    def decode(self, token_id: int) -> int:
-        """Runs one token; returns the likeliest next one."""
+    def decode(self, token_id: int, num_tokens: int) -> list[float]:
+        """Runs so many tokens, each the likeliest one after the last; seconds of each."""
         ...
 
 
@@ -62,11 +63,43 @@ class OurRunner:
         hidden = self.model.prefill(self.model.embed_tokens(token_ids.to(self.model.device)), positions, self.cache)
         return int(self.model.logits(hidden[-1:]).argmax())
 
-    def decode(self, token_id: int) -> int:
+    def decode(self, token_id: int, num_tokens: int) -> list[float]:
+        return decode_one_by_one(self._step, token_id, num_tokens)
+
+    def _step(self, token_id: int) -> int:
         device = self.model.device
         positions = torch.full((3, 1), self.cache.next_position, device=device)
         hidden = self.model.decode(torch.tensor([token_id], device=device), positions, [self.cache])
         return int(self.model.logits(hidden).argmax())
+
+
+class OurGraphRunner(OurRunner):
+    """As the engine decodes on a GPU: a step is launched before the one before is read."""
+
+    def __init__(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
+        from qwen35mm.engine.slot_tables import SlotTables
+        from qwen35mm.engine.step_graph import StepGraph
+
+        super().__init__(folder, dtype, device, max_tokens)
+        # A slot that nobody was admitted to takes the likeliest token.
+        tables = SlotTables(1, self.model.config.text.vocab_size, [], self.model.device)
+        self.graph = StepGraph(self.model, self.pools, tables, 1, self.pools.kv.blocks_for(max_tokens))
+
+    def decode(self, token_id: int, num_tokens: int) -> list[float]:
+        from qwen35mm.engine.step_graph import StepInputs
+
+        started = time.perf_counter()
+        for step in range(num_tokens):
+            self.cache.prepare(1)
+            inputs = StepInputs.empty(1, self.graph.max_blocks)
+            inputs.set(0, self.cache, token_id=None if step else token_id, step=step + 1)
+            self.graph.run(inputs, step % 2)
+            self.cache.advance(1)
+            if step:
+                self.graph.token_ids(1 - step % 2)
+        self.graph.token_ids((num_tokens - 1) % 2)
+        # Steps overlap: only all of them together have a time.
+        return [(time.perf_counter() - started) / num_tokens] * num_tokens
 
 
 class TransformersRunner:
@@ -82,8 +115,10 @@ class TransformersRunner:
         self.past = None
         return self._run(token_ids[None].to(self.device))
 
-    def decode(self, token_id: int) -> int:
-        return self._run(torch.tensor([[token_id]], device=self.device))
+    def decode(self, token_id: int, num_tokens: int) -> list[float]:
+        return decode_one_by_one(
+            lambda last: self._run(torch.tensor([[last]], device=self.device)), token_id, num_tokens
+        )
 
     @torch.inference_mode()
     def _run(self, ids: torch.Tensor) -> int:
@@ -92,10 +127,21 @@ class TransformersRunner:
         return int(output.logits[0, -1].argmax())
 
 
+def decode_one_by_one(step: Callable[[int], int], token_id: int, num_tokens: int) -> list[float]:
+    """Runs tokens each of which is read before the next begins; seconds of each."""
+    seconds = []
+    for _ in range(num_tokens):
+        started = time.perf_counter()
+        token_id = step(token_id)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
 def serve(arguments: argparse.Namespace) -> None:
     """A worker: reads (length, decode tokens) lines, answers with seconds; ends with its input."""
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    make: Callable[..., Runner] = OurRunner if arguments.serve == "qwen35mm" else TransformersRunner
+    ours = OurGraphRunner if arguments.device.startswith("cuda") else OurRunner
+    make: Callable[..., Runner] = ours if arguments.serve == "qwen35mm" else TransformersRunner
     longest = max(arguments.lengths) + arguments.decode_tokens
     started = time.perf_counter()
     runner = make(arguments.model, DTYPES[arguments.dtype], arguments.device, longest)
@@ -106,11 +152,7 @@ def serve(arguments: argparse.Namespace) -> None:
         started = time.perf_counter()
         token = runner.prefill(ids)
         prefill_s = time.perf_counter() - started
-        tokens_s = []
-        for _ in range(arguments.decode_tokens):
-            started = time.perf_counter()
-            token = runner.decode(token)
-            tokens_s.append(time.perf_counter() - started)
+        tokens_s = runner.decode(token, arguments.decode_tokens)
         answer({"prefill_s": prefill_s, "decode_s": tokens_s, "peak_bytes": peak_bytes(arguments.device)})
 
 

@@ -49,6 +49,7 @@ class KVBlockPool:
         text = config.text
         shape = (num_blocks * block_size, text.num_key_value_heads, text.head_dim)
         self.block_size = block_size
+        self.device = torch.device(device)
         self.block_bytes = block_size * config.kv_bytes_per_token(dtype)
         self.allocator = BlockAllocator(num_blocks)
         self.reclaim: Callable[[int], None] | None = None
@@ -67,6 +68,10 @@ class KVBlockPool:
     def num_tokens(self) -> int:
         """Tokens that the whole pool holds."""
         return self.allocator.num_blocks * self.block_size
+
+    def layer(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of all blocks, [num_blocks * block_size, Hkv, D] each."""
+        return self._kv[layer_idx]
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens take."""

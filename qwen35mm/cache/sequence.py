@@ -8,6 +8,7 @@ import torch
 
 from qwen35mm.cache.kv_pool import KVBlockPool, Runs, find_runs
 from qwen35mm.cache.state_pool import StatePool
+from qwen35mm.model.cache_protocol import PrefillPlaces
 
 
 class SequenceCache:
@@ -53,9 +54,18 @@ class SequenceCache:
         return self._state_pool
 
     @property
+    def kv_pool(self) -> KVBlockPool:
+        return self._kv_pool
+
+    @property
     def block_table(self) -> tuple[int, ...]:
         """The pool's blocks that hold this sequence, in order; the last ones may be empty yet."""
         return tuple(self._blocks)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._kv_pool.block_size
 
     @property
     def freed(self) -> bool:
@@ -88,6 +98,14 @@ class SequenceCache:
         for index in range(self._length // size, -(-stop // size)):
             self._kv_pool.set_filled(self._blocks[index], min(stop - index * size, size))
         self._claimed = max(stop, self._claimed)
+
+    def places(self, num_tokens: int) -> PrefillPlaces:
+        """Where the next tokens go, on the pool's device, after `prepare` of as many."""
+        stop, size, device = self._length + num_tokens, self._kv_pool.block_size, self._kv_pool.device
+        assert stop <= len(self._blocks) * size, "places without prepare"
+        blocks = torch.tensor(self._blocks[: self._kv_pool.blocks_for(stop)], dtype=torch.int32, device=device)
+        index = torch.arange(self._length, stop, device=device)
+        return PrefillPlaces(blocks[index // size].long() * size + index % size, blocks, stop)
 
     def append_kv(self, layer_idx: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes k and v ([T, Hkv, D]) after the cached tokens, into room made by `prepare`.

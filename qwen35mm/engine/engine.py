@@ -16,15 +16,17 @@ import torch
 
 from qwen35mm.cache import Background, CacheSettings, Inline, OutOfBlocksError, SequenceCache
 from qwen35mm.engine.commits import Commits
-from qwen35mm.engine.decoding import DecodeBatch
+from qwen35mm.engine.decoding import DecodeBatch, Decoder, HostDecoder
+from qwen35mm.engine.device_decoding import DeviceDecoder
 from qwen35mm.engine.events import Finished, Progress
+from qwen35mm.engine.failures import engine_error
 from qwen35mm.engine.grammar import Grammars, Matcher
 from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
 from qwen35mm.engine.runtime import Runtime
-from qwen35mm.engine.sampler import Sampler
-from qwen35mm.engine.sequence import Reply, Sequence
+from qwen35mm.engine.sampler import Sampler, ids_never_sampled
+from qwen35mm.engine.sequence import Next, Reply, Sequence
 from qwen35mm.engine.settings import EngineSettings, decode_rows
 from qwen35mm.errors import (
     ContextTooLongError,
@@ -68,13 +70,13 @@ class Engine:
         self.runtime = Runtime.make(loaded, self.settings, cache or CacheSettings(), background or Inline())
         self._clock = clock
         self._thinking = ThinkingTokens.from_tokenizer(loaded.tokenizer)
-        self._banned_ids = _ids_never_sampled(loaded)
+        self._banned_ids = ids_never_sampled(loaded)
         self._grammars = Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._sequences: dict[str, Sequence] = {}
         self._prefilling: Sequence | None = None
-        num_rows = decode_rows(self.settings, loaded.model.device, loaded.model.dtype)
-        self._batch = DecodeBatch(self.runtime, num_rows=num_rows)
+        self._num_rows = decode_rows(self.settings, loaded.model.device, loaded.model.dtype)
+        self._batch = DecodeBatch(self.runtime, self._decoder())
         self._commits = Commits(self.runtime)
 
     @property
@@ -162,7 +164,7 @@ class Engine:
             outputs += self._admit()
         if self._prefilling is not None:
             outputs += self._advance(self._prefilling)
-        if self._batch.running:
+        if self._batch.can_step:
             outputs += self._decode()
         elif not self.has_requests:
             self._idle_step()
@@ -212,7 +214,7 @@ class Engine:
             sequence = Sequence(request, Prefill(self.runtime, request))
         except Exception as error:
             logger.exception("request %s could not start", request.id)
-            return [StepOutput(request.id, _engine_error(error))]
+            return [StepOutput(request.id, engine_error(error, self.runtime.model.device))]
         self._sequences[request.id] = self._prefilling = sequence
         total = len(self._waiting)
         return [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in enumerate(self._waiting, start=1)]
@@ -233,7 +235,7 @@ class Engine:
         except Exception as error:
             logger.exception("request %s failed before its first token", request_id)
             self._close(sequence)
-            return [StepOutput(request_id, _engine_error(error))]
+            return [StepOutput(request_id, engine_error(error, self.runtime.model.device))]
         return outputs
 
     def _wait_for_room(self, sequence: Sequence, error: OutOfBlocksError) -> list[StepOutput]:
@@ -250,13 +252,13 @@ class Engine:
         """Samples the first token of each choice; all of them stand on the same blocks."""
         request, prefill = sequence.request, sequence.prefill
         assert prefill.last_hidden is not None
-        logits = self.runtime.model.logits(prefill.last_hidden, num_rows=self._batch.num_rows)[0]
+        logits = self.runtime.model.logits(prefill.last_hidden, num_rows=self._num_rows)[0]
         for choice in range(request.num_choices):
             cache = prefill.cache if choice == 0 else prefill.cache.clone()
             sampler, output, matcher = self._sampler(request, choice), self._output(request), self._matcher(request)
             sequence.replies.append(Reply(sequence, choice, cache, sampler, output, matcher))
-        self._batch.running += sequence.replies
-        return [output for reply in list(sequence.replies) for output in self._take(reply, logits)]
+        following = [self._batch.begin(reply, logits) for reply in sequence.replies]
+        return [output for each in following for output in self._take(each)]
 
     def _decode(self) -> list[StepOutput]:
         if not self._batch.prepare():
@@ -268,20 +270,23 @@ class Engine:
             logger.exception("the model failed on %s", ", ".join(sequence.request.id for sequence in failed))
             for sequence in failed:
                 self._close(sequence)
-            return [StepOutput(sequence.request.id, _engine_error(error)) for sequence in failed]
-        return [output for reply, logits in results for output in self._take(reply, logits)]
+            return [
+                StepOutput(sequence.request.id, engine_error(error, self.runtime.model.device)) for sequence in failed
+            ]
+        return [output for following in results for output in self._take(following)]
 
-    def _take(self, reply: Reply, logits: torch.Tensor) -> list[StepOutput]:
+    def _take(self, following: Next) -> list[StepOutput]:
         """A reply's next token, and its end where that was the last."""
+        reply = following.reply
         request, choice = reply.request, reply.choice
-        if request.id not in self._sequences:
-            return []  # another of its choices has just failed
+        if self._sequences.get(request.id) is not reply.sequence or reply.output.finish_reason is not None:
+            return []  # it ended while the device was a step ahead, or another of its choices has just failed
         try:
-            outputs = [StepOutput(request.id, event, choice) for event in reply.take(logits, self.context_length)]
+            outputs = [StepOutput(request.id, event, choice) for event in reply.take(following, self.context_length)]
         except Exception as error:
             logger.exception("request %s failed on its next token", request.id)
             self._close(reply.sequence)
-            return [StepOutput(request.id, _engine_error(error))]
+            return [StepOutput(request.id, engine_error(error, self.runtime.model.device))]
         if reply.output.finish_reason is not None:
             result = reply.result(reply.output.finish_reason, self.runtime.pools)
             outputs.append(StepOutput(request.id, Finished(result), choice))
@@ -327,6 +332,12 @@ class Engine:
             self._batch.remove(reply)
         sequence.close()
 
+    def _decoder(self) -> Decoder:
+        model = self.runtime.model
+        if self.settings.decodes_on_device(model.device):
+            return DeviceDecoder(self.runtime, sorted(self._banned_ids), num_rows=self._num_rows)
+        return HostDecoder(model, num_rows=self._num_rows)
+
     def _sampler(self, request: Request, choice: int) -> Sampler:
         params = request.params
         if choice and params.seed is not None:
@@ -363,21 +374,3 @@ class Engine:
                 thought = tail[position + 1 :]
                 return len(thought) if self.loaded.tokenizer.decode(thought).strip("\n") else 0
         return None
-
-
-def _engine_error(error: Exception) -> EngineError:
-    if isinstance(error, EngineError):
-        return error
-    if isinstance(error, torch.OutOfMemoryError):
-        message = "Memory ran out while this was computed. Use smaller pictures, fewer frames or a shorter chat."
-    else:
-        message = f"The model failed on this request ({type(error).__name__}); the log has the details. Try again."
-    return EngineError(message)
-
-
-def _ids_never_sampled(loaded: LoadedModel) -> set[int]:
-    """Vision tokens, which only a prompt's media may place, and rows of the embedding that stand for no token."""
-    config, tokenizer = loaded.config, loaded.tokenizer
-    banned = {config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id}
-    banned |= {id_ for text, id_ in tokenizer.control_ids.items() if text.startswith("<|vision_")}
-    return banned | set(range(tokenizer.vocab_size, config.text.vocab_size))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
 
 
@@ -82,3 +83,11 @@ class Sampler:
         if params.min_p > 0.0:
             probs[probs < params.min_p * probs[0]] = 0.0
         return int(ids[torch.multinomial(probs, 1, generator=self._generator)])
+
+
+def ids_never_sampled(loaded: LoadedModel) -> set[int]:
+    """Vision tokens, which only a prompt's media may place, and rows of the embedding that stand for no token."""
+    config, tokenizer = loaded.config, loaded.tokenizer
+    banned = {config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id}
+    banned |= {id_ for text, id_ in tokenizer.control_ids.items() if text.startswith("<|vision_")}
+    return banned | set(range(tokenizer.vocab_size, config.text.vocab_size))

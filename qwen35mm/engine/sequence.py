@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -15,6 +16,22 @@ from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import Request
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm_preprocess import MediaPlan
+
+
+@dataclass(frozen=True)
+class Next:
+    """What a step has for a reply.
+
+    Attributes:
+        num_cached: tokens in its cache when the token is chosen, the chosen one not among them.
+        logits: [vocab], to choose from.
+        token_id: what was chosen on the device; then there are no logits.
+    """
+
+    reply: Reply
+    num_cached: int
+    logits: torch.Tensor | None = None
+    token_id: int | None = None
 
 
 class Reply:
@@ -54,25 +71,32 @@ class Reply:
         """Tokens that wait in host memory for their place on the device."""
         return 0 if self._suspended is None else self._suspended[0]["k"].shape[1]
 
-    def take(self, logits: torch.Tensor, context_length: int) -> list[TextDelta]:
-        """Chooses the next token from its logits [vocab] and returns the text that it completes."""
+    @property
+    def needs_host(self) -> bool:
+        """Whether what comes next depends on more than logits and parameters: on a grammar, or on a budget."""
+        return self._matcher is not None or self.request.params.thinking_budget is not None
+
+    def take(self, following: Next, context_length: int) -> list[TextDelta]:
+        """Takes the next token, or chooses it, and returns the text that it completes."""
         output = self.output
-        token_id = output.next_forced()
-        if token_id is None:
-            token_id = self._choose(logits)
-        else:
-            self.sampler.observe(token_id)
-        self.last_token_id = token_id
+        self.last_token_id = self._choose(following.logits) if following.token_id is None else following.token_id
         self._last_token_s = time.monotonic()
         self._first_token_s = self._first_token_s or self._last_token_s
-        deltas = output.push(token_id)
-        assert self.cache is not None
+        deltas = output.push(self.last_token_id)
         # The new token needs a place in the cache before the next one can follow.
-        if output.finish_reason is None and self.cache.length >= context_length:
+        if output.finish_reason is None and following.num_cached >= context_length:
             deltas += output.close("length")
         return deltas
 
-    def _choose(self, logits: torch.Tensor) -> int:
+    def _choose(self, logits: torch.Tensor | None) -> int:
+        assert logits is not None, "there is neither a token nor logits"
+        token_id = self.output.next_forced()
+        if token_id is None:
+            return self._sample(logits)
+        self.sampler.observe(token_id)
+        return token_id
+
+    def _sample(self, logits: torch.Tensor) -> int:
         matcher = self._matcher
         if matcher is None:
             return self.sampler.sample(logits)

@@ -25,6 +25,7 @@ class EngineSettings:
         max_waiting: requests that may wait before further ones are refused.
         batch_invariant: whether a reply has the same bits whatever is decoded beside it; None: where that costs
             little, see `decode_rows`. What is cached is exact either way: it never comes from decoding.
+        device_decoding: whether tokens are sampled on the device, one step ahead of the host; None: on a GPU.
     """
 
     context_length: int | None = None
@@ -32,12 +33,17 @@ class EngineSettings:
     slots: int = 4
     max_waiting: int = 16
     batch_invariant: bool | None = None
+    device_decoding: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("context_length", "piece_tokens", "slots", "max_waiting"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; got {value}.")
+
+    def decodes_on_device(self, device: torch.device) -> bool:
+        """Whether tokens are sampled on this device, one step ahead of the host."""
+        return device.type == "cuda" if self.device_decoding is None else self.device_decoding
 
     def piece_tokens_on(self, device: torch.device) -> int:
         """Prompt tokens of one step on a device."""

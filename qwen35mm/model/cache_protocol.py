@@ -3,9 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+
+@dataclass(frozen=True)
+class DecodeInputs:
+    """One token for each of B sequences, as tensors on the model's device: no step waits for the host.
+
+    A row that no sequence uses fills a fixed batch up: its slot and cache row are -1, its length is 0.
+
+    Attributes:
+        token_ids: [B] int64.
+        positions: [B] int64, each token's place in all three rows of M-RoPE: length + rope_delta.
+        slots: [B] int64, each sequence's row in the states.
+        cache_rows: [B] int64, the row of the KV pool that each token's K and V go to.
+        lengths: [B] int32, cached tokens with this one.
+        block_table: [B, max_blocks] int32, each sequence's blocks in order.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    cache_rows: torch.Tensor
+    lengths: torch.Tensor
+    block_table: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PrefillPlaces:
+    """Where one sequence's next T tokens lie in the KV pool, on the model's device.
+
+    Attributes:
+        cache_rows: [T] int64, the row that each token's K and V go to.
+        block_table: [num_blocks] int32, the sequence's blocks in order.
+        length: cached tokens with the next T.
+    """
+
+    cache_rows: torch.Tensor
+    block_table: torch.Tensor
+    length: int
+
+
+class KVPool(Protocol):
+    """The attention side of a pool."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        ...
+
+    def layer(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of all blocks, [num_blocks * block_size, Hkv, D] each."""
+        ...
+
+
+class Pools(Protocol):
+    """The memory that sequences live in."""
+
+    @property
+    def kv(self) -> KVPool: ...
+
+    @property
+    def states(self) -> States: ...
 
 
 class States(Protocol):
@@ -35,6 +97,15 @@ class SequenceCache(Protocol):
 
     @property
     def states(self) -> States: ...
+
+    @property
+    def kv_pool(self) -> KVPool:
+        """What its blocks are of."""
+        ...
+
+    def places(self, num_tokens: int) -> PrefillPlaces:
+        """Where the next tokens go, after `prepare` of as many."""
+        ...
 
     def prepare(self, num_tokens: int) -> None:
         """Makes room for `num_tokens` more, or raises with nothing changed. Comes before any `append_kv`.

@@ -13,7 +13,7 @@ from torch import nn
 
 from qwen35mm.config import ModelConfig, TextConfig
 from qwen35mm.model.attention import GatedAttention
-from qwen35mm.model.cache_protocol import SequenceCache
+from qwen35mm.model.cache_protocol import DecodeInputs, Pools, PrefillPlaces, SequenceCache
 from qwen35mm.model.dense import linear
 from qwen35mm.model.gated_delta_net import GatedDeltaNet
 from qwen35mm.model.layers import Embedding, Factory, Linear, RMSNorm
@@ -42,15 +42,21 @@ class DecoderLayer(nn.Module):
             assert config.intermediate_size is not None
             self.mlp = MLP(config.hidden_size, config.intermediate_size, factory)
 
-    def prefill(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], cache: SequenceCache) -> torch.Tensor:
+    def prefill(
+        self,
+        x: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        cache: SequenceCache,
+        places: PrefillPlaces | None = None,
+    ) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; `x` itself is overwritten."""
         normed = self.input_layernorm(x)
         if self.linear_attn is not None:
-            x += self.linear_attn.prefill(normed, cache)
+            mixed = self.linear_attn.prefill(normed, cache)
         else:
             assert self.self_attn is not None
-            x += self.self_attn.prefill(normed, rope, cache)
-        x += self.mlp(self.post_attention_layernorm(x))
+            mixed = self.self_attn.prefill(normed, rope, cache, places)
+        x += self.mlp(self.post_attention_layernorm.add(x, mixed))
         return x
 
     def decode(
@@ -69,6 +75,31 @@ class DecoderLayer(nn.Module):
             x += self.self_attn.decode(normed, rope, caches, num_rows)
         x += self.mlp(few_rows(self.post_attention_layernorm, x, num_rows=num_rows), num_rows)
         return x
+
+    def decode_step(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        inputs: DecodeInputs,
+        pools: Pools,
+    ) -> torch.Tensor:
+        """`decode` on the device. What a layer adds to `x` is added where it is next normed.
+
+        Args:
+            x: [B, hidden], overwritten.
+            delta: [B, hidden], what the layer before adds to x.
+
+        Returns:
+            [B, hidden], what this layer adds to x.
+        """
+        normed = self.input_layernorm(x) if delta is None else self.input_layernorm.add(x, delta)
+        if self.linear_attn is not None:
+            mixed = self.linear_attn.decode_step(normed, inputs.slots, pools.states)
+        else:
+            assert self.self_attn is not None
+            mixed = self.self_attn.decode_step(normed, rope, inputs, pools.kv)
+        return self.mlp(self.post_attention_layernorm.add(x, mixed))
 
 
 class Qwen35Model(nn.Module):
@@ -90,6 +121,8 @@ class Qwen35Model(nn.Module):
         self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, factory)
         self.visual = VisionTower(config.vision, factory)
         self.rope = TextRope(text.rope, device)
+        # A CPU reads a sequence that lies in one run as it is; kernels follow a block table at no cost.
+        self.pages_prefill = device.type != "cpu"
         self.eval()
 
     @property
@@ -121,10 +154,11 @@ class Qwen35Model(nn.Module):
         _check_positions(positions, num_tokens)
         cache.prepare(num_tokens)
         rope = self.rope(positions)
+        places = cache.places(num_tokens) if self.pages_prefill else None
         x = embeds.clone()
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            x = layer.prefill(x, rope, cache)
+            x = layer.prefill(x, rope, cache, places)
         cache.advance(num_tokens)
         return self.norm(x)
 
@@ -169,6 +203,23 @@ class Qwen35Model(nn.Module):
         for cache in caches:
             cache.advance(1)
         return few_rows(self.norm, x, num_rows=num_rows)
+
+    @torch.inference_mode()
+    def decode_step(self, inputs: DecodeInputs, pools: Pools) -> torch.Tensor:
+        """`decode` where everything is on the device, so that a CUDA graph can hold it: no cache is asked or moved on.
+
+        Rows depend on their company in the products of matrices alone: a fixed B makes them free of it.
+
+        Returns:
+            [B, hidden], after the final norm; rows that no sequence uses hold anything.
+        """
+        rope = self.rope(inputs.positions.expand(3, -1))
+        x, delta = self.embedding(inputs.token_ids), None
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            delta = layer.decode_step(x, delta, rope, inputs, pools)
+        assert delta is not None
+        return self.norm.add(x, delta)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, *, num_rows: int | None = None) -> torch.Tensor:

@@ -12,14 +12,15 @@ import torch
 from torch import nn
 
 from qwen35mm.config import TextConfig
-from qwen35mm.model.cache_protocol import SequenceCache, slot_runs
+from qwen35mm.model.cache_protocol import SequenceCache, States, slot_runs
 from qwen35mm.model.layers import Factory, Linear, new_parameter
 from qwen35mm.model.rows import each_row, few_rows, join_rows
 from qwen35mm_kernels import (
     causal_conv1d,
     causal_conv1d_step,
-    chunk_gated_delta_rule,
+    gated_delta_prefill,
     gated_rms_norm,
+    gdn_decode_step,
     gdn_gates,
     recurrent_gated_delta_step,
 )
@@ -53,10 +54,8 @@ class GatedDeltaNet(nn.Module):
         mixed, z, b, a = self.in_proj(x).split(self.in_split, dim=-1)
         conv_state, recurrent_state = cache.conv_state(self.layer_idx), cache.recurrent_state(self.layer_idx)
         mixed, final_conv = causal_conv1d(mixed, self.conv1d, conv_state)
-        g, beta = self._gates(a, b)
-        out, final_state = chunk_gated_delta_rule(*self._heads(mixed), g, beta, recurrent_state)
         conv_state.copy_(final_conv)
-        recurrent_state.copy_(final_state)
+        out = gated_delta_prefill(*self._heads(mixed), a, b, self.A_log, self.dt_bias, recurrent_state)
         return self.out_proj(self._gated(out, z))
 
     def decode(self, x: torch.Tensor, caches: Sequence[SequenceCache], num_rows: int | None = None) -> torch.Tensor:
@@ -76,6 +75,22 @@ class GatedDeltaNet(nn.Module):
             for rows, slots in slot_runs(caches, single=num_rows is not None)
         )
         return self.out_proj(few_rows(self._gated, out, z, num_rows=num_rows), num_rows)
+
+    def decode_step(self, x: torch.Tensor, slots: torch.Tensor, states: States) -> torch.Tensor:
+        """`decode` as one operation on the device: [B, hidden] -> [B, hidden]; slots as in `DecodeInputs`."""
+        out = gdn_decode_step(
+            self.in_proj(x),
+            self.conv1d,
+            self.A_log,
+            self.dt_bias,
+            self.norm,
+            self.eps,
+            states.conv(self.layer_idx),
+            states.recurrent(self.layer_idx),
+            slots,
+            num_k_heads=self.num_k_heads,
+        )
+        return self.out_proj(out)
 
     def _conv_step(self, mixed: torch.Tensor, conv_states: torch.Tensor) -> torch.Tensor:
         return causal_conv1d_step(mixed, self.conv1d, conv_states)

@@ -13,6 +13,7 @@ from qwen35mm.model.dense import linear
 from qwen35mm.model.layers import Factory, Linear, new_parameter
 from qwen35mm.model.mlp import MLP, swiglu
 from qwen35mm.model.rows import each_row, few_rows
+from qwen35mm_kernels import moe_experts, moe_route
 
 
 class Experts(nn.Module):
@@ -36,6 +37,9 @@ class Experts(nn.Module):
         Returns:
             [N, hidden].
         """
+        if x.device.type != "cpu":
+            return moe_experts(x, self.gate_up_proj, self.down_proj, chosen, weights)
+        # On a CPU the products are `linear`'s, which knows CPUs without bfloat16 arithmetic.
         num_tokens, top_k = chosen.shape
         flat = chosen.flatten()
         order = torch.argsort(flat, stable=True)
@@ -76,9 +80,7 @@ class SparseMoE(nn.Module):
 
     def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[N, E] -> shares in the logits' dtype and experts, [N, k] each."""
-        shares = torch.softmax(logits, dim=-1, dtype=torch.float32)
-        weights, chosen = torch.topk(shares, self.top_k, dim=-1)
-        return (weights / weights.sum(dim=-1, keepdim=True)).to(logits.dtype), chosen
+        return moe_route(logits, self.top_k)
 
 
 def _weighted_sum(weights: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:

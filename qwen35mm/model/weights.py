@@ -7,6 +7,7 @@ checkpoint is refused at once. Peak memory is the weights themselves and one buf
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.model.device_memory import check_fits
 from qwen35mm.model.names import EMBEDDING, IGNORED_PREFIXES, LM_HEAD, Target, checkpoint_targets
 from qwen35mm.model.shards import StoredTensor, find_shards, open_shard, read_headers, read_into, same_bytes, some
 
@@ -42,6 +44,7 @@ def load_model(
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen or of a dtype that isn't supported, a file is
             truncated, or there are no safetensors files.
+        ConfigError: the weights don't fit into the GPU's free memory.
     """
     if dtype not in MODEL_DTYPES:
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16; got {dtype}.")
@@ -51,7 +54,10 @@ def load_model(
     split_experts = config.text.moe is not None and any(".experts.0." in name for name in stored)
     targets = checkpoint_targets(config, separate_head=separate_head, split_experts=split_experts)
     _check(targets, stored)
-    model = Qwen35Model(config, dtype=dtype, device=torch.device(device), tie_word_embeddings=not separate_head)
+    device = torch.device(device)
+    num_bytes = sum(math.prod(tensor.shape) for tensor in stored.values()) * dtype.itemsize
+    check_fits(Path(folder).name, num_bytes, device)
+    model = Qwen35Model(config, dtype=dtype, device=device, tie_word_embeddings=not separate_head)
     _fill(model, targets, stored, progress)
     return model
 

@@ -30,7 +30,7 @@ from transformers import (
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CachePools, CacheSettings
 from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Finished, Request, Result, StepOutput
-from qwen35mm.engine.sequence import Reply
+from qwen35mm.engine.sequence import Next, Reply
 from qwen35mm.model import LoadedModel, load
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import Image, Message, Part, Text, Video, build_history, build_prompt, iter_media
@@ -218,9 +218,10 @@ def recording() -> Iterator[Mapping[tuple[str, int], list[torch.Tensor]]]:
     logits_of: dict[tuple[str, int], list[torch.Tensor]] = {}
     take = Reply.take
 
-    def watched(self: Reply, logits: torch.Tensor, context_length: int) -> Any:
-        logits_of.setdefault((self.request.id, self.choice), []).append(logits.clone())
-        return take(self, logits, context_length)
+    def watched(self: Reply, following: Next, context_length: int) -> Any:
+        assert following.logits is not None, "the tokens are chosen on the device"
+        logits_of.setdefault((self.request.id, self.choice), []).append(following.logits.clone())
+        return take(self, following, context_length)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reply, "take", watched)

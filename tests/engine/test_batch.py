@@ -28,6 +28,13 @@ QUESTIONS: tuple[tuple[Part, ...], ...] = (
 )
 
 
+@pytest.fixture(params=["decode", "decode_step"], ids=["host", "device"], autouse=True)
+def step_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The model's method that steps call: where the host chooses tokens, and where the device does."""
+    monkeypatch.setattr(EngineSettings, "decodes_on_device", lambda *_: request.param == "decode_step")
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def endless(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies end at max_tokens only, so that they run beside each other for long."""
@@ -89,7 +96,7 @@ def test_slots_bound_how_many_run(demo: LoadedModel, make_request: MakeRequest) 
 
 
 def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, step_name: str
 ) -> None:
     engine = Engine(demo, EngineSettings(piece_tokens=64))
     first = make_request(Text("hello"), params=SamplingParams(temperature=0.0, max_tokens=100))
@@ -97,7 +104,7 @@ def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
     while not engine._batch.running:
         engine.step()
     calls: list[str] = []
-    for name in ("prefill", "decode"):
+    for name in ("prefill", step_name):
         original = getattr(Qwen35Model, name)
 
         def counted(self: Qwen35Model, *args: Any, _name: str = name, _original: Any = original, **options: Any) -> Any:
@@ -133,7 +140,7 @@ def test_vision_layers_stop_running_replies_for_one_step_at_most(
 
 def test_choices_share_the_prompts_blocks_and_differ_by_seed(demo: LoadedModel, make_request: MakeRequest) -> None:
     engine = Engine(demo, EngineSettings(slots=3))
-    sampled = SamplingParams(temperature=1.5, seed=7, max_tokens=12)
+    sampled = SamplingParams(temperature=4.0, seed=7, max_tokens=12)
     request = make_request(Text("word " * 150), params=sampled, num_choices=3)
     engine.add(request)
     while not engine._batch.running:
@@ -147,7 +154,7 @@ def test_choices_share_the_prompts_blocks_and_differ_by_seed(demo: LoadedModel, 
     assert len(set(texts)) > 1
     for choice, token_ids in enumerate(texts):
         single = make_request(
-            Text("word " * 150), params=SamplingParams(temperature=1.5, seed=7 + choice, max_tokens=12)
+            Text("word " * 150), params=SamplingParams(temperature=4.0, seed=7 + choice, max_tokens=12)
         )
         assert alone(demo, single) == token_ids
         assert found[request.id, choice].seed == 7 + choice
@@ -196,7 +203,7 @@ def test_a_request_ends_at_its_deadline(demo: LoadedModel, make_request: MakeReq
 
 
 def test_a_failing_step_ends_the_running_requests_and_nothing_else(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, step_name: str
 ) -> None:
     engine = Engine(demo, EngineSettings(slots=2))
     requests = [make_request(Text(text), params=LONG) for text in ("hello", "who are you", "what can you do")]
@@ -209,7 +216,7 @@ def test_a_failing_step_ends_the_running_requests_and_nothing_else(
         def fail(*_: object, **__: object) -> None:
             raise RuntimeError("broken")
 
-        patch.setattr(Qwen35Model, "decode", fail)
+        patch.setattr(Qwen35Model, step_name, fail)
         outputs = engine.step()
     engine.check_integrity()
     failed = [output.request_id for output in outputs if isinstance(output.event, EngineError)]
@@ -227,10 +234,10 @@ def test_a_failing_sampler_ends_only_its_own_request(
     while len(engine._batch.running) < 2:
         engine.step()
 
-    def fail(_: object) -> int:
+    def fail(*_: object) -> int:
         raise ValueError("no token")
 
-    monkeypatch.setattr(engine._sequences[bad.id].replies[0].sampler, "sample", fail)
+    monkeypatch.setattr(engine._sequences[bad.id].replies[0], "take", fail)
     outputs = run(engine)
     assert [o.request_id for o in outputs if isinstance(o.event, EngineError)] == [bad.id]
     assert results(outputs)[good.id, 0].token_ids == alone(demo, good)

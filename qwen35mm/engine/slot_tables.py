@@ -1,0 +1,74 @@
+"""What the device knows of each slot's reply: how it is sampled, which tokens it has seen, and its newest one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from qwen35mm.engine.sequence import Reply
+from qwen35mm_kernels import SamplingRows, sample
+
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+
+
+class SlotTables:
+    """Tensors with a row for each slot, and a last one for rows of a step that nobody uses.
+
+    Args:
+        banned_ids: ids that are never sampled.
+
+    Attributes:
+        newest: [num_slots + 1] int64, the token that each slot chose last.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, banned_ids: Sequence[int], device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self._params = torch.ones(num_slots + 1, len(_FLOATS), dtype=torch.float32, device=device)
+        # top_k and seed.
+        self._whole = torch.ones(num_slots + 1, 2, dtype=torch.int64, device=device)
+        self._in_text = torch.zeros(num_slots + 1, vocab_size, dtype=torch.bool, device=device)
+        self._in_reply = torch.zeros_like(self._in_text)
+        self._banned = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self._banned[torch.tensor(banned_ids, dtype=torch.int64, device=device)] = True
+
+    def admit(self, slot: int, reply: Reply) -> None:
+        """Enters a reply as it stands: its parameters, and the tokens of prompt and reply."""
+        params, said = reply.request.params, reply.output.token_ids
+        device = self.newest.device
+        self._params[slot] = torch.tensor([getattr(params, name) for name in _FLOATS], device=device)
+        self._whole[slot] = torch.tensor([params.top_k, reply.sampler.seed], device=device)
+        in_reply = torch.tensor(said, dtype=torch.int64, device=device)
+        prompt = torch.tensor(reply.request.prompt.token_ids, dtype=torch.int64, device=device)
+        for table, token_ids in ((self._in_reply, in_reply), (self._in_text, torch.cat([prompt, in_reply]))):
+            table[slot] = False
+            table[slot, token_ids] = True
+
+    def sample(self, logits: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        """Chooses each row's next token and remembers it.
+
+        Args:
+            logits: [B, vocab] float32.
+            slots: [B] int64, `num_slots` for rows that nobody uses.
+            steps: [B] int64, the number of the token in its reply.
+
+        Returns:
+            [B] int64.
+        """
+        floats, whole = self._params[slots].unbind(1), self._whole[slots]
+        rows = SamplingRows(
+            **{name: values.contiguous() for name, values in zip(_FLOATS, floats, strict=True)},
+            top_k=whole[:, 0].to(torch.int32),
+            seeds=whole[:, 1].contiguous(),
+            steps=steps,
+            slots=slots,
+        )
+        token_ids = sample(logits, rows, self._in_text, self._in_reply, self._banned)
+        self.newest[slots] = token_ids
+        return token_ids
+
+    def sample_one(self, slot: int, logits: torch.Tensor) -> int:
+        """The first token of the reply in a slot, from logits [vocab]."""
+        slots = torch.tensor([slot], device=logits.device)
+        return int(self.sample(logits[None], slots, torch.zeros_like(slots)))

@@ -1,0 +1,160 @@
+"""One decode step of a fixed number of rows, sampling included; on CUDA it is captured once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qwen35mm.cache import CachePools, SequenceCache
+from qwen35mm.engine.slot_tables import SlotTables
+from qwen35mm.model import Qwen35Model
+from qwen35mm.model.cache_protocol import DecodeInputs
+
+# Columns of a step's numbers; every row is a sequence.
+_TOKEN, _POSITION, _SLOT, _CACHE_ROW, _LENGTH, _STEP = range(6)
+_EMPTY = (0, 0, -1, -1, 0, 0)
+_FROM_TABLE = -1
+# Runs before a capture: kernels are compiled and libraries make their workspaces.
+_NUM_WARM_UPS = 2
+
+
+def batch_sizes(slots: int) -> list[int]:
+    """The numbers of rows that steps are prepared for: powers of two, and the number of slots itself."""
+    sizes = [1]
+    while sizes[-1] * 2 < slots:
+        sizes.append(sizes[-1] * 2)
+    return sizes if slots == 1 else [*sizes, slots]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """A step's inputs, written by the host.
+
+    Attributes:
+        numbers: [B, 6] int64.
+        block_table: [B, max_blocks] int32.
+    """
+
+    numbers: torch.Tensor
+    block_table: torch.Tensor
+
+    @classmethod
+    def empty(cls, size: int, max_blocks: int) -> StepInputs:
+        """`size` rows that nobody uses."""
+        return cls(torch.tensor(_EMPTY).repeat(size, 1), torch.zeros(size, max_blocks, dtype=torch.int32))
+
+    def set(self, row: int, cache: SequenceCache, *, token_id: int | None, step: int) -> None:
+        """Enters a sequence that has room for one more token.
+
+        Args:
+            token_id: the token that is to be computed; None where only the device knows it yet.
+            step: the number, in its reply, of the token that will be chosen.
+        """
+        blocks, length = cache.block_table, cache.length
+        size = cache.block_size
+        self.numbers[row] = torch.tensor(
+            [
+                _FROM_TABLE if token_id is None else token_id,
+                cache.next_position,
+                cache.slot,
+                blocks[length // size] * size + length % size,
+                length + 1,
+                step,
+            ]
+        )
+        self.block_table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+
+
+class StepGraph:
+    """A step of `size` rows.
+
+    Answers are written to two places in turn, so that one can be read while the next step runs; the same holds for
+    what the host writes. No more than two steps may be under way.
+
+    Args:
+        tables: where rows find how they are sampled.
+        max_blocks: of one sequence.
+        memory: a graph pool that several steps share; None on a CPU.
+
+    Attributes:
+        logits: [size, vocab] float32, of the last step that ran.
+    """
+
+    def __init__(
+        self,
+        model: Qwen35Model,
+        pools: CachePools,
+        tables: SlotTables,
+        size: int,
+        max_blocks: int,
+        memory: Any = None,
+    ) -> None:
+        self.max_blocks = max_blocks
+        self._model, self._pools, self._tables = model, pools, tables
+        device = model.device
+        on_gpu = device.type == "cuda"
+        empty = StepInputs.empty(size, max_blocks)
+        self._inputs = StepInputs(empty.numbers.to(device), empty.block_table.to(device))
+        self._staging = [
+            StepInputs(*(x.clone().pin_memory() if on_gpu else x.clone() for x in (empty.numbers, empty.block_table)))
+            for _ in range(2)
+        ]
+        self._answers = [torch.zeros(size, dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)]
+        self._events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+        self.logits, self._token_ids = self._compute()
+        self._replay: Callable[[], None] = self._capture(memory) if on_gpu else self._run_now
+
+    def run(self, inputs: StepInputs, answer: int) -> None:
+        """Launches a step; `token_ids(answer)` gives what it chose."""
+        staging = self._staging[answer]
+        staging.numbers.copy_(inputs.numbers)
+        staging.block_table.copy_(inputs.block_table)
+        self._inputs.numbers.copy_(staging.numbers, non_blocking=True)
+        self._inputs.block_table.copy_(staging.block_table, non_blocking=True)
+        self._replay()
+        self._answers[answer].copy_(self._token_ids, non_blocking=True)
+        event = self._events[answer]
+        if event is not None:
+            event.record()
+
+    def token_ids(self, answer: int) -> list[int]:
+        """Waits for a step; each row's token."""
+        event = self._events[answer]
+        if event is not None:
+            event.synchronize()
+        return self._answers[answer].tolist()
+
+    @torch.inference_mode()
+    def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """[size, vocab] logits and [size] token ids of what the inputs hold; rows that nobody uses touch nothing."""
+        token_ids, positions, slots, cache_rows, lengths, steps = self._inputs.numbers.unbind(1)
+        tables = self._tables
+        places = torch.where(slots < 0, tables.num_slots, slots)
+        step = DecodeInputs(
+            torch.where(token_ids == _FROM_TABLE, tables.newest[places], token_ids),
+            positions,
+            slots.contiguous(),
+            cache_rows.contiguous(),
+            lengths.to(torch.int32),
+            self._inputs.block_table,
+        )
+        logits = self._model.logits(self._model.decode_step(step, self._pools))
+        return logits, tables.sample(logits, places, steps.contiguous())
+
+    def _run_now(self) -> None:
+        self.logits, self._token_ids = self._compute()
+
+    def _capture(self, memory: Any) -> Callable[[], None]:
+        stream = torch.cuda.Stream(self._model.device)
+        stream.wait_stream(torch.cuda.current_stream(self._model.device))
+        with torch.cuda.stream(stream):
+            for _ in range(_NUM_WARM_UPS):
+                self._compute()
+        torch.cuda.current_stream(self._model.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory):
+            self.logits, self._token_ids = self._compute()
+        return graph.replay

@@ -1,0 +1,143 @@
+"""The engine on an NVIDIA card: the same answers as a CPU's, exact caches, graphs, and errors that it survives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.engine import Engine, EngineSettings, Finished, Request, Result
+from qwen35mm.errors import EngineError
+from qwen35mm.model import LoadedModel, load
+from qwen35mm.prompt import Image, Message, Video
+from qwen35mm.sampling import SamplingParams
+from tests.engine.exact import Chat, assert_same, assistant, cache_settings, clip, picture, serve, user, words
+
+pytestmark = pytest.mark.gpu
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def on_card(request: pytest.FixtureRequest) -> LoadedModel:
+    return load(demo_model_path(), dtype=request.param, device="cuda")
+
+
+@pytest.fixture(scope="module")
+def exact() -> Iterator[LoadedModel]:
+    """In float32, with products that are float32's own."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield load(demo_model_path(), dtype="float32", device="cuda")
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def engine_of(loaded: LoadedModel, *, num_tokens: int = 8192, **options: Any) -> Engine:
+    settings = EngineSettings(**{"context_length": 2048, "slots": 4, **options})
+    return Engine(loaded, settings, cache_settings(loaded, num_tokens=num_tokens))
+
+
+def answers(engine: Engine, *requests: Request) -> dict[str, Result]:
+    for request in requests:
+        engine.add(request)
+    found = {}
+    while engine.has_work:
+        for output in engine.step():
+            assert not isinstance(output.event, Exception), output.event
+            if isinstance(output.event, Finished):
+                found[output.request_id] = output.event.result
+        engine.check_integrity()
+    return found
+
+
+def conversation() -> list[Message]:
+    return [
+        user(Image(picture(1)), words("what is this", count=40)),
+        assistant("A red circle."),
+        user(Video(clip()), words("and this", count=60)),
+        assistant("It moves."),
+        user(words("at last", count=30)),
+    ]
+
+
+def test_replies_are_those_of_a_cpu(exact: LoadedModel, demo: LoadedModel) -> None:
+    questions = [[user("hello")], [user(Image(picture(3)), "Describe it.")], conversation()]
+    for messages in questions:
+        found = [
+            next(iter(answers(engine_of(loaded), Chat(loaded).request(messages, params=GREEDY)).values()))
+            for loaded in (exact, demo)
+        ]
+        assert found[0].token_ids == found[1].token_ids
+
+
+def test_warm_logits_are_those_of_a_cold_engine(on_card: LoadedModel) -> None:
+    chat = Chat(on_card)
+    messages = conversation()
+    warm = engine_of(on_card, device_decoding=False)
+    for stop in (1, 3, 5):
+        request = chat.request(messages[:stop], params=GREEDY)
+        (answer,) = serve(warm, request)
+        (expected,) = serve(engine_of(on_card, device_decoding=False), request)
+        assert_same(answer, expected)
+    assert answer.result.cache.num_cached_tokens > 0
+
+
+def test_a_state_that_went_through_host_memory_comes_back_bit_for_bit(on_card: LoadedModel) -> None:
+    engine = engine_of(on_card)
+    (request,) = [Chat(on_card).request([user(words("state", count=80))], params=GREEDY)]
+    engine.add(request)
+    while not engine._batch.running:
+        engine.step()
+    cache, pools = engine._batch.running[0].cache, engine.runtime.pools
+    assert cache is not None
+    saved = pools.states.save(cache.slot)
+    other = pools.states.take()
+    pools.states.load(other, saved)
+    again = pools.states.save(other)
+    assert all(torch.equal(saved[name], again[name]) for name in saved)
+    pools.states.release(other)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_graphs_say_what_steps_with_the_host_in_between_say(exact: LoadedModel, batch_invariant: bool) -> None:
+    chat = Chat(exact)
+    requests = [chat.request([user(words(seed, count=20 + 9 * seed))], params=GREEDY) for seed in range(7)]
+    found = answers(engine_of(exact, batch_invariant=batch_invariant), *requests)
+    expected = answers(engine_of(exact, device_decoding=False), *requests)
+    assert {id_: result.token_ids for id_, result in found.items()} == {
+        id_: result.token_ids for id_, result in expected.items()
+    }
+
+
+def test_padded_steps_free_a_reply_of_its_company(on_card: LoadedModel) -> None:
+    chat = Chat(on_card)
+    params = SamplingParams(temperature=1.0, top_k=50, top_p=0.95, max_tokens=60)
+    requests = [chat.request([user(words(seed))], params=replace(params, seed=seed)) for seed in range(6)]
+    together = answers(engine_of(on_card, batch_invariant=True), *requests)
+    for request in requests:
+        (alone,) = answers(engine_of(on_card, batch_invariant=True), request).values()
+        assert alone.token_ids == together[request.id].token_ids
+
+
+def test_the_engine_goes_on_after_memory_ran_out(on_card: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(on_card)
+    chat = Chat(on_card)
+    request = chat.request([user(words("long", count=50))], params=GREEDY)
+    prefill = type(on_card.model).prefill
+
+    def greedy_for_memory(*args: Any, **options: Any) -> torch.Tensor:
+        torch.empty(1 << 45, dtype=torch.int8, device="cuda")
+        return prefill(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(on_card.model), "prefill", greedy_for_memory)
+        engine.add(request)
+        outputs = [output for _ in range(20) for output in engine.step()]
+    (error,) = [output.event for output in outputs if isinstance(output.event, EngineError)]
+    assert "GiB were asked for" in str(error)
+    again = chat.request([user(words("long", count=50))], params=GREEDY)
+    assert answers(engine, again)[again.id].num_generated_tokens > 0

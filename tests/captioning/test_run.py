@@ -171,6 +171,17 @@ async def test_failures_stop_nothing_and_are_listed(folder: Path) -> None:
     assert failures(folder) == []
 
 
+async def test_a_bad_file_whose_name_is_not_utf_8_is_listed_like_any_other(folder: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    whole = (folder / "0.png").read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2])
+    outcome = await run(job(folder), FakeModel())
+    assert (outcome.counts.num_captioned, outcome.counts.num_failed, outcome.exit_code) == (6, 1, 3)
+    (failure,) = failures(folder)
+    assert (failure["name"], failure["kind"]) == ("caf\\xe9.png", "damaged")
+    assert "caf\\xe9.png" in failure["message"]
+
+
 async def test_a_lasting_failure_is_tried_again_only_where_that_is_asked_for(folder: Path) -> None:
     style = CaptionStyle(max_attempts=2)
     outcome = await run(job(folder, style=style), FakeModel(lambda _: ""))

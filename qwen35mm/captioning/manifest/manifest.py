@@ -229,7 +229,8 @@ class Manifest:
         with self.writing(durable=False) as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO failures (name, path, key, kind, message) VALUES (?, ?, ?, ?, ?)",
-                (os.fsencode(name), None if path is None else os.fsencode(path), key, kind, message),
+                # A message that names a file has its name as the system spells it.
+                (os.fsencode(name), None if path is None else os.fsencode(path), key, kind, printable(message)),
             )
             connection.execute("DELETE FROM attempts WHERE key = ?", (key,))
 

@@ -76,9 +76,15 @@ def _as_shard_error(shard: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, PermissionError | FileNotFoundError):
             raise ShardError(f"'{shard.name}' could not be opened. Check its path and permissions.") from None
+        if isinstance(error, UnicodeEncodeError):
+            raise ShardError(f"The name of '{shard.name}' isn't UTF-8, as it has to be here. Rename it.") from None
+        if isinstance(error, UnicodeDecodeError | OverflowError):
+            raise ShardError(
+                f"'{shard.name}' has a text that isn't UTF-8, or a date beyond the year 9999. Write it anew."
+            ) from None
         raise ShardError(
             f"'{shard.name}' is not of its format, or is damaged or cut off. Check that it was downloaded completely."
         ) from None

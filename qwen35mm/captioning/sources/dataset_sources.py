@@ -19,7 +19,7 @@ from qwen35mm.errors import CaptioningError
 
 PARQUET_MAGIC = b"PAR1"
 _NUM_FIRST_ROWS = 16
-_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://|data:")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class Dataset:
 
     def _shard_rows(self, shard: Path, name: str) -> Iterator[Candidate | Unreadable]:
         schema = read_schema(shard)
+        if not self.image_column:
+            # No first rows could be read; reading them again says why.
+            next(read_rows(shard, schema.names), None)
         if self.image_column not in schema.names:
             raise ShardError(f"'{shard.name}' has no column '{self.image_column}', as the first shard has.")
         columns = [field.name for field in schema if field.name == self.image_column or not is_heavy(field.type)]
@@ -62,18 +65,20 @@ class Dataset:
 
     def _row(self, name: str, medium: Any, metadata: dict[str, Any], shard: Path) -> Candidate | Unreadable:
         data, path = (medium.get("bytes"), medium.get("path")) if isinstance(medium, dict) else (None, None)
-        if isinstance(path, str) and (last := path.replace("\\", "/").rstrip("/").rpartition("/")[2]):
-            name = f"{name}-{last}"
+        if isinstance(path, str) and not path.startswith("data:"):
+            last = path.replace("\\", "/").rstrip("/").rpartition("/")[2]
+            name = f"{name}-{last}" if last else name
         if isinstance(data, bytes):
             return Candidate(name, data, metadata, is_expected=True)
         if not isinstance(path, str) or not path:
             return Unreadable(name, "unreadable", f"The row has no medium in its column '{self.image_column}'.")
         if _ADDRESS.match(path):
-            message = "The medium is an address on the network, which is not opened here. Download it first."
+            message = "The medium is an address, which is not opened here. Download it first, or put its bytes there."
             return Unreadable(name, "unsupported", message)
         # Beside the shard, or, where the shards have a folder of their own, below the dataset.
         beside = shard.parent / path
-        source = beside if beside.exists() else self.root / path
+        below = self.root / path
+        source = below if _is_there(below) and not _is_there(beside) else beside
         return Candidate(name, source, metadata, is_expected=True)
 
 
@@ -151,7 +156,7 @@ def _image_column(shard: Path, wanted: str | None) -> str | None:
     try:
         first_rows.extend(itertools.islice(read_rows(shard, columns), _NUM_FIRST_ROWS))
     except ShardError:
-        if not first_rows:
+        if not first_rows and wanted is None:
             raise
     return find_image_column(first_rows, columns, shard.name, wanted)
 
@@ -160,6 +165,14 @@ def _no_column(shard: Path) -> CaptioningError:
     return CaptioningError(
         f"'{shard.name}' has no column with images or videos in its first rows. Name one with --image-column."
     )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        # Too long, or in a folder that may not be entered: that is said when it is probed.
+        return False
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class FolderMetadata:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Raises OSError, and csv.Error where a CSV file's first line isn't one."""
         self._path = path
         self.name = path.name
         self._columns: list[str] = []
@@ -133,6 +133,12 @@ def read_folder_metadata(folder: Path, names: list[str]) -> FolderMetadata | Unr
                 found = FolderMetadata(folder / name) if (folder / name).is_file() else ()
             except OSError:
                 return Unreadable(name, "unreadable", f"'{name}' could not be opened. Check its permissions.")
+            except csv.Error:
+                message = (
+                    f"The first line of '{name}' can't be read: expected the columns' names, and lines that end with "
+                    f"a line feed. The media are captioned without it."
+                )
+                return Unreadable(name, "damaged", message)
             return found or None
     return None
 
@@ -142,5 +148,6 @@ def _normal(file_name: str) -> str:
 
 
 def _hash(file_name: str) -> int:
-    data = _normal(file_name).encode("utf-8", "surrogateescape")
+    # JSON can spell halves of surrogate pairs, which no file's name has.
+    data = _normal(file_name).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")

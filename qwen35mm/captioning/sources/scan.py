@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import itertools
+import logging
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ from qwen35mm.captioning.sources.tar_sources import is_tar, tar_members
 from qwen35mm.errors import CaptioningError, MissingExtraError
 from qwen35mm_preprocess import MediaLimits
 from qwen35mm_preprocess.formats import HEAD_BYTES
+
+logger = logging.getLogger(__name__)
 
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
@@ -102,21 +105,27 @@ class _Scan:
         if path.is_dir():
             dataset = open_dataset_folder(path, self._filter, self._options.image_column)
             if dataset is None:
-                return self._folder(path, below)
+                return self._to_the_end(self._folder(path, below), path, below or absolute(path).name)
             new = [shard for shard in dataset.shards if self._is_new(shard)]
-            return self._container(replace(dataset, shards=new).rows(), path, below)
+            rows = self._container(replace(dataset, shards=new).rows(), path, below)
+            return self._to_the_end(rows, path, below or absolute(path).name)
         # Claimed before a folder is listed: a file that is named itself belongs to its own source.
         if not self._is_new(path):
             return iter(())
         head = _head(path)
         if head.startswith(PARQUET_MAGIC) or (head and path.suffix.lower() == ".parquet"):
-            return self._container(open_parquet(path, self._options.image_column).rows(), path.parent, name)
+            rows = open_parquet(path, self._options.image_column).rows()
+            return self._to_the_end(self._container(rows, path.parent, name), path, name)
         if is_tar(head) or (head and path.suffix.lower() == ".tar"):
-            return self._container(tar_members(path), path.parent, name)
-        return self._file(path, name)
+            return self._to_the_end(self._container(tar_members(path), path.parent, name), path, name)
+        return self._to_the_end(self._file(path, name), path, name)
 
     def read(self, path: str) -> Iterator[Item | Unreadable]:
         """What the lines of a file list name; `-` is standard input. A line that can't be used is Unreadable."""
+        name = "standard input" if path == "-" else Path(path).name
+        return self._to_the_end(self._lines(path), Path(path), name)
+
+    def _lines(self, path: str) -> Iterator[Item | Unreadable]:
         folder = Path() if path == "-" else Path(path).parent
         for line in _lines(path):
             source = folder / line
@@ -126,6 +135,18 @@ class _Scan:
                 yield from self.open(source, name, below=name)
             except (CaptioningError, MissingExtraError) as error:
                 yield Unreadable(name, "unreadable", printable(str(error)))
+
+    def _to_the_end(self, entries: Iterator[Item | Unreadable], path: Path, name: str) -> Iterator[Item | Unreadable]:
+        """The entries of one source; what nobody expected of it ends it, and never the run."""
+        try:
+            yield from entries
+        except Exception as error:
+            logger.warning("%s could not be read to its end.", printable(name), exc_info=True)
+            message = (
+                f"'{printable(path.name)}' could not be read to its end ({type(error).__name__}), and the rest of it is "
+                f"left out. Check that it is whole."
+            )
+            yield Unreadable(self._names.claim(name, path.parent), "damaged", message)
 
     def _file(self, path: Path, name: str) -> Iterator[Item | Unreadable]:
         name = self._names.claim(name, path.parent)
@@ -198,6 +219,8 @@ def _check_exists(source: Path | str) -> None:
         return
     try:
         if Path(source).exists() if files is None else Path(files).is_file():
+            if files is not None:
+                Path(files).open("rb").close()
             return
     except OSError:
         raise CaptioningError(f"'{printable(str(source))}' can't be reached. Check its path and permissions.") from None

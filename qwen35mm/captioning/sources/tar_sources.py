@@ -44,7 +44,7 @@ def tar_members(path: Path) -> Iterator[Candidate | Unreadable]:
 def _samples(tar: tarfile.TarFile, path: Path, num_bytes: int) -> Iterator[Candidate | Unreadable]:
     key, media, metadata = "", list[Candidate](), dict[str, Any]()
     for member in _members(tar, path):
-        if member is None or member.offset_data + member.size > num_bytes:
+        if member is None or member.size < 0 or member.offset_data + member.size > num_bytes:
             yield from media
             yield _damaged(path)
             return
@@ -74,7 +74,7 @@ def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo | Non
             # The library keeps every member that it has seen; of a large tar that would be gigabytes.
             tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
             yield member
-    except tarfile.TarError:
+    except (tarfile.TarError, ValueError, IndexError):  # the latter where a map of holes is damaged
         yield None
         return
     # The library ends in silence at a header that is damaged or cut off; a whole tar ends with a block of zeros.

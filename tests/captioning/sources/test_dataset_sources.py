@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import os
 import sys
 import tracemalloc
 from collections.abc import Sequence
@@ -200,6 +201,58 @@ def test_an_arrow_stream_that_is_cut_off_gives_what_is_whole(tmp_path: Path) -> 
     assert len(found) in (21, 41)
     path.unlink()
     assert names(scan([tmp_path / "set"], ALL)) == [f"!{path.name}"]
+
+
+def not_utf8(*values: bytes) -> pa.Array:
+    """A column of text whose bytes nobody has checked, as other programs write it."""
+    return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
+
+
+@pytest.mark.parametrize("column", [None, "image"])
+def test_values_that_python_has_no_words_for(tmp_path: Path, column: str | None) -> None:
+    row = {"bytes": PNG, "path": None}
+    texts = not_utf8(*[b"fine"] * 16, b"caf\xe9")
+    write_parquet(tmp_path / "set" / "a.parquet", table([row] * 17, text=texts))
+    far = pa.array([2**60], pa.timestamp("ms"))
+    write_parquet(tmp_path / "set" / "b.parquet", table([row], day=far))
+    write_parquet(tmp_path / "set" / "c.parquet", table([row]))
+    *items, first, second, last = scan([tmp_path / "set"], ScanOptions(image_column=column))
+    assert len(items) == 16
+    assert names([first, second, last]) == ["!a.parquet", "!b.parquet", "c.parquet/000000"]
+    for each, words in ((first, "UTF-8"), (second, "9999")):
+        assert isinstance(each, Unreadable)
+        assert (each.kind, words in each.message) == ("damaged", True)
+    (only,) = scan([tmp_path / "set" / "b.parquet"], ScanOptions(image_column=column))
+    assert isinstance(only, Unreadable)
+    assert "9999" in only.message
+
+
+def test_a_shard_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    write(tmp_path, "a.png")
+    write_parquet(tmp_path / "x.parquet", table([{"bytes": PNG}])).rename(tmp_path / os.fsdecode(b"caf\xe9.parquet"))
+    write(tmp_path, "list.txt", data=b"caf\xe9.parquet\na.png\n")
+    bad, good = scan([f"@{tmp_path}/list.txt"], ALL)
+    assert isinstance(bad, Unreadable)
+    assert (bad.kind, "Rename it" in bad.message) == ("damaged", True)
+    assert good.name == "a.png"
+
+
+def test_paths_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = ["data:image/png;base64," + "QUJD/" * 2000, "x" * 9000, "nul\0.png", "locked/b.png", "a.png"]
+    write(tmp_path, "a.png")
+    path = write_parquet(tmp_path / "x.parquet", table(paths, pa.string()))
+    real = Path.stat
+
+    def stat(path: Path, **named: Any) -> Any:
+        if path.parent.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return real(path, **named)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    found = list(scan([path], ScanOptions(image_column="image")))
+    kinds = [each.kind for each in found]
+    assert kinds == ["unsupported", "unreadable", "unreadable", "unreadable", "image"]
+    assert found[0].name == "x.parquet/000000"
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ import pickle
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.sources import folders
+from qwen35mm.captioning.sources import scan as scan_module
 from qwen35mm.captioning.sources.names import shard_of
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.errors import CaptioningError
@@ -289,6 +291,52 @@ def test_bad_rows_of_metadata_are_said_once(tmp_path: Path) -> None:
     assert "3 rows" in bad.message
     assert isinstance(item, Item)
     assert item.metadata == {"n": 1}
+
+
+@pytest.mark.parametrize("data", [b"file_name,text\ra.png,hello\r", b"file_name," + b"x" * 200_000 + b"\n"])
+def test_metadata_whose_first_line_cannot_be_read(tmp_path: Path, data: bytes) -> None:
+    write(tmp_path, "a.png", "sub/b.png")
+    write(tmp_path, "metadata.csv", data=data)
+    assert unreadable(tmp_path) == {"metadata.csv": "damaged"}
+    assert scanned(tmp_path) == ["!metadata.csv", "a.png", "sub/b.png"]
+
+
+def test_metadata_with_half_of_a_surrogate_pair(tmp_path: Path) -> None:
+    write(tmp_path, "a.png")
+    write(tmp_path, "metadata.jsonl", data=b'{"file_name": "\\ud83d.png"}\n{"file_name": "a.png", "n": 1}\n')
+    (found,) = scan([tmp_path], ALL)
+    assert isinstance(found, Item)
+    assert found.metadata == {"n": 1}
+
+
+def test_what_nobody_expected_ends_one_source_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "one/a.png", "one/b.png", "two/c.png", "d.png")
+    write(tmp_path, "list.txt", data=b"one\ntwo\n")
+    real = scan_module.probe
+
+    def probe(name: str, *args: Any, **named: Any) -> Any:
+        if name.endswith("b.png"):
+            raise ArithmeticError("a form that no reader knows")
+        return real(name, *args, **named)
+
+    monkeypatch.setattr(scan_module, "probe", probe)
+    assert scanned(tmp_path / "one", tmp_path / "d.png") == ["a.png", "!one", "d.png"]
+    assert scanned(f"@{tmp_path}/list.txt") == ["one/a.png", "!one", "two/c.png"]
+    assert unreadable(tmp_path / "one") == {"one": "damaged"}
+
+
+def test_a_list_that_may_not_be_read_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "list.txt", data=b"a.png\n")
+    real = Path.open
+
+    def locked(path: Path, *args: Any, **named: Any) -> Any:
+        if path.name == "list.txt":
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **named)
+
+    monkeypatch.setattr(Path, "open", locked)
+    with pytest.raises(CaptioningError, match="permissions"):
+        scan([f"@{tmp_path}/list.txt"], ALL)
 
 
 def test_metadata_that_names_no_files_is_something_else(tmp_path: Path) -> None:

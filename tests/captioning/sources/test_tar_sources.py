@@ -167,6 +167,36 @@ def test_a_sparse_member(tmp_path: Path) -> None:
     assert (found.name, found.kind) == ("x.tar/a.png", "unsupported")
 
 
+def with_size_field(info: tarfile.TarInfo, field: bytes) -> bytes:
+    """A header whose size is written as `field`."""
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = field
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    return bytes(header)
+
+
+def test_a_member_of_a_negative_size(tmp_path: Path) -> None:
+    whole = write_tar(tmp_path / "x.tar", ("a.png", PNG)).read_bytes()[:1024]
+    negative = b"\xff" + (2**88 - 512).to_bytes(11, "big")
+    (tmp_path / "x.tar").write_bytes(whole + with_size_field(tarfile.TarInfo("b.png"), negative) + bytes(2048))
+    assert names(scan([tmp_path / "x.tar"], ALL)) == ["x.tar/a.png", "!x.tar"]
+
+
+@pytest.mark.parametrize("holes", ["x,y", "1", ""])
+def test_a_map_of_holes_that_cannot_be_one(tmp_path: Path, holes: str) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("a.png")
+        info.size = len(PNG)
+        tar.addfile(info, io.BytesIO(PNG))
+        info = tarfile.TarInfo("b.png")
+        info.pax_headers = {"GNU.sparse.map": holes}
+        tar.addfile(info)
+    found = names(scan([tmp_path / "x.tar"], ALL))
+    assert found[0] == "x.tar/a.png"
+    assert found[1:] in (["!x.tar"], ["!x.tar/b.png"])
+
+
 @pytest.mark.parametrize("data", [b"text", b"\0" * 100, PNG])
 def test_what_is_only_called_a_tar(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.tar").write_bytes(data)

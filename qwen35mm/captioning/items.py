@@ -70,7 +70,7 @@ class Unreadable:
         name: as an item's.
         kind: the failure's kind in `failures.jsonl`, such as `unreadable`, `damaged` or `unsupported`.
         message: for a person: what was expected, what came, what to do.
-        path: its file; None in a container, and for what is no file.
+        path: its file, folder or container; None for a row or a member of a container.
     """
 
     name: str

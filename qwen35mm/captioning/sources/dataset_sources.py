@@ -45,7 +45,7 @@ class Dataset:
             try:
                 yield from self._shard_rows(shard, name)
             except ShardError as error:
-                yield Unreadable(name.rstrip("/"), "damaged", str(error))
+                yield Unreadable(name.rstrip("/"), "damaged", str(error), shard)
 
     def _shard_rows(self, shard: Path, name: str) -> Iterator[Candidate | Unreadable]:
         schema = read_schema(shard)

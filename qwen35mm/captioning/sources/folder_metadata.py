@@ -132,13 +132,14 @@ def read_folder_metadata(folder: Path, names: list[str]) -> FolderMetadata | Unr
                 # A named pipe would block for ever.
                 found = FolderMetadata(folder / name) if (folder / name).is_file() else ()
             except OSError:
-                return Unreadable(name, "unreadable", f"'{name}' could not be opened. Check its permissions.")
+                message = f"'{name}' could not be opened. Check its permissions."
+                return Unreadable(name, "unreadable", message, folder / name)
             except csv.Error:
                 message = (
                     f"The first line of '{name}' can't be read: expected the columns' names, and lines that end with "
                     f"a line feed. The media are captioned without it."
                 )
-                return Unreadable(name, "damaged", message)
+                return Unreadable(name, "damaged", message, folder / name)
             return found or None
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def walk(
             if found.num_bad_rows:
                 yield _bad_rows(folder, found)
         elif found is not None:
-            yield Unreadable(folder.name + found.name, found.kind, found.message)
+            yield replace(found, name=folder.name + found.name)
         for name in files:
             if names.takes(folder.name + name):
                 yield FolderFile(
@@ -111,7 +111,7 @@ def _unlistable(folder: _Folder, error: OSError) -> Unreadable:
     name = folder.name.rstrip("/") or absolute(folder.path).name
     reason = "it is gone" if isinstance(error, FileNotFoundError) else "it can't be read"
     message = f"The folder '{printable(folder.path.name)}' could not be listed: {reason}. Check its permissions."
-    return Unreadable(name, "unreadable", message)
+    return Unreadable(name, "unreadable", message, folder.path)
 
 
 def _bad_rows(folder: _Folder, metadata: FolderMetadata) -> Unreadable:
@@ -120,4 +120,5 @@ def _bad_rows(folder: _Folder, metadata: FolderMetadata) -> Unreadable:
         "damaged",
         f"'{metadata.name}' has {metadata.num_bad_rows:,} rows that name no file or are not of its form: expected "
         f"objects (or columns) with a file_name. Their media are captioned without them.",
+        folder.path / metadata.name,
     )

@@ -78,13 +78,14 @@ def probe(
     Something that isn't a medium, or can't be opened, is Unreadable if it is `expected` to be one or has a medium's
     suffix; a file that may not be read is Unreadable also without any suffix.
     """
+    path = source if isinstance(source, Path) else None
     try:
         if not expected and not looks_like_medium(name) and not _may_be_medium(source):
             return None
         kind = _kind(name, source, limits)
     except MediaError as error:
-        return Unreadable(name, failure_kind(error), printable(str(error)))
-    return Item(name, source, kind, source if isinstance(source, Path) else None, metadata or {})
+        return Unreadable(name, failure_kind(error), printable(str(error)), path)
+    return Item(name, source, kind, path, metadata or {})
 
 
 def probe_candidate(name: str, candidate: Candidate, limits: MediaLimits) -> Item | Unreadable | None:

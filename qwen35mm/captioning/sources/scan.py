@@ -134,7 +134,7 @@ class _Scan:
                 _check_exists(source)
                 yield from self.open(source, name, below=name)
             except (CaptioningError, MissingExtraError) as error:
-                yield Unreadable(name, "unreadable", printable(str(error)))
+                yield Unreadable(name, "unreadable", printable(str(error)), source)
 
     def _to_the_end(self, entries: Iterator[Item | Unreadable], path: Path, name: str) -> Iterator[Item | Unreadable]:
         """The entries of one source; what nobody expected of it ends it, and never the run."""
@@ -143,10 +143,10 @@ class _Scan:
         except Exception as error:
             logger.warning("%s could not be read to its end.", printable(name), exc_info=True)
             message = (
-                f"'{printable(path.name)}' could not be read to its end ({type(error).__name__}), and the rest of it is "
-                f"left out. Check that it is whole."
+                f"'{printable(path.name)}' could not be read to its end ({type(error).__name__}), and the rest of it "
+                f"is left out. Check that it is whole."
             )
-            yield Unreadable(self._names.claim(name, path.parent), "damaged", message)
+            yield Unreadable(self._names.claim(name, path.parent), "damaged", message, path)
 
     def _file(self, path: Path, name: str) -> Iterator[Item | Unreadable]:
         name = self._names.claim(name, path.parent)
@@ -154,7 +154,7 @@ class _Scan:
             return
         if name.lower().endswith(_COMPRESSED_TARS):
             message = f"'{printable(path.name)}' is a compressed tar, which is not read here. Uncompress it first."
-            yield Unreadable(name, "unsupported", message)
+            yield Unreadable(name, "unsupported", message, path)
         elif found := probe(name, path, self._options.limits, expected=True):
             yield found
 

@@ -38,7 +38,7 @@ def tar_members(path: Path) -> Iterator[Candidate | Unreadable]:
         yield _damaged(path)
     except OSError:
         message = f"'{printable(path.name)}' could not be read. Check its path and permissions."
-        yield Unreadable("", "unreadable", message)
+        yield Unreadable("", "unreadable", message, path)
 
 
 def _samples(tar: tarfile.TarFile, path: Path, num_bytes: int) -> Iterator[Candidate | Unreadable]:
@@ -112,6 +112,5 @@ def _clean(name: str) -> str:
 
 def _damaged(path: Path) -> Unreadable:
     name = printable(path.name)
-    return Unreadable(
-        "", "damaged", f"'{name}' is no tar, or is damaged or cut off. Check that it is there completely."
-    )
+    message = f"'{name}' is no tar, or is damaged or cut off. Check that it is there completely."
+    return Unreadable("", "damaged", message, path)

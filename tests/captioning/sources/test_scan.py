@@ -165,6 +165,18 @@ def test_files_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.Monkey
     assert scanned(tmp_path) == ["a.png", "!locked", "!locked.png", "z.png"]
 
 
+def test_what_is_unreadable_has_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "in/e.jpg", "in/metadata.jsonl", "x.tar.gz", "y.tar", data=b"nothing")
+    write(tmp_path, "list.txt", data=b"gone.png\n")
+    sources = ("in", "x.tar.gz", "y.tar", "@list.txt")
+    monkeypatch.chdir(tmp_path)
+    found = [each for each in scan(sources, ALL) if isinstance(each, Unreadable)]
+    expected = ["in/e.jpg", "x.tar.gz", "y.tar", "gone.png"]
+    assert [str(each.path) for each in found] == expected
+    write(tmp_path, "in/metadata.jsonl", data=b'{"file_name": "e.jpg"}\nnot json')
+    assert [str(each.path) for each in scan(["in"], ALL)] == ["in/metadata.jsonl", "in/e.jpg"]
+
+
 def test_files_that_vanish_before_they_are_opened(tmp_path: Path) -> None:
     write(tmp_path, "a.png", "b.png", "c", "d/e.png", "f.png")
     found = scan([tmp_path], ALL)

@@ -1,7 +1,8 @@
 """The child process in which media are decoded.
 
 A decoder that crashes, or never ends, on a damaged file ends this process only. Standard input and output carry
-pickles, each behind its length. When the input ends, so does the process: it doesn't outlive a parent that was killed.
+pickles, each behind its length. When the input ends, so does the process, whatever it is at: it doesn't outlive a
+parent that was killed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import sys
+import queue
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -84,9 +86,20 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     # Nothing that a library prints may come between the answers.
     os.dup2(2, 1)
-    processor = read_message(sys.stdin.buffer)
-    while (task := read_message(sys.stdin.buffer)) is not None:
-        write_message(answers, work(task, processor))
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(os.fdopen(os.dup(0), "rb"), messages), daemon=True).start()
+    processor = messages.get()
+    while True:
+        write_message(answers, work(messages.get(), processor))
+
+
+def _receive(stream: BinaryIO, messages: queue.SimpleQueue[Any]) -> None:
+    """Hands messages on; at the end of their stream nobody waits for an answer, also in the middle of a decoding."""
+    try:
+        while (message := read_message(stream)) is not None:
+            messages.put(message)
+    finally:
+        os._exit(0)
 
 
 def work(task: Task, processor: MediaProcessor) -> Answer:

@@ -41,6 +41,9 @@ class MediaWorkers:
     def __init__(self, processor: MediaProcessor, num_workers: int, *, timeout_s: float = TIMEOUT_S) -> None:
         self._processor = processor
         self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._running: set[_Worker] = set()
+        self._closed = False
         self._tasks: queue.SimpleQueue[tuple[Task, Future[Answer]] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._serve, name=f"qwen35mm-media-{number}", daemon=True)
@@ -56,12 +59,16 @@ class MediaWorkers:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Ends the processes after the tasks in hand; those that wait are not begun."""
+        """Ends the processes; what they are at is left, and what waits is not begun."""
         with contextlib.suppress(queue.Empty):
             while waiting := self._tasks.get_nowait():
                 waiting[1].cancel()
         for _ in self._threads:
             self._tasks.put(None)
+        with self._lock:
+            self._closed = True
+            for worker in self._running:
+                worker.kill()
         for thread in self._threads:
             thread.join()
 
@@ -72,17 +79,33 @@ class MediaWorkers:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                worker = worker or _Worker(self._processor)
+                worker = worker or self._start()
                 answer = worker.do(task, self._timeout_s)
             except OSError as error:
                 answer, worker = Failed("worker", f"No process could be started for it: {error.strerror}."), None
             if answer is None:
                 assert worker is not None
-                logger.warning("A decoder died on %s: %s", task.item.name, worker.end())
+                how = self._end(worker)
+                if not self._closed:
+                    logger.warning("A decoder died on %s: %s", task.item.name, how)
                 answer, worker = worker.blame, None
             future.set_result(answer)
         if worker is not None:
-            worker.end()
+            self._end(worker)
+
+    def _start(self) -> _Worker:
+        """A process that `close` can end. Raises OSError."""
+        worker = _Worker(self._processor)
+        with self._lock:
+            self._running.add(worker)
+            if self._closed:
+                worker.kill()
+        return worker
+
+    def _end(self, worker: _Worker) -> str:
+        with self._lock:
+            self._running.discard(worker)
+        return worker.end()
 
 
 class _Worker:
@@ -110,13 +133,17 @@ class _Worker:
     def do(self, task: Task, timeout_s: float) -> Answer | None:
         """The answer; None where the process died, or was killed because its time was over."""
         assert self._process.stdout is not None
-        with _timer(timeout_s, self._kill):
+        with _timer(timeout_s, self._give_up):
             if not self._send(task):
                 return None
             try:
                 return read_message(cast(BinaryIO, self._process.stdout))
             except (OSError, EOFError, pickle.UnpicklingError):
                 return None
+
+    def kill(self) -> None:
+        """Ends the process at once; from any thread."""
+        self._process.kill()
 
     def end(self) -> str:
         """Ends the process; how it ended."""
@@ -138,9 +165,9 @@ class _Worker:
             return False
         return True
 
-    def _kill(self) -> None:
+    def _give_up(self) -> None:
         self._timed_out = True
-        self._process.kill()
+        self.kill()
 
 
 @contextlib.contextmanager

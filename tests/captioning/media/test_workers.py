@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +141,50 @@ async def test_closing_ends_the_processes(tmp_path: Path) -> None:
     assert 1 <= len(started) <= 2
     made.close()
     assert not any(child.is_running() for child in started)
+
+
+async def test_closing_waits_for_no_decoder_that_is_stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", HOSTILE))
+    made = MediaWorkers(PROCESSOR, 1, timeout_s=60.0)
+    await made.do(Look(item(tmp_path), with_digest=True, with_plan=False))
+    stuck = asyncio.create_task(made.do(Look(item(tmp_path, "stuck.png"), with_digest=True, with_plan=False)))
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    made.close()
+    assert time.monotonic() - began < 10
+    await stuck
+
+
+def test_a_decoder_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None:
+    """Not even one that is stuck."""
+    parent = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from qwen35mm.captioning.media import workers\n"
+        "from qwen35mm.captioning.media.worker import Look\n"
+        "from qwen35mm.captioning.items import Item\n"
+        "from tests.captioning.media.test_workers import HOSTILE, PROCESSOR\n"
+        "workers._COMMAND = (sys.executable, '-c', HOSTILE)\n"
+        "worker = workers._Worker(PROCESSOR)\n"
+        "worker.do(Look(Item('a', Path(sys.argv[1]), 'image'), True, False), 60)\n"
+        "print('begun', flush=True)\n"
+        "worker.do(Look(Item('stuck', b'', 'image'), True, False), 60)\n"
+    )
+    found = item(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent, str(found.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(0.5)
+    (child,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs([child], timeout=10)
+    assert not alive
 
 
 async def test_where_no_process_can_be_started_each_item_says_so(

@@ -81,7 +81,7 @@ async def estimate(
                 known = await asyncio.to_thread(Known.of, result.key, manifest, retry_failed=settings.retry_failed)
                 if known.caption is not None:
                     found.num_known += 1
-                elif known.failed:
+                elif known.failure is not None:
                     found.num_failed_before += 1
                 elif settings.limit is None or found.num_to_caption < settings.limit:
                     found.num_to_caption += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Mode, OutputSpec, Sidecars, open_outputs
 from qwen35mm.captioning.run import Run, RunSettings
+from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.captioning.texts.prompts import PromptSet
 from qwen35mm.errors import OutputError
@@ -184,7 +185,8 @@ async def carry_out(job: Job, model: Model, begun: Callable[[Run], Awaitable[Non
             if begun is not None:
                 await begun(run)
             counts = await run.go()
-            return Outcome(counts, run.stopped, _conclude(job, manifest, run))
+            num_failures = _conclude(job, manifest, run)
+            return Outcome(counts, run.stopped, num_failures)
         finally:
             if workers is not None:
                 workers.close()
@@ -253,14 +255,34 @@ def _looks(
 
 
 def _conclude(job: Job, manifest: Manifest, run: Run) -> int:
-    """Writes the failures; how many there are. A disk that can't take them has been told of already."""
+    """Writes the failures; how many there are."""
     try:
+        if run.counts.scanned:
+            _forget_missing(job, manifest, run.missing)
         write_failures(manifest, job.failures_path)
         return sum(1 for _ in manifest.failures())
     except OutputError as error:
-        if run.stopped is None:
-            run.stop(error)
-        return run.counts.num_failed
+        run.stop(error)
+        return run.counts.num_failed + run.counts.num_failed_before
+
+
+def _forget_missing(job: Job, manifest: Manifest, names: Collection[str]) -> None:
+    """Forgets failures of items that the whole scan of their sources didn't give: they are gone, or not wanted.
+
+    Another command may have the same manifest and other sources; its failures stay, while their files do.
+    """
+    has_own_state = job.state is None and job.folder is None
+    sources = {absolute(Path(source)) for source in job.sources if not source.startswith("@")}
+    for failure in manifest.failures():
+        if failure.name not in names:
+            continue
+        if failure.path is None:
+            is_ours = has_own_state
+        else:
+            path = absolute(Path(failure.path))
+            is_ours = not os.path.lexists(path) or not sources.isdisjoint((path, *path.parents))
+        if is_ours:
+            manifest.forget_failure(failure.name)
 
 
 def default_workers() -> int:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.looks import Look
-from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Failure, Manifest
 from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.outputs import Output, Wants
 from qwen35mm.captioning.records import Caption, Record
@@ -32,12 +32,12 @@ class Known:
 
     Attributes:
         caption: the finished one.
-        failed: whether it failed for a reason that another try has, too.
+        failure: how it failed, where another try would fail so, too.
         num_begun: how often the program died at it.
     """
 
     caption: Caption | None
-    failed: bool
+    failure: Failure | None
     num_begun: int
 
     @classmethod
@@ -48,8 +48,9 @@ class Known:
             retry_failed: whether a lasting failure counts as none.
         """
         failure = manifest.failure(key)
-        failed = failure is not None and failure.kind not in _PASSING and not retry_failed
-        return cls(manifest.caption(key), failed, manifest.num_begun(key))
+        if failure is not None and (failure.kind in _PASSING or retry_failed):
+            failure = None
+        return cls(manifest.caption(key), failure, manifest.num_begun(key))
 
 
 class Ledger:
@@ -74,6 +75,10 @@ class Ledger:
         """Reads the near-duplicates of earlier runs."""
         if self._max_distance is not None:
             await self._write(self._read_similarities)
+
+    async def failed_names(self) -> set[str]:
+        """The items that failed, in earlier runs too."""
+        return await self._write(lambda: {failure.name for failure in self._manifest.failures()})
 
     async def wants(self, item: Item, key: bytes | None) -> set[Wants]:
         """What the outputs want of an item; `key` is None where its work isn't known yet.
@@ -101,6 +106,10 @@ class Ledger:
     async def begin(self, look: Look) -> int:
         """Counts a beginning; see `Manifest.begin`."""
         return await self._write(self._manifest.begin, look.key, look.item.name)
+
+    async def take_back(self, look: Look) -> None:
+        """The beginning was ended on purpose."""
+        await self._write(self._manifest.take_back, look.key)
 
     async def finish(self, look: Look, caption: Caption, similarity: int | None) -> None:
         """Keeps a caption in the manifest, durably."""

@@ -96,6 +96,8 @@ class Run:
         # Who waits for which work; the first of them is the one whose medium is captioned.
         self._at_work: dict[bytes, list[Look]] = {}
         self._suspicious: list[Item] = []
+        # Items that failed before and that the scan hasn't given; behind a whole scan, they aren't there any more.
+        self.missing: set[str] = set()
         self._num_begun = 0
         self._num_failures_in_a_row = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -108,6 +110,7 @@ class Run:
         """
         try:
             await self._ledger.open()
+            self.missing = await self._ledger.failed_names()
             loops = [self._feed(), self._look_all(), *(self._caption_loop() for _ in range(self._settings.slots))]
             self._tasks = [asyncio.create_task(loop) for loop in loops]
             await asyncio.gather(*self._tasks)
@@ -128,7 +131,8 @@ class Run:
     def stop(self, reason: Literal["interrupted", "limit"] | Exception) -> None:
         """Begins nothing more; captions at work are finished. A second interruption leaves them too."""
         again = self.stopped == "interrupted" and reason == "interrupted"
-        self.stopped = self.stopped or reason
+        if self.stopped in (None, "limit") or (self.stopped == "interrupted" and isinstance(reason, Exception)):
+            self.stopped = reason
         if again or isinstance(reason, Exception):
             for task in self._tasks:
                 task.cancel()
@@ -142,6 +146,7 @@ class Run:
                 break
             for entry in batch:
                 self.counts.num_found += 1
+                self.missing.discard(entry.name)
                 await self._items.put(entry)
         await self._items.put(None)
 
@@ -170,6 +175,7 @@ class Run:
         counts = self.counts
         try:
             if await self._ledger.wants(item, None) == {Wants.KEPT}:
+                await self._ledger.forget_failure(item)
                 counts.num_kept += 1
                 return
             look = await self._looks.look(item)
@@ -200,8 +206,11 @@ class Run:
             for waiting in self._at_work.pop(look.key):
                 delivered = await self._deliver(waiting, known.caption)
                 self.counts.num_recalled += delivered
-        elif known.failed:
-            self.counts.num_failed_before += len(self._at_work.pop(look.key))
+        elif (failure := known.failure) is not None:
+            for waiting in self._at_work.pop(look.key):
+                self.counts.num_failed_before += 1
+                # Under its own name, which may be new.
+                await self._ledger.fail(waiting.item, look.key, failure.kind, failure.message)
         elif known.num_begun >= _NUM_SUSPICIOUS and not alone:
             self._suspicious += [waiting.item for waiting in self._at_work.pop(look.key)]
         elif self._settings.limit is not None and self._num_begun >= self._settings.limit:
@@ -257,17 +266,22 @@ class Run:
 
     async def _caption(self, ready: _Ready) -> None:
         look, counts = ready.look, self.counts
-        num_begun = await self._ledger.begin(look)
-        if num_begun > _NUM_DEADLY:
-            await self._fail_work(look.key, "crash", f"The program ended {_NUM_DEADLY} times while it worked on this.")
-            return
         try:
+            num_begun = await self._ledger.begin(look)
+            if num_begun > _NUM_DEADLY:
+                message = f"The program ended {_NUM_DEADLY} times while it worked on this."
+                await self._fail_work(look.key, "crash", message)
+                return
             caption = await self._captioner.caption(
                 look.item, ready.medium, ready.plan, look.content, look.question, look.system
             )
         except (Qwen35mmError, MediaError) as error:
             await self._fail_work(look.key, caption_failure_kind(error), str(error))
             return
+        except asyncio.CancelledError:
+            # Left on purpose: only what the program dies of counts.
+            await self._ledger.take_back(look)
+            raise
         self._num_failures_in_a_row = 0
         counts.num_retries += caption.num_attempts - 1
         counts.num_prompt_tokens += caption.num_prompt_tokens

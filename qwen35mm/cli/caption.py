@@ -145,7 +145,7 @@ def _stopped_by_signals(run: Run) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def stop(*_: object) -> None:
-        if run.stopped is None:
+        if run.stopped in (None, "limit"):
             typer.echo("\nFinishing what is at work; once more to leave that, too.", err=True)
         loop.call_soon_threadsafe(run.stop, "interrupted")
 

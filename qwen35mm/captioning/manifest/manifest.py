@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen35mm.captioning.manifest.files import json_text, replacing
+from qwen35mm.captioning.manifest.files import disk_errors, json_text, replacing
 from qwen35mm.captioning.manifest.run_lock import RunLock
 from qwen35mm.captioning.manifest.schema import MIGRATIONS
 from qwen35mm.captioning.records import Caption, printable
@@ -190,6 +190,11 @@ class Manifest:
                 (key, os.fsencode(name)),
             ).fetchone()[0]
 
+    def take_back(self, key: bytes) -> None:
+        """Takes a beginning back that was ended on purpose: nobody died of it."""
+        with self.writing(durable=False) as connection:
+            connection.execute("UPDATE attempts SET count = count - 1 WHERE key = ? AND count > 0", (key,))
+
     def num_begun(self, key: bytes) -> int:
         """How often this work was begun and neither finished nor given up."""
         with self.reading() as connection:
@@ -302,8 +307,8 @@ def write_failures(manifest: Manifest, path: Path) -> None:
     failures = manifest.failures()
     first = next(failures, None)
     if first is None:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        with disk_errors(path.name):
+            path.unlink(missing_ok=True)
         return
     with replacing(path) as file:
         for failure in (first, *failures):

@@ -1,0 +1,109 @@
+"""Which failures are listed and for how long, and what a stop leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen35mm.captioning.captioner import CaptionStyle
+from qwen35mm.captioning.job import carry_out
+from qwen35mm.captioning.run import Run
+from qwen35mm.errors import OutputError
+from tests.captioning.fake_model import FakeModel, picture
+from tests.captioning.test_run import failures, job, run, settings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six pictures in two folders."""
+    folder = tmp_path / "media"
+    (folder / "more").mkdir(parents=True)
+    for seed in range(6):
+        picture(seed).save(folder / ("more" if seed > 3 else "") / f"{seed}.png")
+    return folder
+
+
+async def _at_once(function: Any, *arguments: Any) -> None:
+    function(*arguments)
+
+
+async def test_failures_of_what_is_gone_or_written_by_hand_are_forgotten(folder: Path) -> None:
+    (folder / "bad.png").write_bytes((folder / "0.png").read_bytes()[:60])
+    (folder / "odd.png").write_bytes((folder / "1.png").read_bytes()[:60])
+    assert (await run(job(folder), FakeModel())).exit_code == 3
+    (folder / "bad.png").unlink()
+    await run(job(folder, run=settings(limit=1), outputs=("sidecar", f"jsonl:{folder}/all.jsonl")), FakeModel())
+    outcome = await run(job(folder), FakeModel())
+    assert ([failure["name"] for failure in failures(folder)], outcome.exit_code) == (["odd.png"], 3)
+    (folder / "odd.txt").write_text("mine")
+    outcome = await run(job(folder), FakeModel())
+    assert (failures(folder), outcome.exit_code) == ([], 0)
+
+
+async def test_failures_of_other_sources_stay(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "bad.png").write_bytes((folder / "0.png").read_bytes()[:60])
+    common: dict[str, Any] = {"folder": tmp_path / "captions"}
+    await run(job(other, **common), FakeModel())
+    assert (await run(job(folder, **common), FakeModel())).num_failures == 1
+    (other / "bad.png").unlink()
+    assert (await run(job(folder, **common), FakeModel())).exit_code == 0
+
+
+async def test_what_failed_is_listed_under_each_name_it_has_now(folder: Path) -> None:
+    style = CaptionStyle(max_attempts=1)
+    await run(job(folder, style=style), FakeModel(lambda _: ""))
+    (folder / "0.png").rename(folder / "renamed.png")
+    (folder / "copy.png").write_bytes((folder / "1.png").read_bytes())
+    outcome = await run(job(folder, style=style), FakeModel())
+    assert outcome.counts.num_failed_before == outcome.num_failures == 7
+    names = [failure["name"] for failure in failures(folder)]
+    assert sorted(names) == ["1.png", "2.png", "3.png", "copy.png", "more/4.png", "more/5.png", "renamed.png"]
+
+
+async def test_failures_that_cannot_be_written_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OutputError("The disk is full.", errno.ENOSPC)
+
+    monkeypatch.setattr("qwen35mm.captioning.job.write_failures", full)
+    outcome = await run(job(folder), FakeModel())
+    assert (isinstance(outcome.stopped, OutputError), outcome.exit_code) == (True, 5)
+
+
+async def test_a_limit_that_was_reached_can_be_interrupted(folder: Path) -> None:
+    def begun(run: Run) -> None:
+        async def later() -> None:
+            while run.stopped != "limit":
+                await asyncio.sleep(0.01)
+            run.stop("interrupted")
+            run.stop("interrupted")
+
+        tasks.append(asyncio.create_task(later()))
+
+    tasks: list[asyncio.Task[None]] = []
+    model = FakeModel(delay_s=1000.0)
+    outcome = await carry_out(job(folder, run=settings(limit=3)), model.model(), lambda run: _at_once(begun, run))
+    assert outcome.exit_code == 130
+
+
+async def test_a_deliberate_stop_is_no_death(folder: Path) -> None:
+    def begun(run: Run) -> None:
+        async def later() -> None:
+            while not model.asked:
+                await asyncio.sleep(0.01)
+            run.stop("interrupted")
+            run.stop("interrupted")
+
+        tasks.append(asyncio.create_task(later()))
+
+    tasks: list[asyncio.Task[None]] = []
+    for _ in range(7):
+        model = FakeModel(delay_s=1000.0)
+        await carry_out(job(folder, run=settings(slots=1)), model.model(), lambda run: _at_once(begun, run))
+        assert len(model.asked) == 1
+    assert (await run(job(folder), FakeModel())).exit_code == 0

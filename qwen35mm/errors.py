@@ -6,6 +6,7 @@
     ├── PromptError             messages that can't become a prompt
     ├── RequestError            a request that can't be served as asked
     │   ├── ContextTooLongError more tokens than the context holds
+    │   ├── RefusedError        a server won't answer this request, whoever asks and when
     │   ├── QueueFullError      too many requests wait already
     │   └── RequestTimeoutError its time was over before it was done
     ├── EngineError             the engine failed in the middle of a request
@@ -54,6 +55,7 @@ __all__ = [
     "PromptError",
     "QueueFullError",
     "Qwen35mmError",
+    "RefusedError",
     "RequestError",
     "RequestTimeoutError",
     "StorageError",
@@ -82,6 +84,10 @@ class RequestError(Qwen35mmError):
 
 class ContextTooLongError(RequestError):
     """The prompt, or the prompt and its reply, has more tokens than the context holds."""
+
+
+class RefusedError(RequestError):
+    """A server won't answer this request: for its media, its size or its words. Others it may."""
 
 
 class QueueFullError(RequestError):

@@ -15,7 +15,7 @@ from qwen35mm.captioning.texts.cleanup import clean, wrap
 from qwen35mm.captioning.texts.schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.engine import Finished, Result
-from qwen35mm.errors import CaptioningError, ContextTooLongError, EngineError, MediaError, RequestError
+from qwen35mm.errors import CaptioningError, ContextTooLongError, EngineError, MediaError, RefusedError, RequestError
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
@@ -214,6 +214,8 @@ def caption_failure_kind(error: Exception) -> str:
         return "unmet"
     if isinstance(error, ContextTooLongError):
         return "too long"
+    if isinstance(error, RefusedError):
+        return "refused"
     return "engine" if isinstance(error, EngineError | RequestError) else "prompt"
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import httpx
 
-from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
+from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RefusedError, RequestError, RequestTimeoutError
 
 _MAX_MESSAGE = 300
 _PASSING = frozenset({408, 409, 425, 429})
+# What a server says of one request and not of whoever asks.
+_OF_THIS_REQUEST = frozenset({400, 415, 422, 451})
 
 
 class Fault(Exception):
@@ -117,7 +119,7 @@ class FaultWriter:
                 f"model's name."
             )
         elif status == 413:
-            error = RequestError(f"{self._who} refused the request as too large{said} Send smaller or fewer media.")
+            error = RefusedError(f"{self._who} refused the request as too large{said} Send smaller or fewer media.")
         elif 300 <= status < 400:
             error = RequestError(f"{self._who} points to another address ({_words(status)}). Give that one instead.")
         elif names := [name for name in sent if re.search(rf"\b{re.escape(name)}\b", said)]:
@@ -126,7 +128,8 @@ class FaultWriter:
                 f"default, or use a server that knows it."
             )
         else:
-            error = RequestError(f"{self._who} refused the request with {_words(status)}{said}")
+            kind = RefusedError if status in _OF_THIS_REQUEST else RequestError
+            error = kind(f"{self._who} refused the request with {_words(status)}{said}")
         return Fault(error, is_passing=passing, status=status, retry_after_s=retry_after_s)
 
     def of_stream_error(self, error: Any, sent: Collection[str]) -> Fault:
@@ -137,7 +140,7 @@ class FaultWriter:
 
     def of_withheld(self) -> Fault:
         """finish_reason content_filter."""
-        return Fault(RequestError(f"{self._who} withheld its answer: its content filter stepped in."), is_passing=False)
+        return Fault(RefusedError(f"{self._who} withheld its answer: its content filter stepped in."), is_passing=False)
 
     def _said(self, message: str) -> str:
         message = self._safe(message)

@@ -12,8 +12,8 @@ import pytest
 from qwen35mm.captioning.captioner import CaptionStyle
 from qwen35mm.captioning.job import carry_out
 from qwen35mm.captioning.run import Run
-from qwen35mm.errors import OutputError
-from tests.captioning.fake_model import FakeModel, picture
+from qwen35mm.errors import OutputError, RefusedError
+from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
 from tests.captioning.test_run import failures, job, run, settings
 
 
@@ -53,6 +53,25 @@ async def test_failures_of_other_sources_stay(folder: Path, tmp_path: Path) -> N
     assert (await run(job(folder, **common), FakeModel())).num_failures == 1
     (other / "bad.png").unlink()
     assert (await run(job(folder, **common), FakeModel())).exit_code == 0
+
+
+async def test_what_a_server_refuses_blocks_nothing(folder: Path) -> None:
+    for seed in range(100, 115):
+        picture(seed).save(folder / f"{seed}.png")
+    refused = {seen_digest(path) for path in folder.glob("1??.png")}
+
+    def answer(asked: Asked) -> str:
+        if asked.digest in refused:
+            raise RefusedError("The server refused the request with 400.")
+        return "Fine."
+
+    outcome = await run(job(folder, run=settings(slots=1)), FakeModel(answer))
+    assert (outcome.counts.num_captioned, outcome.counts.num_failed, outcome.exit_code) == (6, 15, 3)
+    assert {failure["kind"] for failure in failures(folder)} == {"refused"}
+    model = FakeModel()
+    await run(job(folder), model)
+    assert model.asked == []
+    assert (await run(job(folder, run=settings(retry_failed=True)), model)).exit_code == 0
 
 
 async def test_what_failed_is_listed_under_each_name_it_has_now(folder: Path) -> None:

@@ -130,8 +130,11 @@ def test_another_server_captions_with_bounded_requests_and_its_failures(tmp_path
         assert "No such picture" in failure["message"]
         num_asked = len(server.bodies)
         assert num_asked == 13 + 2
-        # A refusal may pass, as when a server is set up in another way.
-        assert caption(*command).returncode == 0
+        assert failure["kind"] == "refused"
+        # A refusal lasts; but a server may have been set up in another way.
+        assert caption(*command).returncode == 3
+        assert len(server.bodies) == num_asked
+        assert caption(*command, "--retry-failed").returncode == 0
         assert len(server.bodies) == num_asked + 1
 
 

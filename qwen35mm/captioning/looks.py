@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from qwen35mm.captioning.texts.prompts import FACTS, MediumFacts, PromptSet
 from qwen35mm.captioning.work import work_key
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm_preprocess import MediaPlan
+
+# A file that changed again within its timestamp's resolution would look unchanged: one this young isn't remembered.
+_SETTLED_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ class Looks:
             return Failed("prompt", str(error))
         return Look(item, content, plan, question, system, work_key(content, question, system, self._settings))
 
+    async def forget(self, item: Item) -> None:
+        """The item's bytes aren't those that were looked at. Raises OutputError."""
+        if isinstance(item.source, Path):
+            await asyncio.to_thread(self._manifest.forget_digest, item.source)
+
     def _known_digest(self, item: Item) -> bytes | None:
         if not isinstance(item.source, Path):
             return None
@@ -97,7 +106,9 @@ class Looks:
             return None  # looking at it will say why
 
     def _remember(self, item: Item, seen: Seen) -> None:
-        if isinstance(item.source, Path) and seen.digest is not None and seen.status is not None:
+        if not isinstance(item.source, Path) or seen.digest is None or seen.status is None:
+            return
+        if time.time() - seen.status.st_mtime > _SETTLED_S:
             self._manifest.remember_digest(item.source, seen.status, seen.digest)
 
     def _fill(self, item: Item, content: bytes, plan: MediaPlan | None) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from qwen35mm.captioning.counts import Counts
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.looks import Look, Looks
-from qwen35mm.captioning.media.worker import Decode, Failed
+from qwen35mm.captioning.media import worker as media_worker
+from qwen35mm.captioning.media.worker import CHANGED, Decode, Failed
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.records import Caption
@@ -282,6 +283,9 @@ class Run:
             # Left on purpose: only what the program dies of counts.
             await self._ledger.take_back(look)
             raise
+        if self._settings.sends_files and await self._has_changed(look):
+            await self._fail_work(look.key, CHANGED.kind, CHANGED.message)
+            return
         self._num_failures_in_a_row = 0
         counts.num_retries += caption.num_attempts - 1
         counts.num_prompt_tokens += caption.num_prompt_tokens
@@ -289,6 +293,13 @@ class Run:
         num_written = await self._store(look.key, caption, ready.similarity)
         counts.num_captioned += min(num_written, 1)
         counts.num_shared += max(num_written - 1, 0)
+
+    async def _has_changed(self, look: Look) -> bool:
+        """Whether what was sent, which the backend read by itself, may be other bytes than the caption is for."""
+        if isinstance(look.item.source, bytes):
+            return False
+        seen = await self._workers.do(media_worker.Look(look.item, with_digest=True, with_plan=False))
+        return isinstance(seen, Failed) or seen.digest != look.content
 
     async def _store(self, key: bytes, caption: Caption, similarity: int | None) -> int:
         """Keeps a caption, then writes it for every item that waits for it; how many got it."""
@@ -310,6 +321,8 @@ class Run:
     async def _fail_work(self, key: bytes, kind: str, message: str) -> None:
         """Notes a failure for every item that waits for this work."""
         for look in self._at_work.pop(key):
+            if kind == CHANGED.kind:
+                await self._looks.forget(look.item)
             await self._fail(look.item, key, kind, message)
         self._num_failures_in_a_row = self._num_failures_in_a_row + 1 if kind == "engine" else 0
         if self._num_failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:

@@ -22,7 +22,7 @@ from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 
 @dataclass(frozen=True)
 class Asked:
-    """One reply that was asked for; `digest` is the medium's, as the model sees it."""
+    """One reply that was asked for; `digest` is the medium's, as the model sees it, or its path where that is sent."""
 
     digest: str
     question: str
@@ -62,9 +62,9 @@ class FakeModel:
         assert retain == "shared"
         assert params is not None
         (part,) = messages[-1].media
-        assert isinstance(part.source, PreparedMedia)
+        is_prepared = isinstance(part.source, PreparedMedia)
         asked = Asked(
-            part.source.plan.digest or "",
+            (part.source.plan.digest or "") if is_prepared else str(part.source),
             messages[-1].text,
             messages[0].text if len(messages) > 1 else "",
             params,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,48 @@ async def test_failures_of_other_sources_stay(folder: Path, tmp_path: Path) -> N
     assert (await run(job(folder, **common), FakeModel())).num_failures == 1
     (other / "bad.png").unlink()
     assert (await run(job(folder, **common), FakeModel())).exit_code == 0
+
+
+async def test_a_file_that_changes_without_looking_changed_fails_once(folder: Path) -> None:
+    path = folder / "0.png"
+    whole = path.read_bytes()
+    an_hour_ago = path.stat().st_mtime_ns - 3600 * 10**9
+    for number, last in enumerate((b"A", b"B")):
+        with path.open("r+b") as file:  # the bytes behind its end don't matter to a PNG
+            file.write(whole + last)
+        os.utime(path, ns=(an_hour_ago, an_hour_ago))
+        outcome = await run(job(folder, f"{number}?"), FakeModel())
+        assert outcome.counts.num_failed == number
+    assert failures(folder)[0]["kind"] == "changed"
+    assert (await run(job(folder, "1?"), FakeModel())).exit_code == 0
+
+
+async def test_a_new_files_digest_is_not_remembered(folder: Path) -> None:
+    await run(job(folder), FakeModel())
+    path = folder / "0.png"
+    status = path.stat()
+    picture(99).save(folder / "other.png")
+    data = (folder / "other.png").read_bytes()[: status.st_size].ljust(status.st_size, b"\0")
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    outcome = await run(job(folder, "Again?"), FakeModel())
+    assert "changed" not in {failure["kind"] for failure in failures(folder)}
+    assert outcome.counts.num_captioned >= 5
+
+
+async def test_a_file_that_changed_before_it_was_sent_gets_no_caption(folder: Path) -> None:
+    def answer(asked: Asked) -> str:
+        if asked.digest.endswith("0.png") and not changed:
+            changed.append(picture(99).save(folder / "0.png"))
+        return "Fine."
+
+    changed: list[None] = []
+    one = job(folder, run=settings(sends_files=True))
+    outcome = await run(one, FakeModel(answer), sends_files=True)
+    assert (outcome.counts.num_captioned, outcome.counts.num_failed) == (5, 1)
+    assert failures(folder)[0]["kind"] == "changed"
+    assert (await run(one, FakeModel(answer), sends_files=True)).exit_code == 0
 
 
 async def test_what_a_server_refuses_blocks_nothing(folder: Path) -> None:

@@ -43,12 +43,14 @@ def settings(**options: Any) -> RunSettings:
     return RunSettings(**{"slots": 2, "ahead": 2, **options})
 
 
-async def run(job: Job, model: FakeModel, begun: Any = None, identity: str = "fake") -> Outcome:
+async def run(
+    job: Job, model: FakeModel, begun: Any = None, identity: str = "fake", *, sends_files: bool = False
+) -> Outcome:
     async def begin(run: Run) -> None:
         if begun is not None:
             begun(run)
 
-    outcome = await carry_out(job, model.model(identity), begin)
+    outcome = await carry_out(job, replace(model.model(identity), sends_files=sends_files), begin)
     counts = outcome.counts
     assert counts.num_found == counts.num_over, counts
     return outcome
@@ -218,8 +220,14 @@ async def test_a_limit_ends_the_run_and_the_next_goes_on(folder: Path) -> None:
 
 async def test_an_interruption_finishes_what_is_at_work(folder: Path) -> None:
     def begun(run: Run) -> None:
-        asyncio.get_running_loop().call_later(0.5, run.stop, "interrupted")
+        async def later() -> None:
+            while len(model.asked) < 2:
+                await asyncio.sleep(0.01)
+            run.stop("interrupted")
 
+        tasks.append(asyncio.create_task(later()))
+
+    tasks: list[asyncio.Task[None]] = []
     model = FakeModel(delay_s=1.0)
     outcome = await run(job(folder, run=settings()), model, begun)
     assert (outcome.exit_code, outcome.stopped) == (130, "interrupted")

@@ -175,6 +175,14 @@ class Manifest:
         if enough:
             self._store_digests()
 
+    def forget_digest(self, path: Path) -> None:
+        """A file has changed without looking changed."""
+        place = self.place(path)
+        with self._digests_lock:
+            self._digests.pop(place, None)
+            with self.writing(durable=False) as connection:
+                connection.execute("DELETE FROM digests WHERE place = ?", (place,))
+
     def caption(self, key: bytes) -> Caption | None:
         """The finished caption of this work."""
         with self.reading() as connection:

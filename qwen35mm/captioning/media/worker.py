@@ -78,6 +78,8 @@ class Failed:
     message: str
 
 
+CHANGED = Failed("changed", "The file changed while it was read. Run again when nothing writes to it.")
+
 Task = Look | Decode
 Answer = Seen | Decoded | Failed
 
@@ -143,7 +145,7 @@ def _decode(task: Decode, processor: MediaProcessor) -> Decoded | Failed:
     media = processor.prepare(source, kind=task.item.kind)
     # The pixels must be those of the bytes that the caption is kept under.
     if _digest(source) != task.digest:
-        return Failed("changed", "The file changed while it was read. Run again when nothing writes to it.")
+        return CHANGED
     processing = processor.image_processing if task.item.kind == "image" else processor.video_processing
     return Decoded(media, media_similarity(media, processing) if task.with_similarity else None)
 

@@ -87,3 +87,8 @@ def printable(name: str) -> str:
         return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:  # halves of surrogate pairs, which Windows allows
         return name.encode("utf-8", "backslashreplace").decode()
+
+
+def one_line(text: str) -> str:
+    """A name or a caption for a terminal, which obeys control characters."""
+    return "".join(char if char.isprintable() else " " for char in printable(text))

@@ -179,6 +179,7 @@ def _report(outcome: Outcome, job: Job) -> None:
 
 def _describe_estimate(found: Estimate) -> str:
     from qwen35mm.captioning.progress import clock
+    from qwen35mm.captioning.records import one_line
 
     lines = [f"To caption: {found.num_to_caption:,}, at most {found.num_media_tokens:,} tokens of images and videos"]
     lines += [
@@ -191,7 +192,7 @@ def _describe_estimate(found: Estimate) -> str:
         )
         if number
     ]
-    lines += [f"  {name}: {text}" for name, text in found.examples]
+    lines += [f"  {one_line(name)}: {one_line(text)}" for name, text in found.examples]
     if found.remaining_s is not None:
         lines.append(
             f"Time: {clock(found.remaining_s)} one after the other, {found.tokens_per_item:,.0f} tokens a caption; "

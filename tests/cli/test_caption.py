@@ -57,6 +57,16 @@ def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(fo
     assert (again.returncode, "0 done, 2 skipped" in again.stderr) == (0, True), again.stderr
 
 
+def test_a_dry_run_shows_names_that_are_no_text(tmp_path: Path) -> None:
+    picture(0).save(tmp_path / "a.png")
+    (tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"caf\xe9\n\x1b[31m.png"))
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-m", "qwen35mm", "caption", str(tmp_path), "--preset", "plain", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "  caf\\xe9  [31m.png: " in done.stdout
+
+
 def test_records_satisfy_a_schema(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     lines = tmp_path / "all.jsonl"

@@ -105,11 +105,11 @@ class Manifest:
         with tempfile.TemporaryDirectory(prefix="qwen35mm-") as folder:
             copy = Path(folder, path.name)
             try:
-                for suffix in ("", "-wal"):
-                    with contextlib.suppress(FileNotFoundError):
-                        shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+                _copy_database(path, copy)
             except OSError as error:
                 raise CaptioningError(f"The manifest {path.name!r} can't be read: {error.strerror}.") from error
+            except sqlite3.Error as error:
+                raise CaptioningError(f"The manifest {path.name!r} can't be read: {error}.") from error
             manifest = cls(copy, None, path.parent.parent)
             try:
                 with manifest.writing() as connection:
@@ -323,6 +323,26 @@ def write_failures(manifest: Manifest, path: Path) -> None:
             shown = None if failure.path is None else printable(failure.path)
             row = {"name": printable(failure.name), "path": shown, "kind": failure.kind, "message": failure.message}
             file.write(json_text(row).encode() + b"\n")
+
+
+def _copy_database(path: Path, copy: Path) -> None:
+    """Copies a database that a run may hold, or that a killed one left; none where there is none.
+
+    Raises:
+        OSError, sqlite3.Error: it can't be read.
+    """
+    log, index = Path(f"{path}-wal"), Path(f"{path}-shm")
+    if log.exists() and index.exists():
+        # One state of it, whatever the run does meanwhile. Without these files, SQLite would make them.
+        with (
+            contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+            contextlib.closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+        return
+    for source, target in ((path, copy), (log, f"{copy}-wal")):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(source, target)
 
 
 def load_caption(text: str) -> Caption:

@@ -111,6 +111,26 @@ def test_failures(path: Path, tmp_path: Path) -> None:
     manifest.close()
 
 
+def test_a_manifest_is_borrowed_while_a_run_writes_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = Manifest.open(path)
+    for number in range(50):
+        manifest.finish(key(number), key(9), CAPTION)
+    copy = shutil.copyfile
+
+    def between(source: Path, target: Path) -> None:
+        copy(source, target)
+        with sqlite3.connect(path) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+
+    monkeypatch.setattr(shutil, "copyfile", between)
+    with Manifest.borrowed(path) as borrowed:
+        assert all(borrowed.caption(key(number)) == CAPTION for number in range(50))
+        manifest.finish(key(50), key(9), CAPTION)
+    manifest.close()
+    assert sorted(each.name for each in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
+
+
 def test_more_failures_than_are_read_at_once(path: Path) -> None:
     manifest = Manifest.open(path)
     for number in range(1203):

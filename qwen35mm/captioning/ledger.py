@@ -19,6 +19,7 @@ from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.outputs import Output, Wants
 from qwen35mm.captioning.records import Caption, Record
 from qwen35mm.captioning.work import asked_of
+from qwen35mm.errors import OutputError
 
 T = TypeVar("T")
 
@@ -141,11 +142,17 @@ class Ledger:
         Args:
             complete: whether the outputs are finished; where they can't be written to, the next run does it.
         """
+        failed: OutputError | None = None
         try:
             for output in self._outputs if complete else ():
-                await self._write(output.finish)
+                try:
+                    await self._write(output.finish)
+                except OutputError as error:
+                    failed = failed or error
         finally:
             self._writer.shutdown()
+        if failed is not None:
+            raise failed
 
     def _write_outputs(self, record: Record) -> None:
         for output in self._outputs:

@@ -99,6 +99,7 @@ class Run:
         self._suspicious: list[Item] = []
         # Items that failed before and that the scan hasn't given; behind a whole scan, they aren't there any more.
         self.missing: set[str] = set()
+        self._num_looking = 0
         self._num_begun = 0
         self._num_failures_in_a_row = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -112,7 +113,9 @@ class Run:
         try:
             await self._ledger.open()
             self.missing = await self._ledger.failed_names()
-            loops = [self._feed(), self._look_all(), *(self._caption_loop() for _ in range(self._settings.slots))]
+            slots = range(self._settings.slots)
+            loops = [self._feed(), *(self._look_loop() for _ in slots), *(self._caption_loop() for _ in slots)]
+            self._num_looking = len(slots)
             self._tasks = [asyncio.create_task(loop) for loop in loops]
             await asyncio.gather(*self._tasks)
             self._tasks.append(asyncio.create_task(self._do_suspicious()))
@@ -151,10 +154,6 @@ class Run:
                 await self._items.put(entry)
         await self._items.put(None)
 
-    async def _look_all(self) -> None:
-        await asyncio.gather(*(self._look_loop() for _ in range(self._settings.slots)))
-        await self._ready.put(None)
-
     async def _look_loop(self) -> None:
         while (entry := await self._items.get()) is not None:
             if self.stopped is not None:
@@ -164,6 +163,9 @@ class Run:
             else:
                 await self._look(entry)
         await self._items.put(None)
+        self._num_looking -= 1
+        if not self._num_looking:
+            await self._ready.put(None)
 
     async def _do_suspicious(self) -> None:
         for item in self._suspicious:

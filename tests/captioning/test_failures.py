@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from qwen35mm.captioning.captioner import CaptionStyle
+from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.job import carry_out
+from qwen35mm.captioning.looks import Looks
 from qwen35mm.captioning.run import Run
 from qwen35mm.errors import OutputError, RefusedError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
@@ -135,6 +137,37 @@ async def test_failures_that_cannot_be_written_are_said(folder: Path, monkeypatc
     monkeypatch.setattr("qwen35mm.captioning.job.write_failures", full)
     outcome = await run(job(folder), FakeModel())
     assert (isinstance(outcome.stopped, OutputError), outcome.exit_code) == (True, 5)
+
+
+async def test_an_output_that_cannot_be_finished_keeps_no_other_from_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Any) -> None:
+        raise OutputError("The disk is full.", errno.ENOSPC)
+
+    monkeypatch.setattr("qwen35mm.captioning.outputs.Sidecars.finish", full)
+    outcome = await run(job(folder, outputs=("sidecar", f"webdataset:{tmp_path}/tars")), FakeModel())
+    assert outcome.exit_code == 5
+    assert [path.name for path in (tmp_path / "tars").iterdir()] == ["000000.tar"]
+
+
+async def test_a_bug_leaves_no_look_running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended = 0, 0
+
+    async def look(self: Looks, item: Item) -> Any:
+        nonlocal began, ended
+        began += 1
+        if began == 2:
+            raise AssertionError("a bug")
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended += 1
+
+    monkeypatch.setattr(Looks, "look", look)
+    with pytest.raises(AssertionError, match="a bug"):
+        await carry_out(job(folder, run=settings()), FakeModel().model())
+    assert (began, ended) == (2, 1)
 
 
 async def test_a_limit_that_was_reached_can_be_interrupted(folder: Path) -> None:

@@ -100,8 +100,9 @@ class Job:
     num_workers: int = 1
     run: RunSettings = field(default_factory=RunSettings)
 
-    def check_sources(self) -> None:
-        """Raises what `carry_out` would for its sources: CaptioningError, MissingExtraError."""
+    def check(self) -> None:
+        """Raises what `carry_out` would for sources and sampling: CaptioningError, MissingExtraError, ConfigError."""
+        SamplingParams().with_overrides(**self.sampling)
         _scan(self)
 
     @property
@@ -243,13 +244,19 @@ def _looks(
         "budget": asdict(model.processor.budget),
         **captioner.describe(),
     }
-    own = sidecars or Sidecars(manifest, folder=job.folder)
+    beside = Sidecars(manifest)
+
+    def original(item: Item) -> str | None:
+        has_place = item.path is not None or job.folder is not None
+        found = sidecars.original(item) if sidecars is not None and has_place else None
+        return beside.original(item) if found is None and item.path is not None else found
+
     return Looks(
         job.prompts,
         workers,
         manifest,
         settings,
-        original=own.original,
+        original=original,
         with_plan=with_plan or model.sends_files,
     )
 

@@ -49,7 +49,7 @@ def caption(
 
     if remote.backend is not None and cluster.ray is not None:
         raise typer.BadParameter("--backend and --ray are two places for one model: give one of them.")
-    # Made before a model is loaded: whatever a person got wrong is said at once.
+    # Made before a model is loaded: what a person got wrong is said at once, except about outputs that are there.
     wanted = style.style()
     if wanted.schema is not None and remote.backend is None:
         from qwen35mm.engine import check_json_schema
@@ -77,7 +77,7 @@ def caption(
         num_workers=how.media_workers or default_workers(),
         run=how.settings(model.slots, sends_files=remote.backend is not None or cluster.ray is not None),
     )
-    job.check_sources()
+    job.check()
     # A run in a log is watched, too.
     logging.getLogger("qwen35mm.captioning.progress").setLevel(logging.INFO)
     raise typer.Exit(asyncio.run(_caption(job, model, remote, cluster, dry_run=how.dry_run)))

@@ -180,7 +180,9 @@ class RunOptions:
         ),
     ] = None
     media_workers: Annotated[int | None, _run(help="Processes that read media ahead.", min=1)] = None
-    state_dir: Annotated[Path | None, _run(help="The folder of the manifest; .qwen35mm beside the output.")] = None
+    state_dir: Annotated[
+        Path | None, _run(help="The folder of the manifest; .qwen35mm in --output-dir or the first source.")
+    ] = None
 
     def settings(self, slots: int | None, *, sends_files: bool) -> RunSettings:
         """How to run with so many slots of the model."""

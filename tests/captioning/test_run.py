@@ -115,6 +115,19 @@ async def test_a_persons_text_stays(folder: Path) -> None:
     assert again.asked == [], "what we wrote ourselves is nobody's text to begin from"
 
 
+@pytest.mark.parametrize("outputs", [("sidecar",), ("sidecar:.caption",), ("jsonl:all.jsonl",)])
+async def test_a_prompt_gets_the_text_beside_a_medium_wherever_captions_go(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder / "1.txt").write_text("my tags")
+    for number in range(2):
+        model = FakeModel()
+        await run(job(folder, f"{number} {{sidecar|none}}", outputs=outputs, folder=tmp_path / "captions"), model)
+        questions = sorted(asked.question for asked in model.asked)
+        assert questions == [f"{number} my tags", *[f"{number} none"] * 5]
+
+
 async def test_the_same_bytes_are_asked_once(folder: Path) -> None:
     for number in range(20):
         (folder / f"copy-{number}.png").write_bytes((folder / "0.png").read_bytes())

@@ -155,6 +155,7 @@ def test_another_server_captions_with_bounded_requests_and_its_failures(tmp_path
         ([".", "--preset", "shrot"], "short"),
         ([".", "--prompt", "{colour}"], "{width}"),
         ([".", "--shard", "5/4"], "1/n"),
+        ([".", "--temperature", "-1"], "temperature"),
         ([".", "--output", "xml:a"], "jsonl:FILE"),
         ([".", "--require", "re:("], "regular expression"),
         ([".", "--schema", "nowhere.json"], "nowhere.json"),

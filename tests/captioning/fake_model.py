@@ -62,9 +62,9 @@ class FakeModel:
         assert retain == "shared"
         assert params is not None
         (part,) = messages[-1].media
-        is_prepared = isinstance(part.source, PreparedMedia)
+        source = part.source
         asked = Asked(
-            (part.source.plan.digest or "") if is_prepared else str(part.source),
+            (source.plan.digest or "") if isinstance(source, PreparedMedia) else str(source),
             messages[-1].text,
             messages[0].text if len(messages) > 1 else "",
             params,

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from qwen35mm.errors import OutputError
 
 _TEMPORARY = ".qwen35mm-writing-"
+_LOCK = ".qwen35mm-lock-"
 _BINARY = getattr(os, "O_BINARY", 0)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -25,7 +26,12 @@ def temporary_for(path: Path) -> Path:
 
     The name is short however long the file's own is, and the next write of the file takes a killed one's leftover.
     """
-    return path.with_name(_TEMPORARY + hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16])
+    return path.with_name(_TEMPORARY + _short(path.name))
+
+
+def lock_for(path: Path) -> Path:
+    """Where the lock is of the run that writes the file at `path`: hidden beside it."""
+    return path.with_name(_LOCK + _short(path.name))
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -128,6 +134,10 @@ def json_text(value: Any) -> str:
     except ValueError:
         text = json.dumps(_finite(value), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _short(name: str) -> str:
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
 def _finite(value: Any) -> Any:

@@ -1,7 +1,8 @@
-"""The lock that a run holds on its manifest: it dies with its process, however that ends."""
+"""The locks that a run holds on its manifest and its outputs: they die with its process, however that ends."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -22,39 +23,61 @@ _held_lock = threading.Lock()
 
 
 class RunLock:
-    """A lock on the file at `path`, made where it is missing.
+    """A lock on the file at `path`, which is there as long as the lock is held.
+
+    Args:
+        what: what it keeps other runs from, for messages.
 
     Raises:
         CaptioningError: another run holds it, or the file can't be made.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, what: str) -> None:
         self._path = path.resolve()
         with _held_lock:
             if self._path in _held:
-                raise CaptioningError(_held_by(str(os.getpid())))
+                raise CaptioningError(_held_by(str(os.getpid()), what))
             try:
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+                self._descriptor = self._opened(what)
             except OSError as error:
                 raise CaptioningError(
                     f"The run's folder {path.parent.name!r} can't be written to: {error.strerror}. "
                     "Make it writable, or choose another."
                 ) from error
-            try:
-                _lock(self._descriptor)
-            except OSError as error:
-                number = os.read(self._descriptor, 20)
-                os.close(self._descriptor)
-                raise CaptioningError(_held_by(number.decode("ascii", "replace").strip())) from error
             _held.add(self._path)
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        # For others' messages only: where the disk is full, the first thing that has to be kept says so.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
         with _held_lock:
-            if self._path in _held:
-                _held.discard(self._path)
-                os.close(self._descriptor)
+            if self._path not in _held:
+                return
+            _held.discard(self._path)
+            # Windows removes no file that is open; elsewhere, nobody may lock it between the two.
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            os.close(self._descriptor)
+            if os.name == "nt":
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+
+    def _opened(self, what: str) -> int:
+        """The file's descriptor, locked. Raises OSError."""
+        while True:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+            try:
+                _lock(descriptor)
+            except OSError as error:
+                number = os.read(descriptor, 20)
+                os.close(descriptor)
+                raise CaptioningError(_held_by(number.decode("ascii", "replace").strip(), what)) from error
+            # Who held it until now may have removed the file that was opened here: then others lock another.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), self._path.stat()):
+                    return descriptor
+            os.close(descriptor)
 
 
 def _lock(descriptor: int) -> None:
@@ -70,5 +93,8 @@ def _lock(descriptor: int) -> None:
         os.lseek(descriptor, 0, os.SEEK_SET)
 
 
-def _held_by(process: str) -> str:
-    return f"Another run (process {process or 'unknown'}) writes here. Wait for its end, or end it, and start again."
+def _held_by(process: str, what: str) -> str:
+    return (
+        f"Another run (process {process or 'unknown'}) writes {what}. Wait for its end, or end it, and start again; "
+        "runs at the same time need places of their own."
+    )

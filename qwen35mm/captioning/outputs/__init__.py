@@ -38,7 +38,8 @@ def open_outputs(
         separator: between a person's text and ours in a sidecar.
 
     Raises:
-        CaptioningError: two outputs at one place, or, in the mode `skip`, a file that another program wrote.
+        CaptioningError: two outputs at one place, one that another run writes to, or, in the mode `skip`, a file that
+            another program wrote.
         MissingExtraError: parquet without the extra `datasets`.
         OutputError: the disk is full, read-only or fails.
     """

@@ -21,6 +21,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import (
     disk_errors,
     json_text,
+    lock_for,
     move_aside,
     replacing,
     sync,
@@ -28,6 +29,7 @@ from qwen35mm.captioning.manifest.files import (
     temporary_for,
 )
 from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.manifest.run_lock import RunLock
 from qwen35mm.captioning.outputs.base import Mode, Wants
 from qwen35mm.captioning.outputs.entries import Entries
 from qwen35mm.captioning.records import Record
@@ -43,7 +45,8 @@ class JsonLines:
     An item whose caption is replaced has two lines until `finish`, which writes the file without the old ones.
 
     Raises:
-        CaptioningError: in the mode `skip`, the file is there and this run's manifest doesn't know it.
+        CaptioningError: another run writes to the file; or, in the mode `skip`, it is there and this run's manifest
+            doesn't know it.
         OutputError: the disk is full, read-only or fails.
     """
 
@@ -58,11 +61,16 @@ class JsonLines:
         self._length = self._crc = self._head_length = self._num_stale = 0
         with disk_errors(self.label):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with manifest.reading() as connection:
-                known = connection.execute("SELECT 1 FROM line_files WHERE place = ?", (self._place,)).fetchone()
-            if known is None:
-                self._adopt(mode)
-            self._open()
+            self._run_lock = RunLock(lock_for(path), f"to {self.label}")
+            try:
+                with manifest.reading() as connection:
+                    known = connection.execute("SELECT 1 FROM line_files WHERE place = ?", (self._place,)).fetchone()
+                if known is None:
+                    self._adopt(mode)
+                self._open()
+            except BaseException:
+                self.close()
+                raise
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`."""
@@ -96,14 +104,18 @@ class JsonLines:
     def close(self) -> None:
         """See `Output`."""
         with self._lock:
-            file, self._file = self._file, None
-            if file is not None:
-                with contextlib.suppress(OSError):
-                    file.close()
+            self._close_file()
+            self._run_lock.release()
 
     def line(self, record: Record) -> bytes:
         """A record as its line, with the newline."""
         return json_text(record.to_dict()).encode() + b"\n"
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
 
     def _append(self, file: BinaryIO, line: bytes) -> None:
         try:
@@ -111,7 +123,7 @@ class JsonLines:
             file.write(line)
             sync(file)
         except BaseException:
-            self.close()
+            self._close_file()
             raise
         self._length += len(line)
         self._crc = zlib.crc32(line, self._crc)
@@ -208,7 +220,7 @@ class JsonLines:
 
     def _rewrite(self) -> None:
         """Writes the whole file from the manifest, beside and renamed, after the lines that were there before us."""
-        self.close()
+        self._close_file()
         length, crc = 0, 0
 
         def remember() -> None:

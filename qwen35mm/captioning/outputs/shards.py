@@ -23,6 +23,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import (
     create,
     disk_errors,
+    lock_for,
     move_aside,
     remove_leftovers,
     sync,
@@ -30,6 +31,7 @@ from qwen35mm.captioning.manifest.files import (
     temporary_for,
 )
 from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.manifest.run_lock import RunLock
 from qwen35mm.captioning.outputs.base import Mode, Wants
 from qwen35mm.captioning.outputs.entries import Entries, Entry
 from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
@@ -60,7 +62,8 @@ class Shards(ABC):
     """The shards `000000<suffix>`, `000001<suffix>`, ... in `folder`.
 
     Raises:
-        CaptioningError: in the mode `skip`, there are shards that this run's manifest doesn't know.
+        CaptioningError: another run writes to the folder; or, in the mode `skip`, there are shards that this run's
+            manifest doesn't know.
         OutputError: the disk is full, read-only or fails.
     """
 
@@ -79,8 +82,14 @@ class Shards(ABC):
         self._open_shard: _OpenShard | None = None
         with disk_errors(self.label):
             folder.mkdir(parents=True, exist_ok=True)
-            self._mend()
-            self._adopt(mode)
+            # One for the folder, whatever the shards' kind: leftovers of every kind are removed from it.
+            self._run_lock = RunLock(lock_for(folder / "shards"), f"to {self.label}")
+            try:
+                self._mend()
+                self._adopt(mode)
+            except BaseException:
+                self.close()
+                raise
 
     @abstractmethod
     def _writer(self, file: SummedFile, old: Path | None) -> ShardWriter:
@@ -125,29 +134,31 @@ class Shards(ABC):
     def close(self) -> None:
         """See `Output`."""
         with self._lock:
-            shard, self._open_shard = self._open_shard, None
-            if shard is not None:
-                shard.summed.abandon()
-                with contextlib.suppress(OSError):
-                    shard.file.close()
-                with contextlib.suppress(OSError):
-                    temporary_for(self._path(shard.number)).unlink()
+            self._abandon()
+            self._run_lock.release()
 
     def _has(self, name: str, key: bytes) -> bool:
         added = None if self._open_shard is None else self._open_shard.added.get(name)
         return self._entries.has(name, key) if added is None else added[0].key == key
 
+    def _abandon(self) -> None:
+        """Leaves the shard that was being written to a later run."""
+        shard, self._open_shard = self._open_shard, None
+        if shard is not None:
+            shard.summed.abandon()
+            with contextlib.suppress(OSError):
+                shard.file.close()
+            with contextlib.suppress(OSError):
+                temporary_for(self._path(shard.number)).unlink()
+
     @contextlib.contextmanager
     def _abandoned_on_error(self) -> Iterator[None]:
-        """After an error of the disk, the shard that was being written is left to a later run."""
+        """After an error of the disk, though not of one item, `_abandon`."""
         try:
             yield
-        except CaptioningError as error:
-            if isinstance(error, OutputError):
-                self.close()
-            raise
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            if isinstance(error, OutputError) or not isinstance(error, CaptioningError):
+                self._abandon()
             raise
 
     def _begin(self) -> _OpenShard:

@@ -14,10 +14,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qwen35mm.captioning.manifest.manifest import Failure, Manifest, Totals, write_failures
+from qwen35mm.captioning.manifest.run_lock import RunLock
 from qwen35mm.captioning.records import Caption
 from qwen35mm.errors import CaptioningError, OutputError
 
@@ -235,6 +237,23 @@ def test_one_run_at_a_time_and_no_lock_outlives_a_kill(path: Path) -> None:
         Manifest.open(path)
     manifest.close()
     Manifest.open(path).close()
+    assert list(path.parent.glob("*.lock")) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
+def test_the_lock_that_is_held_is_the_one_that_others_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_file = os.open
+
+    def opened_as_another_run_ends(*arguments: Any) -> int:
+        descriptor = open_file(*arguments)
+        monkeypatch.undo()
+        (tmp_path / "lock").unlink()
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opened_as_another_run_ends)
+    lock = RunLock(tmp_path / "lock", "here")
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    lock.release()
 
 
 def test_a_closed_manifest_can_be_opened_by_others(path: Path) -> None:

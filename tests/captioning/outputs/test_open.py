@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs import OutputSpec, Wants, open_outputs, parse_output
+from qwen35mm.captioning.outputs import Output, OutputSpec, Wants, open_outputs, parse_output
 from qwen35mm.errors import CaptioningError
-from tests.captioning.outputs.helpers import records_of
+from tests.captioning.outputs.helpers import captions_of, expected, leftovers, records_of, rows_of
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,36 @@ def test_two_outputs_share_no_place(tmp_path: Path, other: str) -> None:
     with pytest.raises(CaptioningError, match="Two outputs"):
         open_outputs(specs, manifest, folder=None, mode="skip", embed_media=False)
     manifest.close()
+
+
+# Parquet and tars share a folder's lock: each removes the leftovers of the other.
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("jsonl", "jsonl"), ("dataset", "dataset"), ("parquet", "parquet"), ("webdataset", "parquet")],
+)
+def test_an_output_is_one_runs_at_a_time(tmp_path: Path, first: str, second: str) -> None:
+    """Two machines of one `--shard` command, each with its own manifest and the same output."""
+
+    def opened(manifest: Manifest, kind: str) -> list[Output]:
+        return open_outputs([parse_output(f"{kind}:{out}")], manifest, folder=None, mode="skip", embed_media=False)
+
+    out = tmp_path / "out"
+    manifests = [Manifest.open(tmp_path / f"state{number}" / "manifest.sqlite") for number in range(2)]
+    (one,) = records_of(tmp_path / "media", ["a.png"])
+    manifests[0].finish(one.key, one.content, one.caption)
+    (output,) = opened(manifests[0], first)
+    with pytest.raises(CaptioningError, match=f"process {os.getpid()}.*to (out|metadata.jsonl)"):
+        opened(manifests[1], second)
+    output.write(one)
+    output.finish()
+    output.close()
+    assert captions_of(rows_of(f"{first}:{out}")) == expected([one])
+    for _ in range(2):  # a refusal keeps no lock
+        with pytest.raises(CaptioningError, match="not written by this run"):
+            opened(manifests[1], first)
+    assert leftovers(tmp_path) == []
+    for manifest in manifests:
+        manifest.close()
 
 
 def test_only_parquet_needs_pyarrow(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +42,12 @@ class Entries:
             ).fetchone()
         return row is not None
 
-    def replaced_by(self, record: Record) -> Entry | None:
-        """The entry whose place a record takes: its own with another key, or that of the file that was renamed."""
+    def replaced_by(self, record: Record, taken: Collection[int] = ()) -> Entry | None:
+        """The entry whose place a record takes: its own with another key, or that of the file that was renamed.
+
+        Args:
+            taken: positions that records got which aren't put yet.
+        """
         with self._manifest.reading() as connection:
             rows = connection.execute(
                 "SELECT position, name, key, shard, row, path FROM entries WHERE output = ?1 AND name = ?2 "
@@ -52,6 +56,8 @@ class Entries:
                 (self._output, os.fsencode(record.item.name), record.key),
             ).fetchall()
         for position, name, key, shard, row, path in rows:
+            if position in taken:
+                continue
             if os.fsdecode(name) == record.item.name or not os.path.lexists(os.fsdecode(path)):
                 return Entry(position, os.fsdecode(name), key, shard, row)
         return None

@@ -52,6 +52,8 @@ class _OpenShard:
         self.writer = writer
         self.kept = kept
         self.added: dict[str, tuple[Record, Entry | None]] = {}
+        # The positions of the entries that are replaced when the shard is sealed.
+        self.taken: set[int] = set()
 
     @property
     def num_records(self) -> int:
@@ -114,11 +116,14 @@ class Shards(ABC):
                 return
             if self._open_shard is not None and name in self._open_shard.added:
                 self._seal()
-            replaced = self._entries.replaced_by(record)
+            taken = () if self._open_shard is None else self._open_shard.taken
+            replaced = self._entries.replaced_by(record, taken)
             with self._abandoned_on_error():
                 shard = self._open_shard or self._begin()
                 shard.writer.add(record)
                 shard.added[name] = (record, replaced)
+                if replaced is not None:
+                    shard.taken.add(replaced.position)
                 if shard.num_records >= self._records_per_shard:
                     self._seal()
 

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from qwen35mm.captioning.items import FileSlice, Item
-from qwen35mm.captioning.outputs import Mode
+from qwen35mm.captioning.outputs import Mode, Wants
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
 from tests.captioning.outputs.helpers import (
@@ -112,6 +112,19 @@ def test_a_renamed_medium_takes_its_place(tmp_path: Path, out: Path, kind: str) 
     item = Item("z.png", tmp_path / "z.png", "image", tmp_path / "z.png")
     run(tmp_path, [records[1], Record(item, records[0].key, records[0].content, records[0].caption)], f"{kind}:{out}")
     assert set(captions_of(rows_of(f"{kind}:{out}"))) == {"b.png", "z.png"}
+
+
+@pytest.mark.parametrize("records_per_shard", [2, 10])
+def test_a_renamed_folder_with_duplicates(tmp_path: Path, out: Path, kind: str, records_per_shard: int) -> None:
+    """The twins were one work, so each new name could take the place of either old one."""
+    spec = f"{kind}:{out}"
+    for folder in ("old", "new"):
+        twins = [record(put(tmp_path, f"{folder}/{name}.png", 5), "same") for name in ("a1", "a2")]
+        run(tmp_path, twins, spec, records_per_shard=records_per_shard)
+        assert captions_of(rows_of(spec)) == expected(twins)
+        if folder == "old":
+            (tmp_path / "old").rename(tmp_path / "new")
+    assert run(tmp_path, twins, spec, records_per_shard=records_per_shard) == [Wants.DONE] * 2
 
 
 @pytest.mark.parametrize("change", ["gone", "shorter", "longer", "empty"])

@@ -218,9 +218,9 @@ async def look_over(job: Job, model: Model) -> Estimate:
 
 
 def _scan(job: Job) -> Iterator[Item | Unreadable]:
-    """The sources' items, without the copies that a dataset output has made below a source."""
-    copies = tuple(spec.path for spec in job.outputs if spec.kind == "dataset")
-    return scan(job.sources, replace(job.scan, without=(*job.scan.without, *copies)))
+    """The sources' items, without the copies and the rows that the outputs have made below a source."""
+    made = tuple(spec.path for spec in job.outputs if spec.kind in ("dataset", "parquet"))
+    return scan(job.sources, replace(job.scan, without=(*job.scan.without, *made)))
 
 
 def _captioner(job: Job, model: Model) -> Captioner:

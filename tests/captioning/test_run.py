@@ -141,6 +141,32 @@ async def test_the_same_bytes_are_asked_once(folder: Path) -> None:
     assert len(named.asked) == 26
 
 
+@pytest.mark.parametrize("embed_media", [False, True])
+async def test_the_runs_own_rows_are_no_source(folder: Path, embed_media: bool) -> None:
+    """In a folder of folders, parquet files in `data` look like a dataset."""
+    for number in range(4):
+        (folder / f"{number}.png").rename(folder / "more" / f"{number}.png")
+    one = job(folder, outputs=(f"parquet:{folder}/data",), embed_media=embed_media)
+    assert (await run(one, FakeModel())).counts.num_captioned == 6
+    picture(7).save(folder / "more" / "new.png")
+    counts = (await run(one, FakeModel())).counts
+    assert (counts.num_captioned, counts.num_present) == (1, 6)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "parquet"])
+async def test_a_source_is_no_output(folder: Path, kind: str) -> None:
+    """Each run would add a copy of every picture, and the next one caption the copies."""
+    (folder.parent / "link").symlink_to(folder)
+    (folder.parent / "list.txt").write_text("media\n")
+    one = job(folder, outputs=(f"{kind}:{folder.parent}/link",))
+    with pytest.raises(CaptioningError, match="'media' is an output"):
+        await carry_out(one, FakeModel().model())
+    with pytest.raises(CaptioningError, match="'media' is an output"):
+        one.check_sources()
+    outcome = await run(replace(one, sources=[f"@{folder.parent}/list.txt"]), FakeModel())
+    assert (outcome.counts.num_found, outcome.counts.num_failed) == (1, 1)
+
+
 async def test_near_duplicates_share_a_caption_where_that_is_asked_for(folder: Path) -> None:
     picture(0).resize((96, 64)).save(folder / "larger.jpg", quality=90)
     one = job(folder, run=settings(slots=1, max_distance=6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from qwen35mm.captioning.items import Unreadable
 from qwen35mm.captioning.sources.arrow_shards import ShardError, read_rows, read_schema, require_pyarrow
 from qwen35mm.captioning.sources.dataset_columns import find_image_column, is_heavy, json_values
 from qwen35mm.captioning.sources.globs import NameFilter
+from qwen35mm.captioning.sources.names import is_one_of
 from qwen35mm.captioning.sources.probe import Candidate, looks_like_medium
 from qwen35mm.errors import CaptioningError
 
@@ -99,18 +100,24 @@ def open_parquet(path: Path, image_column: str | None = None) -> Dataset:
     return Dataset(path, [path], found)
 
 
-def open_dataset_folder(folder: Path, names: NameFilter, image_column: str | None = None) -> Dataset | None:
+def open_dataset_folder(
+    folder: Path, names: NameFilter, image_column: str | None = None, *, without: Collection[Path] = ()
+) -> Dataset | None:
     """The dataset that a folder is, or None for a folder of files.
 
     A dataset was written by `save_to_disk` (a `state.json`, or a `dataset_dict.json` over one for each split, and
     arrow shards), or has parquet files with media in their rows, at the top or in `data`, and no media beside them.
+
+    Args:
+        without: folders whose parquet files aren't looked at.
 
     Raises:
         CaptioningError: the column of media isn't known, or a shard is missing.
         MissingExtraError: pyarrow isn't installed.
     """
     saved = _saved_shards(folder)
-    shards = [path for path in saved or _parquet_shards(folder) if names.enters(path.relative_to(folder).as_posix())]
+    candidates = saved or [path for path in _parquet_shards(folder) if not is_one_of(path.parent, without)]
+    shards = [path for path in candidates if names.enters(path.relative_to(folder).as_posix())]
     if not shards:
         return None
     require_pyarrow()

@@ -12,7 +12,7 @@ from qwen35mm.captioning.items import Unreadable
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.folder_metadata import FolderMetadata, read_folder_metadata
 from qwen35mm.captioning.sources.globs import NameFilter
-from qwen35mm.captioning.sources.names import absolute
+from qwen35mm.captioning.sources.names import absolute, is_one_of
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,8 @@ def walk(
     """The files of a folder, sorted by name, and then those of its folders, sorted by name.
 
     Names that begin with a dot are passed over. Links are followed; a folder that was reached under another name is
-    passed over, and so are the folders `without` which it is to be. A folder that can't be listed is Unreadable.
+    passed over, and so are the folders `without`. A folder that can't be listed is Unreadable.
     """
-    passed_over = {absolute(path) for path in without}
     visited: set[tuple[int, int]] = set()
     pending = [_Folder("", root)]
     while pending:
@@ -84,7 +83,7 @@ def walk(
             pending += [
                 _Folder(f"{folder.name}{name}/", folder.path / name, folder.metadata, f"{folder.metadata_base}{name}/")
                 for name in reversed(folders)
-                if names.enters(folder.name + name) and absolute(folder.path / name) not in passed_over
+                if names.enters(folder.name + name) and not is_one_of(folder.path / name, without)
             ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 
@@ -22,6 +22,11 @@ def shard_of(name: str, num_shards: int) -> int:
 def absolute(path: Path) -> Path:
     """The path from the root, without `.` and `..`; links keep the names that a person knows them by."""
     return Path(os.path.normpath(path.absolute()))
+
+
+def is_one_of(folder: Path, folders: Collection[Path]) -> bool:
+    """Whether a folder is one of these, also by another name."""
+    return bool(folders) and os.path.realpath(folder) in map(os.path.realpath, folders)
 
 
 class Names:

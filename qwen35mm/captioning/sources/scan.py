@@ -23,7 +23,7 @@ from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.dataset_sources import PARQUET_MAGIC, open_dataset_folder, open_parquet
 from qwen35mm.captioning.sources.folders import walk
 from qwen35mm.captioning.sources.globs import NameFilter
-from qwen35mm.captioning.sources.names import Names, absolute, shard_of
+from qwen35mm.captioning.sources.names import Names, absolute, is_one_of, shard_of
 from qwen35mm.captioning.sources.probe import Candidate, probe, probe_candidate
 from qwen35mm.captioning.sources.tar_sources import is_tar, tar_members
 from qwen35mm.errors import CaptioningError, MissingExtraError
@@ -48,6 +48,7 @@ class ScanOptions:
         limits: a medium with more bytes is Unreadable.
         shard: (i, n), from 1: items that fall to shard i of n; see `shard_of`. A folder or a container that can't be
             read is said in every shard.
+        without: folders that the run itself writes media to: passed over in a folder, and refused as sources.
     """
 
     recursive: bool = True
@@ -73,7 +74,8 @@ def scan(sources: Sequence[Path | str], options: ScanOptions) -> Iterator[Item |
     over. Files in a folder that neither are media nor have a medium's suffix are passed over in silence.
 
     Raises:
-        CaptioningError: before the first item: there is no such source, or a dataset's image column isn't known.
+        CaptioningError: before the first item: there is no such source, it is an output as well, or a dataset's image
+            column isn't known.
         MissingExtraError: before the first item: a dataset is read by pyarrow.
     """
     given = [path for source in sources for path in _expanded(source)]
@@ -100,10 +102,16 @@ class _Scan:
         """What `path` holds; `name` is a file's or a container's, and a folder's items have names `below` some other.
 
         Raises:
-            CaptioningError, MissingExtraError: a dataset that can't be read.
+            CaptioningError, MissingExtraError: a dataset that can't be read, or a folder that the run writes to.
         """
+        options = self._options
         if path.is_dir():
-            dataset = open_dataset_folder(path, self._filter, self._options.image_column)
+            if is_one_of(path, options.without):
+                raise CaptioningError(
+                    f"'{printable(path.name)}' is an output of this run and can't be its source as well: each run "
+                    "would caption what the last one wrote. Give the output a folder of its own."
+                )
+            dataset = open_dataset_folder(path, self._filter, options.image_column, without=options.without)
             if dataset is None:
                 return self._to_the_end(self._folder(path, below), path, below or absolute(path).name)
             new = [shard for shard in dataset.shards if self._is_new(shard)]
@@ -114,7 +122,7 @@ class _Scan:
             return iter(())
         head = _head(path)
         if head.startswith(PARQUET_MAGIC) or (head and path.suffix.lower() == ".parquet"):
-            rows = open_parquet(path, self._options.image_column).rows()
+            rows = open_parquet(path, options.image_column).rows()
             return self._to_the_end(self._container(rows, path.parent, name), path, name)
         if is_tar(head) or (head and path.suffix.lower() == ".tar"):
             return self._to_the_end(self._container(tar_members(path), path.parent, name), path, name)

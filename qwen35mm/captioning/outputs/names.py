@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
 
@@ -59,6 +60,11 @@ def numbered(stem: str, name: str, suffix: str) -> Iterator[str]:
     yield fit(name, suffix)
     for number in itertools.count(2):
         yield fit(f"{name}-{number}", suffix)
+
+
+def owner_of(item: Item, manifest: Manifest) -> bytes:
+    """What an item is known by in an output: its name, and its file, as two commands may give one name to two files."""
+    return os.fsencode(item.name) + (b"" if item.path is None else b"\0" + manifest.place(item.path))
 
 
 class Claims:

@@ -20,7 +20,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import replacing, temporary_for
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import DEFAULT_SUFFIX, Mode, Wants
-from qwen35mm.captioning.outputs.names import Claims, fold, numbered, parts_inside
+from qwen35mm.captioning.outputs.names import Claims, fold, numbered, owner_of, parts_inside
 from qwen35mm.captioning.outputs.text_file import UnusableError, is_medium, read_text_file, target_of
 from qwen35mm.captioning.records import Record, printable
 from qwen35mm.errors import CaptioningError, OutputError
@@ -201,7 +201,7 @@ class Sidecars:
     def _path(self, item: Item) -> Path:
         """The item's sidecar, claimed for good."""
         if self._folder is not None:
-            owner, parts = os.fsencode(item.name), parts_inside(item.name)
+            owner, parts = owner_of(item, self._manifest), parts_inside(item.name)
             directory, name = self._folder.joinpath(*parts[:-1]), parts[-1]
         elif item.path is not None:
             owner, directory, name = self._manifest.place(item.path), item.path.parent, item.path.name

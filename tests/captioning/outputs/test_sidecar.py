@@ -93,6 +93,22 @@ def test_items_of_containers_need_a_folder(tmp_path: Path) -> None:
     assert len(texts(captions)) == 1, "no name leads out of the folder"
 
 
+def test_two_commands_share_a_folder(tmp_path: Path) -> None:
+    """Each names its items below its own source, and so may give one name to two media."""
+    captions = tmp_path / "captions"
+    photo, clip = (
+        record(put(tmp_path / name, "001.png", number), name) for number, name in enumerate(("photo", "clip"))
+    )
+    for each in (photo, clip):
+        run(captions, [each], "sidecar", captions=captions)
+    assert sorted(texts(captions).values()) == ["clip\n", "photo\n"]
+    for each in (photo, clip):
+        assert run(captions, [each], "sidecar", captions=captions) == [Wants.DONE]
+    (tmp_path / "photo").rename(tmp_path / "moved")
+    moved = record(put(tmp_path / "moved", "001.png", 0), "photo")
+    assert run(captions, [moved], "sidecar", captions=captions) == [Wants.DONE], "its old name is free again"
+
+
 def test_a_folder_mirrors_the_names(tmp_path: Path) -> None:
     records = records_of(tmp_path / "media", HARD_NAMES)
     run(tmp_path, records, "sidecar", captions=tmp_path / "captions")

@@ -105,7 +105,9 @@ async def _looked_at(
         except OutputError:
             raise
         except CaptioningError as error:
-            return Failed("output", str(error))
+            if not has_others:
+                return Failed("output", str(error))
+            wants = []
         is_kept = bool(wants) and not has_others and all(want is Wants.KEPT for want in wants)
         return Wants.KEPT if is_kept else await looks.look(entry)
 

@@ -19,7 +19,7 @@ from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.outputs import Output, Wants
 from qwen35mm.captioning.records import Caption, Record
 from qwen35mm.captioning.work import asked_of
-from qwen35mm.errors import OutputError
+from qwen35mm.errors import CaptioningError, OutputError
 
 T = TypeVar("T")
 
@@ -85,9 +85,17 @@ class Ledger:
         """What the outputs want of an item; `key` is None where its work isn't known yet.
 
         Raises:
-            CaptioningError: an output can't take it.
+            CaptioningError: an output can't take it, and no other wants its caption.
         """
-        return await asyncio.to_thread(lambda: {output.wants(item, key) for output in self._outputs})
+
+        def asked() -> set[Wants]:
+            wants = set[Wants]()
+            refused = _each(self._outputs, lambda output: wants.add(output.wants(item, key)))
+            if refused is not None and Wants.CAPTION not in wants:
+                raise refused
+            return wants
+
+        return await asyncio.to_thread(asked)
 
     async def known(self, key: bytes) -> Known:
         """What is known of this work."""
@@ -123,7 +131,7 @@ class Ledger:
         """Writes a kept caption to every output that lacks it.
 
         Raises:
-            CaptioningError: an output can't take this item.
+            CaptioningError: an output can't take this item; the others have it.
         """
         await self._write(self._write_outputs, Record(look.item, look.key, look.content, caption))
 
@@ -155,8 +163,9 @@ class Ledger:
             raise failed
 
     def _write_outputs(self, record: Record) -> None:
-        for output in self._outputs:
-            output.write(record)
+        refused = _each(self._outputs, lambda output: output.write(record))
+        if refused is not None:
+            raise refused
         self._manifest.forget_failure(record.item.name)
 
     def _read_similarities(self) -> None:
@@ -170,3 +179,16 @@ class Ledger:
     async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
         return await asyncio.shield(future)
+
+
+def _each(outputs: Sequence[Output], do: Callable[[Output], None]) -> CaptioningError | None:
+    """Does something with every output; what the first one said that couldn't. Raises OutputError at once."""
+    refused = None
+    for output in outputs:
+        try:
+            do(output)
+        except OutputError:
+            raise
+        except CaptioningError as error:
+            refused = refused or error
+    return refused

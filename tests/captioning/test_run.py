@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -232,6 +233,23 @@ async def test_a_lasting_failure_is_tried_again_only_where_that_is_asked_for(fol
     assert (outcome.counts.num_failed_before, model.asked, outcome.exit_code) == (6, [], 4)
     outcome = await run(job(folder, style=style, run=settings(retry_failed=True)), model)
     assert (outcome.counts.num_captioned, outcome.exit_code) == (6, 0)
+
+
+@pytest.mark.parametrize("outputs", [("sidecar", "jsonl:{}"), ("jsonl:{}", "sidecar")])
+async def test_what_one_output_cant_take_goes_to_the_others(folder: Path, outputs: tuple[str, ...]) -> None:
+    """The text beside a picture is in another encoding, and nothing lies beside the members of a tar."""
+    (folder / "0.txt").write_bytes(b"caf\xe9")
+    with tarfile.open(folder.parent / "more.tar", "w") as tar:
+        tar.add(folder / "0.png", "inside.png")
+    lines = folder.parent / "all.jsonl"
+    one = job(folder, outputs=[text.format(lines) for text in outputs], mode="append")
+    one = replace(one, sources=[*one.sources, str(folder.parent / "more.tar")])
+    for num_done in (5, 0):
+        outcome = await run(one, FakeModel())
+        assert (outcome.counts.num_failed, outcome.counts.num_done, outcome.exit_code) == (2, num_done, 3)
+        assert {failure["name"] for failure in failures(folder)} == {"0.png", "more.tar/inside.png"}
+        assert len(lines.read_text().splitlines()) == 7
+    assert (await look_over(one, FakeModel().model())).num_known == 7
 
 
 async def test_words_are_asked_for_again_and_flagged(folder: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen35mm.captioning.items import Item
-from qwen35mm_preprocess import MediaKind
+from qwen35mm_preprocess import MediaKind, MediaPlan
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,23 @@ class Record:
             "metadata": dict(self.item.metadata),
         }
         return {name: value for name, value in values.items() if value is not None}
+
+
+def shared(caption: Caption, name: str, item: Item, plan: MediaPlan) -> Caption:
+    """The caption of the near-duplicate `name` as another item's, which has its own size and cost nothing."""
+    height, width = plan.source_size
+    return replace(
+        caption,
+        kind=item.kind,
+        width=width,
+        height=height,
+        duration_s=plan.duration_s,
+        num_attempts=1,
+        num_prompt_tokens=0,
+        num_generated_tokens=0,
+        seconds=0.0,
+        shared_from=name,
+    )
 
 
 def printable(name: str) -> str:

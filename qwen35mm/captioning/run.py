@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
 from typing import Literal
@@ -23,7 +23,7 @@ from qwen35mm.captioning.media import worker as media_worker
 from qwen35mm.captioning.media.worker import CHANGED, Decode, Failed
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Wants
-from qwen35mm.captioning.records import Caption
+from qwen35mm.captioning.records import Caption, shared
 from qwen35mm.errors import CaptioningError, EngineError, MediaError, OutputError, Qwen35mmError
 from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
 
@@ -241,17 +241,16 @@ class Run:
                 return
         assert medium is not None
         assert plan is not None
-        if similarity is None or not await self._share(look, similarity):
+        if similarity is None or not await self._share(look, plan, similarity):
             ready = _Ready(look, medium, plan, similarity)
             await (self._caption(ready) if alone else self._ready.put(ready))
 
-    async def _share(self, look: Look, similarity: int) -> bool:
+    async def _share(self, look: Look, plan: MediaPlan, similarity: int) -> bool:
         """Takes a near-duplicate's caption, if there is one that was asked the same."""
         found = await self._ledger.similar(look.key, similarity)
         if found is None:
             return False
-        caption, name = found
-        self.counts.num_shared += await self._store(look.key, replace(caption, shared_from=name), None)
+        self.counts.num_shared += await self._store(look.key, shared(*found, look.item, plan), None)
         return True
 
     async def _caption_loop(self) -> None:

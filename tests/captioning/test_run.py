@@ -177,6 +177,8 @@ async def test_near_duplicates_share_a_caption_where_that_is_asked_for(folder: P
     lines = {line["name"]: line for line in map(json.loads, (folder / "all.jsonl").read_text().splitlines())}
     assert lines["larger.jpg"]["caption"] == lines["0.png"]["caption"]
     assert lines["larger.jpg"]["shared_from"] == "0.png"
+    assert (lines["larger.jpg"]["width"], lines["larger.jpg"]["height"]) == (96, 64), "its own size"
+    assert lines["larger.jpg"]["num_generated_tokens"] == 0, "the model wrote nothing for it"
     (folder / "smaller.webp").write_bytes((folder / "larger.jpg").read_bytes() + b"\0")
     again = FakeModel()
     await run(replace(one, outputs=[parse_output(f"jsonl:{folder}/all.jsonl")]), again)

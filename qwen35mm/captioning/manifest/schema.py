@@ -94,10 +94,12 @@ _FIRST = (
         PRIMARY KEY (output, number)
     ) WITHOUT ROWID
     """,
+    # `owner` is the name and, where there is a file, its place; see `owner_of`. `path` is as a person wrote it.
     """
     CREATE TABLE entries (
         position INTEGER PRIMARY KEY,
         output BLOB NOT NULL,
+        owner BLOB NOT NULL,
         name BLOB NOT NULL,
         key BLOB NOT NULL REFERENCES results (key),
         content BLOB NOT NULL,
@@ -105,10 +107,11 @@ _FIRST = (
         metadata TEXT NOT NULL,
         shard INTEGER,
         row INTEGER,
-        UNIQUE (output, name)
+        UNIQUE (output, owner)
     )
     """,
     "CREATE INDEX entries_in_order ON entries (output, position)",
+    "CREATE INDEX entries_by_name ON entries (output, name)",
     "CREATE INDEX entries_by_key ON entries (output, key)",
     "CREATE INDEX entries_by_shard ON entries (output, shard, row)",
 )

@@ -19,7 +19,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode, Wants
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.outputs.media import has_content, pieces_of, suffix_of
-from qwen35mm.captioning.outputs.names import Claims, fit, numbered, parts_inside, portable
+from qwen35mm.captioning.outputs.names import Claims, fit, numbered, owner_of, parts_inside, portable
 from qwen35mm.captioning.records import Record
 
 DATASET_METADATA = "metadata.jsonl"
@@ -42,7 +42,7 @@ class DatasetFolder(JsonLines):
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`. A medium that was taken out of the folder is put there again."""
-        if super().wants(item, key) is Wants.DONE and self._medium(item.name).is_file():
+        if super().wants(item, key) is Wants.DONE and self._medium(self._owner(item)).is_file():
             return Wants.DONE
         return Wants.CAPTION
 
@@ -59,21 +59,24 @@ class DatasetFolder(JsonLines):
             super().finish()
             for owner in self._claims.without_entry(self._place):
                 with disk_errors(self.label):
-                    self._medium(os.fsdecode(owner)).unlink(missing_ok=True)
+                    self._medium(owner).unlink(missing_ok=True)
                 self._claims.release(owner)
 
     def line(self, record: Record) -> bytes:
         """A record as its line, with the newline."""
         values = record.to_dict()
         values.pop("path", None)
-        row = {"file_name": self._file_name(record.item.name), "text": values.pop("caption")} | values
+        row = {"file_name": self._file_name(self._owner(record.item)), "text": values.pop("caption")} | values
         return json_text(row).encode() + b"\n"
 
-    def _medium(self, name: str) -> Path:
-        return self._folder / self._file_name(name)
+    def _owner(self, item: Item) -> bytes:
+        return owner_of(item, self._manifest)
 
-    def _file_name(self, name: str) -> str:
-        found = self._claims.find(os.fsencode(name))
+    def _medium(self, owner: bytes) -> Path:
+        return self._folder / self._file_name(owner)
+
+    def _file_name(self, owner: bytes) -> str:
+        found = self._claims.find(owner)
         assert found is not None, "every item's file name is claimed before its entry is made"
         return found
 
@@ -83,7 +86,7 @@ class DatasetFolder(JsonLines):
         stem = PurePosixPath(last).stem
         parents = [fit(part, "") for part in folders]
         return self._claims.claim(
-            os.fsencode(item.name),
+            self._owner(item),
             ("/".join([*parents, name]) for name in numbered(stem, last, suffix)),
             medium=None,
             is_free=lambda name: name != DATASET_METADATA and not os.path.lexists(self._folder / name),
@@ -91,7 +94,7 @@ class DatasetFolder(JsonLines):
 
     def _put_medium(self, record: Record) -> None:
         """Puts the medium at its place, whole and checked."""
-        path = self._medium(record.item.name)
+        path = self._medium(self._owner(record.item))
         if has_content(path, record.content):
             return
         with disk_errors(self.label):

@@ -12,54 +12,52 @@ from pathlib import Path
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest, load_caption
+from qwen35mm.captioning.outputs.names import owner_of, place_in
 from qwen35mm.captioning.records import Record
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One item of an output; `shard` and `row` are None where there are no shards."""
+    """One item of an output; `shard` is None where there are no shards."""
 
     position: int
-    name: str
-    key: bytes
     shard: int | None
-    row: int | None
 
 
 class Entries:
-    """The items of the output that the manifest knows as `output`; one entry a name."""
+    """The items of the output that the manifest knows as `output`; one entry an owner, see `owner_of`."""
 
     def __init__(self, manifest: Manifest, output: bytes) -> None:
         self._manifest = manifest
         self._output = output
 
-    def has(self, name: str, key: bytes) -> bool:
-        """Whether the caption of this work is in the output under this name."""
+    def has(self, item: Item, key: bytes) -> bool:
+        """Whether the caption of this work is in the output for this item."""
         with self._manifest.reading() as connection:
             row = connection.execute(
-                "SELECT 1 FROM entries WHERE output = ? AND name = ? AND key = ?",
-                (self._output, os.fsencode(name), key),
+                "SELECT 1 FROM entries WHERE output = ? AND owner = ? AND key = ?",
+                (self._output, owner_of(item, self._manifest), key),
             ).fetchone()
         return row is not None
 
     def replaced_by(self, record: Record, taken: Collection[int] = ()) -> Entry | None:
-        """The entry whose place a record takes: its own with another key, or that of the file that was renamed.
+        """The entry whose place a record takes: its own with another key, or that of a file which was renamed to it, or
+        which is gone and whose name it has now.
 
         Args:
             taken: positions that records got which aren't put yet.
         """
+        own = owner_of(record.item, self._manifest)
         with self._manifest.reading() as connection:
             rows = connection.execute(
-                "SELECT position, name, key, shard, row, path FROM entries WHERE output = ?1 AND name = ?2 "
-                "UNION ALL SELECT position, name, key, shard, row, path FROM entries "
-                "WHERE output = ?1 AND key = ?3 AND name != ?2 AND path IS NOT NULL",
+                "SELECT position, owner, name, shard FROM entries WHERE output = ?1 AND name = ?2 "
+                "UNION ALL SELECT position, owner, name, shard FROM entries "
+                "WHERE output = ?1 AND key = ?3 AND name != ?2",
                 (self._output, os.fsencode(record.item.name), record.key),
             ).fetchall()
-        for position, name, key, shard, row, path in rows:
-            if position in taken:
-                continue
-            if os.fsdecode(name) == record.item.name or not os.path.lexists(os.fsdecode(path)):
-                return Entry(position, os.fsdecode(name), key, shard, row)
+        for position, owner, name, shard in sorted(rows, key=lambda row: row[1] != own):
+            if position not in taken and (owner == own or self._is_gone(owner, name)):
+                return Entry(position, shard)
         return None
 
     def put(
@@ -76,10 +74,11 @@ class Entries:
         if replaced is not None:
             connection.execute("DELETE FROM entries WHERE position = ?", (replaced.position,))
         connection.execute(
-            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 None if replaced is None else replaced.position,
                 self._output,
+                owner_of(record.item, self._manifest),
                 os.fsencode(record.item.name),
                 record.key,
                 record.content,
@@ -93,15 +92,20 @@ class Entries:
     def records(self) -> Iterator[Record]:
         """Every record, in order; its item has no medium to read."""
         query = (
-            "SELECT position, name, entries.key, entries.content, path, metadata, caption FROM entries "
+            "SELECT position, owner, name, entries.key, entries.content, path, metadata, caption FROM entries "
             "JOIN results ON results.key = entries.key WHERE output = ? AND position > ?"
         )
-        for _, name, key, content, path, metadata, caption in self._manifest.rows(query, (self._output,)):
-            yield _record(name, key, content, path, metadata, caption)
+        for _, owner, name, key, content, path, metadata, text in self._manifest.rows(query, (self._output,)):
+            caption = load_caption(text)
+            where = None if path is None else self._path(owner, name, Path(os.fsdecode(path)))
+            item = Item(os.fsdecode(name), where or b"", caption.kind, where, json.loads(metadata))
+            yield Record(item, key, content, caption)
 
+    def _path(self, owner: bytes, name: bytes, path: Path) -> Path:
+        """An item's path as a person wrote it, unless the program was in another folder then."""
+        place = place_in(owner, name)
+        return path if place is None or self._manifest.place(path) == place else self._manifest.path_of(place)
 
-def _record(name: bytes, key: bytes, content: bytes, path: bytes | None, metadata: str, caption: str) -> Record:
-    loaded = load_caption(caption)
-    where = None if path is None else Path(os.fsdecode(path))
-    item = Item(os.fsdecode(name), where or b"", loaded.kind, where, json.loads(metadata))
-    return Record(item, key, content, loaded)
+    def _is_gone(self, owner: bytes, name: bytes) -> bool:
+        place = place_in(owner, name)
+        return place is not None and not os.path.lexists(self._manifest.path_of(place))

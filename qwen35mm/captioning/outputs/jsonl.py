@@ -74,14 +74,14 @@ class JsonLines:
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`."""
-        return Wants.DONE if key is not None and self._entries.has(item.name, key) else Wants.CAPTION
+        return Wants.DONE if key is not None and self._entries.has(item, key) else Wants.CAPTION
 
     def write(self, record: Record) -> None:
         """See `Output`."""
         with self._lock, disk_errors(self.label):
             # Before the check: what an error left unwritten is written when the file is opened again.
             file = self._open() if self._file is None else self._file
-            if self._entries.has(record.item.name, record.key):
+            if self._entries.has(record.item, record.key):
                 return
             line = self.line(record)
             replaced = self._entries.replaced_by(record)

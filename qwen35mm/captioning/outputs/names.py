@@ -67,6 +67,11 @@ def owner_of(item: Item, manifest: Manifest) -> bytes:
     return os.fsencode(item.name) + (b"" if item.path is None else b"\0" + manifest.place(item.path))
 
 
+def place_in(owner: bytes, name: bytes) -> bytes | None:
+    """The place of the file in what `owner_of` made of an item of this name; None in a container."""
+    return owner[len(name) + 1 :] or None
+
+
 class Claims:
     """The names in one output. A name that an item got stays its own in all later runs.
 
@@ -115,11 +120,11 @@ class Claims:
         raise AssertionError("the names to choose from have no end")
 
     def without_entry(self, output: bytes) -> list[bytes]:
-        """The owners that have no entry, by their name, in the output of records `output`."""
+        """The owners that have no entry in the output of records `output`."""
         with self._manifest.reading() as connection:
             rows = connection.execute(
                 "SELECT owner FROM claims WHERE output = ? AND NOT EXISTS "
-                "(SELECT 1 FROM entries WHERE entries.output = ? AND name = owner)",
+                "(SELECT 1 FROM entries WHERE entries.output = ? AND entries.owner = claims.owner)",
                 (self._output, output),
             ).fetchall()
         return [row[0] for row in rows]

@@ -34,6 +34,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.manifest.run_lock import RunLock
 from qwen35mm.captioning.outputs.base import Mode, Wants
 from qwen35mm.captioning.outputs.entries import Entries, Entry
+from qwen35mm.captioning.outputs.names import owner_of
 from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
@@ -51,7 +52,7 @@ class _OpenShard:
         self.summed = summed
         self.writer = writer
         self.kept = kept
-        self.added: dict[str, tuple[Record, Entry | None]] = {}
+        self.added: dict[bytes, tuple[Record, Entry | None]] = {}
         # The positions of the entries that are replaced when the shard is sealed.
         self.taken: set[int] = set()
 
@@ -106,22 +107,22 @@ class Shards(ABC):
         if key is None:
             return Wants.CAPTION
         with self._lock:
-            return Wants.DONE if self._has(item.name, key) else Wants.CAPTION
+            return Wants.DONE if self._has(item, key) else Wants.CAPTION
 
     def write(self, record: Record) -> None:
         """See `Output`."""
         with self._lock, disk_errors(self.label):
-            name = record.item.name
-            if self._has(name, record.key):
+            if self._has(record.item, record.key):
                 return
-            if self._open_shard is not None and name in self._open_shard.added:
+            owner = owner_of(record.item, self._manifest)
+            if self._open_shard is not None and owner in self._open_shard.added:
                 self._seal()
             taken = () if self._open_shard is None else self._open_shard.taken
             replaced = self._entries.replaced_by(record, taken)
             with self._abandoned_on_error():
                 shard = self._open_shard or self._begin()
                 shard.writer.add(record)
-                shard.added[name] = (record, replaced)
+                shard.added[owner] = (record, replaced)
                 if replaced is not None:
                     shard.taken.add(replaced.position)
                 if shard.num_records >= self._records_per_shard:
@@ -142,9 +143,10 @@ class Shards(ABC):
             self._abandon()
             self._run_lock.release()
 
-    def _has(self, name: str, key: bytes) -> bool:
-        added = None if self._open_shard is None else self._open_shard.added.get(name)
-        return self._entries.has(name, key) if added is None else added[0].key == key
+    def _has(self, item: Item, key: bytes) -> bool:
+        shard = self._open_shard
+        added = None if shard is None else shard.added.get(owner_of(item, self._manifest))
+        return self._entries.has(item, key) if added is None else added[0].key == key
 
     def _abandon(self) -> None:
         """Leaves the shard that was being written to a later run."""

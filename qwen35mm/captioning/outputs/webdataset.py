@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -12,7 +11,7 @@ from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode
 from qwen35mm.captioning.outputs.media import num_bytes_of, pieces_of, suffix_of
-from qwen35mm.captioning.outputs.names import Claims, fit, numbered, parts_inside, portable
+from qwen35mm.captioning.outputs.names import Claims, fit, numbered, owner_of, parts_inside, portable
 from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
 from qwen35mm.captioning.outputs.shards import Shards
 from qwen35mm.captioning.records import Record
@@ -33,16 +32,17 @@ class TarShards(Shards):
         super().__init__(manifest, folder, records_per_shard, mode=mode)
 
     def _writer(self, file: SummedFile, old: Path | None) -> ShardWriter:
-        return _TarWriter(file, self._claims)
+        return _TarWriter(file, self._claims, self._manifest)
 
     def _can_grow(self, path: Path) -> bool:
         return True
 
 
 class _TarWriter(ShardWriter):
-    def __init__(self, file: SummedFile, claims: Claims) -> None:
+    def __init__(self, file: SummedFile, claims: Claims, manifest: Manifest) -> None:
         self._file = file
         self._claims = claims
+        self._manifest = manifest
 
     def add(self, record: Record) -> None:
         key = self._key(record)
@@ -89,7 +89,7 @@ class _TarWriter(ShardWriter):
         stem, whole = (text.replace(".", "_") for text in (PurePosixPath(last).stem, last))
         names = (name.removesuffix(_ROOM_FOR_SUFFIX) for name in numbered(stem, whole, _ROOM_FOR_SUFFIX))
         return self._claims.claim(
-            os.fsencode(record.item.name),
+            owner_of(record.item, self._manifest),
             ("/".join([*parents, name]) for name in names),
             medium=None,
             is_free=lambda _: True,

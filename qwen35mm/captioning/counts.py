@@ -19,7 +19,8 @@ class Counts:
         num_present: every output had it. A fate.
         num_kept: somebody else's caption stays. A fate.
         num_failed: in this run. A fate.
-        num_failed_before: in an earlier run, and not tried again. A fate.
+        num_failed_before: the same work failed, in an earlier run or for another item of this one, and isn't tried
+            again. A fate.
         num_left: a stop came first. A fate.
         num_prompt_tokens, num_generated_tokens: of this run's captions.
         num_retries: replies that weren't as they had to be.

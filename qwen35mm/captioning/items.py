@@ -29,7 +29,7 @@ class Item:
             name that isn't UTF-8 has surrogates in it, as `os.fsdecode` makes them.
         source: a file, a part of one, or the medium's bytes.
         kind: by its content.
-        path: its file; None in a container.
+        path: its file, also where a container's row only names it; None where the bytes lie in a container.
         metadata: what its source says of it besides; JSON values.
     """
 

@@ -90,7 +90,7 @@ class Job:
     style: CaptionStyle = field(default_factory=CaptionStyle)
     thinking: bool | None = False
     scan: ScanOptions = field(default_factory=ScanOptions)
-    outputs: Sequence[OutputSpec] = ()
+    outputs: Sequence[OutputSpec] = field(kw_only=True)
     mode: Mode = "skip"
     folder: Path | None = None
     state: Path | None = None

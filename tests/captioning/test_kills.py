@@ -76,7 +76,8 @@ def check_texts(media: Path) -> dict[str, str]:
     lines = [json.loads(line) for line in (media.parent / "captions.jsonl").read_text().splitlines()]
     assert {line["name"]: line["caption"] + "\n" for line in lines} == captions
     assert len(lines) == NUM_ITEMS
-    leftovers = [path for path in media.parent.rglob("*") if path.suffix == ".tmp" or ".before-" in path.name]
+    strays = (".qwen35mm-", ".before-")  # temporary files and locks, and what was moved aside
+    leftovers = [path for path in media.parent.rglob("*") if any(stray in path.name for stray in strays)]
     assert leftovers == []
     return captions
 

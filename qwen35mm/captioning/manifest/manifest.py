@@ -51,16 +51,6 @@ class Failure:
     key: bytes | None = None
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Sums over all finished results; `seconds` is the model's time."""
-
-    num_items: int
-    num_prompt_tokens: int
-    num_generated_tokens: int
-    seconds: float
-
-
 class Manifest:
     """The manifest at `path`. Usable from all threads of one process; every method may raise OutputError."""
 
@@ -73,7 +63,7 @@ class Manifest:
 
     @classmethod
     def open(cls, path: Path) -> Manifest:
-        """Opens or makes the manifest; its folder is made too, and should hold nothing else.
+        """Opens or makes the manifest; its folder is made too, and may hold other shards' manifests.
 
         Raises:
             CaptioningError: another run holds it, it is damaged, foreign or of a newer version, or its folder can't be
@@ -224,14 +214,11 @@ class Manifest:
             _dump_caption(caption),
             os.fsencode(name),
             None if similarity is None else f"{similarity:x}",
-            caption.num_prompt_tokens,
-            caption.num_generated_tokens,
-            caption.seconds,
         )
         with self.writing() as connection:
             connection.execute(
-                "INSERT INTO results (key, content, caption, first_name, similarity, num_prompt_tokens, "
-                "num_generated_tokens, seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+                "INSERT INTO results (key, content, caption, first_name, similarity) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (key) DO NOTHING",
                 values,
             )
             connection.execute("DELETE FROM attempts WHERE key = ?", (key,))
@@ -271,14 +258,6 @@ class Manifest:
         query = f"SELECT {columns} FROM results WHERE similarity IS NOT NULL AND sequence > ?"
         for _, similarity, key, name in self.rows(query):
             yield int(similarity, 16), key, os.fsdecode(name)
-
-    def totals(self) -> Totals:
-        """What all finished results have cost."""
-        with self.reading() as connection:
-            row = connection.execute(
-                "SELECT count(*), total(num_prompt_tokens), total(num_generated_tokens), total(seconds) FROM results"
-            ).fetchone()
-        return Totals(row[0], int(row[1]), int(row[2]), row[3])
 
     def rows(self, query: str, arguments: tuple[object, ...] = ()) -> Iterator[tuple]:
         """Rows of a query by their first column, a number, in steps; nothing is locked while the caller has one.

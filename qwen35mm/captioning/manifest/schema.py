@@ -25,10 +25,7 @@ _FIRST = (
         content BLOB NOT NULL,
         caption TEXT NOT NULL,
         first_name BLOB NOT NULL,
-        similarity TEXT,
-        num_prompt_tokens INTEGER NOT NULL,
-        num_generated_tokens INTEGER NOT NULL,
-        seconds REAL NOT NULL
+        similarity TEXT
     )
     """,
     "CREATE TABLE attempts (key BLOB PRIMARY KEY, name BLOB NOT NULL, count INTEGER NOT NULL) WITHOUT ROWID",

@@ -163,7 +163,7 @@ async def test_a_source_is_no_output(folder: Path, kind: str) -> None:
     with pytest.raises(CaptioningError, match="'media' is an output"):
         await carry_out(one, FakeModel().model())
     with pytest.raises(CaptioningError, match="'media' is an output"):
-        one.check_sources()
+        one.check()
     outcome = await run(replace(one, sources=[f"@{folder.parent}/list.txt"]), FakeModel())
     assert (outcome.counts.num_found, outcome.counts.num_failed) == (1, 1)
 

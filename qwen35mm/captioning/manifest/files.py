@@ -9,6 +9,8 @@ import json
 import math
 import os
 import stat
+import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +19,7 @@ from qwen35mm.errors import OutputError
 
 _TEMPORARY = ".qwen35mm-writing-"
 _LOCK = ".qwen35mm-lock-"
+_PIECE_BYTES = 1 << 20
 _BINARY = getattr(os, "O_BINARY", 0)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -95,6 +98,30 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def pieces(file: BinaryIO, num_bytes: int = sys.maxsize) -> Iterator[bytes]:
+    """The next bytes of a file, a few at a time; fewer where it ends before. Raises OSError."""
+    while num_bytes and (piece := file.read(min(num_bytes, _PIECE_BYTES))):
+        num_bytes -= len(piece)
+        yield piece
+
+
+def crc_of(file: BinaryIO, num_bytes: int) -> int:
+    """The CRC-32 of the next bytes; one that no file has where there are fewer. Raises OSError."""
+    crc = 0
+    for piece in pieces(file, num_bytes):
+        num_bytes -= len(piece)
+        crc = zlib.crc32(piece, crc)
+    return crc if num_bytes == 0 else -1
+
+
+def is_whole(path: Path, num_bytes: int, crc: int) -> bool:
+    """Whether a file of this length and CRC-32 is at `path`. Raises OSError."""
+    if not path.is_file() or path.stat().st_size != num_bytes:
+        return False
+    with path.open("rb") as file:
+        return crc_of(file, num_bytes) == crc
 
 
 def move_aside(path: Path, when: str) -> Path:

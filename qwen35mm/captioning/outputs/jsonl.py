@@ -19,10 +19,13 @@ from typing import BinaryIO
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import (
+    crc_of,
     disk_errors,
+    is_whole,
     json_text,
     lock_for,
     move_aside,
+    pieces,
     replacing,
     sync,
     sync_folder,
@@ -35,7 +38,6 @@ from qwen35mm.captioning.outputs.entries import Entries
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError
 
-_PIECE_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -144,7 +146,7 @@ class JsonLines:
                 self._end_last_line()
                 head_length = self._path.stat().st_size
                 with self._path.open("rb") as file:
-                    crc = _crc(file, head_length)
+                    crc = crc_of(file, head_length)
         with self._manifest.writing() as connection:
             connection.execute(
                 "INSERT INTO line_files VALUES (?, ?, ?, ?, 0, x'')", (self._place, head_length, crc, head_length)
@@ -185,9 +187,7 @@ class JsonLines:
         temporary = temporary_for(self._path)
         if not temporary.exists():
             return
-        with temporary.open("rb") as file:
-            is_whole = temporary.stat().st_size == self._length and _crc(file, self._length) == self._crc
-        if is_whole and self._num_stale == 0:
+        if self._num_stale == 0 and is_whole(temporary, self._length, self._crc):
             temporary.replace(self._path)
             sync_folder(self._path.parent)
         else:
@@ -200,7 +200,7 @@ class JsonLines:
         file = self._path.open("r+b")
         try:
             tail = b""
-            is_ours = _crc(file, self._length) == self._crc
+            is_ours = crc_of(file, self._length) == self._crc
             if is_ours:
                 tail = file.read(len(intent) + 1)
                 is_ours = intent.startswith(tail)
@@ -241,7 +241,7 @@ class JsonLines:
     def _pieces(self) -> Iterator[bytes]:
         if self._head_length:
             with self._path.open("rb") as head:
-                yield from _read(head, self._head_length)
+                yield from pieces(head, self._head_length)
         for record in self._entries.records():
             yield self.line(record)
 
@@ -249,18 +249,3 @@ class JsonLines:
         aside = move_aside(self._path, time.strftime("%Y%m%d-%H%M%S"))
         sync_folder(self._path.parent)
         return aside.name
-
-
-def _read(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
-    while num_bytes and (piece := file.read(min(num_bytes, _PIECE_BYTES))):
-        num_bytes -= len(piece)
-        yield piece
-
-
-def _crc(file: BinaryIO, num_bytes: int) -> int:
-    """The CRC-32 of the next bytes; another one where there are fewer."""
-    crc = 0
-    for piece in _read(file, num_bytes):
-        num_bytes -= len(piece)
-        crc = zlib.crc32(piece, crc)
-    return crc if num_bytes == 0 else -1

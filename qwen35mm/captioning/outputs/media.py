@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from qwen35mm.captioning.items import FileSlice, Item
+from qwen35mm.captioning.manifest.files import pieces
 from qwen35mm.captioning.records import Record, printable
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess.formats import HEAD_BYTES, sniff
 
-_PIECE_BYTES = 1 << 20
 # By the format's name; the first is given to media that have none of them.
 _SUFFIXES = {
     "JPEG": (".jpg", ".jpeg"),
@@ -57,10 +57,9 @@ def pieces_of(record: Record) -> Iterator[bytes]:
     """The medium's bytes, in pieces. Raises CaptioningError, at their end where they aren't what was captioned."""
     sha256 = hashlib.sha256()
     try:
-        file, left = _open(record.item)
+        file, num_bytes = _open(record.item)
         with file:
-            while left and (piece := file.read(min(left, _PIECE_BYTES))):
-                left -= len(piece)
+            for piece in pieces(file, num_bytes):
                 sha256.update(piece)
                 yield piece
     except OSError as error:
@@ -74,7 +73,7 @@ def has_content(path: Path, content: bytes) -> bool:
     try:
         with path.open("rb") as file:
             sha256 = hashlib.sha256()
-            while piece := file.read(_PIECE_BYTES):
+            for piece in pieces(file):
                 sha256.update(piece)
     except OSError:
         return False

@@ -13,7 +13,6 @@ import os
 import re
 import threading
 import time
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import (
     create,
     disk_errors,
+    is_whole,
     lock_for,
     move_aside,
     remove_leftovers,
@@ -39,7 +39,6 @@ from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
 
-_PIECE_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -243,7 +242,7 @@ class Shards(ABC):
         query = "SELECT number, num_records, num_bytes, crc FROM shards WHERE output = ?"
         for number, num_records, num_bytes, crc in self._rows(query):
             path = self._path(number)
-            if num_records == 0 or _is(temporary_for(path), num_bytes, crc):
+            if num_records == 0 or is_whole(temporary_for(path), num_bytes, crc):
                 self._put(number, num_records)
             elif not path.is_file() or path.stat().st_size != num_bytes:
                 aside = self._move_aside(path) if os.path.lexists(path) else "gone"
@@ -292,14 +291,3 @@ class Shards(ABC):
         aside = move_aside(path, time.strftime("%Y%m%d-%H%M%S"))
         sync_folder(self._folder)
         return aside.name
-
-
-def _is(path: Path, num_bytes: int, crc: int) -> bool:
-    """Whether a file of this length and CRC-32 is at `path`."""
-    if not path.is_file() or path.stat().st_size != num_bytes:
-        return False
-    found = 0
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            found = zlib.crc32(piece, found)
-    return found == crc

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from qwen35mm.captioning.manifest.files import json_text
+from qwen35mm.captioning.manifest.files import json_text, pieces
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode
 from qwen35mm.captioning.outputs.media import num_bytes_of, pieces_of, suffix_of
@@ -16,7 +16,6 @@ from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
 from qwen35mm.captioning.outputs.shards import Shards
 from qwen35mm.captioning.records import Record
 
-_PIECE_BYTES = 1 << 20
 _MEMBERS = 3
 # The longest suffix of a member, so that a key fits a disk's names with every one of them.
 _ROOM_FOR_SUFFIX = ".webm.json"
@@ -61,24 +60,19 @@ class _TarWriter(ShardWriter):
         wanted = set(rows)
         with path.open("rb") as file:
             for row, (begin, end) in enumerate(_samples(file)):
-                if row not in wanted:
-                    continue
-                at = file.tell()
-                file.seek(begin)
-                while begin < end:
-                    piece = file.read(min(end - begin, _PIECE_BYTES))
-                    self._file.write(piece)
-                    begin += len(piece)
-                file.seek(at)
+                if row in wanted:
+                    file.seek(begin)
+                    for piece in pieces(file, end - begin):
+                        self._file.write(piece)
 
     def end(self) -> None:
         self._file.write(bytes(2 * tarfile.BLOCKSIZE))
 
-    def _member(self, name: str, num_bytes: int, pieces: Iterator[bytes]) -> None:
+    def _member(self, name: str, num_bytes: int, content: Iterator[bytes]) -> None:
         info = tarfile.TarInfo(name)
         info.size = num_bytes
         self._file.write(info.tobuf(tarfile.PAX_FORMAT))
-        for piece in pieces:
+        for piece in content:
             self._file.write(piece)
         self._file.write(bytes(-num_bytes % tarfile.BLOCKSIZE))
 

@@ -297,9 +297,15 @@ async def test_an_interruption_finishes_what_is_at_work(folder: Path) -> None:
 
 async def test_a_second_interruption_leaves_what_is_at_work(folder: Path) -> None:
     def begun(run: Run) -> None:
-        for delay_s in (0.5, 0.6):
-            asyncio.get_running_loop().call_later(delay_s, run.stop, "interrupted")
+        async def later() -> None:
+            while len(model.asked) < 2:
+                await asyncio.sleep(0.01)
+            run.stop("interrupted")
+            run.stop("interrupted")
 
+        tasks.append(asyncio.create_task(later()))
+
+    tasks: list[asyncio.Task[None]] = []
     model = FakeModel(delay_s=1000.0)
     outcome = await carry_out(job(folder, run=settings()), model.model(), lambda run: _at_once(begun, run))
     assert (outcome.exit_code, model.num_left, texts(folder)) == (130, 2, {})

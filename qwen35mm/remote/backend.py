@@ -133,7 +133,8 @@ class RemoteBackend:
         if self._model is not None:
             return
         if len(models) != 1:
-            found = f"it has {', '.join(repr(name) for name in models[:20])}" if models else "it has none"
+            names = self._connection.faults.safe(", ".join(f"'{name}'" for name in models[:20]))
+            found = f"it has {names}" if models else "it has none"
             raise ConfigError(f"Name the model to use of the server at {self._address.host}: {found}.")
         self._model = models[0]
 

@@ -13,6 +13,8 @@ import httpx
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RefusedError, RequestError, RequestTimeoutError
 
 _MAX_MESSAGE = 300
+# JSON may be nested deeper than Python can follow.
+_MAX_DEPTH = 8
 _PASSING = frozenset({408, 409, 425, 429})
 # What a server says of one request and not of whoever asks.
 _OF_THIS_REQUEST = frozenset({400, 415, 422, 451})
@@ -83,11 +85,13 @@ class FaultWriter:
 
     def of_damage(self, what: str) -> Fault:
         """An answer that isn't what an OpenAI-compatible server sends."""
-        return Fault(EngineError(f"{self._who} sent a damaged answer: {what}. Look at its log."), is_passing=True)
+        return Fault(
+            EngineError(f"{self._who} sent a damaged answer: {self.safe(what)}. Look at its log."), is_passing=True
+        )
 
     def of_foreign(self, status: int, content_type: str) -> Fault:
         """Something else answers at that address."""
-        kind = self._safe(content_type) or "no content type"
+        kind = self.safe(content_type) or "no content type"
         return Fault(
             RequestError(
                 f"{self._who} doesn't speak OpenAI's API at this address: it answered {_words(status)} with {kind}. "
@@ -97,12 +101,25 @@ class FaultWriter:
         )
 
     def of_status(self, status: int, body: bytes, sent: Collection[str], retry_after_s: float | None = None) -> Fault:
-        """An answer that isn't a success, or an error that came within a stream.
+        """An answer that isn't a success.
 
         Args:
             sent: names of the parameters that the request had and that a server may not know.
         """
-        said = self._said(_message(body))
+        return self._of_refusal(status, _message(body), sent, retry_after_s)
+
+    def of_stream_error(self, error: Any, sent: Collection[str]) -> Fault:
+        """An error object in the middle of a stream; a code in it counts as the status it would have been."""
+        code = error.get("code") if isinstance(error, dict) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        return self._of_refusal(status, "; ".join(_texts(error)), sent, None)
+
+    def of_withheld(self) -> Fault:
+        """finish_reason content_filter."""
+        return Fault(RefusedError(f"{self._who} withheld its answer: its content filter stepped in."), is_passing=False)
+
+    def _of_refusal(self, status: int, message: str, sent: Collection[str], retry_after_s: float | None) -> Fault:
+        said = self._said(message)
         passing = status in _PASSING or status >= 500
         error: Qwen35mmError
         if status == 429:
@@ -132,22 +149,12 @@ class FaultWriter:
             error = kind(f"{self._who} refused the request with {_words(status)}{said}")
         return Fault(error, is_passing=passing, status=status, retry_after_s=retry_after_s)
 
-    def of_stream_error(self, error: Any, sent: Collection[str]) -> Fault:
-        """An error object in the middle of a stream; a code in it counts as the status it would have been."""
-        code = error.get("code") if isinstance(error, dict) else None
-        status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        return self.of_status(status, json.dumps({"error": error}).encode(), sent)
-
-    def of_withheld(self) -> Fault:
-        """finish_reason content_filter."""
-        return Fault(RefusedError(f"{self._who} withheld its answer: its content filter stepped in."), is_passing=False)
-
     def _said(self, message: str) -> str:
-        message = self._safe(message)
+        message = self.safe(message)
         return f': "{message}".' if message else "."
 
-    def _safe(self, text: str) -> str:
-        """One short line without control characters and secrets."""
+    def safe(self, text: str) -> str:
+        """A server's words as one short line without control characters and secrets."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         text = "".join(char if char.isprintable() else " " for char in text)
@@ -172,13 +179,15 @@ def _message(body: bytes) -> str:
     return "; ".join(_texts(values))
 
 
-def _texts(values: Any) -> Iterator[str]:
+def _texts(values: Any, depth: int = 0) -> Iterator[str]:
     """OpenAI's and vLLM's {"error": {"message"}}, SGLang's {"message"}, FastAPI's {"detail"}, or plain text."""
+    if depth > _MAX_DEPTH:
+        return
     if isinstance(values, str):
         yield values
     elif isinstance(values, list):
         for value in values[:4]:
-            yield from _texts(value)
+            yield from _texts(value, depth + 1)
     elif isinstance(values, dict):
         if isinstance(values.get("msg"), str):
             where = values.get("loc")
@@ -186,5 +195,5 @@ def _texts(values: Any) -> Iterator[str]:
             return
         for key in ("error", "message", "detail"):
             if values.get(key):
-                yield from _texts(values[key])
+                yield from _texts(values[key], depth + 1)
                 return

@@ -65,7 +65,7 @@ class Reply:
         if self._finish_reason == "content_filter":
             raise WithheldError
         if self._finish_reason not in _FINISH_REASONS:
-            raise DamageError(f"it ended with the reason {self._finish_reason!r}")
+            raise DamageError(f"it ended with the reason '{self._finish_reason}'")
         num_prompt, num_generated = count(self._usage, "prompt_tokens"), count(self._usage, "completion_tokens")
         num_cached = min(count(self._usage, "prompt_tokens_details", "cached_tokens"), num_prompt)
         decode_s = 0.0 if self._first_s is None else self._last_s - self._first_s

@@ -43,7 +43,7 @@ def read_retry_after(value: str | None, now_s: float) -> float | None:
     except ValueError:
         try:
             date = parsedate_to_datetime(value)
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, OverflowError):
             return None
         # A date without a zone is in GMT.
         date = date if date.tzinfo else date.replace(tzinfo=timezone.utc)

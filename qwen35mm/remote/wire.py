@@ -25,6 +25,8 @@ from qwen35mm.sampling import SamplingParams
 DONE = "[DONE]"
 # Far above any chunk of an answer: what is longer is no event stream.
 _MAX_LINE_BYTES = 2**20
+# Python's own numbers have no end; whoever divides or stores what a server counts needs one.
+_MAX_COUNT = 2**53
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -149,10 +151,13 @@ def read_chunk(data: str) -> Delta:
     delta = (choice.get("delta") or {}) if isinstance(choice, dict) else None
     if not isinstance(delta, dict) or not isinstance(usage, dict | None):
         raise DamageError("a chunk of another form than OpenAI's")
+    finish_reason = choice.get("finish_reason")
+    if not isinstance(finish_reason, str | None):
+        raise DamageError(f"a finish_reason that is a {type(finish_reason).__name__}, not a string")
     return Delta(
         answer=_text(delta.get("content")),
         reasoning=_text(delta.get("reasoning_content")) or _text(delta.get("reasoning")),
-        finish_reason=choice.get("finish_reason"),
+        finish_reason=finish_reason,
         usage=usage,
     )
 
@@ -170,11 +175,11 @@ def read_models(body: bytes) -> list[str]:
 
 
 def count(usage: dict[str, Any], *path: str) -> int:
-    """A number of tokens in a usage object; 0 where the server doesn't say."""
+    """A number of tokens in a usage object; 0 where the server doesn't say, or gives a number that none can be."""
     value: Any = usage
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MAX_COUNT else 0
 
 
 def _text(value: Any) -> str:

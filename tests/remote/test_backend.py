@@ -20,7 +20,7 @@ from qwen35mm.remote import RemoteBackend, RemoteTimeouts
 from qwen35mm.remote.wire import sampling_fields
 from qwen35mm.sampling import SamplingParams
 from tests.remote.asking import QUESTION, Asker, events_of, result_of
-from tests.remote.server import ModelServer, answers, fails, pieces, sends, stalls
+from tests.remote.server import ModelServer, answers, chunk, event, fails, pieces, sends, stalls
 
 
 async def test_an_answer_and_its_numbers(server: ModelServer, asker: Asker) -> None:
@@ -195,6 +195,20 @@ async def test_the_key_goes_to_the_server_and_nowhere_else(
     await events_of(backend)
     assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {key}"] * 2
     assert key not in str(caught.value) + caplog.text + repr(backend) + backend.fingerprint
+
+
+async def test_a_server_that_repeats_the_key_or_talks_for_long_is_not_quoted(server: ModelServer, asker: Asker) -> None:
+    key = "sk-'very\\secret"
+    for reason in (key, "long " * 1000):
+        server.acts = [sends([event(chunk({"content": "x"}, finish_reason=reason))])]
+        with pytest.raises(EngineError, match="ended with the reason") as caught:
+            await asker.ask(api_key=key, max_attempts=1)
+        assert "very" not in str(caught.value)
+        assert len(str(caught.value)) < 500
+    server.models = [key, "long " * 1000]
+    with pytest.raises(ConfigError, match=r"Name the model .*'\*\*\*', 'long") as refused:
+        await asker.ask(api_key=key, model=None)
+    assert len(str(refused.value)) < 500
 
 
 async def test_a_user_in_the_address_is_in_no_name_and_no_log(

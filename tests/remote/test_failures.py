@@ -13,6 +13,7 @@ from qwen35mm.engine import TextDelta
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
 from qwen35mm.prompt import Message, Text
 from qwen35mm.remote import RemoteTimeouts
+from qwen35mm.remote.faults import FaultWriter
 from qwen35mm.remote.retries import MAX_RETRY_AFTER_S, Backoff, read_retry_after
 from qwen35mm.sampling import SamplingParams
 from tests.remote.asking import Asker, events_of
@@ -116,6 +117,7 @@ BROKEN: dict[str, Act] = {
     "is done without a reason": sends([*pieces(["A "])[:2], b"data: [DONE]\n\n"]),
     "aborts": sends([*pieces(["A "])[:2], event(chunk(finish_reason="abort"))]),
     "fails amid the answer": sends([*pieces(["A "])[:2], event({"error": {"message": "CUDA", "code": 500}})]),
+    "ends in a list": sends([event({"choices": [{"delta": {"content": "A"}, "finish_reason": ["stop"]}]})]),
     "fails amid the answer in a word": sends([*pieces(["A "])[:2], event({"error": "CUDA"})]),
 }
 
@@ -140,6 +142,7 @@ async def test_an_answer_that_breaks_is_asked_for_again_and_never_doubled(
         ("stalls amid the answer", RequestTimeoutError, r"fell silent for 0\.1 s amid"),
         ("sends no JSON", EngineError, "damaged answer: an event that isn't JSON"),
         ("aborts", EngineError, "damaged answer: it ended with the reason 'abort'"),
+        ("ends in a list", EngineError, "damaged answer: a finish_reason that is a list"),
         ("fails amid the answer in a word", EngineError, r'failed with 500 \(Internal Server Error\): "CUDA"'),
     ],
 )
@@ -149,6 +152,22 @@ async def test_what_is_said_of_an_answer_that_broke(
     server.acts = [BROKEN[name]]
     with pytest.raises(kind, match=rf"{message}.*It was tried once\."):
         await asker.ask(timeouts=QUICK, max_attempts=1)
+
+
+def test_an_error_in_nothing_but_brackets_has_no_words() -> None:
+    error: object = "CUDA"
+    for _ in range(5000):
+        error = {"error": [error]}
+    fault = FaultWriter("host", []).of_stream_error(error, ())
+    assert str(fault) == "The server at host failed with 500 (Internal Server Error). Look at its log."
+
+
+async def test_a_count_without_measure_is_none(server: ModelServer, asker: Asker) -> None:
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 1' + b"0" * 400 + b"}}\n\n"
+    parts = pieces(["A ", "red"])
+    server.acts = [sends([*parts[:-2], usage, parts[-1]], pause_s=0.01)]
+    result = await asker.ask()
+    assert (result.text, result.num_generated_tokens, result.decode_tokens_per_s) == ("A red", 0, None)
 
 
 async def test_text_that_was_given_out_is_not_asked_for_again(server: ModelServer, asker: Asker) -> None:
@@ -218,6 +237,9 @@ def test_waits_double_and_spread() -> None:
         ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0),
         ("Thu, 01 Jan 1970 00:01:40 -0000", 60.0),
         ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("Mon, 99999999999999999999 Jan 2020 00:00:00 GMT", None),
+        ("Mon, 01 Jan 2020 00:00:00 +99999999999999999999", None),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:

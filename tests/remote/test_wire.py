@@ -68,6 +68,13 @@ def test_counts_are_numbers_or_zero() -> None:
     assert count(usage, "completion_tokens") == 0
     assert count(usage, "prompt_tokens_details", "cached_tokens") == 0
     assert count({"total": True}, "total", "deeper") == 0
+    assert count({"completion_tokens": 10**400}, "completion_tokens") == 0
+
+
+@pytest.mark.parametrize("reason", ['["stop"]', '{"a": 1}', "1", "true"])
+def test_a_finish_reason_that_is_no_string_is_damage(reason: str) -> None:
+    with pytest.raises(DamageError, match="a finish_reason that is a"):
+        read_chunk(f'{{"choices": [{{"delta": {{}}, "finish_reason": {reason}}}]}}')
 
 
 def test_lists_of_models() -> None:

@@ -1,6 +1,7 @@
 """A model behind an OpenAI-compatible server, asked as one in this process is: `stream(messages, params)` -> events.
 
 backend.py      RemoteBackend: turns, attempts, deadlines
+line.py         whose turn it is
 connection.py   one request over HTTP
 reply.py        a streamed answer gathered into a Result
 media.py        messages with their media as data: URIs

@@ -8,16 +8,20 @@ import itertools
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, get_args
 
+import anyio
+
 from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Retain, TextDelta
-from qwen35mm.errors import ConfigError, RequestError
-from qwen35mm.prompt import Message, iter_media
+from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
+from qwen35mm.prompt import Image, Message, Video, iter_media
 from qwen35mm.prompt.messages import check_conversation
 from qwen35mm.remote.address import Address, check_api_key
 from qwen35mm.remote.connection import Connection, Deadline, RemoteTimeouts
 from qwen35mm.remote.faults import Fault
+from qwen35mm.remote.line import Line
 from qwen35mm.remote.media import EncodedMedium, VideoMode, default_media, encode_medium, encode_message
 from qwen35mm.remote.reply import Reply, WithheldError
 from qwen35mm.remote.retries import Backoff
@@ -32,15 +36,15 @@ _READ_AHEAD = 2
 class RemoteBackend:
     """Answers with a model behind an OpenAI-compatible server: vLLM, SGLang, llama-server, `transformers serve`.
 
-    Requests go out in the order in which they were asked, `max_concurrent` at a time; the media of as many more are
-    read meanwhile. To be used from one event loop.
+    `max_concurrent` requests are out at a time; the media of as many more are read meanwhile. They go out in the order
+    in which their media are read; without media, in the order of asking. To be used from one event loop.
 
     Args:
         url: the server's address, with or without `/v1`.
         model: its name there; None takes the only one that the server has.
         api_key: sent as a bearer token; it is in no message and no log.
         max_concurrent: most requests that the server has at once.
-        timeout_s: the most that a request may take from its turn on, all attempts included.
+        timeout_s: the most that a request may take from its turn on, all attempts included; and before, its media.
         max_attempts: how often a request is tried where another attempt can help.
         video: "frames" sends a video as pictures with their times as text between them, which every server reads;
             "video_url" sends the file, which vLLM, SGLang and `transformers serve` sample by themselves.
@@ -91,10 +95,9 @@ class RemoteBackend:
         self._sleep = sleep
         self._jitter = jitter
         self._backoff = Backoff()
-        self._places = asyncio.Semaphore(_READ_AHEAD * max_concurrent)
-        self._turns = asyncio.Semaphore(max_concurrent)
-        self._connecting = asyncio.Lock()
-        self._num_waiting = 0
+        self._places = Line(_READ_AHEAD * max_concurrent)
+        self._turns = Line(max_concurrent)
+        self._connecting = Line(1)
 
     @property
     def name(self) -> str:
@@ -119,7 +122,9 @@ class RemoteBackend:
             ConfigError: it has no model, or several and none was named.
             RequestError, EngineError: it refused, or can't be reached.
         """
-        deadline = Deadline.after(self._timeout_s)
+        await self._connect(Deadline.after(self._timeout_s))
+
+    async def _connect(self, deadline: Deadline) -> None:
         for num_tried in itertools.count(1):
             try:
                 models = await self._connection.list_models(deadline)
@@ -160,7 +165,7 @@ class RemoteBackend:
             enable_thinking: None takes the server's default.
             tools, continue_reply: can't be had of a server.
             conversation, retain, tenant: a server's cache is its own; these change nothing.
-            timeout_s: the most that this may take, waiting for its turn included.
+            timeout_s: the most that this may take, waiting for its turn and reading its media included.
             whole: text comes when the answer is complete, so that one that breaks off can be asked for again. Without
                 it text comes as it is written, and what breaks off after its first words is an error.
 
@@ -171,7 +176,7 @@ class RemoteBackend:
         Raises:
             MediaError, PromptError: the messages can't be sent.
             RequestError: the server refuses the request, has too many, or took too long.
-            EngineError: it can't be reached, or failed, at each attempt.
+            EngineError: it can't be reached, or failed, at each attempt; or this was closed.
         """
         if tools or continue_reply:
             what = "Tools" if tools else "The rest of a reply"
@@ -181,24 +186,25 @@ class RemoteBackend:
         deadline = None if timeout_s is None else Deadline.after(timeout_s)
         start_s = time.monotonic()
         seed = None if params is None else params.seed
-        if self._places.locked():
-            yield Progress("wait", self._num_waiting + 1, self._num_waiting + 1)
-        async with self._held(self._places, deadline):
+        if self._places.is_full:
+            before = self._places.num_waiting + self._turns.num_waiting
+            yield Progress("wait", before + 1, before + 1)
+        async with self._places.place(self._bounded(deadline)):
             media: list[EncodedMedium] = []
             parts = list(iter_media(messages))
+            reading = Deadline.after(self._timeout_s).or_sooner(deadline)
             for number, part in enumerate(parts):
                 yield Progress("read", number, len(parts))
-                media.append(await asyncio.to_thread(encode_medium, part, self.media, self._video))
+                media.append(await self._encode(part, reading))
             if media:
                 yield MediaPlanned(
                     tuple(medium.plan for medium in media), tuple(text for m in media for text in m.warnings)
                 )
-            if self._turns.locked():
-                yield Progress("wait", self._num_waiting + 1, self._num_waiting + 1)
-            async with self._held(self._turns, deadline):
-                await self._find_model()
-                turn = Deadline.after(self._timeout_s)
-                turn = turn if deadline is None or turn.at_s < deadline.at_s else deadline
+            if self._turns.is_full:
+                yield Progress("wait", self._turns.num_waiting + 1, self._turns.num_waiting + 1)
+            async with self._turns.place(self._bounded(deadline)):
+                turn = Deadline.after(self._timeout_s).or_sooner(deadline)
+                await self._find_model(turn)
                 body = await asyncio.to_thread(_body, self.name, messages, media, fields)
                 media.clear()
                 answering = self._answer(body, tuple(fields), turn, start_s, seed, whole=whole)
@@ -243,6 +249,7 @@ class RemoteBackend:
 
     async def _pause(self, fault: Fault, num_failed: int, deadline: Deadline) -> None:
         """Waits before the next attempt, or raises the fault's error if there is none."""
+        self._connection.check_open()
         if not fault.is_passing:
             raise fault.error
         delay_s = self._backoff.delay_s(num_failed, self._jitter(), fault.retry_after_s)
@@ -251,23 +258,24 @@ class RemoteBackend:
             raise type(fault.error)(f"{fault.error} It was tried {times}.")
         await self._sleep(delay_s)
 
-    async def _find_model(self) -> None:
-        async with self._connecting:
+    async def _find_model(self, deadline: Deadline) -> None:
+        async with self._connecting.place(self._bounded(deadline)):
             if self._model is None:
-                await self.connect()
+                await self._connect(deadline)
 
-    @contextlib.asynccontextmanager
-    async def _held(self, semaphore: asyncio.Semaphore, deadline: Deadline | None) -> AsyncIterator[None]:
-        self._num_waiting += 1
+    async def _encode(self, part: Image | Video, deadline: Deadline) -> EncodedMedium:
+        encoding = asyncio.to_thread(encode_medium, part, self.media, self._video)
         try:
-            acquiring = semaphore.acquire()
-            await (acquiring if deadline is None else self._connection.within(acquiring, deadline))
-        finally:
-            self._num_waiting -= 1
-        try:
-            yield
-        finally:
-            semaphore.release()
+            with anyio.fail_after(max(deadline.left_s(), 0)):
+                return await encoding
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"The request's images and videos were not read within {deadline.timeout_s:g} s. Send fewer or smaller "
+                f"ones, or allow more time."
+            ) from None
+
+    def _bounded(self, deadline: Deadline | None) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
+        return (lambda waiting: waiting) if deadline is None else partial(self._connection.within, deadline=deadline)
 
 
 def _body(model: str, messages: Sequence[Message], media: list[EncodedMedium], fields: dict[str, Any]) -> bytes:

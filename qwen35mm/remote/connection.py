@@ -18,6 +18,10 @@ from qwen35mm.remote.retries import read_retry_after
 from qwen35mm.remote.wire import DONE, DamageError, Delta, EventReader, read_chunk, read_models
 
 _MAX_BODY_BYTES = 2**20
+# What follows "[DONE]" comes with it, or never.
+_END_S = 0.5
+# Less than the 5 s after which uvicorn hangs up: a request must not meet a connection that is just being closed.
+_KEPT_S = 3.0
 _T = TypeVar("_T")
 
 
@@ -27,7 +31,7 @@ class RemoteTimeouts:
 
     Attributes:
         connect_s: until the connection stands.
-        first_s: until the first bytes of an answer: its line of waiting requests, reading the media, the prefill.
+        first_s: until the first bytes of an answer's text: its line of waiting requests, the media, the prefill.
         silence_s: between two pieces of an answer.
     """
 
@@ -55,6 +59,10 @@ class Deadline:
     def left_s(self) -> float:
         return self.at_s - time.monotonic()
 
+    def or_sooner(self, other: Deadline | None) -> Deadline:
+        """The one of both that is over first; None never is."""
+        return other if other is not None and other.at_s <= self.at_s else self
+
 
 class Connection:
     """The requests that a backend makes of one server. To be used from one event loop.
@@ -74,8 +82,9 @@ class Connection:
             headers={"User-Agent": "qwen35mm"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
             # Other waits are bounded here, since they differ before and amid an answer. Turns bound the connections.
             timeout=httpx.Timeout(None, connect=timeouts.connect_s),
-            limits=httpx.Limits(max_connections=None),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEPT_S),
         )
+        self._is_closed = False
 
     async def list_models(self, deadline: Deadline) -> list[str]:
         """The names of the models that the server has.
@@ -83,8 +92,9 @@ class Connection:
         Raises:
             Fault: it failed.
             RequestTimeoutError: the deadline has passed.
+            EngineError: this connection was closed.
         """
-        async with self._opened("GET", "/models", deadline) as response:
+        async with self._opened("GET", "/models", self._first(), deadline) as response:
             body = await self._read_body(response, deadline)
             self._check_status(response, body, ())
             try:
@@ -102,16 +112,16 @@ class Connection:
         Raises:
             Fault: it failed, at once or amid its answer.
             RequestTimeoutError: the deadline has passed.
+            EngineError: this connection was closed.
         """
-        async with self._opened("POST", "/chat/completions", deadline, body) as response:
+        first = self._first()
+        async with self._opened("POST", "/chat/completions", first, deadline, body) as response:
             if not response.is_success or _content_type(response) != "text/event-stream":
                 self._check_status(response, await self._read_body(response, deadline), sent)
                 raise self.faults.of_foreign(response.status_code, _content_type(response))
             try:
-                async with contextlib.aclosing(self._events(response, deadline)) as events:
+                async with contextlib.aclosing(self._events(response, first, deadline)) as events:
                     async for data in events:
-                        if data.strip() == DONE:
-                            return
                         delta = read_chunk(data)
                         if delta.error is not None:
                             raise self.faults.of_stream_error(delta.error, sent)
@@ -121,59 +131,81 @@ class Connection:
 
     async def within(self, waiting: Awaitable[_T], deadline: Deadline) -> _T:
         """Waits, but not beyond the deadline. Raises RequestTimeoutError."""
-        try:
-            # Not asyncio's wait_for, which up to Python 3.11 loses a cancellation that comes with the result.
-            with anyio.fail_after(max(deadline.left_s(), 0)):
-                return await waiting
-        except TimeoutError:
-            raise self.faults.of_deadline(deadline.timeout_s) from None
+        return await self._heard(waiting, deadline, deadline)
+
+    def check_open(self) -> None:
+        """Raises EngineError after `aclose`."""
+        if self._is_closed:
+            raise self.faults.of_closing()
 
     async def aclose(self) -> None:
-        """Closes all connections."""
+        """Closes all connections; who waits for an answer gets an error."""
+        self._is_closed = True
         await self._client.aclose()
+
+    def _first(self) -> Deadline:
+        return Deadline.after(self._timeouts.first_s)
 
     @contextlib.asynccontextmanager
     async def _opened(
-        self, method: str, path: str, deadline: Deadline, body: bytes | None = None
+        self, method: str, path: str, first: Deadline, deadline: Deadline, body: bytes | None = None
     ) -> AsyncIterator[httpx.Response]:
+        self.check_open()
         headers = {} if body is None else {"Content-Type": "application/json"}
         request = self._client.build_request(method, f"{self._address.base_url}{path}", content=body, headers=headers)
-        response = await self._heard(self._client.send(request, stream=True), self._timeouts.first_s, deadline)
+        response = await self._heard(self._client.send(request, stream=True), first, deadline)
         try:
             yield response
         finally:
             await response.aclose()
 
-    async def _events(self, response: httpx.Response, deadline: Deadline) -> AsyncGenerator[str, None]:
+    async def _events(self, response: httpx.Response, first: Deadline, deadline: Deadline) -> AsyncGenerator[str, None]:
+        """The data of an answer's events, up to the one that says that it is done."""
         reader, chunks = EventReader(), response.aiter_bytes()
-        limit_s, has_begun = self._timeouts.first_s, False
-        while chunk := await self._heard(anext(chunks, b""), limit_s, deadline, has_begun=has_begun):
+        silence, has_begun = first, False
+        while chunk := await self._heard(anext(chunks, b""), silence, deadline, has_begun=has_begun):
             for data in reader.feed(chunk):
-                limit_s, has_begun = self._timeouts.silence_s, True
+                if data.strip() == DONE:
+                    await self._finish(chunks)
+                    return
+                has_begun = True
                 yield data
+            # A server that sends comments is alive, however long its prefill takes.
+            silence = Deadline.after(self._timeouts.silence_s) if has_begun else self._first()
         for data in reader.end():
-            yield data
+            if data.strip() != DONE:
+                yield data
+
+    async def _finish(self, chunks: AsyncIterator[bytes]) -> None:
+        """Reads to the end of an answer that is done: only then can its connection be used again."""
+        with anyio.move_on_after(_END_S), contextlib.suppress(httpx.HTTPError):
+            while await anext(chunks, b""):
+                pass
 
     async def _read_body(self, response: httpx.Response, deadline: Deadline) -> bytes:
         body, chunks = b"", response.aiter_bytes()
-        while chunk := await self._heard(anext(chunks, b""), self._timeouts.silence_s, deadline):
+        silence_s = self._timeouts.silence_s
+        while chunk := await self._heard(anext(chunks, b""), Deadline.after(silence_s), deadline):
             body += chunk
             if len(body) > _MAX_BODY_BYTES:
                 break
         return body
 
     async def _heard(
-        self, waiting: Awaitable[_T], limit_s: float, deadline: Deadline, *, has_begun: bool = False
+        self, waiting: Awaitable[_T], silence: Deadline, deadline: Deadline, *, has_begun: bool = False
     ) -> _T:
-        """Waits for the server: `limit_s`, and not beyond the deadline."""
+        """Waits for the server: as long as it may be silent, and not beyond the request's whole time."""
+        sooner = silence.or_sooner(deadline)
         try:
-            if deadline.left_s() <= limit_s:
-                return await self.within(waiting, deadline)
-            with anyio.fail_after(limit_s):
+            # Not asyncio's wait_for, which up to Python 3.11 loses a cancellation that comes with the result.
+            with anyio.fail_after(max(sooner.left_s(), 0)):
                 return await waiting
         except TimeoutError:
-            raise self.faults.of_silence(limit_s, has_begun=has_begun) from None
+            if sooner is deadline:
+                raise self.faults.of_deadline(deadline.timeout_s) from None
+            raise self.faults.of_silence(silence.timeout_s, has_begun=has_begun) from None
         except httpx.HTTPError as error:
+            self.check_open()
             raise self.faults.of_transport(error) from None
 
     def _check_status(self, response: httpx.Response, body: bytes, sent: Collection[str]) -> None:

@@ -83,6 +83,10 @@ class FaultWriter:
             f"time."
         )
 
+    def of_closing(self) -> EngineError:
+        """We hung up ourselves."""
+        return EngineError("The connection to the server was closed before it answered. Make a new one and ask again.")
+
     def of_damage(self, what: str) -> Fault:
         """An answer that isn't what an OpenAI-compatible server sends."""
         return Fault(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qwen35mm.engine import Event, Finished, Result, TextDelta
@@ -47,6 +49,13 @@ async def events_of(
     backend: RemoteBackend, messages: Sequence[Message] = QUESTION, params: Any = None, **options: Any
 ) -> list[Event]:
     return [event async for event in backend.stream(messages, params, **options)]
+
+
+async def until(is_so: Callable[[], bool], step_s: float = 0.005) -> None:
+    end_s = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end_s, "it never came to be"
+        await asyncio.sleep(step_s)
 
 
 def result_of(events: Sequence[Event]) -> Result:

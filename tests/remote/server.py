@@ -89,6 +89,7 @@ class ModelServer(ThreadingHTTPServer):
         models: what GET /v1/models lists.
         max_active: most requests that were under way at once.
         num_gone: requests whose sender had left.
+        num_connections: how often somebody connected.
     """
 
     daemon_threads = True
@@ -103,6 +104,7 @@ class ModelServer(ThreadingHTTPServer):
         self.models = ["tiny"]
         self.max_active = 0
         self.num_gone = 0
+        self.num_connections = 0
         self.ended = threading.Event()
         self.lock = threading.Lock()
         self._active = 0
@@ -126,6 +128,10 @@ class ModelServer(ThreadingHTTPServer):
         finally:
             with self.lock:
                 self._active -= 1
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.num_connections += 1
+        super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Whoever leaves early is expected here."""

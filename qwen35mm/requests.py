@@ -31,6 +31,7 @@ from qwen35mm.engine import (
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import (
     DEFAULT_MIN_SEGMENT,
+    EncodedMedium,
     Image,
     Message,
     Text,
@@ -41,7 +42,7 @@ from qwen35mm.prompt import (
     pin_plans,
 )
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, PreparedMedia
+from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, MediaSourceError, PreparedMedia
 
 Media = PreparedMedia | DeferredMedia
 
@@ -214,13 +215,15 @@ class RequestMaker:
         """
         if isinstance(part.source, PreparedMedia):
             return part.source
+        if isinstance(part.source, EncodedMedium):
+            raise MediaSourceError("A medium that was encoded for a server can't be read here. Pass its file.")
         kind = "image" if isinstance(part, Image) else "video"
         return self.media.prepare(part.source, plan=part.plan, kind=kind, progress=report)
 
     def _plan_of(self, part: Image | Video) -> MediaPlan:
         if part.plan is not None:
             return part.plan
-        assert not isinstance(part.source, PreparedMedia), "what is prepared has its plan"
+        assert not isinstance(part.source, PreparedMedia | EncodedMedium), "they have their plans"
         return self.media.plan(part.source, kind="image" if isinstance(part, Image) else "video")
 
     @property

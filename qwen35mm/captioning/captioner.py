@@ -16,7 +16,7 @@ from qwen35mm.captioning.texts.schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.engine import Finished, Result
 from qwen35mm.errors import CaptioningError, ContextTooLongError, EngineError, MediaError, RefusedError, RequestError
-from qwen35mm.prompt import Image, Message, Text, Video
+from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
 
@@ -121,7 +121,7 @@ class Captioner:
     async def caption(
         self,
         item: Item,
-        medium: MediaSource | PreparedMedia,
+        medium: MediaSource | PreparedMedia | EncodedMedium,
         plan: MediaPlan,
         content: bytes,
         question: str,

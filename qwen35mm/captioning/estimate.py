@@ -14,7 +14,7 @@ from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Known
 from qwen35mm.captioning.looks import Look, Looks
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.media.worker import Decode, Failed
+from qwen35mm.captioning.media.worker import Decode, Encode, Failed
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Sidecars, Wants
 from qwen35mm.captioning.run import RunSettings
@@ -126,7 +126,12 @@ async def _try(
     for look in looks:
         began = monotonic()
         try:
-            if settings.sends_files:
+            if settings.encodes is not None:
+                medium = await workers.do(Encode(look.item, look.content, settings.encodes))
+                if isinstance(medium, Failed):
+                    continue
+                plan = medium.plan
+            elif settings.sends_files:
                 medium, plan = look.item.read(), look.plan
             else:
                 decoded = await workers.do(Decode(look.item, look.content, with_similarity=False))

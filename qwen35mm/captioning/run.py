@@ -20,11 +20,13 @@ from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.looks import Look, Looks
 from qwen35mm.captioning.media import worker as media_worker
-from qwen35mm.captioning.media.worker import CHANGED, Decode, Failed
+from qwen35mm.captioning.media.worker import CHANGED, Decode, Encode, Failed
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.records import Caption, shared
 from qwen35mm.errors import CaptioningError, EngineError, MediaError, OutputError, Qwen35mmError
+from qwen35mm.prompt import EncodedMedium
+from qwen35mm.remote.media import VideoMode
 from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
 
 # As many in a row aren't the media's fault.
@@ -46,6 +48,7 @@ class RunSettings:
         retry_failed: whether items that failed for a lasting reason are tried again.
         max_distance: bits by which near-duplicates that share a caption may differ; None shares none.
         sends_files: whether the backend takes the files themselves, and nothing is to be decoded for it.
+        encodes: how videos go to a server, whose media are encoded and not prepared; None where there is none.
     """
 
     slots: int = 4
@@ -54,6 +57,7 @@ class RunSettings:
     retry_failed: bool = False
     max_distance: int | None = None
     sends_files: bool = False
+    encodes: VideoMode | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class _Ready:
     """An item that waits for a slot."""
 
     look: Look
-    medium: MediaSource | PreparedMedia
+    medium: MediaSource | PreparedMedia | EncodedMedium
     plan: MediaPlan
     similarity: int | None
 
@@ -227,13 +231,21 @@ class Run:
         """Decodes an item for its slot, and finds its near-duplicate."""
         settings = self._settings
         medium, plan, similarity = None, look.plan, None
-        if settings.max_distance is not None or not settings.sends_files:
+        if settings.max_distance is not None or not (settings.sends_files or settings.encodes):
             decoded = await self._workers.do(Decode(look.item, look.content, settings.max_distance is not None))
             if isinstance(decoded, Failed):
                 await self._fail_work(look.key, decoded.kind, decoded.message)
                 return
             medium, plan, similarity = decoded.media, decoded.media.plan, decoded.similarity
-        if settings.sends_files:
+        if similarity is not None and plan is not None and await self._share(look, plan, similarity):
+            return
+        if settings.encodes is not None:
+            encoded = await self._workers.do(Encode(look.item, look.content, settings.encodes))
+            if isinstance(encoded, Failed):
+                await self._fail_work(look.key, encoded.kind, encoded.message)
+                return
+            medium, plan = encoded, encoded.plan
+        elif settings.sends_files:
             try:
                 medium = await asyncio.to_thread(look.item.read)
             except OSError as error:
@@ -241,9 +253,8 @@ class Run:
                 return
         assert medium is not None
         assert plan is not None
-        if similarity is None or not await self._share(look, plan, similarity):
-            ready = _Ready(look, medium, plan, similarity)
-            await (self._caption(ready) if alone else self._ready.put(ready))
+        ready = _Ready(look, medium, plan, similarity)
+        await (self._caption(ready) if alone else self._ready.put(ready))
 
     async def _share(self, look: Look, plan: MediaPlan, similarity: int) -> bool:
         """Takes a near-duplicate's caption, if there is one that was asked the same."""

@@ -75,7 +75,7 @@ def caption(
         embed_media=output.embed_media,
         records_per_shard=output.records_per_shard,
         num_workers=how.media_workers or default_workers(),
-        run=how.settings(model.slots, sends_files=remote.backend is not None or cluster.ray is not None),
+        run=how.settings(model.slots, sends_files=cluster.ray is not None, encodes=remote.encodes),
     )
     job.check()
     # A run in a log is watched, too.
@@ -124,7 +124,7 @@ async def _open_model(options: ModelOptions, remote: RemoteOptions, memo: Path |
             assert isinstance(server, RemoteBackend)
             await server.connect()
             identity = {"server": server.fingerprint, "video": remote.remote_video}
-            yield Model(server, server.name, identity, remote.params(), server.media, sends_files=True)
+            yield Model(server, server.name, identity, remote.params(), server.media)
         return
     backend = options.load()
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.sources.scan import ScanOptions
     from qwen35mm.captioning.texts.prompts import PromptSet
     from qwen35mm.cli.options import ModelOptions
-    from qwen35mm.remote import RemoteBackend
+    from qwen35mm.remote import RemoteBackend, VideoMode
     from qwen35mm.sampling import SamplingParams
 
 # The engine's own number.
@@ -184,8 +184,8 @@ class RunOptions:
         Path | None, _run(help="The folder of the manifest; .qwen35mm in --output-dir or the first source.")
     ] = None
 
-    def settings(self, slots: int | None, *, sends_files: bool) -> RunSettings:
-        """How to run with so many slots of the model."""
+    def settings(self, slots: int | None, *, sends_files: bool, encodes: VideoMode | None) -> RunSettings:
+        """How to run with so many slots of the model; see RunSettings."""
         from qwen35mm.captioning.run import RunSettings
 
         slots = slots or DEFAULT_SLOTS
@@ -196,6 +196,7 @@ class RunOptions:
             retry_failed=self.retry_failed,
             max_distance=self.share_similar,
             sends_files=sends_files,
+            encodes=encodes,
         )
 
 
@@ -208,6 +209,11 @@ class RemoteOptions:
     remote_video: Annotated[
         Literal["frames", "video_url"], _remote(help="How videos are sent: as pictures, or whole.")
     ] = "frames"
+
+    @property
+    def encodes(self) -> VideoMode | None:
+        """See RunSettings."""
+        return None if self.backend is None else self.remote_video
 
     def open(self, model: ModelOptions) -> RemoteBackend:
         """The server's backend, not connected yet; `--model` is a name of the server's.

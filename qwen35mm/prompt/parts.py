@@ -26,14 +26,26 @@ class Text:
             raise PromptError(f"A text part must hold a string; got {type(self.text).__name__}.")
 
 
+@dataclass(frozen=True, eq=False)
+class EncodedMedium:
+    """A medium for a server: its content parts in OpenAI's form, the plan by which it was read, what went wrong.
+
+    See `qwen35mm.remote.media`.
+    """
+
+    parts: tuple[dict[str, Any], ...] = field(repr=False)
+    plan: MediaPlan
+    warnings: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Image:
     """An image: a path, bytes, a PIL image or a `data:` URI; `plan` pins how it is read.
 
-    One that was prepared already has its own plan.
+    One that was prepared, or encoded for a server, already has its own plan.
     """
 
-    source: MediaSource | PreparedMedia
+    source: MediaSource | PreparedMedia | EncodedMedium
     plan: MediaPlan | None = None
 
     def __post_init__(self) -> None:
@@ -45,10 +57,10 @@ class Image:
 class Video:
     """A video: a path, bytes or a `data:` URI; `plan` pins how it is read.
 
-    One that was prepared already has its own plan.
+    One that was prepared, or encoded for a server, already has its own plan.
     """
 
-    source: MediaSource | PreparedMedia
+    source: MediaSource | PreparedMedia | EncodedMedium
     plan: MediaPlan | None = None
 
     def __post_init__(self) -> None:
@@ -96,7 +108,7 @@ def check_json(value: Any, what: str, depth: int = 0) -> None:
 
 
 def _take_plan(part: Image | Video) -> None:
-    if isinstance(part.source, PreparedMedia):
+    if isinstance(part.source, PreparedMedia | EncodedMedium):
         object.__setattr__(part, "plan", part.source.plan)
 
 
@@ -110,7 +122,7 @@ def _check_source(source: object, kind: str) -> None:
             )
         if not source:
             raise PromptError(f"The {kind}'s path is empty.")
-    elif isinstance(source, PreparedMedia):
+    elif isinstance(source, PreparedMedia | EncodedMedium):
         if source.plan.kind != kind:
             raise PromptError(f"The {kind} was prepared as {source.plan.kind}; prepare it again as what it is.")
     elif not isinstance(source, Path | bytes | PILImage.Image):

@@ -11,8 +11,23 @@ retries.py      how long to wait before the next attempt
 address.py      a server's address
 """
 
-from qwen35mm.remote.backend import RemoteBackend
-from qwen35mm.remote.connection import RemoteTimeouts
-from qwen35mm.remote.media import VideoMode
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qwen35mm.remote.backend import RemoteBackend
+    from qwen35mm.remote.connection import RemoteTimeouts
+    from qwen35mm.remote.media import VideoMode
 
 __all__ = ["RemoteBackend", "RemoteTimeouts", "VideoMode"]
+
+# Imported when asked for: a process that only encodes media needs neither torch nor HTTP.
+_HOMES = {"RemoteBackend": "backend", "RemoteTimeouts": "connection", "VideoMode": "media"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'qwen35mm.remote' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"qwen35mm.remote.{_HOMES[name]}"), name)

@@ -16,13 +16,13 @@ import anyio
 
 from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Retain, TextDelta
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
-from qwen35mm.prompt import Image, Message, Video, iter_media
+from qwen35mm.prompt import EncodedMedium, Image, Message, Video, iter_media
 from qwen35mm.prompt.messages import check_conversation
 from qwen35mm.remote.address import Address, check_api_key
 from qwen35mm.remote.connection import Connection, Deadline, RemoteTimeouts
 from qwen35mm.remote.faults import Fault
 from qwen35mm.remote.line import Line
-from qwen35mm.remote.media import EncodedMedium, VideoMode, default_media, encode_medium, encode_message
+from qwen35mm.remote.media import VideoMode, default_media, encode_medium, encode_message
 from qwen35mm.remote.reply import Reply, WithheldError
 from qwen35mm.remote.retries import Backoff
 from qwen35mm.remote.wire import DamageError, Delta, sampling_fields

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from PIL import Image as PILImage
 
 from qwen35mm.errors import RequestError
-from qwen35mm.prompt import Image, Message, Text, Video
+from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm_preprocess import (
     ImageProcessing,
     MediaBudget,
@@ -51,15 +51,6 @@ _VIDEO_TYPES = {
 }
 
 
-@dataclass(frozen=True)
-class EncodedMedium:
-    """A medium for a server: its content parts in OpenAI's form, the plan by which it was read, what went wrong."""
-
-    parts: tuple[dict[str, Any], ...]
-    plan: MediaPlan
-    warnings: tuple[str, ...] = ()
-
-
 def default_media(budget: MediaBudget | None, limits: MediaLimits | None, video: VideoMode) -> MediaProcessor:
     """Qwen3.5's processing with a budget; each frame of a video that is sent as pictures counts by itself."""
     temporal_patch_size = 1 if video == "frames" else 2
@@ -72,12 +63,14 @@ def default_media(budget: MediaBudget | None, limits: MediaLimits | None, video:
 
 
 def encode_medium(part: Image | Video, media: MediaProcessor, video: VideoMode) -> EncodedMedium:
-    """Reads, checks and encodes one medium. A plan that it was read by before is not looked at.
+    """Reads, checks and encodes one medium, unless it is encoded. A plan by which it was read isn't looked at.
 
     Raises:
         MediaError: it can't be read, is damaged, or is over a limit.
     """
     source = part.source
+    if isinstance(source, EncodedMedium):
+        return source
     if isinstance(source, PreparedMedia):
         raise MediaSourceError("A medium that was prepared for a model in this process can't be sent. Pass its file.")
     if isinstance(part, Image):

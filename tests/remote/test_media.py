@@ -12,6 +12,7 @@ import pytest
 from PIL import Image as PILImage
 
 from qwen35mm.engine import MediaPlanned, Progress
+from qwen35mm.errors import PromptError
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.remote.media import default_media, encode_medium
 from qwen35mm_preprocess import MediaBudget, MediaDecodeError, MediaError, MediaLimits, MediaSourceError
@@ -142,6 +143,14 @@ async def test_a_prepared_medium_cannot_be_sent(asker: Asker) -> None:
     prepared = default_media(None, None, "frames").prepare(PHOTO)
     with pytest.raises(MediaSourceError, match="Pass its file"):
         await asker.ask([Message("user", (Image(prepared),))])
+
+
+async def test_a_medium_that_is_encoded_already_is_sent_as_it_is(server: ModelServer, asker: Asker) -> None:
+    medium = encode_medium(Image(PHOTO), default_media(None, None, "frames"), "frames")
+    await asker.ask([Message("user", (Image(medium),))])
+    assert server.bodies[0]["messages"][0]["content"] == list(medium.parts)
+    with pytest.raises(PromptError, match="prepared as image"):
+        Video(medium)
 
 
 async def test_a_video_arrives_as_frames_with_their_times(server: ModelServer, asker: Asker) -> None:

@@ -14,12 +14,16 @@ import queue
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Union
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.media.similar import media_similarity
 from qwen35mm.captioning.sources.probe import failure_kind
 from qwen35mm_preprocess import MediaError, MediaPlan, MediaProcessor, PreparedMedia
+
+if TYPE_CHECKING:
+    from qwen35mm.prompt import EncodedMedium
+    from qwen35mm.remote import VideoMode
 
 _HEADER_BYTES = 8
 _READ_BYTES = 1 << 20
@@ -71,6 +75,20 @@ class Decoded:
 
 
 @dataclass(frozen=True)
+class Encode:
+    """Asks for an item in the form in which a server takes it; the answer is an `EncodedMedium`.
+
+    Attributes:
+        digest: of the bytes that its caption is for.
+        video: how videos are sent.
+    """
+
+    item: Item
+    digest: bytes
+    video: VideoMode
+
+
+@dataclass(frozen=True)
 class Failed:
     """What went wrong with an item, `kind` as in `failures.jsonl`."""
 
@@ -78,10 +96,11 @@ class Failed:
     message: str
 
 
+# What was read must be the bytes that the caption is kept under.
 CHANGED = Failed("changed", "The file changed while it was read. Run again when nothing writes to it.")
 
-Task = Look | Decode
-Answer = Seen | Decoded | Failed
+Task = Look | Decode | Encode
+Answer = Union[Seen, Decoded, "EncodedMedium", Failed]
 
 
 def main() -> None:
@@ -107,7 +126,9 @@ def _receive(stream: BinaryIO, messages: queue.SimpleQueue[Any]) -> None:
 def work(task: Task, processor: MediaProcessor) -> Answer:
     """Carries a task out; what the item is to blame for becomes `Failed`."""
     try:
-        return _look(task, processor) if isinstance(task, Look) else _decode(task, processor)
+        if isinstance(task, Look):
+            return _look(task, processor)
+        return _decode(task, processor) if isinstance(task, Decode) else _encode(task, processor)
     except MediaError as error:
         return Failed(failure_kind(error), str(error))
     except OSError as error:
@@ -143,11 +164,21 @@ def _look(task: Look, processor: MediaProcessor) -> Seen:
 def _decode(task: Decode, processor: MediaProcessor) -> Decoded | Failed:
     source = task.item.read()
     media = processor.prepare(source, kind=task.item.kind)
-    # The pixels must be those of the bytes that the caption is kept under.
     if _digest(source) != task.digest:
         return CHANGED
     processing = processor.image_processing if task.item.kind == "image" else processor.video_processing
     return Decoded(media, media_similarity(media, processing) if task.with_similarity else None)
+
+
+def _encode(task: Encode, processor: MediaProcessor) -> EncodedMedium | Failed:
+    # A second of a process's start, for those that need it.
+    from qwen35mm.prompt import Image, Video
+    from qwen35mm.remote.media import encode_medium
+
+    source = task.item.read()
+    part = Image(source) if task.item.kind == "image" else Video(source)
+    medium = encode_medium(part, processor, task.video)
+    return medium if _digest(source) == task.digest else CHANGED
 
 
 def _digest(source: Path | bytes) -> bytes:

@@ -20,10 +20,13 @@ import pytest
 from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.media import workers
-from qwen35mm.captioning.media.worker import Decode, Decoded, Failed, Look, Seen
+from qwen35mm.captioning.media.worker import Decode, Decoded, Encode, Failed, Look, Seen
 from qwen35mm.captioning.media.workers import MediaWorkers
+from qwen35mm.prompt import EncodedMedium, Image
+from qwen35mm.remote.media import encode_medium
 from qwen35mm_preprocess import MediaProcessor
 from tests.captioning.fake_model import picture
+from tests.children import environment
 
 # As the real one, but what happens on an item may be in its name.
 HOSTILE = """
@@ -83,6 +86,23 @@ async def test_a_look_and_a_decoding(two: MediaWorkers, tmp_path: Path) -> None:
     assert np.array_equal(decoded.media.pixel_values, expected.pixel_values)
     assert decoded.media.plan == expected.plan
     assert decoded.similarity is not None
+
+
+async def test_a_medium_for_a_server(two: MediaWorkers, tmp_path: Path) -> None:
+    each = item(tmp_path)
+    assert each.path is not None
+    encoded = await two.do(Encode(each, digest(each.path), "frames"))
+    expected = encode_medium(Image(each.path), PROCESSOR, "frames")
+    assert isinstance(encoded, EncodedMedium)
+    assert (encoded.parts, encoded.plan, encoded.warnings) == (expected.parts, expected.plan, ())
+    changed = await two.do(Encode(each, bytes(32), "frames"))
+    assert (changed.kind, "changed while it was read" in changed.message) == ("changed", True)
+
+
+def test_a_process_that_reads_media_loads_no_model() -> None:
+    code = "import sys, qwen35mm.captioning.media.worker; print({'torch', 'httpx', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout == "set()\n"
 
 
 async def test_bytes_and_slices_of_files(two: MediaWorkers, tmp_path: Path) -> None:

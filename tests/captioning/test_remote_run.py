@@ -1,0 +1,96 @@
+"""A run whose captions a server writes: its media are read in other processes, and are those of the digest."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen35mm.captioning.job import Job, Model, Outcome, carry_out
+from qwen35mm.captioning.media import workers
+from qwen35mm.captioning.media.worker import Encode
+from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.run import RunSettings
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
+from qwen35mm.remote import RemoteBackend
+from qwen35mm.sampling import SamplingParams
+from tests.captioning.fake_model import picture
+from tests.captioning.media.test_workers import HOSTILE
+from tests.remote.server import ModelServer, running_server
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "media"
+    folder.mkdir()
+    for seed in range(4):
+        picture(seed).save(folder / f"{seed}.png")
+    return folder
+
+
+async def run(folder: Path, server: ModelServer, **options: Any) -> Outcome:
+    backend = RemoteBackend(server.url, model="tiny", max_concurrent=2)
+    settings = RunSettings(**{"slots": 2, "ahead": 2, "encodes": "frames", **options})
+    outputs = [parse_output(f"jsonl:{folder}/all.jsonl")]
+    job = Job([str(folder)], PromptSet([Question("What?")]), outputs=outputs, num_workers=2, run=settings)
+    try:
+        return await carry_out(job, Model(backend, "tiny", {}, SamplingParams(), backend.media))
+    finally:
+        await backend.aclose()
+
+
+def listed(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def sent_digests(server: ModelServer) -> set[str]:
+    uris = [body["messages"][0]["content"][0]["image_url"]["url"] for body in server.bodies]
+    return {hashlib.sha256(base64.b64decode(uri.partition(",")[2])).hexdigest() for uri in uris}
+
+
+async def test_a_caption_is_kept_under_the_digest_of_what_was_sent(folder: Path, server: ModelServer) -> None:
+    outcome = await run(folder, server, max_distance=2)
+    assert (outcome.exit_code, outcome.counts.num_captioned) == (0, 4)
+    lines = listed(folder / "all.jsonl")
+    assert {line["sha256"] for line in lines} == sent_digests(server)
+    assert {(line["width"], line["height"]) for line in lines} == {(48, 32)}
+
+
+async def test_a_file_that_changes_before_it_is_sent_is_a_failure(
+    folder: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do = workers.MediaWorkers.do
+
+    async def changing(self: Any, task: Any) -> Any:
+        if isinstance(task, Encode) and task.item.name == "1.png":
+            picture(99).save(folder / "1.png")
+        return await do(self, task)
+
+    monkeypatch.setattr(workers.MediaWorkers, "do", changing)
+    outcome = await run(folder, server)
+    assert (outcome.counts.num_captioned, outcome.counts.num_failed) == (3, 1)
+    assert [each["kind"] for each in listed(folder / ".qwen35mm" / "failures.jsonl")] == ["changed"]
+    assert len(server.bodies) == 3
+
+
+async def test_a_file_on_which_the_decoder_dies_is_a_failure(
+    folder: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = HOSTILE.replace('"crash" in', "isinstance(task, worker.Encode) and 'crash' in")
+    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", hostile))
+    (folder / "2.png").rename(folder / "crash.png")
+    outcome = await run(folder, server)
+    assert (outcome.exit_code, outcome.counts.num_captioned) == (3, 3)
+    assert [each["kind"] for each in listed(folder / ".qwen35mm" / "failures.jsonl")] == ["crash"]

@@ -7,14 +7,16 @@
 
 Ours is `carry_out` as the command line uses it: files on a disk become text files beside a manifest, every one of them
 durable; its time includes the scan and the start of the processes that read media. The peer opens, asks and writes one
-file at a time and makes nothing durable. Every round has new pictures, the same for all; every caption has exactly
-`--max-tokens` tokens, and the prompts are compared by their length. Each engine lives in a process of its own; they
-are measured in turns.
+file at a time and makes nothing durable; where the folder of temporary files is in memory (tmpfs), durable costs
+nothing either. Every round has new pictures, the same for all; every caption has exactly `--max-tokens` tokens, the
+prompts are compared by their length, and in float32 it is said how many captions differ (all are greedy, ours cleaned).
+Each engine lives in a process of its own; they are measured in turns.
 
 The share of time that slots waited for media is of all slots' time, from the run's first moment to its last; the
 engine's share is the time in which its thread computed. `--memory` runs the pipeline over so many tiny files, one
 token a caption, each number in a new process. Where other programs use the machine, `--threads 1` keeps threads from
-waiting for each other, which else slows both down many times over.
+waiting for each other, which else slows both down many times over. It holds for the engine alone: the peer then has one
+core, ours has one and what its media processes and its writing thread take of the others.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from PIL import Image  # noqa: E402
 from benchmarks.captioning_workers import make_worker  # noqa: E402
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
 from benchmarks.worker import Worker, serve  # noqa: E402
+from qwen35mm.captioning.job import default_workers  # noqa: E402
 
 PEER = "transformers"
 MEMORY = "memory"
@@ -55,13 +58,17 @@ def write_pictures(folder: Path, count: int, seed: int, size: tuple[int, int], k
 def measure(workers: dict[str, Worker], arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """One entry per engine; the first round, a short one, warms up and isn't counted."""
     samples: dict[str, list[dict[str, Any]]] = {engine: [] for engine in workers}
+    num_differing = dict.fromkeys(workers, 0)
     for round_number in range(arguments.repeats + 1):
         pictures, out = folder / "pictures", folder / "captions"
         count = arguments.items if round_number > 0 else min(WARM_UP_ITEMS, arguments.items)
         write_pictures(pictures, count, round_number, arguments.size)
+        expected: dict[str, str] = {}
         for engine, worker in workers.items():
             sample = worker.ask(pictures=str(pictures), out=str(out))
-            _check_captions(engine, out, count)
+            texts = _check_captions(engine, out, count)
+            expected = expected or texts
+            num_differing[engine] += sum(text != expected[name] for name, text in texts.items()) * (round_number > 0)
             shutil.rmtree(out)
             print(f"round {round_number}, {engine}: {sample['seconds']:.1f} s", file=sys.stderr, flush=True)
             if round_number > 0:
@@ -75,6 +82,7 @@ def measure(workers: dict[str, Worker], arguments: argparse.Namespace, folder: P
             "tokens_per_s": Spread.of([run["num_generated_tokens"] / run["seconds"] for run in runs]),
             "num_prompt_tokens": runs[0]["num_prompt_tokens"],
             "num_generated_tokens": runs[0]["num_generated_tokens"],
+            "num_differing": num_differing[engine],
             **{
                 share: Spread.of([run[share] for run in runs])
                 for share in ("slots_waited", "engine_busy")
@@ -85,10 +93,12 @@ def measure(workers: dict[str, Worker], arguments: argparse.Namespace, folder: P
     ]
 
 
-def _check_captions(engine: str, out: Path, count: int) -> None:
-    found = sum(1 for path in out.glob("*.txt") if path.stat().st_size)
-    if found != count:
-        raise SystemExit(f"{engine} wrote {found} captions of {count}: the comparison would not be fair")
+def _check_captions(engine: str, out: Path, count: int) -> dict[str, str]:
+    """The captions by their files' names, without the space around them."""
+    texts = {path.name: path.read_text("utf-8").strip() for path in out.glob("*.txt") if path.stat().st_size}
+    if len(texts) != count:
+        raise SystemExit(f"{engine} wrote {len(texts)} captions of {count}: the comparison would not be fair")
+    return texts
 
 
 def _check_work(samples: dict[str, list[dict[str, Any]]]) -> None:
@@ -167,13 +177,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.media_workers = arguments.media_workers or default_workers()
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     if arguments.serve:
         with closing(make_worker(arguments.serve, arguments)) as worker:
             serve({"role": arguments.serve}, worker.answer)
         return
     info, argv = machine(), sys.argv[1:]
-    common = {"model": arguments.model, "dtype": arguments.dtype, "machine": info}
+    common = {
+        "machine": info,
+        **{
+            name: getattr(arguments, name)
+            for name in ("model", "dtype", "media_workers", "image_tokens", "size", "repeats", "prompt", "threads")
+        },
+    }
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         if arguments.memory:
             results = measure_memory(arguments, argv, Path(name))
@@ -189,8 +206,15 @@ def main() -> None:
         return
     width, height = arguments.size
     num_tokens = results[0]["num_prompt_tokens"] / arguments.items
-    print(f"{arguments.items} pictures of {width} x {height}, {num_tokens:.0f} + {arguments.max_tokens} tokens each")
+    print(
+        f"{arguments.items} pictures of {width} x {height}, {num_tokens:.0f} + {arguments.max_tokens} tokens each, "
+        f"{arguments.repeats} times, {arguments.media_workers} media processes; prompt: {arguments.prompt}"
+    )
     print_speed(results)
+    if arguments.dtype == "float32":
+        for result in results[1:]:
+            of = f"{arguments.items * arguments.repeats} captions of {result['engine']}"
+            print(f"{result['num_differing']} of {of} differ from those of {results[0]['engine']}")
     print_json("captioning", **common, items=arguments.items, max_tokens=arguments.max_tokens, results=results)
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from qwen35mm.backends import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.captioning.captioner import CaptionStyle
-from qwen35mm.captioning.job import Job, Model, Outcome, carry_out, default_workers
+from qwen35mm.captioning.job import Job, Model, Outcome, carry_out
 from qwen35mm.captioning.outputs import parse_output
 from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
@@ -56,7 +56,7 @@ class Pipeline:
             "sampling": {"temperature": 0.0, "max_tokens": max_tokens},
             "style": CaptionStyle(max_attempts=1, keep_unfinished=True),
             "outputs": (parse_output("sidecar"),),
-            "num_workers": arguments.media_workers or default_workers(),
+            "num_workers": arguments.media_workers,
             "run": RunSettings(slots=slots, ahead=max(slots, 2)),
         }
         self._steps_s = _time_steps()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -17,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from tests.captioning.fake_model import picture
+from tests.children import ROOT, environment
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_ITEMS = 300
 SLOTS = 4
 
@@ -34,12 +33,10 @@ def media(tmp_path: Path) -> Path:
 
 
 def spawn(*command: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "preprocess"))
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=ROOT,
-        # A model this small gains nothing from threads, and on a busy machine they wait for each other.
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -101,19 +98,27 @@ def check(media: Path) -> None:
     assert len(members) == len(set(members)) == 3 * NUM_ITEMS
 
 
+def num_written(media: Path) -> int:
+    return sum(1 for _ in media.rglob("*.txt"))
+
+
 def kill_at_random(media: Path, num_kills: int, seed: int) -> None:
-    """Kills the command with the bundled model, at work on the folder or not there yet."""
+    """Kills the command with the bundled model, each time after some captions more."""
     rng = random.Random(seed)
     for _ in range(num_kills):
+        enough = num_written(media) + rng.randrange(1, NUM_ITEMS // num_kills)
         process = start_demo(media)
-        deadline = time.monotonic() + rng.uniform(2.0, 6.0)
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        children = psutil.Process(process.pid).children() if process.poll() is None else []
+        deadline = time.monotonic() + 120
+        while process.poll() is None and num_written(media) < enough:
+            assert time.monotonic() < deadline, "it writes nothing"
+            time.sleep(0.002)
+        assert process.poll() is None, "it was done before it was killed"
+        children = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGKILL)
         process.communicate()
         _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive, "a worker outlives its parent"
+    assert 0 < num_written(media) < NUM_ITEMS
 
 
 def finish_demo(media: Path) -> None:
@@ -139,9 +144,9 @@ def test_kills_at_random_moments(media: Path) -> None:
 
 def test_kills_between_two_steps(media: Path) -> None:
     kill_between_steps(media, 12, seed=1)
-    num_written = len(list(media.rglob("*.txt")))
+    written = num_written(media)
     # What the slots were at, and what waited to be written, is all that may be asked again.
-    assert 0 < NUM_ITEMS - SLOTS - num_written <= finish(media) <= NUM_ITEMS - num_written
+    assert 0 < NUM_ITEMS - SLOTS - written <= finish(media) <= NUM_ITEMS - written
     check(media)
     assert finish(media) == 0
 

@@ -28,11 +28,11 @@ from tests.captioning.fake_model import picture
 pytest.importorskip("ray")
 
 from qwen35mm.captioning.ray_cluster import open_cluster
+from tests.children import ROOT, environment
 
 # Ray, and two processes with a model, take half a minute to start.
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_ITEMS = 40
 RAY = ("--ray", "local", "--ray-actors", "2")
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def start(media: Path, *options: str) -> subprocess.Popen[str]:
             *options,
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "preprocess"))},
+        env=environment(),
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shlex
 import shutil
@@ -16,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.assets import asset_path
+from tests.children import ROOT, environment
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "captioning.md").read_text("utf-8")
 RECIPES = re.findall(r"```sh\n(qwen35mm caption .*)\n```", TEXT.split("## Recipes")[1].split("## Sources")[0])
 SCHEMA = {
@@ -57,7 +56,7 @@ def test_a_recipe_runs(place: Path, recipe: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(recipe)],
         cwd=place,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "preprocess"))},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -53,7 +53,7 @@ def test_text_is_one_line_as_json_writes_it() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a keyword": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     "a condition": ({"if": {"type": "string"}, "then": {"minLength": 3}}, "if"),
-    "another draft's word for it": ({"x-guidance": {"lenient": True}, "not": {"type": "string"}}, "not"),
+    "a schema that asks for leniency": ({"x-guidance": {"lenient": True}, "not": {"type": "string"}}, "not"),
     "a remote reference": ({"$ref": "https://example.com/schema.json"}, r"example\.com"),
     "a missing reference": ({"$ref": "#/$defs/name"}, "name"),
     "overlapping choices": ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),

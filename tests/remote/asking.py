@@ -52,6 +52,7 @@ async def events_of(
 
 
 async def until(is_so: Callable[[], bool], step_s: float = 0.005) -> None:
+    """Waits for something that another thread brings about."""
     end_s = time.monotonic() + 10
     while not is_so():
         assert time.monotonic() < end_s, "it never came to be"

@@ -22,6 +22,7 @@ from qwen35mm.captioning.manifest.manifest import Failure, Manifest, write_failu
 from qwen35mm.captioning.manifest.run_lock import RunLock
 from qwen35mm.captioning.records import Caption
 from qwen35mm.errors import CaptioningError, OutputError
+from tests.children import environment
 
 ODD_NAME = os.fsdecode(b"odd\n\xff.png")
 CAPTION = Caption(
@@ -222,7 +223,7 @@ def _other_run(path: Path, then: str) -> subprocess.Popen[str]:
         [sys.executable, "-c", code, str(path)],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environment(),
     )
 
 

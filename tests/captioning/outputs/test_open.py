@@ -13,6 +13,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Output, OutputSpec, Wants, open_outputs, parse_output
 from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import captions_of, expected, leftovers, records_of, rows_of
+from tests.children import environment
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,6 @@ def test_only_parquet_needs_pyarrow(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        env={"PYTHONPATH": ":".join(sys.path)},
+        env=environment(),
     )
     assert done.stdout == "Writing parquet needs the optional extra 'datasets': pip install 'qwen35mm[datasets]'.\n"

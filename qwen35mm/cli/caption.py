@@ -51,6 +51,8 @@ def caption(
         raise typer.BadParameter("--backend and --ray are two places for one model: give one of them.")
     # Made before a model is loaded: what a person got wrong is said at once, except about outputs that are there.
     wanted = style.style()
+    if remote.backend is not None:
+        remote.check(style)
     if wanted.schema is not None and remote.backend is None:
         from qwen35mm.engine import check_json_schema
 

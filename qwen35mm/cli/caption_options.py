@@ -215,6 +215,13 @@ class RemoteOptions:
         """See RunSettings."""
         return None if self.backend is None else self.remote_video
 
+    def check(self, style: CaptionOptions) -> None:
+        """Raises RequestError for what no server can be asked for, before one is."""
+        from qwen35mm.remote.wire import sampling_fields
+        from qwen35mm.sampling import SamplingParams
+
+        sampling_fields(SamplingParams(thinking_budget=style.thinking_budget), enable_thinking=style.think)
+
     def open(self, model: ModelOptions) -> RemoteBackend:
         """The server's backend, not connected yet; `--model` is a name of the server's.
 

@@ -185,7 +185,7 @@ class RemoteBackend:
         fields = sampling_fields(params, enable_thinking=enable_thinking)
         deadline = None if timeout_s is None else Deadline.after(timeout_s)
         start_s = time.monotonic()
-        seed = None if params is None else params.seed
+        seed = fields.get("seed")
         if self._places.is_full:
             before = self._places.num_waiting + self._turns.num_waiting
             yield Progress("wait", before + 1, before + 1)

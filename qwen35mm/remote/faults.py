@@ -15,6 +15,7 @@ from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RefusedE
 _MAX_MESSAGE = 300
 # JSON may be nested deeper than Python can follow.
 _MAX_DEPTH = 8
+_UNKNOWN = re.compile(r"unexpected|unknown|unrecogni[sz]ed|(not |un)supported|extra|not permitted", re.IGNORECASE)
 _PASSING = frozenset({408, 409, 425, 429})
 # What a server says of one request and not of whoever asks.
 _OF_THIS_REQUEST = frozenset({400, 415, 422, 451})
@@ -143,10 +144,10 @@ class FaultWriter:
             error = RefusedError(f"{self._who} refused the request as too large{said} Send smaller or fewer media.")
         elif 300 <= status < 400:
             error = RequestError(f"{self._who} points to another address ({_words(status)}). Give that one instead.")
-        elif names := [name for name in sent if re.search(rf"\b{re.escape(name)}\b", said)]:
+        elif names := _unknown(sent, message):
             error = RequestError(
-                f"{self._who} doesn't take {' and '.join(names)} as it was sent{said} Leave that setting at its "
-                f"default, or use a server that knows it."
+                f"{self._who} doesn't know {' and '.join(names)}{said} Leave that setting at its default, or use a "
+                f"server that knows it."
             )
         else:
             kind = RefusedError if status in _OF_THIS_REQUEST else RequestError
@@ -164,6 +165,13 @@ class FaultWriter:
         text = "".join(char if char.isprintable() else " " for char in text)
         text = " ".join(text.split())
         return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."
+
+
+def _unknown(sent: Collection[str], message: str) -> list[str]:
+    """The parameters that a server says it doesn't know; one that it only mentions may be too large or too small."""
+    if not _UNKNOWN.search(message):
+        return []
+    return [name for name in sent if re.search(rf"\b{re.escape(name)}\b", message)]
 
 
 def _words(status: int) -> str:

@@ -160,6 +160,7 @@ def test_another_server_captions_with_bounded_requests_and_its_failures(tmp_path
         ([".", "--require", "re:("], "regular expression"),
         ([".", "--schema", "nowhere.json"], "nowhere.json"),
         ([".", "--backend", "ftp://example.com"], "http"),
+        ([".", "--backend", "http://localhost:1", "--thinking-budget", "50"], "thinking budget"),
     ],
 )
 def test_what_cannot_be_meant_is_said_at_once(tmp_path: Path, args: list[str], words: str) -> None:

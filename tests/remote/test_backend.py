@@ -26,6 +26,7 @@ async def test_an_answer_and_its_numbers(server: ModelServer, asker: Asker) -> N
     assert (result.text, result.reasoning, result.finish_reason) == ("A red square.", None, "stop")
     assert (result.num_prompt_tokens, result.num_generated_tokens, result.seed) == (40, 5, 7)
     assert (result.cache.num_cached_tokens, result.cache.num_prefilled_tokens) == (32, 8)
+    assert (await asker.ask(params=SamplingParams(temperature=0.0, seed=7))).seed is None, "no chance, no seed"
     assert result.ttft_s is not None
     assert result.ttft_s > 0
     assert server.bodies[0]["messages"] == [{"role": "user", "content": "What is this?"}]
@@ -187,14 +188,15 @@ async def test_the_key_goes_to_the_server_and_nowhere_else(
     server: ModelServer, asker: Asker, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = "sk-very-secret"
-    caplog.set_level(logging.DEBUG, "httpx")
+    caplog.set_level(logging.DEBUG)
     server.acts = [fails(401, {"error": {"message": f"Incorrect API key provided: {key}"}})]
     with pytest.raises(RequestError, match=r"401 \(Unauthorized\): .*\*\*\*.* Check the API key") as caught:
         await asker.ask(api_key=key)
     backend = asker.backend(api_key=key)
     await events_of(backend)
     assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {key}"] * 2
-    assert key not in str(caught.value) + caplog.text + repr(backend) + backend.fingerprint
+    assert f"{server.url}/v1/chat/completions" in caplog.text
+    assert key not in str(caught.value) + caplog.text + str(vars(backend)) + backend.fingerprint
 
 
 async def test_a_server_that_repeats_the_key_or_talks_for_long_is_not_quoted(server: ModelServer, asker: Asker) -> None:
@@ -214,12 +216,13 @@ async def test_a_server_that_repeats_the_key_or_talks_for_long_is_not_quoted(ser
 async def test_a_user_in_the_address_is_in_no_name_and_no_log(
     server: ModelServer, asker: Asker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "httpx")
+    caplog.set_level(logging.DEBUG)
     backend = asker.backend(f"http://me:hush@{server.host}/v1")
     await events_of(backend)
     assert server.headers[0]["Authorization"].startswith("Basic ")
     assert backend.fingerprint == f"{server.url}/v1 tiny"
-    assert "hush" not in caplog.text
+    assert f"{server.url}/v1/chat/completions" in caplog.text
+    assert "hush" not in caplog.text + str(vars(backend))
 
 
 @pytest.mark.parametrize(
@@ -240,8 +243,12 @@ async def test_a_user_in_the_address_is_in_no_name_and_no_log(
 def test_settings_that_cannot_be_used(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RemoteBackend(**{"url": "http://host", **options})
-    with pytest.raises(ConfigError, match="silence_s"):
-        RemoteTimeouts(silence_s=0)
+
+
+@pytest.mark.parametrize("name", ["connect_s", "first_s", "silence_s"])
+def test_timeouts_that_cannot_be_used(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        RemoteTimeouts(**{name: 0})
 
 
 def test_the_settings_of_a_reply_that_go_out() -> None:

@@ -16,10 +16,12 @@ from qwen35mm.remote import RemoteTimeouts
 from qwen35mm.remote.faults import FaultWriter
 from qwen35mm.remote.retries import MAX_RETRY_AFTER_S, Backoff, read_retry_after
 from qwen35mm.sampling import SamplingParams
-from tests.remote.asking import Asker, events_of
+from tests.remote.asking import Asker, events_of, until
 from tests.remote.server import Act, Handler, ModelServer, answers, chunk, closes, event, fails, pieces, sends, stalls
 
-QUICK = RemoteTimeouts(first_s=0.15, silence_s=0.1)
+# Short only where the server stalls on purpose: a busy machine stalls, too.
+SHORT = RemoteTimeouts(first_s=0.3, silence_s=0.2)
+LONG = RemoteTimeouts(first_s=30.0, silence_s=30.0)
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
@@ -94,21 +96,44 @@ async def test_what_will_not_pass_is_an_error_at_once(
     assert len(server.bodies) == 1
 
 
-async def test_a_parameter_that_the_server_does_not_know_is_named(server: ModelServer, asker: Asker) -> None:
-    # The words of the server of transformers.
-    server.acts = [fails(422, {"detail": "Unexpected fields in the request: {'top_k', 'min_p'}"})]
-    with pytest.raises(RequestError, match=r"doesn't take top_k and min_p as it was sent.*at its default"):
+@pytest.mark.parametrize(
+    "body",
+    [
+        # The words of the server of transformers, then those of others.
+        {"detail": "Unexpected fields in the request: {'top_k', 'min_p'}"},
+        {"error": {"message": "Unknown parameter: 'top_k', 'min_p'."}},
+        {"detail": [{"loc": ["body", name], "msg": "Extra inputs are not permitted"} for name in ("top_k", "min_p")]},
+        {"error": {"message": "top_k and min_p are unsupported"}},
+    ],
+)
+async def test_a_parameter_that_the_server_does_not_know_is_named(
+    server: ModelServer, asker: Asker, body: object
+) -> None:
+    server.acts = [fails(422, body)]
+    with pytest.raises(RequestError, match=r"doesn't know top_k and min_p.*at its default"):
         await asker.ask(params=SamplingParams(top_k=20, min_p=0.1))
 
 
+async def test_a_parameter_that_is_only_mentioned_gets_no_advice(server: ModelServer, asker: Asker) -> None:
+    said = "This model's context is 4096 tokens; max_tokens is 8192. Reduce the input or max_tokens"
+    server.acts = [fails(400, {"error": {"message": said}})]
+    with pytest.raises(RequestError) as caught:
+        await asker.ask(params=SamplingParams(max_tokens=8192))
+    assert str(caught.value) == f'The server at {server.host} refused the request with 400 (Bad Request): "{said}".'
+
+
+STALLING: dict[str, Act] = {
+    "stalls before its headers": stalls,
+    "stalls after its headers": sends([], then=stalls),
+    "stalls amid the answer": sends(pieces(["A ", "blue "])[:3], then=stalls),
+}
 BROKEN: dict[str, Act] = {
     "closes before an answer": closes,
     "closes amid the answer": sends(pieces(["A ", "blue "])[:3], then=closes),
     "ends too early": sends(pieces(["A ", "blue "])[:3]),
-    "closes within a character": sends([*pieces(["A "])[:2], event(chunk({"content": "é"}))[:30]], then=closes),
-    "stalls before its headers": stalls,
-    "stalls after its headers": sends([], then=stalls),
-    "stalls amid the answer": sends(pieces(["A ", "blue "])[:3], then=stalls),
+    "closes within a character": sends(
+        [*pieces(["A "])[:2], b'data: {"choices": [{"delta": {"content": "\xc3'], then=closes
+    ),
     "sends no JSON": sends([*pieces(["A "])[:2], b"data: {broken\n\n"]),
     "sends no UTF-8": sends([b"data: \xff\xfe\n\n"]),
     "sends other objects": sends([event([1, 2]), b"data: [DONE]\n\n"]),
@@ -127,8 +152,18 @@ async def test_an_answer_that_breaks_is_asked_for_again_and_never_doubled(
     server: ModelServer, asker: Asker, name: str
 ) -> None:
     server.acts = [BROKEN[name], BROKEN[name]]
-    assert (await asker.ask(timeouts=QUICK)).text == "A red square."
+    assert (await asker.ask(timeouts=LONG)).text == "A red square."
     assert (len(server.bodies), len(asker.waits_s)) == (3, 2)
+
+
+@pytest.mark.parametrize("name", STALLING)
+async def test_an_answer_that_stalls_is_asked_for_again_and_never_doubled(
+    server: ModelServer, asker: Asker, name: str
+) -> None:
+    server.acts = [STALLING[name]]
+    result = await asker.ask(timeouts=RemoteTimeouts(first_s=1.0, silence_s=1.0))
+    # On a busy machine a good answer may seem to stall, too.
+    assert (result.text, len(server.bodies) >= 2, len(asker.waits_s) >= 1) == ("A red square.", True, True)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +172,11 @@ async def test_an_answer_that_breaks_is_asked_for_again_and_never_doubled(
         ("closes before an answer", EngineError, "broke off the connection"),
         ("closes amid the answer", EngineError, "broke off the connection"),
         ("ends too early", EngineError, "damaged answer: it ended before the reply was finished"),
-        ("stalls before its headers", RequestTimeoutError, r"sent nothing for 0\.15 s"),
-        ("stalls after its headers", RequestTimeoutError, r"sent nothing for 0\.15 s"),
-        ("stalls amid the answer", RequestTimeoutError, r"fell silent for 0\.1 s amid"),
+        ("stalls before its headers", RequestTimeoutError, r"sent nothing for 0\.3 s"),
+        ("stalls after its headers", RequestTimeoutError, r"sent nothing for 0\.3 s"),
+        ("stalls amid the answer", RequestTimeoutError, r"fell silent for 0\.4 s amid"),
+        ("closes within a character", EngineError, "broke off the connection"),
+        ("sends endless lines", EngineError, "damaged answer: a line of more than"),
         ("sends no JSON", EngineError, "damaged answer: an event that isn't JSON"),
         ("aborts", EngineError, "damaged answer: it ended with the reason 'abort'"),
         ("ends in a list", EngineError, "damaged answer: a finish_reason that is a list"),
@@ -149,9 +186,13 @@ async def test_an_answer_that_breaks_is_asked_for_again_and_never_doubled(
 async def test_what_is_said_of_an_answer_that_broke(
     server: ModelServer, asker: Asker, name: str, kind: type[Qwen35mmError], message: str
 ) -> None:
-    server.acts = [BROKEN[name]]
+    server.acts = [(BROKEN | STALLING)[name]]
+    timeouts = LONG
+    if name in STALLING:
+        # Its first words need longer than one moment on a busy machine where it is their silence that counts.
+        timeouts = RemoteTimeouts(first_s=30.0, silence_s=0.4) if "amid" in name else SHORT
     with pytest.raises(kind, match=rf"{message}.*It was tried once\."):
-        await asker.ask(timeouts=QUICK, max_attempts=1)
+        await asker.ask(timeouts=timeouts, max_attempts=1)
 
 
 def test_an_error_in_nothing_but_brackets_has_no_words() -> None:
@@ -185,20 +226,21 @@ async def test_text_that_was_given_out_is_not_asked_for_again(server: ModelServe
 
 async def test_comments_keep_a_slow_answer_alive(server: ModelServer, asker: Asker) -> None:
     slow = [part for piece in pieces(["Red."]) for part in (piece, b": ping\n\n", b": ping\r\n\r\n")]
-    server.acts = [sends(slow, pause_s=0.04)]
-    assert (await asker.ask(timeouts=QUICK)).text == "Red."
+    server.acts = [sends(slow, pause_s=0.2)]
+    # Three pauses lie between two pieces, and one between two signs of life.
+    assert (await asker.ask(timeouts=RemoteTimeouts(first_s=30.0, silence_s=0.5))).text == "Red."
     assert asker.waits_s == []
 
 
 async def test_the_whole_time_ends_even_an_answer_that_never_does(server: ModelServer, asker: Asker) -> None:
-    server.otherwise = sends(pieces(["la "] * 1000), pause_s=0.01)
+    server.otherwise = sends(pieces(["la "] * 10000), pause_s=0.01)
     start_s = time.monotonic()
-    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 0\.2 s"):
-        await asker.ask(timeout_s=0.2)
-    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 0\.1 s"):
-        await events_of(asker.backend(), timeout_s=0.1)
-    assert time.monotonic() - start_s < 2
-    assert len(server.bodies) == 2
+    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 1 s"):
+        await asker.ask(timeout_s=1.0)
+    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 0\.5 s"):
+        await events_of(asker.backend(), timeout_s=0.5)
+    assert time.monotonic() - start_s < 30
+    await until(lambda: len(server.bodies) == 2)
 
 
 async def test_a_wait_that_the_whole_time_does_not_allow_is_not_begun(server: ModelServer, asker: Asker) -> None:

@@ -17,21 +17,7 @@ from qwen35mm.captioning.looks import Looks
 from qwen35mm.captioning.run import Run
 from qwen35mm.errors import OutputError, RefusedError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
-from tests.captioning.test_run import failures, job, run, settings
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Six pictures in two folders."""
-    folder = tmp_path / "media"
-    (folder / "more").mkdir(parents=True)
-    for seed in range(6):
-        picture(seed).save(folder / ("more" if seed > 3 else "") / f"{seed}.png")
-    return folder
-
-
-async def _at_once(function: Any, *arguments: Any) -> None:
-    function(*arguments)
+from tests.captioning.runs import at_once, failures, job, run, settings
 
 
 async def test_failures_of_what_is_gone_or_written_by_hand_are_forgotten(folder: Path) -> None:
@@ -182,7 +168,7 @@ async def test_a_limit_that_was_reached_can_be_interrupted(folder: Path) -> None
 
     tasks: list[asyncio.Task[None]] = []
     model = FakeModel(delay_s=1000.0)
-    outcome = await carry_out(job(folder, run=settings(limit=3)), model.model(), lambda run: _at_once(begun, run))
+    outcome = await carry_out(job(folder, run=settings(limit=3)), model.model(), lambda run: at_once(begun, run))
     assert outcome.exit_code == 130
 
 
@@ -199,6 +185,6 @@ async def test_a_deliberate_stop_is_no_death(folder: Path) -> None:
     tasks: list[asyncio.Task[None]] = []
     for _ in range(7):
         model = FakeModel(delay_s=1000.0)
-        await carry_out(job(folder, run=settings(slots=1)), model.model(), lambda run: _at_once(begun, run))
+        await carry_out(job(folder, run=settings(slots=1)), model.model(), lambda run: at_once(begun, run))
         assert len(model.asked) == 1
     assert (await run(job(folder), FakeModel())).exit_code == 0

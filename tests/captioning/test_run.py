@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import tarfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,54 +15,13 @@ import pytest
 
 from qwen35mm.captioning import outputs
 from qwen35mm.captioning.captioner import CaptionStyle
-from qwen35mm.captioning.job import Job, Outcome, carry_out, look_over
+from qwen35mm.captioning.job import carry_out, look_over
 from qwen35mm.captioning.outputs import parse_output
-from qwen35mm.captioning.run import Run, RunSettings
-from qwen35mm.captioning.texts.prompts import PromptSet, Question
+from qwen35mm.captioning.run import Run
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Six pictures in two folders."""
-    folder = tmp_path / "media"
-    (folder / "more").mkdir(parents=True)
-    for seed in range(6):
-        picture(seed).save(folder / ("more" if seed > 3 else "") / f"{seed}.png")
-    return folder
-
-
-def job(media: Path, *questions: str, outputs: Sequence[str] = ("sidecar",), **options: Any) -> Job:
-    prompts = PromptSet([Question(text) for text in questions or ("Describe it.",)])
-    return Job([str(media)], prompts, outputs=[parse_output(text) for text in outputs], **options)
-
-
-def settings(**options: Any) -> RunSettings:
-    return RunSettings(**{"slots": 2, "ahead": 2, **options})
-
-
-async def run(
-    job: Job, model: FakeModel, begun: Any = None, identity: str = "fake", *, sends_files: bool = False
-) -> Outcome:
-    async def begin(run: Run) -> None:
-        if begun is not None:
-            begun(run)
-
-    outcome = await carry_out(job, replace(model.model(identity), sends_files=sends_files), begin)
-    counts = outcome.counts
-    assert counts.num_found == counts.num_over, counts
-    return outcome
-
-
-def texts(folder: Path) -> dict[str, str]:
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.txt"))}
-
-
-def failures(folder: Path) -> list[dict[str, Any]]:
-    path = folder / ".qwen35mm" / "failures.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+from tests.captioning.runs import at_once, failures, job, run, settings, texts
 
 
 async def test_everything_gets_its_caption_once(folder: Path) -> None:
@@ -292,12 +250,8 @@ async def test_a_second_interruption_leaves_what_is_at_work(folder: Path) -> Non
         model.when_busy = stop_twice
 
     model = FakeModel(delay_s=1000.0)
-    outcome = await carry_out(job(folder, run=settings()), model.model(), lambda run: _at_once(begun, run))
+    outcome = await carry_out(job(folder, run=settings()), model.model(), lambda run: at_once(begun, run))
     assert (outcome.exit_code, model.num_left, texts(folder)) == (130, 2, {})
-
-
-async def _at_once(function: Any, *arguments: Any) -> None:
-    function(*arguments)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])

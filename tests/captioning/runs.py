@@ -1,0 +1,50 @@
+"""Runs of the fake model, and what they left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qwen35mm.captioning.job import Job, Outcome, carry_out
+from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.run import Run, RunSettings
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
+from tests.captioning.fake_model import FakeModel
+
+
+def job(media: Path, *questions: str, outputs: Sequence[str] = ("sidecar",), **options: Any) -> Job:
+    prompts = PromptSet([Question(text) for text in questions or ("Describe it.",)])
+    return Job([str(media)], prompts, outputs=[parse_output(text) for text in outputs], **options)
+
+
+def settings(**options: Any) -> RunSettings:
+    return RunSettings(**{"slots": 2, "ahead": 2, **options})
+
+
+async def run(
+    job: Job, model: FakeModel, begun: Any = None, identity: str = "fake", *, sends_files: bool = False
+) -> Outcome:
+    async def begin(run: Run) -> None:
+        if begun is not None:
+            begun(run)
+
+    outcome = await carry_out(job, replace(model.model(identity), sends_files=sends_files), begin)
+    counts = outcome.counts
+    assert counts.num_found == counts.num_over, counts
+    return outcome
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.txt"))}
+
+
+def failures(folder: Path) -> list[dict[str, Any]]:
+    path = folder / ".qwen35mm" / "failures.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def at_once(function: Any, *arguments: Any) -> None:
+    function(*arguments)

@@ -20,6 +20,7 @@ from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Result, Tex
 from qwen35mm.errors import MediaError, PromptError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Text, Video
+from qwen35mm.remote.media import encode_medium
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, PreparedMedia
 from tests.oracle import greedy_reply, load_demo_oracle
@@ -62,6 +63,12 @@ def result_of(events: list[Event]) -> Result:
 def plans_of(events: list[Event]) -> MediaPlanned:
     (planned,) = [event for event in events if isinstance(event, MediaPlanned)]
     return planned
+
+
+async def test_a_medium_that_was_encoded_for_a_server_is_refused(backend: LocalBackend) -> None:
+    medium = encode_medium(Image(picture(0)), backend.media, "frames")
+    with pytest.raises(MediaError, match="encoded for a server can't be read here"):
+        await collect(backend.stream([Message("user", (Image(medium),))], GREEDY))
 
 
 async def test_events_come_in_order(backend: LocalBackend, clip: Path) -> None:

@@ -19,7 +19,7 @@ from qwen35mm.backends import LocalBackend
 from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Result, TextDelta
 from qwen35mm.errors import MediaError, PromptError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Text, Video
+from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm.remote.media import encode_medium
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, PreparedMedia
@@ -104,7 +104,9 @@ async def test_replies_equal_transformers(backend: LocalBackend, clip: Path) -> 
 
 def oracle_inputs(backend: LocalBackend, messages: list[Message]) -> dict[str, torch.Tensor]:
     sources = [part.source for message in messages for part in message.media]
-    media = [backend.media.prepare(source) for source in sources if not isinstance(source, PreparedMedia)]
+    media = [
+        backend.media.prepare(source) for source in sources if not isinstance(source, PreparedMedia | EncodedMedium)
+    ]
     inputs: dict[str, torch.Tensor] = {}
     for kind, pixels, grid in (
         ("image", "pixel_values", "image_grid_thw"),

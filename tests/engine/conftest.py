@@ -9,7 +9,7 @@ from PIL import Image as PILImage
 
 from qwen35mm.engine import Request
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import Image, Message, Part, Text, Video, build_prompt
+from qwen35mm.prompt import EncodedMedium, Image, Message, Part, Text, Video, build_prompt
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 
@@ -32,7 +32,7 @@ def make_request(demo: LoadedModel) -> MakeRequest:
         media: Sequence[PreparedMedia] = [
             processor.prepare(part.source, kind="image" if isinstance(part, Image) else "video")
             for part in parts
-            if isinstance(part, (Image, Video)) and not isinstance(part.source, PreparedMedia)
+            if isinstance(part, (Image, Video)) and not isinstance(part.source, PreparedMedia | EncodedMedium)
         ]
         prompt = build_prompt(
             [Message("user", parts or (Text("hello"),))],

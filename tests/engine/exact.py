@@ -33,7 +33,7 @@ from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Finished, Requ
 from qwen35mm.engine.sequence import Next, Reply
 from qwen35mm.model import LoadedModel, load
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.prompt import Image, Message, Part, Text, Video, build_history, build_prompt, iter_media
+from qwen35mm.prompt import EncodedMedium, Image, Message, Part, Text, Video, build_history, build_prompt, iter_media
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 from tests.tiny import TinySpec, config_dict, randomize
@@ -171,7 +171,7 @@ class Chat:
 
     def _prepare(self, part: Image | Video) -> PreparedMedia:
         source = part.source
-        assert not isinstance(source, PreparedMedia)
+        assert not isinstance(source, PreparedMedia | EncodedMedium)
         key = (source.tobytes(), source.size) if isinstance(source, PILImage.Image) else source
         if key not in self._prepared:
             kind = "image" if isinstance(part, Image) else "video"

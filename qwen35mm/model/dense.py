@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _MAX_VECTOR_ROWS = 4
 _MIN_BLOCK_ROWS = 16
 _BLOCK_ELEMENTS = 1 << 21
+# A float32 weight of up to 2 MiB stays in the cache by itself, and a call of oneDNN costs more than its products.
+_SMALL_ELEMENTS = 1 << 19
 
 
 def linear(
@@ -66,7 +68,7 @@ def _free_of_company(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     if x.device.type != "cpu" or (x.dtype == torch.bfloat16 and computes_bfloat16()):
         # Bound by reading the weight: a few rows cost hardly more than one. oneDNN's rows don't know their place.
         return F.linear(_padded(x, num_rows), weight, bias)[: len(x)]
-    if x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+    if x.dtype == torch.float32 and weight.numel() > _SMALL_ELEMENTS and torch.backends.mkldnn.is_available():
         return _by_rows_in_blocks(x, weight, bias)
     return _by_rows(_aligned(x), weight, bias)
 

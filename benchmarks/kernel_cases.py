@@ -30,6 +30,8 @@ class Shapes:
     heads: int
     kv_heads: int
     v_heads: int
+    vision_heads: int = 16
+    vision_head_dim: int = 72
     k_heads: int = 16
     gdn_dim: int = 128
     head_dim: int = 256
@@ -44,7 +46,7 @@ class Shapes:
 SHAPES = {
     shapes.name: shapes
     for shapes in (
-        Shapes("0.8B", 1024, 8, 2, 16),
+        Shapes("0.8B", 1024, 8, 2, 16, vision_heads=12, vision_head_dim=64),
         Shapes("9B", 4096, 16, 4, 32),
         Shapes("27B", 5120, 24, 4, 48),
         Shapes("35B-A3B", 2048, 16, 2, 32, experts=(256, 8, 512)),

@@ -13,7 +13,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward  # n
 from transformers.models.qwen3_5 import modeling_qwen3_5 as peer  # noqa: E402
 
 import qwen35mm_kernels as kernels  # noqa: E402
+from benchmarks.kernel_cases import SHAPES, Shapes  # noqa: E402
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
 
 Run = Callable[[], torch.Tensor]
@@ -32,25 +32,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 MAX_RELATIVE_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """The sizes of a checkpoint that its kernels see."""
-
-    name: str
-    hidden: int
-    heads: int
-    kv_heads: int
-    v_heads: int
-    vision_heads: int
-    vision_head_dim: int
-    k_heads: int = 16
-    gdn_dim: int = 128
-    head_dim: int = 256
-    rotary_dim: int = 64
-
-
-SHAPES = (Shapes("0.8B", 1024, 8, 2, 16, 12, 64), Shapes("9B", 4096, 16, 4, 32, 16, 72))
-
+MODELS = ("0.8B", "9B")
 
 Pair = tuple[str, str, Run, Run]
 
@@ -202,7 +184,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     rows, results = [], []
-    for shapes in SHAPES:
+    for shapes in (SHAPES[name] for name in MODELS):
         for pairs in (gdn_pairs, attention_pairs):
             for kernel, shape, ours, theirs in pairs(shapes, getattr(torch, args.dtype)):
                 if args.only not in kernel:

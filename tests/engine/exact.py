@@ -246,6 +246,20 @@ def serve(engine: Engine, *requests: Request) -> list[Answer]:
     return answers
 
 
+def results(engine: Engine, *requests: Request) -> dict[str, Result]:
+    """Answers requests together, wherever their tokens are chosen; by request."""
+    for request in requests:
+        engine.add(request)
+    found = {}
+    while engine.has_work:
+        for output in engine.step():
+            assert not isinstance(output.event, Exception), output.event
+            if isinstance(output.event, Finished):
+                found[output.request_id] = output.event.result
+        engine.check_integrity()
+    return found
+
+
 def commit(engine: Engine, history: CachedPrompt) -> None:
     """Has a history computed, to its end."""
     engine.commit(history)

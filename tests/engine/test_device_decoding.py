@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.engine import Engine, EngineSettings, Finished, Request, Result
+from qwen35mm.engine import Engine, EngineSettings, Request
 from qwen35mm.engine.step_graph import StepGraph, batch_sizes
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
-from tests.engine.exact import DENSE, Chat, cache_settings, chat_model, endless_replies, user, words
+from tests.engine.exact import DENSE, Chat, cache_settings, chat_model, endless_replies, results, user, words
 
 SCHEMA = '{"type":"array","items":{"enum":["red","blue"]},"minItems":1,"maxItems":9}'
 
@@ -20,19 +20,6 @@ SCHEMA = '{"type":"array","items":{"enum":["red","blue"]},"minItems":1,"maxItems
 def engine_of(loaded: LoadedModel, *, on_device: bool = True, num_tokens: int = 4096, **options: Any) -> Engine:
     settings = {"context_length": 512, "slots": 4, "device_decoding": on_device, **options}
     return Engine(loaded, EngineSettings(**settings), cache_settings(loaded, num_tokens=num_tokens))
-
-
-def serve(engine: Engine, *requests: Request) -> dict[str, Result]:
-    for request in requests:
-        engine.add(request)
-    found = {}
-    while engine.has_work:
-        for output in engine.step():
-            assert not isinstance(output.event, Exception), output.event
-            if isinstance(output.event, Finished):
-                found[output.request_id] = output.event.result
-        engine.check_integrity()
-    return found
 
 
 def asked(chat: Chat, params: Sequence[SamplingParams]) -> list[Request]:
@@ -47,14 +34,14 @@ def test_greedy_replies_end_as_they_do_on_the_host() -> None:
     """By a control token, a stop string, the number of tokens, and the end of the context."""
     loaded = chat_model(DENSE)
     chat = Chat(loaded)
-    (first,) = serve(engine_of(loaded, on_device=False), *asked(chat, [greedy(max_tokens=30)])).values()
+    (first,) = results(engine_of(loaded, on_device=False), *asked(chat, [greedy(max_tokens=30)])).values()
     stop = loaded.tokenizer.decode(list(first.token_ids[5:8]))
     assert stop
     params = [greedy(stop=(stop,)), greedy(max_tokens=1), greedy(max_tokens=2), greedy(max_tokens=200), greedy()]
     requests = asked(chat, params)
     for context_length in (160, 512):
         engines = [engine_of(loaded, on_device=on, context_length=context_length) for on in (False, True)]
-        expected, found = (serve(engine, *requests) for engine in engines)
+        expected, found = (results(engine, *requests) for engine in engines)
         assert len({result.finish_reason for result in found.values()}) == 2
         for request in requests:
             ours, theirs = found[request.id], expected[request.id]
@@ -67,7 +54,7 @@ def test_no_token_is_chosen_beyond_the_context() -> None:
     with endless_replies(loaded):
         (request,) = asked(Chat(loaded), [greedy()])
         num_prompt = len(request.prompt.token_ids)
-        (result,) = serve(engine_of(loaded, context_length=num_prompt + 5), request).values()
+        (result,) = results(engine_of(loaded, context_length=num_prompt + 5), request).values()
     # The last token needs no place.
     assert (result.num_generated_tokens, result.finish_reason) == (6, "length")
 
@@ -82,10 +69,10 @@ def test_a_sampled_reply_is_the_same_alone_and_in_company_and_after_it_made_room
         small = engine_of(loaded, num_tokens=512, batch_invariant=True)
         suspend = small._batch._suspend
         small._batch._suspend = lambda reply: (suspended.append(reply), suspend(reply))[1]
-        together = serve(small, *requests)
+        together = results(small, *requests)
         assert suspended
         for request in requests:
-            (alone,) = serve(engine_of(loaded, batch_invariant=True), request).values()
+            (alone,) = results(engine_of(loaded, batch_invariant=True), request).values()
             assert alone.token_ids == together[request.id].token_ids
     assert len({result.token_ids for result in together.values()}) == len(requests)
 
@@ -103,8 +90,8 @@ def test_replies_that_need_the_host_run_beside_others() -> None:
     requests.append(
         chat.request([user("think")], enable_thinking=True, params=greedy(thinking_budget=7, max_tokens=40))
     )
-    found = serve(engine_of(loaded), *requests)
-    expected = serve(engine_of(loaded, on_device=False), *requests)
+    found = results(engine_of(loaded), *requests)
+    expected = results(engine_of(loaded, on_device=False), *requests)
     for request in requests:
         assert found[request.id].token_ids == expected[request.id].token_ids
 
@@ -121,7 +108,7 @@ def test_the_next_step_is_launched_before_a_token_is_waited_for(monkeypatch: pyt
 
         monkeypatch.setattr(StepGraph, name, noted)
     with endless_replies(loaded):
-        serve(engine_of(loaded), *asked(Chat(loaded), [greedy(max_tokens=6)]))
+        results(engine_of(loaded), *asked(Chat(loaded), [greedy(max_tokens=6)]))
     # Five steps after the first token, and none for a seventh.
     assert told == ["run", *["run", "token_ids"] * 4, "token_ids"]
 
@@ -140,8 +127,8 @@ def test_a_reply_that_is_stopped_while_the_device_is_ahead_leaves_nothing_behind
         engine.check_integrity()
         # Its slot is taken up at once, while its last step is still to be told of.
         (again,) = asked(Chat(loaded), [greedy(max_tokens=30)])
-        found = serve(engine, again)
-        expected = serve(engine_of(loaded, on_device=False), other, again)
+        found = results(engine, again)
+        expected = results(engine_of(loaded, on_device=False), other, again)
     assert {id_: result.token_ids for id_, result in found.items()} == {
         id_: result.token_ids for id_, result in expected.items()
     }

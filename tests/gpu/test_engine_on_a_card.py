@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.engine import Engine, EngineSettings, Finished, Request, Result
+from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel, load
 from qwen35mm.prompt import Image, Message, Video
 from qwen35mm.sampling import SamplingParams
-from tests.engine.exact import Chat, assert_same, assistant, cache_settings, clip, picture, serve, user, words
+from tests.engine.exact import Chat, assert_same, assistant, cache_settings, clip, picture, results, serve, user, words
 
 pytestmark = pytest.mark.gpu
 
@@ -41,19 +41,6 @@ def engine_of(loaded: LoadedModel, *, num_tokens: int = 8192, **options: Any) ->
     return Engine(loaded, settings, cache_settings(loaded, num_tokens=num_tokens))
 
 
-def answers(engine: Engine, *requests: Request) -> dict[str, Result]:
-    for request in requests:
-        engine.add(request)
-    found = {}
-    while engine.has_work:
-        for output in engine.step():
-            assert not isinstance(output.event, Exception), output.event
-            if isinstance(output.event, Finished):
-                found[output.request_id] = output.event.result
-        engine.check_integrity()
-    return found
-
-
 def conversation() -> list[Message]:
     return [
         user(Image(picture(1)), words("what is this", count=40)),
@@ -68,7 +55,7 @@ def test_replies_are_those_of_a_cpu(exact: LoadedModel, demo: LoadedModel) -> No
     questions = [[user("hello")], [user(Image(picture(3)), "Describe it.")], conversation()]
     for messages in questions:
         found = [
-            next(iter(answers(engine_of(loaded), Chat(loaded).request(messages, params=GREEDY)).values()))
+            next(iter(results(engine_of(loaded), Chat(loaded).request(messages, params=GREEDY)).values()))
             for loaded in (exact, demo)
         ]
         assert found[0].token_ids == found[1].token_ids
@@ -106,8 +93,8 @@ def test_a_state_that_went_through_host_memory_comes_back_bit_for_bit(on_card: L
 def test_graphs_say_what_steps_with_the_host_in_between_say(exact: LoadedModel, batch_invariant: bool) -> None:
     chat = Chat(exact)
     requests = [chat.request([user(words(seed, count=20 + 9 * seed))], params=GREEDY) for seed in range(7)]
-    found = answers(engine_of(exact, batch_invariant=batch_invariant), *requests)
-    expected = answers(engine_of(exact, device_decoding=False), *requests)
+    found = results(engine_of(exact, batch_invariant=batch_invariant), *requests)
+    expected = results(engine_of(exact, device_decoding=False), *requests)
     assert {id_: result.token_ids for id_, result in found.items()} == {
         id_: result.token_ids for id_, result in expected.items()
     }
@@ -117,9 +104,9 @@ def test_padded_steps_free_a_reply_of_its_company(on_card: LoadedModel) -> None:
     chat = Chat(on_card)
     params = SamplingParams(temperature=1.0, top_k=50, top_p=0.95, max_tokens=60)
     requests = [chat.request([user(words(seed))], params=replace(params, seed=seed)) for seed in range(6)]
-    together = answers(engine_of(on_card, batch_invariant=True), *requests)
+    together = results(engine_of(on_card, batch_invariant=True), *requests)
     for request in requests:
-        (alone,) = answers(engine_of(on_card, batch_invariant=True), request).values()
+        (alone,) = results(engine_of(on_card, batch_invariant=True), request).values()
         assert alone.token_ids == together[request.id].token_ids
 
 
@@ -140,4 +127,4 @@ def test_the_engine_goes_on_after_memory_ran_out(on_card: LoadedModel, monkeypat
     (error,) = [output.event for output in outputs if isinstance(output.event, EngineError)]
     assert "GiB were asked for" in str(error)
     again = chat.request([user(words("long", count=50))], params=GREEDY)
-    assert answers(engine, again)[again.id].num_generated_tokens > 0
+    assert results(engine, again)[again.id].num_generated_tokens > 0

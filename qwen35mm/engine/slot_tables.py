@@ -25,9 +25,10 @@ class SlotTables:
     def __init__(self, num_slots: int, vocab_size: int, banned_ids: Sequence[int], device: torch.device) -> None:
         self.num_slots = num_slots
         self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        self._params = torch.ones(num_slots + 1, len(_FLOATS), dtype=torch.float32, device=device)
+        # A row for each parameter, so that those of one slot are dense, too.
+        self._params = torch.ones(len(_FLOATS), num_slots + 1, dtype=torch.float32, device=device)
         # top_k and seed.
-        self._whole = torch.ones(num_slots + 1, 2, dtype=torch.int64, device=device)
+        self._whole = torch.ones(2, num_slots + 1, dtype=torch.int64, device=device)
         self._in_text = torch.zeros(num_slots + 1, vocab_size, dtype=torch.bool, device=device)
         self._in_reply = torch.zeros_like(self._in_text)
         self._banned = torch.zeros(vocab_size, dtype=torch.bool, device=device)
@@ -37,8 +38,8 @@ class SlotTables:
         """Enters a reply as it stands: its parameters, and the tokens of prompt and reply."""
         params, said = reply.request.params, reply.output.token_ids
         device = self.newest.device
-        self._params[slot] = torch.tensor([getattr(params, name) for name in _FLOATS], device=device)
-        self._whole[slot] = torch.tensor([params.top_k, reply.sampler.seed], device=device)
+        self._params[:, slot] = torch.tensor([getattr(params, name) for name in _FLOATS], device=device)
+        self._whole[:, slot] = torch.tensor([params.top_k, reply.sampler.seed], device=device)
         in_reply = torch.tensor(said, dtype=torch.int64, device=device)
         prompt = torch.tensor(reply.request.prompt.token_ids, dtype=torch.int64, device=device)
         for table, token_ids in ((self._in_reply, in_reply), (self._in_text, torch.cat([prompt, in_reply]))):
@@ -56,11 +57,11 @@ class SlotTables:
         Returns:
             [B] int64.
         """
-        floats, whole = self._params[slots].unbind(1), self._whole[slots]
+        top_k, seeds = self._whole[:, slots]
         rows = SamplingRows(
-            **{name: values.contiguous() for name, values in zip(_FLOATS, floats, strict=True)},
-            top_k=whole[:, 0].to(torch.int32),
-            seeds=whole[:, 1].contiguous(),
+            **dict(zip(_FLOATS, self._params[:, slots], strict=True)),
+            top_k=top_k.to(torch.int32),
+            seeds=seeds,
             steps=steps,
             slots=slots,
         )

@@ -13,7 +13,7 @@ from qwen35mm.engine.slot_tables import SlotTables
 from qwen35mm.model import Qwen35Model
 from qwen35mm.model.cache_protocol import DecodeInputs
 
-# Columns of a step's numbers; every row is a sequence.
+# Rows of a step's numbers; every column is a sequence. So each row is dense, also where there is one sequence.
 _TOKEN, _POSITION, _SLOT, _CACHE_ROW, _LENGTH, _STEP = range(6)
 _EMPTY = (0, 0, -1, -1, 0, 0)
 _FROM_TABLE = -1
@@ -34,7 +34,7 @@ class StepInputs:
     """A step's inputs, written by the host.
 
     Attributes:
-        numbers: [B, 6] int64.
+        numbers: [6, B] int64.
         block_table: [B, max_blocks] int32.
     """
 
@@ -44,7 +44,7 @@ class StepInputs:
     @classmethod
     def empty(cls, size: int, max_blocks: int) -> StepInputs:
         """`size` rows that nobody uses."""
-        return cls(torch.tensor(_EMPTY).repeat(size, 1), torch.zeros(size, max_blocks, dtype=torch.int32))
+        return cls(torch.tensor(_EMPTY)[:, None].repeat(1, size), torch.zeros(size, max_blocks, dtype=torch.int32))
 
     def set(self, row: int, cache: SequenceCache, *, token_id: int | None, step: int) -> None:
         """Enters a sequence that has room for one more token.
@@ -55,7 +55,7 @@ class StepInputs:
         """
         blocks, length = cache.block_table, cache.length
         size = cache.block_size
-        self.numbers[row] = torch.tensor(
+        self.numbers[:, row] = torch.tensor(
             [
                 _FROM_TABLE if token_id is None else token_id,
                 cache.next_position,
@@ -130,19 +130,19 @@ class StepGraph:
     @torch.inference_mode()
     def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         """[size, vocab] logits and [size] token ids of what the inputs hold; rows that nobody uses touch nothing."""
-        token_ids, positions, slots, cache_rows, lengths, steps = self._inputs.numbers.unbind(1)
+        token_ids, positions, slots, cache_rows, lengths, steps = self._inputs.numbers.unbind(0)
         tables = self._tables
         places = torch.where(slots < 0, tables.num_slots, slots)
         step = DecodeInputs(
             torch.where(token_ids == _FROM_TABLE, tables.newest[places], token_ids),
             positions,
-            slots.contiguous(),
-            cache_rows.contiguous(),
+            slots,
+            cache_rows,
             lengths.to(torch.int32),
             self._inputs.block_table,
         )
         logits = self._model.logits(self._model.decode_step(step, self._pools))
-        return logits, tables.sample(logits, places, steps.contiguous())
+        return logits, tables.sample(logits, places, steps)
 
     def _run_now(self) -> None:
         self.logits, self._token_ids = self._compute()

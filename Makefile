@@ -33,7 +33,7 @@ test: lint type  ## ruff, pyright and pytest
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(STAMP)  ## the long checks that `make test` leaves out
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PY) -m pytest -m 'slow and not gpu' $(ARGS)
 
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
 	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu $(ARGS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
 
 import pytest
 import torch
@@ -11,42 +11,13 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from qwen35mm_kernels import chunk_gated_delta_rule, gdn_gates, recurrent_gated_delta_step
 from qwen35mm_kernels.gated_delta_rule.naive import naive_gated_delta_rule, naive_gated_delta_step, naive_gdn_gates
 from tests.kernels.compare import DTYPES, LENGTHS, assert_close, sliced
+from tests.kernels.delta_rule import Inputs, make_inputs
 
 K_DIM, V_DIM = 24, 16
 HEADS = [(2, 2), (2, 4), (1, 4)]
 
 
-class Inputs(NamedTuple):
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
-
-    def rows(self, start: int, stop: int | None) -> Inputs:
-        return Inputs(*(x[start:stop] for x in self))
-
-
-def make(
-    num_tokens: int,
-    heads: tuple[int, int] = (2, 4),
-    dtype: torch.dtype = torch.float32,
-    dims: tuple[int, int] = (K_DIM, V_DIM),
-) -> tuple[Inputs, torch.Tensor]:
-    """Inputs as the layer makes them, views of one q | k | v row, decays mostly 0.9 to 0.999; and a state."""
-    num_k_heads, num_v_heads = heads
-    k_dim, v_dim = dims
-    parts = [num_k_heads * k_dim, num_k_heads * k_dim, num_v_heads * v_dim]
-    q, k, v = sliced(num_tokens, sum(parts), dtype=dtype).split(parts, dim=-1)
-    shape = num_tokens, num_v_heads
-    inputs = Inputs(
-        q.unflatten(-1, (num_k_heads, k_dim)),
-        k.unflatten(-1, (num_k_heads, k_dim)),
-        v.unflatten(-1, (num_v_heads, v_dim)),
-        -torch.exp(torch.empty(shape).uniform_(-7, -2)),
-        torch.rand(shape).to(dtype),
-    )
-    return inputs, torch.randn(num_v_heads, k_dim, v_dim)
+make = functools.partial(make_inputs, dims=(K_DIM, V_DIM))
 
 
 def theirs(name: str, inputs: Inputs, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

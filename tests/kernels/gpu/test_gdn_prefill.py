@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,24 +11,9 @@ from qwen35mm_kernels.gated_delta_rule.naive import naive_gated_delta_rule, naiv
 from qwen35mm_kernels.gpu import gdn_prefill
 from qwen35mm_kernels.gpu.gdn_prefill import chunk_gated_delta_rule, gated_delta_prefill
 from tests.kernels.compare import DTYPES, LENGTHS, assert_close, relative_error, sliced
+from tests.kernels.delta_rule import Inputs, make_inputs
 
 HEADS = [(2, 2), (1, 2), (1, 3), (1, 4)]
-
-
-class Inputs(NamedTuple):
-    """With given gates: g and beta."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
-
-    def rows(self, start: int, stop: int | None) -> Inputs:
-        return Inputs(*(x[start:stop] for x in self))
-
-    def to(self, device: torch.device) -> Inputs:
-        return Inputs(*(x.to(device) for x in self))
 
 
 def make(
@@ -38,20 +22,8 @@ def make(
     dtype: torch.dtype = torch.float32,
     dims: tuple[int, int] = (64, 64),
 ) -> tuple[Inputs, torch.Tensor]:
-    """Inputs as the layer makes them, views of one q | k | v row, decays mostly 0.9 to 0.999; and a state."""
-    num_k_heads, num_v_heads = heads
-    k_dim, v_dim = dims
-    parts = [num_k_heads * k_dim, num_k_heads * k_dim, num_v_heads * v_dim]
-    q, k, v = sliced(num_tokens, sum(parts), dtype=dtype).split(parts, dim=-1)
-    shape = num_tokens, num_v_heads
-    inputs = Inputs(
-        q.unflatten(-1, (num_k_heads, k_dim)),
-        k.unflatten(-1, (num_k_heads, k_dim)),
-        v.unflatten(-1, (num_v_heads, v_dim)),
-        -torch.exp(torch.zeros(shape).uniform_(-7, -2)),
-        torch.rand(shape).to(dtype),
-    )
-    return inputs, torch.randn(num_v_heads, k_dim, v_dim)
+    """As `make_inputs`, small."""
+    return make_inputs(num_tokens, heads, dtype, dims=dims)
 
 
 def check(inputs: Inputs, state: torch.Tensor | None, device: torch.device) -> None:

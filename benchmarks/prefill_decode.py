@@ -86,14 +86,12 @@ class OurGraphRunner(OurRunner):
         self.graph = StepGraph(self.model, self.pools, tables, 1, self.pools.kv.blocks_for(max_tokens))
 
     def decode(self, token_id: int, num_tokens: int) -> list[float]:
-        from qwen35mm.engine.step_graph import StepInputs
-
         started = time.perf_counter()
         for step in range(num_tokens):
             self.cache.prepare(1)
-            inputs = StepInputs.empty(1, self.graph.max_blocks)
+            inputs = self.graph.inputs(step % 2)
             inputs.set(0, self.cache, token_id=None if step else token_id, step=step + 1)
-            self.graph.run(inputs, step % 2)
+            self.graph.run(step % 2)
             self.cache.advance(1)
             if step:
                 self.graph.token_ids(1 - step % 2)

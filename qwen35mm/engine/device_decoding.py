@@ -16,7 +16,7 @@ import torch
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sequence import Next, Reply
 from qwen35mm.engine.slot_tables import SlotTables
-from qwen35mm.engine.step_graph import StepGraph, StepInputs, batch_sizes
+from qwen35mm.engine.step_graph import StepGraph, batch_sizes
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class DeviceDecoder:
         graph, answer = self._graph(size), self._turn
         self._turn = 1 - self._turn
         nums_cached = []
-        inputs = StepInputs.empty(size, graph.max_blocks)
+        inputs = graph.inputs(answer)
         for row, reply in enumerate(replies):
             cache = reply.cache
             assert cache is not None
             known = None if reply in flying else reply.last_token_id
             inputs.set(row, cache, token_id=known, step=len(reply.output.token_ids) + (reply in flying))
             nums_cached.append(cache.length + 1)
-        graph.run(inputs, answer)
+        graph.run(answer)
         for reply in replies:
             assert reply.cache is not None
             reply.cache.advance(1)

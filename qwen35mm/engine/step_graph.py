@@ -92,12 +92,12 @@ class StepGraph:
         max_blocks: int,
         memory: Any = None,
     ) -> None:
-        self.max_blocks = max_blocks
         self._model, self._pools, self._tables = model, pools, tables
         device = model.device
         on_gpu = device.type == "cuda"
         empty = StepInputs.empty(size, max_blocks)
         self._inputs = StepInputs(empty.numbers.to(device), empty.block_table.to(device))
+        self._empty = empty.numbers.clone()
         self._staging = [
             StepInputs(*(x.clone().pin_memory() if on_gpu else x.clone() for x in (empty.numbers, empty.block_table)))
             for _ in range(2)
@@ -107,11 +107,15 @@ class StepGraph:
         self.logits, self._token_ids = self._compute()
         self._replay: Callable[[], None] = self._capture(memory) if on_gpu else self._run_now
 
-    def run(self, inputs: StepInputs, answer: int) -> None:
-        """Launches a step; `token_ids(answer)` gives what it chose."""
+    def inputs(self, answer: int) -> StepInputs:
+        """Where the next step's inputs are written; nobody uses any of its rows yet."""
         staging = self._staging[answer]
-        staging.numbers.copy_(inputs.numbers)
-        staging.block_table.copy_(inputs.block_table)
+        staging.numbers.copy_(self._empty)
+        return staging
+
+    def run(self, answer: int) -> None:
+        """Launches a step on `inputs(answer)`; `token_ids(answer)` gives what it chose."""
+        staging = self._staging[answer]
         self._inputs.numbers.copy_(staging.numbers, non_blocking=True)
         self._inputs.block_table.copy_(staging.block_table, non_blocking=True)
         self._replay()

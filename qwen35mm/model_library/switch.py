@@ -229,13 +229,14 @@ class BackendSwitch:
             self._idle = None
 
     async def _close_old(self, report: OnProgress) -> None:
-        old, self._backend = self._backend, None
-        if old is None:
+        if self._backend is None:
             return
         report("close")
         # What a page shows of the model stays; its weights have to go.
         self._last = replace(self._last, model=None)  # pyright: ignore[reportArgumentType]
-        await asyncio.to_thread(old.close)
+        # A thread holds what it ran for a moment longer than its caller waits, so it gets something to empty.
+        old, self._backend = [self._backend], None
+        await asyncio.to_thread(lambda: old.pop().close())
 
     async def _restore(self, kept: LoadedModel | None, report: OnProgress) -> None:
         report("restore")

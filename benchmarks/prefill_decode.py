@@ -53,7 +53,9 @@ class OurRunner:
 
         config = ModelConfig.from_pretrained(folder)
         self.model = load_model(folder, config, dtype=dtype, device=device)
-        self.pools = CachePools(config, num_slots=1, num_tokens=max_tokens, dtype=dtype, device=device)
+        self.pools = CachePools(
+            config, num_slots=1, num_tokens=max_tokens, dtype=dtype, device=self.model.layer_devices
+        )
         self.cache = self.pools.new_sequence()
 
     def prefill(self, token_ids: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,23 @@ def fingerprint(parts: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(_FINGERPRINT + text.encode()).digest()
 
 
-def arithmetic(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def arithmetic(layer_devices: Sequence[torch.device], dtype: torch.dtype) -> dict[str, Any]:
     """What decides the bits of a computation besides weights and prompt, as JSON values for `fingerprint`.
 
-    It is a state of this moment: threads or precision set later are other arithmetic.
+    It is a state of this moment: threads or precision set later are other arithmetic. Which of several equal cards a
+    layer lies on makes no difference.
+
+    Args:
+        layer_devices: a device for each decoder layer.
     """
+    found = {device: _device(device) for device in layer_devices}
+    kinds = [kind for index, kind in enumerate(found.values()) if kind not in list(found.values())[:index]]
     return {
         "torch": torch.__version__,
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest(),
         "triton": _version("triton"),
         "qwen35mm": qwen35mm.__version__,
         "sources": sources_digest(),
-        "dispatch": dispatch.describe(device),
         "dtype": str(dtype),
         "num_threads": torch.get_num_threads(),
         "cpu": {**torch.cpu.get_capabilities(), "capability": torch.backends.cpu.get_cpu_capability()},
@@ -63,8 +68,8 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ENVIRONMENT)},
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "device_type": device.type,
-        "device": _cuda(device) if device.type == "cuda" else None,
+        "devices": kinds,
+        "layers": [kinds.index(found[device]) for device in layer_devices] if len(kinds) > 1 else 0,
     }
 
 
@@ -89,10 +94,13 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _cuda(device: torch.device) -> dict[str, Any]:
+def _device(device: torch.device) -> dict[str, Any]:
+    described = {"type": device.type, "dispatch": dispatch.describe(device)}
+    if device.type != "cuda":
+        return described
     properties = torch.cuda.get_device_properties(device)
     matmul = torch.backends.cuda.matmul
-    return {
+    return described | {
         "name": properties.name,
         "compute_capability": [properties.major, properties.minor],
         "num_multiprocessors": properties.multi_processor_count,

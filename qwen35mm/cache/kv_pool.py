@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from qwen35mm.cache.block_allocator import BlockAllocator
+from qwen35mm.cache.placement import Devices, layer_devices, stack_on_host
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ContextTooLongError
 
@@ -30,8 +31,10 @@ class KVBlockPool:
 
     Args:
         num_blocks, block_size: capacity; a block holds `block_size` tokens.
+        device: of all layers, or of each.
 
     Attributes:
+        device: the first layer's.
         reclaim: called with the number of blocks that are missing, before `take` fails for want of them.
     """
 
@@ -42,20 +45,24 @@ class KVBlockPool:
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
-        device: torch.device | str = "cpu",
+        device: Devices = "cpu",
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks and block_size must be at least 1; got {num_blocks} and {block_size}.")
         text = config.text
         shape = (num_blocks * block_size, text.num_key_value_heads, text.head_dim)
         self.block_size = block_size
-        self.device = torch.device(device)
         self.block_bytes = block_size * config.kv_bytes_per_token(dtype)
         self.allocator = BlockAllocator(num_blocks)
         self.reclaim: Callable[[int], None] | None = None
         self._filled = [0] * num_blocks
+        places = layer_devices(text, device)
+        self.device = places[text.attention_layers[0]]
         self._kv = {
-            layer_idx: (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+            layer_idx: (
+                torch.empty(shape, dtype=dtype, device=places[layer_idx]),
+                torch.empty(shape, dtype=dtype, device=places[layer_idx]),
+            )
             for layer_idx in text.attention_layers
         }
 
@@ -136,7 +143,7 @@ class KVBlockPool:
         """Copies places `start` to `stop` of these blocks to host memory: k and v, [attention layers, n, Hkv, D]."""
         runs = find_runs(blocks)
         pairs = [self.read(layer_idx, runs, stop, start=start) for layer_idx in self._kv]
-        return {name: torch.stack([pair[index] for pair in pairs]).to("cpu") for index, name in enumerate(("k", "v"))}
+        return {name: stack_on_host([pair[index] for pair in pairs]) for index, name in enumerate(("k", "v"))}
 
     def fits(self, tensors: Mapping[str, torch.Tensor], num_tokens: int) -> bool:
         """Whether tensors are what `export` gives for that many tokens of this pool."""

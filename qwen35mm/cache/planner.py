@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from qwen35mm.cache.host_memory import host_memory_bytes
+from qwen35mm.cache.placement import Devices, largest_share, layer_devices
 from qwen35mm.cache.settings import CacheSettings
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
@@ -63,7 +64,7 @@ def plan_memory(
     config: ModelConfig,
     *,
     dtype: torch.dtype,
-    device: torch.device,
+    device: Devices,
     num_slots: int,
     context_length: int,
     block_size: int,
@@ -77,21 +78,28 @@ def plan_memory(
 
     Args:
         dtype: of K, V and the conv states; recurrent states are float32.
+        device: of all layers, or of each. On several devices, the one with the least room for its layers decides.
         num_slots: running sequences.
         context_length: tokens of one sequence, reply included.
         block_size: tokens of one KV block.
-        available_bytes: memory of `device`: all of a CPU's, what is free on a GPU. None asks the system.
+        available_bytes: memory for all layers: all of a CPU's, what is free on a GPU. None asks the system.
 
     Raises:
         ConfigError: one sequence doesn't fit; the message has the arithmetic.
     """
     assert min(num_slots, context_length, block_size) >= 1
-    on_cpu = device.type == "cpu"
+    placed = layer_devices(config.text, device)
+    used = tuple(dict.fromkeys(placed))
+    on_cpu = all(each.type == "cpu" for each in used)
+    name = ", ".join(map(str, used))
     host_bytes = host_memory_bytes() or _ASSUMED_HOST_BYTES
     if on_cpu:
         available_bytes = host_bytes = host_bytes if available_bytes is None else available_bytes
     elif available_bytes is None:
-        available_bytes, _ = torch.cuda.mem_get_info(device)
+        # As if all layers lay where the least is free for one.
+        available_bytes = min(
+            int(_free_bytes(each, host_bytes) / largest_share(config.text, placed, each)) for each in used
+        )
 
     token_bytes = config.kv_bytes_per_token(dtype)
     block_bytes = block_size * token_bytes
@@ -119,7 +127,7 @@ def plan_memory(
     kv_bytes = num_kv_tokens * token_bytes
     if kv_bytes + slot_bytes > available_bytes:
         raise ConfigError(
-            f"The cache doesn't fit into the memory of {device}: KV takes {_mib(kv_bytes)} ({context}), the states of "
+            f"The cache doesn't fit into the memory of {name}: KV takes {_mib(kv_bytes)} ({context}), the states of "
             f"{num_slots} slots and one commit take {_mib(slot_bytes)}, and there are {_mib(available_bytes)}. Ask for "
             "a shorter context, fewer slots or a smaller cache."
         )
@@ -135,8 +143,13 @@ def plan_memory(
         state_bytes=_budget(settings.state_bytes, chosen_state_bytes, settings),
         vision_bytes=_budget(settings.vision_bytes, DEFAULT_VISION_BYTES, settings),
         host_kv_bytes=_budget(settings.host_kv_bytes, chosen_host_kv_bytes, settings),
-        device=str(device),
+        device=name,
     )
+
+
+def _free_bytes(device: torch.device, host_bytes: int) -> int:
+    """What caches may take of a device; a host's memory also holds the weights, and belongs to others, too."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_bytes // 4
 
 
 def _budget(given: int | None, chosen: int, settings: CacheSettings) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from qwen35mm.cache.kv_pool import KVBlockPool
+from qwen35mm.cache.placement import Devices
 from qwen35mm.cache.sequence import SequenceCache
 from qwen35mm.cache.state_pool import StatePool
 from qwen35mm.config import ModelConfig
@@ -21,6 +22,7 @@ class CachePools:
     Args:
         num_tokens: tokens of KV, rounded up to whole blocks.
         dtype: of K, V and the conv states; recurrent states are float32 always.
+        device: of all layers, or of each.
     """
 
     def __init__(
@@ -30,7 +32,7 @@ class CachePools:
         num_slots: int,
         num_tokens: int,
         dtype: torch.dtype,
-        device: torch.device | str = "cpu",
+        device: Devices = "cpu",
         block_size: int = DEFAULT_BLOCK_SIZE,
     ) -> None:
         num_blocks = -(-num_tokens // block_size)

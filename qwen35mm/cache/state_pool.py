@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from qwen35mm.cache.placement import Devices, layer_devices, stack_on_host
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import RequestError
 
@@ -20,9 +21,7 @@ class StatePool:
     The lowest free slot is given out first, so that running sequences lie side by side and a decode batch is one view.
     """
 
-    def __init__(
-        self, config: ModelConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, num_slots: int, dtype: torch.dtype, device: Devices = "cpu") -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots must be at least 1; got {num_slots}.")
         text = config.text
@@ -30,8 +29,9 @@ class StatePool:
         state_shape = (num_slots, text.linear_num_value_heads, text.linear_key_head_dim, text.linear_value_head_dim)
         self.num_slots = num_slots
         self.slot_bytes = config.state_bytes(dtype)
-        self._conv = {i: torch.empty(conv_shape, dtype=dtype, device=device) for i in text.linear_layers}
-        self._recurrent = {i: torch.empty(state_shape, dtype=torch.float32, device=device) for i in text.linear_layers}
+        on = layer_devices(text, device)
+        self._conv = {i: torch.empty(conv_shape, dtype=dtype, device=on[i]) for i in text.linear_layers}
+        self._recurrent = {i: torch.empty(state_shape, dtype=torch.float32, device=on[i]) for i in text.linear_layers}
         self._taken = [False] * num_slots
 
     @property
@@ -73,7 +73,7 @@ class StatePool:
             conv [linear layers, C, kernel - 1] in the model's dtype, recurrent [linear layers, Hv, K, V] float32.
         """
         return {
-            name: torch.stack([states[slot] for states in pool.values()]).to("cpu")
+            name: stack_on_host([states[slot] for states in pool.values()])
             for name, pool in (("conv", self._conv), ("recurrent", self._recurrent))
         }
 

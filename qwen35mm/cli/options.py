@@ -49,7 +49,13 @@ class ModelOptions:
         _model(help="A checkpoint's folder or Hugging Face id; the bundled demo without it.", envvar="QWEN35MM_MODEL"),
     ] = None
     dtype: Annotated[str, _model(help="auto, bfloat16 or float32.")] = "auto"
-    device: Annotated[str, _model(help="auto, cpu or cuda.")] = "auto"
+    device: Annotated[
+        str,
+        _model(
+            help="auto, cpu, cuda or cuda:N. cuda:0,cuda:1 splits the layers over cards; with cuda:0,cpu the processor "
+            "computes those that don't fit, slowly."
+        ),
+    ] = "auto"
     context_length: Annotated[
         int | None, _model(help="Most tokens of a conversation; the model's limit, up to 32,768, without it.", min=1)
     ] = None
@@ -134,7 +140,7 @@ class ModelOptions:
 
         from qwen35mm.requests import default_budget
 
-        on_gpu = self.device.startswith("cuda") or (self.device == "auto" and torch.cuda.is_available())
+        on_gpu = "cuda" in self.device or (self.device == "auto" and torch.cuda.is_available())
         given = _given(
             max_image_tokens=self.max_image_tokens,
             max_video_tokens=self.max_video_tokens,

@@ -16,7 +16,7 @@ import torch
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sequence import Next, Reply
 from qwen35mm.engine.slot_tables import SlotTables
-from qwen35mm.engine.step_graph import StepGraph, batch_sizes
+from qwen35mm.engine.step_graph import StepGraph, batch_sizes, can_capture
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class DeviceDecoder:
     def __init__(self, runtime: Runtime, banned_ids: Sequence[int], *, num_rows: int | None) -> None:
         self._model, pools = runtime.model, runtime.pools
         self._tables = SlotTables(
-            pools.states.num_slots, runtime.loaded.config.text.vocab_size, banned_ids, self._model.device
+            pools.states.num_slots, runtime.loaded.config.text.vocab_size, banned_ids, self._model.head_device
         )
         self._pools, self._max_blocks = pools, pools.kv.blocks_for(runtime.context_length)
         self._sizes = [num_rows] if num_rows is not None else batch_sizes(runtime.slots)
         # Each is captured when so many replies first run: a start waits for none of them.
         self._graphs: dict[int, StepGraph] = {}
-        self._graph_memory = torch.cuda.graph_pool_handle() if self._model.device.type == "cuda" else None
+        self._graph_memory = torch.cuda.graph_pool_handle() if can_capture(self._model) else None
         self._launched: _Launched | None = None
         self._context_length = runtime.context_length
         self._turn = 0

@@ -74,7 +74,7 @@ class Runtime:
         plan = plan_memory(
             config,
             dtype=model.dtype,
-            device=model.device,
+            device=model.layer_devices,
             num_slots=settings.slots,
             context_length=context_length,
             block_size=DEFAULT_BLOCK_SIZE,
@@ -86,7 +86,7 @@ class Runtime:
             num_slots=settings.slots + 1,
             num_tokens=plan.num_kv_tokens,
             dtype=model.dtype,
-            device=model.device,
+            device=model.layer_devices,
         )
         piece_tokens = settings.piece_tokens_on(model.device)
         disk, root = None, secrets.token_bytes(32)
@@ -132,7 +132,7 @@ def _root(loaded: LoadedModel, piece_tokens: int, directory: Path) -> bytes:
     return fingerprint(
         {
             "weights": weights_digest(loaded.path, directory / "weights.json"),
-            "arithmetic": arithmetic(model.device, model.dtype),
+            "arithmetic": arithmetic(model.layer_devices, model.dtype),
             "block_size": DEFAULT_BLOCK_SIZE,
             "piece_tokens": piece_tokens,
             "vision_unit": UNIT_TEMPORAL_PATCHES,

@@ -1,4 +1,4 @@
-"""One decode step of a fixed number of rows, sampling included; on CUDA it is captured once and replayed."""
+"""One decode step of a fixed number of rows, sampling included; on one GPU it is captured once and replayed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ _EMPTY = (0, 0, -1, -1, 0, 0)
 _FROM_TABLE = -1
 # Runs before a capture: kernels are compiled and libraries make their workspaces.
 _NUM_WARM_UPS = 2
+
+
+def can_capture(model: Qwen35Model) -> bool:
+    """Whether a step fits into a CUDA graph: a graph holds the work of one GPU."""
+    return [device.type for device in model.devices] == ["cuda"]
 
 
 def batch_sizes(slots: int) -> list[int]:
@@ -74,10 +79,12 @@ class StepGraph:
     Answers are written to two places in turn, so that one can be read while the next step runs; the same holds for
     what the host writes. No more than two steps may be under way.
 
+    Where the model lies on several devices, or on a CPU, the step's operations are launched one by one.
+
     Args:
         tables: where rows find how they are sampled.
         max_blocks: of one sequence.
-        memory: a graph pool that several steps share; None on a CPU.
+        memory: a graph pool that several steps share; None where nothing is captured.
 
     Attributes:
         logits: [size, vocab] float32, of the last step that ran.
@@ -93,19 +100,19 @@ class StepGraph:
         memory: Any = None,
     ) -> None:
         self._model, self._pools, self._tables = model, pools, tables
-        device = model.device
-        on_gpu = device.type == "cuda"
+        device, self._head_device = model.device, model.head_device
+        pinned = [each.type == "cuda" for each in (device, self._head_device)]
         empty = StepInputs.empty(size, max_blocks)
         self._inputs = StepInputs(empty.numbers.to(device), empty.block_table.to(device))
         self._empty = empty.numbers.clone()
         self._staging = [
-            StepInputs(*(x.clone().pin_memory() if on_gpu else x.clone() for x in (empty.numbers, empty.block_table)))
+            StepInputs(*(x.pin_memory() if pinned[0] else x.clone() for x in (empty.numbers, empty.block_table)))
             for _ in range(2)
         ]
-        self._answers = [torch.zeros(size, dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)]
-        self._events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+        self._answers = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned[1]) for _ in range(2)]
+        self._events = [torch.cuda.Event() if pinned[1] else None for _ in range(2)]
         self.logits, self._token_ids = self._compute()
-        self._replay: Callable[[], None] = self._capture(memory) if on_gpu else self._run_now
+        self._replay: Callable[[], None] = self._capture(memory) if can_capture(model) else self._run_now
 
     def inputs(self, answer: int) -> StepInputs:
         """Where the next step's inputs are written; nobody uses any of its rows yet."""
@@ -122,7 +129,7 @@ class StepGraph:
         self._answers[answer].copy_(self._token_ids, non_blocking=True)
         event = self._events[answer]
         if event is not None:
-            event.record()
+            event.record(torch.cuda.current_stream(self._head_device))
 
     def token_ids(self, answer: int) -> list[int]:
         """Waits for a step; each row's token."""
@@ -136,9 +143,10 @@ class StepGraph:
         """[size, vocab] logits and [size] token ids of what the inputs hold; rows that nobody uses touch nothing."""
         token_ids, positions, slots, cache_rows, lengths, steps = self._inputs.numbers.unbind(0)
         tables = self._tables
-        places = torch.where(slots < 0, tables.num_slots, slots)
+        places = torch.where(slots < 0, tables.num_slots, slots).to(self._head_device)
+        newest = tables.newest[places].to(token_ids.device)
         step = DecodeInputs(
-            torch.where(token_ids == _FROM_TABLE, tables.newest[places], token_ids),
+            torch.where(token_ids == _FROM_TABLE, newest, token_ids),
             positions,
             slots,
             cache_rows,
@@ -146,19 +154,22 @@ class StepGraph:
             self._inputs.block_table,
         )
         logits = self._model.logits(self._model.decode_step(step, self._pools))
-        return logits, tables.sample(logits, places, steps)
+        return logits, tables.sample(logits, places, steps.to(self._head_device))
 
     def _run_now(self) -> None:
         self.logits, self._token_ids = self._compute()
 
     def _capture(self, memory: Any) -> Callable[[], None]:
-        stream = torch.cuda.Stream(self._model.device)
-        stream.wait_stream(torch.cuda.current_stream(self._model.device))
+        device = self._model.device
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(_NUM_WARM_UPS):
                 self._compute()
-        torch.cuda.current_stream(self._model.device).wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory):
+        # A stream of this device: the one that torch would take is of the device of the first capture. Other threads
+        # (files, media) may go on with what a capture of this one forbids itself.
+        with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
             self.logits, self._token_ids = self._compute()
         return graph.replay

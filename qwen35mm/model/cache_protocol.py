@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """One token for each of B sequences, as tensors on the model's device: no step waits for the host.
+    """One token for each of B sequences, as tensors on one device: no step waits for the host.
 
     A row that no sequence uses fills a fixed batch up: its slot and cache row are -1, its length is 0.
 
@@ -31,10 +31,16 @@ class DecodeInputs:
     lengths: torch.Tensor
     block_table: torch.Tensor
 
+    def to(self, device: torch.device) -> DecodeInputs:
+        """The same on another device, or itself."""
+        if self.token_ids.device == device:
+            return self
+        return DecodeInputs(*(getattr(self, each.name).to(device) for each in fields(self)))
+
 
 @dataclass(frozen=True)
 class PrefillPlaces:
-    """Where one sequence's next T tokens lie in the KV pool, on the model's device.
+    """Where one sequence's next T tokens lie in the KV pool, as tensors on one device.
 
     Attributes:
         cache_rows: [T] int64, the row that each token's K and V go to.
@@ -45,6 +51,10 @@ class PrefillPlaces:
     cache_rows: torch.Tensor
     block_table: torch.Tensor
     length: int
+
+    def to(self, device: torch.device) -> PrefillPlaces:
+        """The same on another device."""
+        return PrefillPlaces(self.cache_rows.to(device), self.block_table.to(device), self.length)
 
 
 class KVPool(Protocol):

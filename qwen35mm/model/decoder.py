@@ -6,7 +6,8 @@ takes the next piece of one sequence, `decode` one token for each of B sequences
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from qwen35mm.config import ModelConfig, TextConfig
 from qwen35mm.model.attention import GatedAttention
 from qwen35mm.model.cache_protocol import DecodeInputs, Pools, PrefillPlaces, SequenceCache
 from qwen35mm.model.dense import linear
+from qwen35mm.model.device_map import DeviceMap
 from qwen35mm.model.gated_delta_net import GatedDeltaNet
 from qwen35mm.model.layers import Embedding, Factory, Linear, RMSNorm
 from qwen35mm.model.mlp import MLP
@@ -106,28 +108,57 @@ class Qwen35Model(nn.Module):
     """A Qwen3.5 checkpoint, dense or MoE. Made uninitialised; `weights.load_model` makes it and fills it.
 
     With tied embeddings `lm_head` is None and the embedding table is the output head.
+
+    Args:
+        device: where all of it goes, or each part.
+
+    Attributes:
+        layer_devices: of each layer, and of its states, keys and values.
+        pages_prefill: the devices whose attention layers find keys and values through a block table in prefill.
     """
 
     def __init__(
-        self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, tie_word_embeddings: bool | None = None
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | DeviceMap,
+        tie_word_embeddings: bool | None = None,
     ) -> None:
         super().__init__()
-        text, factory = config.text, Factory(dtype=dtype, device=device)
+        text = config.text
+        places = device if isinstance(device, DeviceMap) else DeviceMap.on(device, text.num_layers)
         tied = config.tie_word_embeddings if tie_word_embeddings is None else tie_word_embeddings
+
+        def on(place: torch.device) -> Factory:
+            return Factory(dtype=dtype, device=place)
+
         self.config = config
-        self.embedding = Embedding(text.vocab_size, text.hidden_size, factory)
-        self.layers = nn.ModuleList(DecoderLayer(text, index, factory) for index in range(text.num_layers))
-        self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, factory)
-        self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, factory)
-        self.visual = VisionTower(config.vision, factory)
-        self.rope = TextRope(text.rope, device)
+        self.embedding = Embedding(text.vocab_size, text.hidden_size, on(places.embedding))
+        self.layers = nn.ModuleList(DecoderLayer(text, index, on(place)) for index, place in enumerate(places.layers))
+        self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, on(places.norm))
+        self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, on(places.lm_head))
+        self.visual = VisionTower(config.vision, on(places.visual))
+        self.rope = TextRope(text.rope, places.embedding)
+        self.layer_devices = places.layers
         # A CPU reads a sequence that lies in one run as it is; kernels follow a block table at no cost.
-        self.pages_prefill = device.type != "cpu"
+        self.pages_prefill = frozenset(place for place in places.layers if place.type != "cpu")
         self.eval()
 
     @property
     def device(self) -> torch.device:
+        """Where tokens and positions come in."""
         return self.embedding.weight.device
+
+    @property
+    def head_device(self) -> torch.device:
+        """Where logits come out."""
+        return self._head.device
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that holds a part of it, the first one first."""
+        return tuple(dict.fromkeys((self.device, *self.layer_devices, *(x.device for x in self.parameters()))))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -156,11 +187,13 @@ class Qwen35Model(nn.Module):
         rope = self.rope(positions)
         places = cache.places(num_tokens) if self.pages_prefill else None
         x = embeds.clone()
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            x = layer.prefill(x, rope, cache, places)
+        for device, layers in self._stages():
+            x, rope = x.to(device), _moved(rope, device)
+            there = places.to(device) if places is not None and device in self.pages_prefill else None
+            for layer in layers:
+                x = layer.prefill(x, rope, cache, there)
         cache.advance(num_tokens)
-        return self.norm(x)
+        return self.norm(x.to(self.norm.weight.device))
 
     @torch.inference_mode()
     def decode(
@@ -196,13 +229,14 @@ class Qwen35Model(nn.Module):
         for cache in caches:
             cache.prepare(1)
         cos, sin = each_row(lambda rows: self.rope(rows.t()), positions.t(), num_rows=num_rows)
-        x = self.embedding(token_ids)
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            x = layer.decode(x, (cos, sin), caches, num_rows)
+        x, rope = self.embedding(token_ids), (cos, sin)
+        for device, layers in self._stages():
+            x, rope = x.to(device), _moved(rope, device)
+            for layer in layers:
+                x = layer.decode(x, rope, caches, num_rows)
         for cache in caches:
             cache.advance(1)
-        return few_rows(self.norm, x, num_rows=num_rows)
+        return few_rows(self.norm, x.to(self.norm.weight.device), num_rows=num_rows)
 
     @torch.inference_mode()
     def decode_step(self, inputs: DecodeInputs, pools: Pools) -> torch.Tensor:
@@ -215,11 +249,14 @@ class Qwen35Model(nn.Module):
         """
         rope = self.rope(inputs.positions.expand(3, -1))
         x, delta = self.embedding(inputs.token_ids), None
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            delta = layer.decode_step(x, delta, rope, inputs, pools)
+        for device, layers in self._stages():
+            x, rope, inputs = x.to(device), _moved(rope, device), inputs.to(device)
+            delta = None if delta is None else delta.to(device)
+            for layer in layers:
+                delta = layer.decode_step(x, delta, rope, inputs, pools)
         assert delta is not None
-        return self.norm.add(x, delta)
+        last = self.norm.weight.device
+        return self.norm.add(x.to(last), delta.to(last))
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, *, num_rows: int | None = None) -> torch.Tensor:
@@ -227,8 +264,25 @@ class Qwen35Model(nn.Module):
 
         num_rows: as in `decode`, at least N.
         """
-        head = self.embedding.weight if self.lm_head is None else self.lm_head.weight
-        return linear(hidden, head, num_rows=num_rows).float()
+        head = self._head
+        return linear(hidden.to(head.device), head, num_rows=num_rows).float()
+
+    @property
+    def _head(self) -> torch.Tensor:
+        return self.embedding.weight if self.lm_head is None else self.lm_head.weight
+
+    def _stages(self) -> Iterator[tuple[torch.device, list[DecoderLayer]]]:
+        """The layers in order, in runs that lie on one device."""
+        placed = zip(self.layer_devices, self.layers, strict=True)
+        for device, run in itertools.groupby(placed, key=lambda pair: pair[0]):
+            layers = [layer for _, layer in run]
+            assert all(isinstance(layer, DecoderLayer) for layer in layers)
+            yield device, layers  # pyright: ignore[reportReturnType]
+
+
+def _moved(rope: tuple[torch.Tensor, torch.Tensor], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = rope
+    return cos.to(device), sin.to(device)
 
 
 def _check_positions(positions: torch.Tensor, num_tokens: int) -> None:

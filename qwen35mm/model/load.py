@@ -10,6 +10,7 @@ import torch
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.model.device_map import DeviceRequest
 from qwen35mm.model.weights import load_model
 from qwen35mm.prompt import ChatTemplate
 from qwen35mm.sampling import SamplingParams, read_generation_config
@@ -50,13 +51,15 @@ def load(path_or_hub_id: str | Path, *, dtype: str = "auto", device: str = "auto
     Args:
         path_or_hub_id: a folder, or a Hub id such as `Qwen/Qwen3.5-2B`, which is downloaded once.
         dtype: `bfloat16` (which `auto` takes) or `float32`.
-        device: `cpu`, `cuda`, `cuda:1`, or `auto`: the first CUDA device, else the CPU.
+        device: `cpu`, `cuda`, `cuda:1`, or several: `cuda:0,cuda:1` splits the layers over two GPUs, `cuda:0,cpu`
+            computes the layers that don't fit on the processor, slowly. `auto` takes the first GPU that has room for
+            the model, all of them together where none has, and the CPU where there is no GPU.
 
     Raises:
         CheckpointError: files or tensors are missing, damaged or foreign.
         ConfigError: the model or a setting isn't supported.
     """
-    torch_device = _choose_device(device)
+    DeviceRequest.parse(device)  # before anything is downloaded
     torch_dtype = _choose_dtype(dtype)
     folder = _find_folder(path_or_hub_id)
     config = ModelConfig.from_pretrained(folder)
@@ -72,7 +75,7 @@ def load(path_or_hub_id: str | Path, *, dtype: str = "auto", device: str = "auto
     return LoadedModel(
         name=folder.name if Path(path_or_hub_id).is_dir() else str(path_or_hub_id),
         path=folder,
-        model=load_model(folder, config, dtype=torch_dtype, device=torch_device),
+        model=load_model(folder, config, dtype=torch_dtype, device=device),
         config=config,
         tokenizer=tokenizer,
         template=template,
@@ -116,20 +119,6 @@ def _download(hub_id: str) -> Path:
             f"'{hub_id}' isn't a folder here and couldn't be downloaded ({type(error).__name__}). Check the network, "
             "or give the folder of a checkpoint that you have."
         ) from error
-
-
-def _choose_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N; got '{name}'.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"The device '{name}' isn't supported yet; use cpu or cuda.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"'{name}' was asked for and this PyTorch sees {torch.cuda.device_count()} CUDA devices.")
-    return device
 
 
 def _choose_dtype(name: str) -> torch.dtype:

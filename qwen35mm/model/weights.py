@@ -10,6 +10,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.device_memory import check_fits
+from qwen35mm.model.device_map import DeviceRequest, place
 from qwen35mm.model.names import EMBEDDING, IGNORED_PREFIXES, LM_HEAD, Target, checkpoint_targets
 from qwen35mm.model.shards import StoredTensor, find_shards, open_shard, read_headers, read_into, same_bytes, some
 
@@ -39,12 +40,13 @@ def load_model(
 
     Args:
         dtype: float32 or bfloat16; A_log and dt_bias are kept in float32 in both.
+        device: as in `DeviceRequest.parse`.
         progress: called with (bytes read, bytes in all) after each tensor.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen or of a dtype that isn't supported, a file is
             truncated, or there are no safetensors files.
-        ConfigError: the weights don't fit into the GPU's free memory.
+        ConfigError: there is no such device, or the weights don't fit into the GPUs' free memory.
     """
     if dtype not in MODEL_DTYPES:
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16; got {dtype}.")
@@ -54,10 +56,11 @@ def load_model(
     split_experts = config.text.moe is not None and any(".experts.0." in name for name in stored)
     targets = checkpoint_targets(config, separate_head=separate_head, split_experts=split_experts)
     _check(targets, stored)
-    device = torch.device(device)
+    make = partial(Qwen35Model, config, dtype=dtype, tie_word_embeddings=not separate_head)
     num_bytes = sum(math.prod(tensor.shape) for tensor in stored.values()) * dtype.itemsize
-    check_fits(Path(folder).name, num_bytes, device)
-    model = Qwen35Model(config, dtype=dtype, device=device, tie_word_embeddings=not separate_head)
+    skeleton = partial(make, device=torch.device("meta"))
+    request = DeviceRequest.parse(device)
+    model = make(device=place(Path(folder).name, num_bytes, config.text.num_layers, skeleton, request))
     _fill(model, targets, stored, progress)
     return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -41,7 +42,7 @@ def memory_need(
     weights_bytes: int,
     *,
     dtype: torch.dtype,
-    device: torch.device,
+    devices: Sequence[torch.device],
     settings: EngineSettings,
     cache: CacheSettings,
     memory_bytes: int | None,
@@ -51,7 +52,8 @@ def memory_need(
     Args:
         name: what to call it in a message.
         weights_bytes: see `stored_weights_bytes`.
-        memory_bytes: what it may take of its device's memory; None where that isn't known.
+        devices: what it may lie on, all together; how it is split among several is found out when it is loaded.
+        memory_bytes: what it may take of their memory; None where that isn't known.
 
     Raises:
         ConfigError: it doesn't fit, with the numbers and what would help; or a setting can't be used.
@@ -63,15 +65,15 @@ def memory_need(
     if memory_bytes is not None and weights_bytes > memory_bytes:
         raise ConfigError(
             f"{name} doesn't fit: its weights take {gib(weights_bytes)}, and {gib(memory_bytes)} of memory can be had "
-            f"on {device}. Take a smaller model, or close other programs."
+            f"on {_names(devices)}. Take a smaller model, or close other programs."
         )
     # The engine plans by all memory of a host, and by what the weights leave free on a GPU.
-    on_cpu = device.type == "cpu"
+    on_cpu = all(device.type == "cpu" for device in devices)
     left = None if on_cpu or memory_bytes is None else memory_bytes - weights_bytes
     plan = plan_memory(
         config,
         dtype=dtype,
-        device=device,
+        device=devices[0],
         num_slots=settings.slots,
         context_length=context_length,
         block_size=DEFAULT_BLOCK_SIZE,
@@ -83,8 +85,8 @@ def memory_need(
         raise ConfigError(
             f"{name} doesn't fit: weights take {gib(weights_bytes)}, KV for {plan.num_kv_tokens:,} tokens "
             f"{gib(plan.kv_bytes)} and running states {gib(plan.slot_bytes)}, together {gib(need.total_bytes)}, and "
-            f"{gib(memory_bytes)} of memory can be had on {device}. Take a smaller model or a shorter context, or "
-            "close other programs."
+            f"{gib(memory_bytes)} of memory can be had on {_names(devices)}. Take a smaller model or a shorter "
+            "context, or close other programs."
         )
     return need
 
@@ -125,6 +127,10 @@ def device_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return host_memory_bytes()
+
+
+def _names(devices: Sequence[torch.device]) -> str:
+    return ", ".join(map(str, devices))
 
 
 def gib(num_bytes: int) -> str:

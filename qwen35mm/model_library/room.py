@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ Available = Callable[[torch.device], int | None]
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes of the device; None where the system doesn't tell.
+    """Bytes of the devices together; None where the system doesn't tell.
 
     Attributes:
         beside_bytes: what a successor may take while the backend still runs.
@@ -38,7 +38,7 @@ class Room:
 def measure_room(
     backend: LocalBackend | None,
     options: BackendOptions,
-    device: torch.device,
+    devices: Sequence[torch.device],
     available: Available,
     *,
     keep_weights: bool = False,
@@ -48,17 +48,19 @@ def measure_room(
     Args:
         backend: the one that runs, if one does.
         options: what it was made with.
-        available: tells what is free.
+        devices: what the successor may lie on.
+        available: tells what is free on one of them.
         keep_weights: whether its model goes on, with another engine.
     """
-    free = available(device)
+    free = _sum(available(device) for device in devices)
     weights = 0 if backend is None else loaded_weights_bytes(backend.loaded.model)
     if free is None:
-        total = device_bytes(device)
+        total = _sum(device_bytes(device) for device in devices)
         return Room(None, total if total is None or not keep_weights else total - weights)
     if backend is None:
         return Room(free, free)
-    held = held_bytes(device, _need(backend, options, backend.context_length, None).total_bytes)
+    planned = _need(backend, options, backend.context_length, None).total_bytes
+    held = sum(held_bytes(device, planned) for device in devices)
     return Room(free, free + max(held - (weights if keep_weights else 0), 0))
 
 
@@ -68,7 +70,7 @@ def largest_context(
     """The largest context length above the backend's own that its model and the memory allow; None where none is."""
     longest = backend.loaded.config.text.max_position_embeddings
     longest = longest if limit is None else min(longest, limit)
-    room = measure_room(backend, options, backend.loaded.model.device, available, keep_weights=True).after_bytes
+    room = measure_room(backend, options, backend.loaded.model.devices, available, keep_weights=True).after_bytes
 
     def fits(context_length: int) -> bool:
         try:
@@ -90,6 +92,12 @@ def largest_context(
     return found if found > backend.context_length else None
 
 
+def _sum(parts: Iterable[int | None]) -> int | None:
+    """None where a part isn't known."""
+    known = list(parts)
+    return None if None in known else sum(part for part in known if part is not None)
+
+
 def _need(
     backend: LocalBackend,
     options: BackendOptions,
@@ -104,7 +112,7 @@ def _need(
         backend.loaded.config,
         loaded_weights_bytes(model) if weights_bytes is None else weights_bytes,
         dtype=model.dtype,
-        device=model.device,
+        devices=model.devices,
         settings=options.with_context(context_length).settings,
         cache=options.cache,
         memory_bytes=memory_bytes,

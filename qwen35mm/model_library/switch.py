@@ -17,7 +17,7 @@ from qwen35mm.backends import LocalBackend
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Event
 from qwen35mm.errors import CheckpointError, EngineError, RequestError
-from qwen35mm.model import LoadedModel
+from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import MemoryNeed, available_bytes, memory_need, stored_weights_bytes
 from qwen35mm.model_library.options import BackendOptions
@@ -56,7 +56,7 @@ class BackendSwitch:
         self._last: LoadedModel = backend.loaded
         self._media: MediaProcessor = backend.media
         # The options are the same for every model, and so are what they lead to.
-        self._device, self._dtype = backend.loaded.model.device, backend.loaded.model.dtype
+        self._devices, self._dtype = DeviceRequest.parse(self._options.device).devices, backend.loaded.model.dtype
         self._context_length = backend.context_length
         self._num_streams = 0
         self._idle: asyncio.Event | None = None
@@ -261,13 +261,14 @@ class BackendSwitch:
         """What it takes, and whether that fits beside the current one; raises where it doesn't fit at all."""
         if not model.usable:
             raise CheckpointError(f"'{model.name}' can't be used: {model.reason}")
-        room = measure_room(self._backend, self._options, self._device, self._available, keep_weights=keep_weights)
+        devices = self._backend.loaded.model.devices if keep_weights and self._backend else self._devices
+        room = measure_room(self._backend, self._options, devices, self._available, keep_weights=keep_weights)
         need = memory_need(
             model.name,
             ModelConfig.from_pretrained(model.folder),
             0 if keep_weights else stored_weights_bytes(model.folder, self._dtype),
             dtype=self._dtype,
-            device=self._device,
+            devices=devices,
             settings=options.settings,
             cache=options.cache,
             memory_bytes=room.after_bytes,

@@ -49,15 +49,15 @@ def test_what_has_no_json_form_is_refused(value):
 
 
 def test_the_arithmetic_is_stable_and_has_json_form():
-    assert fingerprint(arithmetic(CPU, BF16)) == fingerprint(json.loads(json.dumps(arithmetic(CPU, BF16))))
-    assert arithmetic(CPU, BF16) != arithmetic(CPU, torch.float32)
+    assert fingerprint(arithmetic([CPU], BF16)) == fingerprint(json.loads(json.dumps(arithmetic([CPU], BF16))))
+    assert arithmetic([CPU], BF16) != arithmetic([CPU], torch.float32)
 
 
 @pytest.fixture
 def changed():
     """Whether the arithmetic's fingerprint is another one than when the test began."""
-    before = fingerprint(arithmetic(CPU, BF16))
-    return lambda: fingerprint(arithmetic(CPU, BF16)) != before
+    before = fingerprint(arithmetic([CPU], BF16))
+    return lambda: fingerprint(arithmetic([CPU], BF16)) != before
 
 
 def test_the_number_of_threads_counts(changed):
@@ -109,7 +109,7 @@ def test_other_settings_do_not_count(changed, monkeypatch):
 
 def test_triton_may_be_absent(monkeypatch):
     monkeypatch.setattr(module, "_version", lambda name: None)
-    assert arithmetic(CPU, BF16)["triton"] is None
+    assert arithmetic([CPU], BF16)["triton"] is None
     monkeypatch.undo()
     assert module._version("no-such-distribution") is None
     assert module._version("torch") is not None
@@ -118,11 +118,22 @@ def test_triton_may_be_absent(monkeypatch):
 def test_a_gpu_is_named(monkeypatch):
     properties = SimpleNamespace(name="Some GPU", major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    one = arithmetic(torch.device("cuda", 0), BF16)
-    assert one["device"]["name"] == "Some GPU"
-    assert fingerprint(one) != fingerprint(arithmetic(CPU, BF16))
+    one = arithmetic([torch.device("cuda", 0)], BF16)
+    assert one["devices"][0]["name"] == "Some GPU"
+    assert fingerprint(one) != fingerprint(arithmetic([CPU], BF16))
     properties.multi_processor_count = 66
-    assert fingerprint(one) != fingerprint(arithmetic(torch.device("cuda", 0), BF16))
+    assert fingerprint(one) != fingerprint(arithmetic([torch.device("cuda", 0)], BF16))
+
+
+def test_equal_cards_are_one_and_the_processor_is_another(monkeypatch):
+    properties = SimpleNamespace(name="Some GPU", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    first, second = (torch.device("cuda", index) for index in range(2))
+    alone = fingerprint(arithmetic([first] * 4, BF16))
+    assert fingerprint(arithmetic([first, first, second, second], BF16)) == alone
+    mixed = [fingerprint(arithmetic([first] * count + [CPU] * (4 - count), BF16)) for count in range(5)]
+    assert mixed[4] == alone
+    assert len(set(mixed)) == 5
 
 
 def test_the_sources_are_those_that_compute(monkeypatch, tmp_path):

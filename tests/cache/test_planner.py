@@ -113,6 +113,28 @@ def test_choices_on_a_gpu(monkeypatch):
     assert plan("9B", device=CUDA, available_bytes=3 * GIB // 2).num_kv_tokens == 32_768
 
 
+def test_several_devices_are_filled_up_to_the_one_with_the_least_room(monkeypatch):
+    free = {0: 20 * GIB, 1: 20 * GIB}
+    monkeypatch.setattr(planner, "host_memory_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], 24 * GIB))
+    cards = [torch.device("cuda", index) for index in range(2)]
+    alone = plan("9B", device=CUDA, available_bytes=None, settings=CacheSettings())
+    # 9B has 32 layers; every fourth is an attention layer.
+    halves = plan("9B", device=[cards[0]] * 16 + [cards[1]] * 16, available_bytes=None)
+    assert halves.kv_bytes == 2 * alone.kv_bytes
+    assert halves.device == "cuda:0, cuda:1"
+    free[1] = 5 * GIB
+    assert plan("9B", device=[cards[0]] * 16 + [cards[1]] * 16, available_bytes=None).kv_bytes == alone.kv_bytes // 2
+    # A device that holds a quarter of the layers has room for four times as much of all.
+    assert plan("9B", device=[cards[0]] * 24 + [cards[1]] * 8, available_bytes=None).kv_bytes == alone.kv_bytes
+    # The processor takes part with a quarter of the host's memory, and KV may still move to the host.
+    mixed = plan("9B", device=[cards[0]] * 16 + [CPU] * 16, available_bytes=None)
+    assert (mixed.kv_bytes, mixed.device) == (16 * GIB, "cuda:0, cpu")
+    assert mixed.host_kv_bytes == 8 * GIB
+    with pytest.raises(ValueError, match="one for each of 32 layers; got 3"):
+        plan("9B", device=cards + cards[:1])
+
+
 def test_given_budgets_are_taken():
     given = CacheSettings(kv_bytes=500 * MIB, state_bytes=0, vision_bytes=1, host_kv_bytes=2)
     taken = plan(settings=given)

@@ -48,7 +48,8 @@ def test_replies_are_those_of_the_torch_versions(
     spec: TinySpec, slots: int, on_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = requests(spec)
-    monkeypatch.setattr(chat_model(spec).model, "pages_prefill", True)
+    model = chat_model(spec).model
+    monkeypatch.setattr(model, "pages_prefill", frozenset(model.devices))
     found = results(engine_of(spec, on_device=True, slots=slots), *asked)
     assert {choice.backend for choice in dispatch.choices("cpu").values()} == {"triton", "torch"}
     monkeypatch.undo()

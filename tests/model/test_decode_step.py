@@ -107,7 +107,7 @@ def test_a_prefill_through_block_tables_does_what_one_without_does(
     positions = torch.arange(90).expand(3, -1)
     found = []
     for pages in (False, True):
-        monkeypatch.setattr(model, "pages_prefill", pages)
+        monkeypatch.setattr(model, "pages_prefill", frozenset(model.devices if pages else ()))
         pools = new_pools(model, 2)
         cache, hidden = pools.new_sequence(), []
         for start, stop in ((0, 16), (16, 33), (33, 34), (34, 90)):

@@ -291,3 +291,11 @@ def test_the_reserve_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert memory.available_bytes(cpu) == (1 << 30) - memory.RESERVE_BYTES
     (tmp_path / "meminfo").unlink()
     assert memory.available_bytes(cpu) is None
+
+
+def test_several_devices_give_what_they_have_together() -> None:
+    from qwen35mm.model_library.room import Room, measure_room
+
+    cards = [torch.device("cuda", index) for index in range(2)]
+    free = {cards[0]: 8, cards[1]: 5}
+    assert measure_room(None, BackendOptions(), cards, lambda device: free[device]) == Room(13, 13)

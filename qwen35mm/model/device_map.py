@@ -1,0 +1,184 @@
+"""Which part of a model lies on which device.
+
+A layer's weights, states, keys and values lie together, and hidden states go from device to device. Nothing is copied
+to where it is computed: a layer on the processor is computed by the processor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from qwen35mm.errors import ConfigError
+from qwen35mm.model.device_memory import RESERVE_BYTES, check_fits, fits, free_memory, gib
+
+logger = logging.getLogger(__name__)
+
+# Modules that no split goes through.
+_WHOLE = ["DecoderLayer", "VisionTower"]
+# What comes before and after the layers is placed first: tokens come in and go out on one device.
+_ORDER = ("visual", "embedding", "lm_head", "layers", "norm")
+# A part of a card's free memory that several cards' weights leave for states, keys and values.
+_CACHE_SHARE = 8
+
+
+@dataclass(frozen=True)
+class DeviceRequest:
+    """Devices that a person asks for.
+
+    Attributes:
+        devices: GPUs first.
+        spread: whether the model is split over all of them; else it takes the first that has room for it, and all of
+            them only where none has.
+    """
+
+    devices: tuple[torch.device, ...]
+    spread: bool
+
+    @classmethod
+    def parse(cls, text: str | torch.device) -> DeviceRequest:
+        """Reads `auto` (all GPUs, else the processor), `cpu`, `cuda`, `cuda:1`, `cuda:0,cuda:1` or `cuda:0,cpu`.
+
+        Raises:
+            ConfigError: it is none of these, or there is no such device.
+        """
+        if str(text) == "auto":
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            cards = tuple(torch.device("cuda", index) for index in range(count))
+            return cls(cards or (torch.device("cpu"),), spread=False)
+        found = [_parse_one(part.strip()) for part in str(text).split(",")]
+        for device in found:
+            if found.count(device) > 1:
+                raise ConfigError(f"device names {device} twice: '{text}'.")
+        return cls(tuple(sorted(found, key=lambda device: device.type == "cpu")), spread=True)
+
+
+@dataclass(frozen=True)
+class DeviceMap:
+    """Where a model's parts are; `layers` has a device for each decoder layer."""
+
+    embedding: torch.device
+    layers: tuple[torch.device, ...]
+    norm: torch.device
+    lm_head: torch.device
+    visual: torch.device
+
+    @classmethod
+    def on(cls, device: torch.device, num_layers: int) -> DeviceMap:
+        """All of it on one device."""
+        return cls(device, (device,) * num_layers, device, device, device)
+
+    def describe(self) -> str:
+        """One line for the log: "layers 0-15 on cuda:0, 16-31 on cuda:1; ..."."""
+        starts = [i for i in range(len(self.layers)) if i == 0 or self.layers[i] != self.layers[i - 1]]
+        stops = [*starts[1:], len(self.layers)]
+        runs = [f"{start}-{stop - 1} on {self.layers[start]}" for start, stop in zip(starts, stops, strict=True)]
+        return f"layers {', '.join(runs)}; embeddings on {self.embedding}, vision tower on {self.visual}"
+
+
+def place(
+    name: str, num_bytes: int, num_layers: int, skeleton: Callable[[], nn.Module], request: DeviceRequest
+) -> DeviceMap:
+    """Chooses where a model's parts go.
+
+    Args:
+        name: the model's, for messages.
+        num_bytes: of its weights.
+        skeleton: makes the model on the meta device. Called where it has to be split only: torch takes 100 MB for what
+            it imports for that device.
+
+    Raises:
+        ConfigError: it doesn't fit into the free memory of the GPUs, and the processor wasn't asked for beside them.
+    """
+    devices = request.devices
+    if len(devices) == 1:
+        check_fits(name, num_bytes, devices[0])
+        return DeviceMap.on(devices[0], num_layers)
+    if not request.spread:
+        roomy = next((device for device in devices if fits(num_bytes, device)), None)
+        if roomy is not None:
+            return DeviceMap.on(roomy, num_layers)
+    found = _spread(name, num_bytes, num_layers, skeleton(), devices)
+    logger.info("%s: %s", name, found.describe())
+    return found
+
+
+def _parse_one(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device must be auto, cpu, cuda, cuda:N or several of these; got '{name}'.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"The device '{name}' isn't supported yet; use cpu or cuda.")
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"'{name}' was asked for and this PyTorch sees {torch.cuda.device_count()} CUDA devices.")
+    return torch.device("cuda", device.index or 0)
+
+
+def _spread(
+    name: str, num_bytes: int, num_layers: int, skeleton: nn.Module, devices: tuple[torch.device, ...]
+) -> DeviceMap:
+    # Imported here: it takes a second, and one device needs none of it.
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    parts = nn.Module()
+    for part in _ORDER:
+        if isinstance(module := getattr(skeleton, part), nn.Module):
+            parts.add_module(part, module)
+    limits: dict[Any, Any] = {
+        # A host's memory is left to the system, as where a model runs on the processor alone.
+        "cpu" if device.type == "cpu" else device.index: num_bytes if device.type == "cpu" else _room(device)
+        for device in devices
+    }
+    attempts = [limits]
+    if "cpu" not in limits:
+        # An even split leaves room for caches everywhere, but may fail by a hair where a full one doesn't.
+        attempts.insert(0, get_balanced_memory(parts, dict(limits), no_split_module_classes=_WHOLE) or limits)
+    for attempt in attempts:
+        found: dict[str, Any] = infer_auto_device_map(parts, dict(attempt), no_split_module_classes=_WHOLE)
+        if set(found.values()) <= set(limits):
+            return _as_map(found, num_layers, tied="lm_head" not in parts._modules)
+    raise ConfigError(_too_large(name, num_bytes, devices))
+
+
+def _room(card: torch.device) -> int:
+    """Bytes of a card that weights may take."""
+    free, _ = free_memory(card)
+    return max(free - RESERVE_BYTES - free // _CACHE_SHARE, 0)
+
+
+def _as_map(found: Mapping[str, int | str], num_layers: int, *, tied: bool) -> DeviceMap:
+    """accelerate's names, which end where all that is below lies on one device, to ours."""
+
+    def device_of(module: str) -> torch.device:
+        place = next(found[part] for part in (module, module.rpartition(".")[0], "") if part in found)
+        return torch.device("cpu") if place == "cpu" else torch.device("cuda", int(place))
+
+    return DeviceMap(
+        embedding=device_of("embedding"),
+        layers=tuple(device_of(f"layers.{index}") for index in range(num_layers)),
+        norm=device_of("norm"),
+        lm_head=device_of("embedding" if tied else "lm_head"),
+        visual=device_of("visual"),
+    )
+
+
+def _too_large(name: str, num_bytes: int, devices: tuple[torch.device, ...]) -> str:
+    cards = [device for device in devices if device.type == "cuda"]
+    free = ", ".join(
+        f"{card} has {gib(free)} free of {gib(total)}" for card in cards for free, total in [free_memory(card)]
+    )
+    names = ",".join(map(str, cards))
+    return (
+        f"{name} takes {gib(num_bytes)} of weights, and {free}; each card needs some of that to work with and for its "
+        f"caches. Close what else uses the cards or choose a smaller model. With --device {names},cpu the processor "
+        "computes the layers that don't fit, at a small part of the speed."
+    )

@@ -1,0 +1,81 @@
+"""A model of which the processor computes the last layers: the same answers, the same caches, no graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.engine import Engine, EngineSettings
+from qwen35mm.engine.step_graph import can_capture
+from qwen35mm.model import LoadedModel, load, weights
+from qwen35mm.model.device_map import DeviceMap
+from qwen35mm.prompt import Image
+from qwen35mm.sampling import SamplingParams
+from tests.engine.exact import Chat, assert_same, cache_settings, picture, results, serve, user, words
+
+pytestmark = pytest.mark.gpu
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def split(request: pytest.FixtureRequest) -> LoadedModel:
+    """The demo model with its first layers on the card."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def place(name: str, num_bytes: int, num_layers: int, *others: object) -> DeviceMap:
+            layers = (CARD,) * request.param + (CPU,) * (num_layers - request.param)
+            return DeviceMap(CARD, layers, CPU, CARD, CARD)
+
+        patch.setattr(weights, "place", place)
+        return load(demo_model_path(), dtype="float32", device="cuda:0,cpu")
+
+
+def engine_of(loaded: LoadedModel, **options: bool) -> Engine:
+    settings = EngineSettings(context_length=2048, slots=4, device_decoding=options.get("device_decoding"))
+    return Engine(loaded, settings, cache_settings(loaded, num_tokens=8192))
+
+
+def test_replies_are_those_of_the_processor_alone(split: LoadedModel, demo: LoadedModel) -> None:
+    assert split.model.devices == (CARD, CPU)
+    assert not can_capture(split.model)
+    chat = Chat(demo)
+    requests = [
+        chat.request([user("hello")], params=GREEDY),
+        chat.request([user(Image(picture(3)), "Describe it.")], params=GREEDY),
+        chat.request([user(words("long", count=90))], params=GREEDY),
+    ]
+    expected = results(engine_of(demo), *requests)
+    for device_decoding in (True, False):
+        found = results(engine_of(split, device_decoding=device_decoding), *requests)
+        assert {id_: result.token_ids for id_, result in found.items()} == {
+            id_: result.token_ids for id_, result in expected.items()
+        }
+
+
+def test_a_warm_engine_answers_as_a_cold_one(split: LoadedModel) -> None:
+    chat, warm = Chat(split), engine_of(split, device_decoding=False)
+    for count in (50, 120):
+        request = chat.request([user(Image(picture(1)), words("again", count=count))], params=GREEDY)
+        (answer,) = serve(warm, request)
+        (expected,) = serve(engine_of(split, device_decoding=False), request)
+        assert_same(answer, expected)
+    assert answer.result.cache.num_cached_tokens > 0
+
+
+def test_states_and_keys_of_two_devices_come_back_bit_for_bit(split: LoadedModel) -> None:
+    engine = engine_of(split)
+    engine.add(Chat(split).request([user(words("state", count=80))], params=GREEDY))
+    while not engine._batch.running:
+        engine.step()
+    cache, pools = engine._batch.running[0].cache, engine.runtime.pools
+    assert cache is not None
+    other = pools.new_sequence()
+    saved = cache.export(), pools.states.save(cache.slot)
+    other.append(saved[0])
+    pools.states.load(other.slot, saved[1])
+    again = other.export(), pools.states.save(other.slot)
+    for before, after in zip(saved, again, strict=True):
+        assert all(x.device == CPU and torch.equal(x, after[name]) for name, x in before.items())

@@ -1,0 +1,238 @@
+"""Models that are split over devices: what is asked for, where parts go, and that each works where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.make_random import make_config
+from qwen35mm.cache import CachePools
+from qwen35mm.config import ModelConfig
+from qwen35mm.errors import ConfigError
+from qwen35mm.model.cache_protocol import DecodeInputs
+from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.model.device_map import DeviceMap, DeviceRequest, place
+from qwen35mm_kernels import gdn_decode_step
+from tests.tiny import DEEP, SHALLOW, TinyCheckpoints
+
+GIB = 1 << 30
+CPU, META = torch.device("cpu"), torch.device("meta")
+CARDS = tuple(torch.device("cuda", index) for index in range(2))
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """GiB that are free on each of two cards."""
+    free_gib = [24.0, 24.0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device: (int(free_gib[torch.device(device).index] * GIB), 24 * GIB)
+    )
+    return free_gib
+
+
+@pytest.fixture(scope="module")
+def skeletons() -> dict[str, Qwen35Model]:
+    """By size: 9B takes 17.5 GiB in 32 layers, 0.8B 1.6 GiB in 24."""
+    configs = {size: ModelConfig.from_dict(make_config(size, "bfloat16")) for size in ("0.8B", "9B")}
+    return {size: Qwen35Model(config, dtype=torch.bfloat16, device=META) for size, config in configs.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "spread"),
+    [
+        ("auto", CARDS, False),
+        ("cpu", (CPU,), True),
+        ("cuda", CARDS[:1], True),
+        ("cuda:1", CARDS[1:], True),
+        ("cuda:0, cuda:1", CARDS, True),
+        ("cpu,cuda:0", (CARDS[0], CPU), True),
+    ],
+)
+def test_devices_that_can_be_asked_for(
+    free: list[float], text: str, devices: tuple[torch.device, ...], spread: bool
+) -> None:
+    assert DeviceRequest.parse(text) == DeviceRequest(devices, spread)
+
+
+def test_auto_without_a_card_is_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert DeviceRequest.parse("auto").devices == (CPU,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cuda:2", "'cuda:2' was asked for and this PyTorch sees 2 CUDA devices"),
+        ("cuda:0,cuda", "device names cuda:0 twice: 'cuda:0,cuda'"),
+        ("gpu", "device must be auto, cpu, cuda, cuda:N or several of these; got 'gpu'"),
+        ("cuda:0,", "got ''"),
+        ("mps", "'mps' isn't supported yet"),
+        ("auto,cpu", "got 'auto'"),
+    ],
+)
+def test_other_devices_are_refused_in_words(free: list[float], text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DeviceRequest.parse(text)
+
+
+def place_of(name: str, model: Qwen35Model, request: DeviceRequest) -> DeviceMap:
+    return place(name, sum(x.nbytes for x in model.parameters()), len(model.layers), lambda: model, request)
+
+
+def weights_on(model: Qwen35Model, places: DeviceMap, device: torch.device) -> float:
+    """GiB of a model's weights that a map puts on a device."""
+    modules: list[tuple[Any, torch.device]] = [
+        (model.embedding, places.embedding),
+        (model.norm, places.norm),
+        (model.visual, places.visual),
+        *zip(model.layers, places.layers, strict=True),
+    ]
+    if model.lm_head is not None:
+        modules.append((model.lm_head, places.lm_head))
+    return sum(x.nbytes for module, where in modules if where == device for x in module.parameters()) / GIB
+
+
+@pytest.mark.parametrize("free_gib", [(24, 24), (12, 12), (8, 20), (20, 8)])
+@pytest.mark.parametrize("devices", ["cuda:0,cuda:1", "cuda:0,cpu"])
+def test_a_split_leaves_room_for_caches_and_its_ends_on_the_first_card(
+    free: list[float], skeletons: dict[str, Qwen35Model], free_gib: tuple[float, float], devices: str
+) -> None:
+    free[:] = free_gib
+    model, request = skeletons["9B"], DeviceRequest.parse(devices)
+    places = place_of("9B", model, request)
+    taken = [weights_on(model, places, device) for device in request.devices]
+    assert sum(taken) == pytest.approx(17.5, abs=0.1)
+    for device, gib, room in zip(request.devices, taken, free_gib, strict=True):
+        assert device == CPU or gib <= room * 7 / 8 - 1
+    assert places.embedding == places.lm_head == places.visual == CARDS[0]
+    assert places.norm in (CARDS[0], places.layers[-1])
+    # In order, each device once.
+    assert list(places.layers) == sorted(places.layers, key=request.devices.index)
+    if devices == "cuda:0,cuda:1":
+        assert min(taken) > 0.5, "both cards were asked for"
+
+
+def test_no_more_cards_are_taken_than_needed_unless_asked_for(
+    free: list[float], skeletons: dict[str, Qwen35Model]
+) -> None:
+    auto = DeviceRequest.parse("auto")
+    assert set(place_of("9B", skeletons["9B"], auto).layers) == {CARDS[0]}
+    free[0] = 2
+    assert set(place_of("9B", skeletons["9B"], auto).layers) == {CARDS[1]}
+    free[:] = [14, 14]
+    assert set(place_of("9B", skeletons["9B"], auto).layers) == set(CARDS)
+    free[:] = [24, 24]
+    assert set(place_of("9B", skeletons["9B"], DeviceRequest.parse("cuda:0,cuda:1")).layers) == set(CARDS)
+    # What fits on the card needs no processor, though it was offered.
+    assert set(place_of("0.8B", skeletons["0.8B"], DeviceRequest.parse("cuda:0,cpu")).layers) == {CARDS[0]}
+
+
+@pytest.mark.parametrize("devices", ["auto", "cuda:0,cuda:1"])
+def test_the_processor_computes_nothing_unasked(
+    free: list[float], skeletons: dict[str, Qwen35Model], devices: str
+) -> None:
+    free[:] = [8, 8]
+    with pytest.raises(ConfigError) as caught:
+        place_of("Qwen3.5-9B", skeletons["9B"], DeviceRequest.parse(devices))
+    assert "Qwen3.5-9B takes 17.5 GiB of weights, and cuda:0 has 8.0 GiB free of 24.0 GiB, cuda:1" in str(caught.value)
+    assert "With --device cuda:0,cuda:1,cpu the processor computes the layers that don't fit" in str(caught.value)
+    places = place_of("9B", skeletons["9B"], DeviceRequest.parse("cuda:0,cuda:1,cpu"))
+    assert set(places.layers) == {*CARDS, CPU}
+
+
+def test_a_split_is_told_in_a_line(free: list[float]) -> None:
+    places = DeviceMap(CARDS[0], (CARDS[0], CARDS[0], CARDS[1]), CARDS[1], CARDS[0], CARDS[0])
+    assert places.describe() == "layers 0-1 on cuda:0, 2-2 on cuda:1; embeddings on cuda:0, vision tower on cuda:0"
+
+
+class OnOneDevice(TorchDispatchMode):
+    """Fails where an operation other than a copy takes tensors of two devices, as a GPU would."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        devices = {x.device for x in tensors if x.dim() or x.device.type != "cpu"}
+        copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        assert copies or len(devices) <= 1, f"{func} takes tensors of {devices}"
+        return func(*args, **kwargs)
+
+
+@pytest.fixture(params=[SHALLOW, DEEP], ids=lambda spec: spec.name)
+def split(
+    request: pytest.FixtureRequest, tiny: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Qwen35Model, CachePools]]:
+    """A model whose last layers and norm lie on the meta device: there shapes and devices are real."""
+    config = ModelConfig.from_pretrained(tiny.folder(request.param))
+    half = config.text.num_layers // 2
+    places = DeviceMap(CPU, (CPU,) * half + (META,) * (config.text.num_layers - half), META, META, CPU)
+    model = Qwen35Model(config, dtype=torch.float32, device=places)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    pools = CachePools(
+        config, num_slots=2, num_tokens=128, dtype=torch.float32, device=model.layer_devices, block_size=16
+    )
+
+    def attend(q: torch.Tensor, *tensors: torch.Tensor | int, **options: Any) -> torch.Tensor:
+        assert {x.device for x in tensors if isinstance(x, torch.Tensor)} == {q.device}
+        return torch.empty_like(q)
+
+    def write(qkv: torch.Tensor, *tensors: torch.Tensor | float, num_heads: int) -> torch.Tensor:
+        assert {x.device for x in tensors if isinstance(x, torch.Tensor)} == {qkv.device}
+        return qkv.new_empty(len(qkv), num_heads, config.text.head_dim)
+
+    def step(mixed: torch.Tensor, *rest: torch.Tensor | float, num_k_heads: int) -> torch.Tensor:
+        if mixed.device == CPU:
+            return gdn_decode_step(mixed, *rest, num_k_heads=num_k_heads)  # pyright: ignore[reportArgumentType]
+        assert {x.device for x in rest if isinstance(x, torch.Tensor)} == {META}
+        return mixed.new_empty(len(mixed), config.text.value_dim)
+
+    monkeypatch.setattr("qwen35mm.model.gated_delta_net.gdn_decode_step", step)
+    # The torch versions read places and lengths, which nothing on the meta device has.
+    monkeypatch.setattr("qwen35mm.model.attention.paged_attention_decode", attend)
+    monkeypatch.setattr("qwen35mm.model.attention.paged_attention_prefill", attend)
+    monkeypatch.setattr("qwen35mm.model.attention.qk_norm_rope_write", write)
+    with OnOneDevice():
+        yield model, pools
+
+
+def test_what_a_split_model_has_is_where_its_layers_are(split: tuple[Qwen35Model, CachePools]) -> None:
+    model, pools = split
+    assert (model.device, model.devices) == (CPU, (CPU, META))
+    assert model.head_device == (CPU if model.lm_head is None else META)
+    for layer_idx, device in enumerate(model.layer_devices):
+        assert {x.device for x in model.layers[layer_idx].parameters()} == {device}
+        if layer_idx in model.config.text.attention_layers:
+            assert {x.device for x in pools.kv.layer(layer_idx)} == {device}
+        else:
+            assert {pools.states.conv(layer_idx).device, pools.states.recurrent(layer_idx).device} == {device}
+
+
+def test_a_split_model_computes_each_layer_where_it_lies(split: tuple[Qwen35Model, CachePools]) -> None:
+    model, pools = split
+    assert model.pages_prefill == {META}
+    caches = [pools.new_sequence(), pools.new_sequence()]
+    for cache in caches:
+        for start, stop in ((0, 20), (20, 25)):
+            positions = torch.arange(start, stop).expand(3, -1)
+            hidden = model.prefill(model.embed_tokens(torch.arange(stop - start)), positions, cache)
+            assert (hidden.device, len(hidden)) == (META, stop - start)
+    hidden = model.decode(torch.tensor([1, 2]), torch.tensor([25, 25]).expand(3, -1), caches)
+    assert hidden.device == META
+    if model.lm_head is not None:
+        assert model.logits(hidden).device == META
+    assert [cache.length for cache in caches] == [26, 26]
+
+
+def test_a_split_step_is_computed_where_its_layers_lie(split: tuple[Qwen35Model, CachePools]) -> None:
+    model, pools = split
+    ones = torch.ones(2, dtype=torch.int64)
+    inputs = DecodeInputs(ones, ones, torch.arange(2), ones, ones.to(torch.int32), torch.zeros(2, 4, dtype=torch.int32))
+    hidden = model.decode_step(inputs, pools)
+    assert (hidden.device, hidden.shape) == (META, (2, model.config.text.hidden_size))

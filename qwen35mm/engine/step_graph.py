@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -161,15 +162,26 @@ class StepGraph:
 
     def _capture(self, memory: Any) -> Callable[[], None]:
         device = self._model.device
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(_NUM_WARM_UPS):
-                self._compute()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # A stream of this device: the one that torch would take is of the device of the first capture. Other threads
-        # (files, media) may go on with what a capture of this one forbids itself.
-        with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-            self.logits, self._token_ids = self._compute()
+        with torch.cuda.device(device):
+            current, stream = torch.cuda.current_stream(), _capture_stream(device)
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(_NUM_WARM_UPS):
+                    self._compute()
+            current.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                # Other threads (files, another engine) may go on with what this one must not do in a capture.
+                with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
+                    self.logits, self._token_ids = self._compute()
+            finally:
+                # One that fails doesn't leave its stream by itself.
+                torch.cuda.set_stream(current)
         return graph.replay
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures on a device: the one that torch would take is of the first capture's device, and libraries
+    keep a workspace for each stream."""
+    return torch.cuda.Stream(device)

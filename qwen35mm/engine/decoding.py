@@ -124,12 +124,16 @@ class DecodeBatch:
     def prepare(self) -> bool:
         """Makes room for one more token of every reply; the youngest ones leave for host memory where there is none.
 
+        A reply at the end of the context has its last token under way and needs no place for another one.
+
         Returns:
             Whether there is room. False where one reply alone doesn't find any: then somebody else must give way.
         """
         for reply in list(self.running):
             while reply in self.running:
                 assert reply.cache is not None
+                if reply.cache.length >= self._runtime.context_length:
+                    break
                 try:
                     reply.cache.prepare(1)
                     break

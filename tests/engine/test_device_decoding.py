@@ -59,6 +59,16 @@ def test_no_token_is_chosen_beyond_the_context() -> None:
     assert (result.num_generated_tokens, result.finish_reason) == (6, "length")
 
 
+def test_the_end_of_the_context_needs_no_room_beyond_it() -> None:
+    """Where the pool holds one context and no block more, while the last token is still under way."""
+    loaded = chat_model(DENSE)
+    with endless_replies(loaded):
+        (request,) = asked(Chat(loaded), [greedy()])
+        (result,) = results(engine_of(loaded, context_length=128, num_tokens=128, slots=1), request).values()
+    assert result.finish_reason == "length"
+    assert len(request.prompt.token_ids) + result.num_generated_tokens == 129
+
+
 def test_a_sampled_reply_is_the_same_alone_and_in_company_and_after_it_made_room() -> None:
     loaded = chat_model(DENSE)
     chat = Chat(loaded)

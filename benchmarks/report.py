@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from qwen35mm.cpu import cpu_capabilities
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -96,5 +98,5 @@ def _memory_gib() -> int | None:
 
 
 def _has_bfloat16() -> bool:
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = cpu_capabilities()
     return any(capabilities.get(flag, False) for flag in ("amx_bf16", "avx512_bf16", "bf16"))

@@ -20,6 +20,7 @@ import qwen35mm
 import qwen35mm_kernels
 import qwen35mm_preprocess
 from qwen35mm.cache.weights_digest import weights_digest
+from qwen35mm.cpu import cpu_capabilities
 from qwen35mm_kernels import dispatch
 
 __all__ = ["arithmetic", "fingerprint", "sources_digest", "weights_digest"]
@@ -60,7 +61,7 @@ def arithmetic(layer_devices: Sequence[torch.device], dtype: torch.dtype) -> dic
         "sources": sources_digest(),
         "dtype": str(dtype),
         "num_threads": torch.get_num_threads(),
-        "cpu": {**torch.cpu.get_capabilities(), "capability": torch.backends.cpu.get_cpu_capability()},
+        "cpu": {**cpu_capabilities(), "capability": torch.backends.cpu.get_cpu_capability()},
         "libraries": {
             "mkl": torch.backends.mkl.is_available(),
             "mkldnn": torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,  # pyright: ignore[reportAttributeAccessIssue]

@@ -18,6 +18,8 @@ import logging
 import torch
 import torch.nn.functional as F
 
+from qwen35mm.cpu import cpu_capabilities
+
 logger = logging.getLogger(__name__)
 
 # Up to here a product per row is the quickest; from there on the block's conversion pays.
@@ -56,7 +58,7 @@ def linear(
 @functools.cache
 def computes_bfloat16() -> bool:
     """Whether this CPU has bfloat16 matrix arithmetic (AMX or AVX-512 on x86, BF16 on Arm)."""
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = cpu_capabilities()
     found = [flag for flag in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(flag, False)]
     logger.info("bfloat16 products on the CPU: %s", found[0] if found else "through float32, it has none of its own")
     return bool(found)

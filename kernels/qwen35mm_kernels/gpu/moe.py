@@ -79,7 +79,7 @@ def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]
     return weights, chosen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _group_kernel(
     chosen_ptr, pairs_ptr, tiles_ptr, stride_token, stride_choice, num_pairs,
     TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, CHUNK: tl.constexpr,
@@ -148,7 +148,8 @@ def _direct_rows(
     return expert, tl.maximum(tokens * TOP_K + choice, 0), choice >= 0
 
 
-@triton.jit
+# No variant of its own for one token or for a multiple of 16: a prompt of another length must not wait for a compiler.
+@triton.jit(do_not_specialize=["num_tokens"])
 def _experts_kernel(
     x_ptr, matrix_ptr, out_ptr, chosen_ptr, pairs_ptr, tiles_ptr, stride_x, stride_expert, stride_row, stride_token,
     stride_choice, num_tokens, DEPTH: tl.constexpr, WIDTH: tl.constexpr, SWIGLU: tl.constexpr, TOP_K: tl.constexpr,

@@ -78,7 +78,8 @@ def apply_partial_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) ->
     return out
 
 
-@triton.jit(do_not_specialize=["num_tokens", "stride_axis"])
+# Positions may be a row of a table, which starts anywhere.
+@triton.jit(do_not_specialize=["num_tokens", "stride_axis"], do_not_specialize_on_alignment=["positions"])
 def _mrope_cos_sin_kernel(
     positions,
     inv_freq,

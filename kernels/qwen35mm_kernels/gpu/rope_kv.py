@@ -69,7 +69,8 @@ def qk_norm_rope_write(
     return q
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+# A decode step's rows are a row of a table, which starts anywhere.
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["rows"])
 def _qk_norm_rope_write_kernel(
     qkv,
     cos,

@@ -31,9 +31,21 @@ from qwen35mm_kernels.sampling import SamplingRows
 
 # 61 programs a row of 248,320 tokens, and 61 x 64 candidates at most, which one program holds in its registers.
 _DEFAULT = Config({"BLOCK": 4096, "CAPACITY": 64}, 8)
+# Rows of tables of B columns: where they start depends on B, and each B would have kernels of its own.
+_ROWS = (
+    "temperature_ptr",
+    "top_k_ptr",
+    "top_p_ptr",
+    "min_p_ptr",
+    "repetition_ptr",
+    "presence_ptr",
+    "seeds_ptr",
+    "steps_ptr",
+    "slots_ptr",
+)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _scores_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, repetition_ptr, presence_ptr, slots_ptr, in_text_ptr, in_reply_ptr,
     banned_ptr, scores_ptr, best_ptr, best_id_ptr, stride_logits, stride_text, stride_reply, stride_banned, vocab,
@@ -63,7 +75,7 @@ def _scores_kernel(
     tl.store(best_id_ptr + row * num_blocks + block, best_id)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _candidates_kernel(
     scores_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seeds_ptr, steps_ptr, candidates_ptr,
     candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, vocab, num_blocks,
@@ -108,7 +120,7 @@ def _candidates_kernel(
         tl.store(masses_ptr + place, tl.sum(as_masses(scores, highest, valid)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _draw_kernel(
     scores_ptr, best_ptr, best_id_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seeds_ptr, steps_ptr,
     slots_ptr, candidates_ptr, candidate_ids_ptr, counts_ptr, dropped_ptr, masses_ptr, in_text_ptr, in_reply_ptr,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qwen35mm_kernels.checks import FLOAT_DTYPES, check_dtype, check_shape
 from qwen35mm_kernels.dispatch import implementation, implements
 
 # Measured 128 to 512: torch's kernel is fastest on blocks of 256, at short and long caches.
 _QUERY_BLOCK = 256
+# On Hopper cards torch itself would prefer cuDNN's attention, which builds a plan for every new shape: each size of
+# picture, and in decoding each length.
+_ON_CARDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def attention_prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> torch.Tensor:
@@ -124,6 +131,11 @@ def naive_vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bo
     return out
 
 
+def _backends(device: torch.device) -> AbstractContextManager[Any]:
+    """Which of torch's attentions may run."""
+    return contextlib.nullcontext() if device.type == "cpu" else sdpa_kernel(_ON_CARDS)
+
+
 @implements("attention_prefill", "torch")
 def _attention_prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     offset = k.shape[0] - q.shape[0]
@@ -146,7 +158,8 @@ def _attention_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: 
     # A group's query heads stand as rows against their one key head: K and V are read once, never expanded.
     # (enable_gqa takes 3 to 12 times as long on a CPU.)
     groups = q.reshape(1, k.shape[1], -1, q.shape[1])
-    out = F.scaled_dot_product_attention(groups, k.transpose(0, 1)[None], v.transpose(0, 1)[None], scale=scale)
+    with _backends(q.device):
+        out = F.scaled_dot_product_attention(groups, k.transpose(0, 1)[None], v.transpose(0, 1)[None], scale=scale)
     return out.reshape(q.shape)
 
 
@@ -157,4 +170,5 @@ def _vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds:
         frames = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
         return torch.cat([_vision_attention(*frame, [0, len(frame[0])]) for frame in frames])
     q, k, v = (x.unflatten(0, (len(lengths), lengths[0])).transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+    with _backends(q.device):
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers.models.qwen3_5.modeling_qwen3_5 import eager_attention_forward
 
 from qwen35mm_kernels import attention_decode, attention_prefill, vision_attention
@@ -105,3 +107,21 @@ def test_frames_that_do_not_cover_the_patches_are_refused(bounds: list[int]) -> 
     q = torch.randn(5, 4, HEAD_DIM)
     with pytest.raises(ValueError, match="rise from 0 to P = 5"):
         vision_attention(q, q, q, bounds)
+
+
+def test_no_plan_is_built_for_each_shape_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's attention is left out there, and nothing but there."""
+    allowed: list[bool] = []
+    attend = F.scaled_dot_product_attention
+
+    def watched(*args: Any, **options: Any) -> torch.Tensor:
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*args, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    for device in ("meta", "cpu"):  # meta tensors take a card's way
+        q, k = torch.empty(8, 2, HEAD_DIM, device=device), torch.empty(3, 2, HEAD_DIM, device=device)
+        vision_attention(q, q, q, [0, 8])
+        attention_decode(q[0], k, k, scale=SCALE)
+    assert allowed == [False, False, True, True]
+    assert torch.backends.cuda.cudnn_sdp_enabled()

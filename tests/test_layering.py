@@ -28,7 +28,7 @@ LAYERS = [
     ["qwen35mm.cache"],
     ["qwen35mm.model"],
     ["qwen35mm.prompt", "qwen35mm.tokenizer"],
-    ["qwen35mm.config", "qwen35mm.errors", "qwen35mm.sampling", "qwen35mm.assets"],
+    ["qwen35mm.config", "qwen35mm.errors", "qwen35mm.sampling", "qwen35mm.assets", "qwen35mm.cpu"],
     ["qwen35mm_preprocess"],
     ["qwen35mm_kernels"],
 ]

@@ -1,4 +1,4 @@
-"""How kernel tests compare, and how they make tensors that are slices of something wider."""
+"""How kernel tests compare, and how they make tensors that are slices of something wider, here and on a card."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ def sliced(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     first, *middle, last = shape
     wide = torch.randn(first + 2, *middle, last + 5).to(dtype)
     return wide[1:-1, ..., 3:-2]
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device, lying there as it lies here: with its strides, its offset and what is around it.
+
+    `Tensor.to` makes a slice dense, and a kernel would never see on a card what it is tested with on a CPU.
+    """
+    everything = tensor.new_empty(0).set_(tensor.untyped_storage())
+    return everything.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

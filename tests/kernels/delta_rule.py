@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.kernels.compare import sliced
+from tests.kernels.compare import moved, sliced
 
 
 class Inputs(NamedTuple):
@@ -20,7 +20,7 @@ class Inputs(NamedTuple):
         return Inputs(*(x[start:stop] for x in self))
 
     def to(self, device: torch.device) -> Inputs:
-        return Inputs(*(x.to(device) for x in self))
+        return Inputs(*(moved(x, device) for x in self))
 
 
 def make_inputs(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.kernels.compare import sliced
+from tests.kernels.compare import moved, sliced
 
 BLOCK_SIZE = 64
 EPS = 1e-6
@@ -59,10 +59,7 @@ class Projection:
     def run(self, function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q and the caches that `function` makes of caches full of NaN, on the CPU."""
         caches = [torch.full(self.cache_shape, float("nan"), dtype=self.qkv.dtype, device=self.device) for _ in "kv"]
-        arguments = [x.to(self.device) for x in (self.qkv, self.cos, self.sin, self.q_norm, self.k_norm)]
-        # A copy to a card makes rows contiguous: cut the slice there again.
-        if self.device.type != "cpu":
-            arguments[0] = torch.cat([arguments[0], arguments[0]], dim=1)[:, : self.qkv.shape[1]]
+        arguments = [moved(x, self.device) for x in (self.qkv, self.cos, self.sin, self.q_norm, self.k_norm)]
         q = function(*arguments, EPS, *caches, self.rows.to(self.device), num_heads=self.num_heads)
         return q.cpu(), caches[0].cpu(), caches[1].cpu()
 

@@ -7,7 +7,7 @@ import torch
 
 from qwen35mm_kernels.causal_conv1d import naive_causal_conv1d, naive_causal_conv1d_step
 from qwen35mm_kernels.gpu.conv1d import causal_conv1d, causal_conv1d_step
-from tests.kernels.compare import DTYPES, LENGTHS, assert_close, sliced
+from tests.kernels.compare import DTYPES, LENGTHS, assert_close, moved, sliced
 
 # One block and a part of the next.
 CHANNELS = 160
@@ -18,7 +18,7 @@ def make(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     weight = (torch.rand(channels, width) - 0.5).to(dtype)
     x, state = sliced(num_tokens, channels, dtype=dtype), sliced(channels, width - 1, dtype=dtype)
-    return x.to(device), weight.to(device), state.to(device)
+    return moved(x, device), weight.to(device), moved(state, device)
 
 
 def limit(x: torch.Tensor) -> float | None:

@@ -11,7 +11,7 @@ from qwen35mm_kernels.attention import naive_attention_prefill
 from qwen35mm_kernels.gpu import decode_attention as decode
 from qwen35mm_kernels.gpu import prefill_attention as prefill
 from qwen35mm_kernels.paged_attention import naive_paged_attention_decode, naive_paged_attention_prefill, split_gate
-from tests.kernels.compare import DTYPES, LENGTHS, assert_close
+from tests.kernels.compare import DTYPES, LENGTHS, assert_close, moved
 from tests.kernels.paged import BLOCK_SIZE, Pool
 
 SCALE = 0.3
@@ -20,9 +20,9 @@ SCALE = 0.3
 def run_decode(
     q: torch.Tensor, gate: torch.Tensor | None, pool: Pool, device: torch.device, scale: float = SCALE
 ) -> torch.Tensor:
-    k, v, table, lengths = (x.to(device) for x in (pool.k_cache, pool.v_cache, pool.block_table, pool.lengths))
-    gate = None if gate is None else gate.to(device)
-    return decode.paged_attention_decode(q.to(device), gate, k, v, table, lengths, BLOCK_SIZE, scale).cpu()
+    k, v, table, lengths = (moved(x, device) for x in (pool.k_cache, pool.v_cache, pool.block_table, pool.lengths))
+    gate = None if gate is None else moved(gate, device)
+    return decode.paged_attention_decode(moved(q, device), gate, k, v, table, lengths, BLOCK_SIZE, scale).cpu()
 
 
 def expected_decode(q: torch.Tensor, gate: torch.Tensor | None, pool: Pool, scale: float = SCALE) -> torch.Tensor:
@@ -34,10 +34,10 @@ def expected_decode(q: torch.Tensor, gate: torch.Tensor | None, pool: Pool, scal
 def run_prefill(
     q: torch.Tensor, gate: torch.Tensor | None, pool: Pool, device: torch.device, scale: float = SCALE
 ) -> torch.Tensor:
-    k, v, table = (x.to(device) for x in (pool.k_cache, pool.v_cache, pool.block_table[0]))
-    gate = None if gate is None else gate.to(device)
+    k, v, table = (moved(x, device) for x in (pool.k_cache, pool.v_cache, pool.block_table[0]))
+    gate = None if gate is None else moved(gate, device)
     length = int(pool.lengths[0])
-    return prefill.paged_attention_prefill(q.to(device), gate, k, v, table, length, BLOCK_SIZE, scale).cpu()
+    return prefill.paged_attention_prefill(moved(q, device), gate, k, v, table, length, BLOCK_SIZE, scale).cpu()
 
 
 def expected_prefill(q: torch.Tensor, gate: torch.Tensor | None, pool: Pool, scale: float = SCALE) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from qwen35mm_kernels.gated_delta_rule.naive import naive_gated_delta_rule, naive_gdn_gates
 from qwen35mm_kernels.gpu import gdn_prefill
 from qwen35mm_kernels.gpu.gdn_prefill import chunk_gated_delta_rule, gated_delta_prefill
-from tests.kernels.compare import DTYPES, LENGTHS, assert_close, relative_error, sliced
+from tests.kernels.compare import DTYPES, LENGTHS, assert_close, moved, relative_error, sliced
 from tests.kernels.delta_rule import Inputs, make_inputs
 
 HEADS = [(2, 2), (1, 2), (1, 3), (1, 4)]
@@ -138,7 +138,7 @@ def prefill(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`gated_delta_prefill` with raw gates in place of g and beta."""
     q, k, v, _, _ = inputs
-    a, b, A_log, dt_bias = (x.to(q.device) for x in gates)
+    a, b, A_log, dt_bias = (moved(x, q.device) for x in gates)
     return gated_delta_prefill(q, k, v, a, b, A_log, dt_bias, state, final_state=final_state)
 
 

@@ -10,7 +10,7 @@ import torch
 from qwen35mm_kernels.gated_delta_rule import decode_step
 from qwen35mm_kernels.gated_delta_rule.decode_step import naive_gdn_decode_step
 from qwen35mm_kernels.gpu import gdn_step
-from tests.kernels.compare import DTYPES, assert_close, sliced
+from tests.kernels.compare import DTYPES, assert_close, moved, sliced
 
 EPS = 1e-6
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def make(
         "recurrent_states": torch.randn(num_slots, num_v_heads, key_dim, value_dim),
         "slots": torch.tensor(slots),
     }
-    arguments: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
+    arguments: dict[str, Any] = {name: moved(tensor, device) for name, tensor in tensors.items()}
     return arguments | {"eps": EPS, "num_k_heads": num_k_heads}
 
 

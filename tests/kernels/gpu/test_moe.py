@@ -9,7 +9,7 @@ import torch
 
 from qwen35mm_kernels.gpu.moe import moe_experts, moe_route, rows_of_a_tile
 from qwen35mm_kernels.moe import naive_moe_experts, naive_moe_route
-from tests.kernels.compare import DTYPES, assert_close, sliced
+from tests.kernels.compare import DTYPES, assert_close, moved, sliced
 
 HIDDEN, WIDTH, EXPERTS, TOP_K = 64, 48, 8, 3
 Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -33,7 +33,7 @@ def make(
 
 
 def on(device: torch.device, inputs: Inputs) -> Inputs:
-    x, gate_up, down, chosen, weights = (tensor.to(device) for tensor in inputs)
+    x, gate_up, down, chosen, weights = (moved(tensor, device) for tensor in inputs)
     return x, gate_up, down, chosen, weights
 
 
@@ -116,7 +116,7 @@ def test_a_last_dimension_that_is_not_dense_is_refused(device: torch.device) -> 
 @pytest.mark.parametrize(("num_experts", "k"), [(8, 1), (13, 13), (256, 8), (512, 10)])
 def test_routing_equals_its_twin(num_experts: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
     logits = sliced(9, num_experts, dtype=dtype)
-    weights, chosen = moe_route(logits.to(device), k)
+    weights, chosen = moe_route(moved(logits, device), k)
     expected_weights, expected_chosen = naive_moe_route(logits, k)
     assert torch.equal(chosen.cpu(), expected_chosen)
     assert_close(weights.cpu(), expected_weights)

@@ -9,7 +9,7 @@ from qwen35mm_kernels import norm
 from qwen35mm_kernels.gated_delta_rule.naive import naive_gdn_gates
 from qwen35mm_kernels.gpu.norms import add_rms_norm, gated_rms_norm, gdn_gates, rms_norm
 from qwen35mm_kernels.norm import naive_add_rms_norm, naive_gated_rms_norm, naive_rms_norm
-from tests.kernels.compare import DTYPES, LENGTHS, assert_close, relative_error, sliced
+from tests.kernels.compare import DTYPES, LENGTHS, assert_close, moved, relative_error, sliced
 
 EPS = 1e-6
 
@@ -25,7 +25,7 @@ def limit(x: torch.Tensor) -> float | None:
 def test_rms_norm_equals_its_twin(
     num_tokens: int, dtype: torch.dtype, zero_centred: bool, device: torch.device
 ) -> None:
-    x, weight = sliced(num_tokens, 5, 48, dtype=dtype).to(device), torch.randn(48).to(dtype).to(device)
+    x, weight = moved(sliced(num_tokens, 5, 48, dtype=dtype), device), torch.randn(48).to(dtype).to(device)
     out = rms_norm(x, weight, EPS, zero_centred)
     assert_close(out, naive_rms_norm(x, weight, EPS, zero_centred), limit(out))
 
@@ -49,7 +49,7 @@ def test_rows_between_others(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", LENGTHS)
 def test_gated_rms_norm_equals_its_twin(num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-    x, z = torch.randn(num_tokens, 3, 128).to(dtype).to(device), sliced(num_tokens, 3, 128, dtype=dtype).to(device)
+    x, z = torch.randn(num_tokens, 3, 128).to(dtype).to(device), moved(sliced(num_tokens, 3, 128, dtype=dtype), device)
     weight = torch.randn(128).to(dtype).to(device)
     out = gated_rms_norm(x, z, weight, EPS)
     assert_close(out, naive_gated_rms_norm(x, z, weight, EPS), limit(out))
@@ -108,7 +108,7 @@ def test_eps_keeps_tiny_rows_small(device: torch.device) -> None:
 def test_gates_equal_their_twin(num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     a, b = (4 * sliced(num_tokens, 6, dtype=dtype) for _ in range(2))
     A_log, dt_bias = torch.randn(6).to(device), torch.randn(6).to(device)
-    inputs = a.to(device)[:, 1:], b.to(device)[:, :-1], A_log[1:], dt_bias[:-1]
+    inputs = moved(a, device)[:, 1:], moved(b, device)[:, :-1], A_log[1:], dt_bias[:-1]
     for actual, expected in zip(gdn_gates(*inputs), naive_gdn_gates(*inputs), strict=True):
         assert_close(actual, expected)
 

@@ -12,6 +12,7 @@ from qwen35mm_kernels.gpu.launch import Config
 from qwen35mm_kernels.gpu.sampling import sample
 from qwen35mm_kernels.sampling import SamplingRows, naive_sample
 from qwen35mm_kernels.sampling import sample as sample_in_torch
+from tests.kernels.compare import moved
 from tests.kernels.sampling_cases import CASES, VOCAB, copied, make_case, make_rows, pools
 
 
@@ -39,7 +40,7 @@ def wide_pool(pool: torch.Tensor, device: torch.device) -> torch.Tensor:
 def check_against_twin(case: str, dtype: torch.dtype, device: torch.device) -> None:
     logits, rows, seen, banned = make_case(case, batch=7, dtype=dtype)
     state = wide_pool(seen[0], device), wide_pool(seen[1], device)
-    chosen = sample(logits.to(device), rows_on(device, rows), *state, banned.to(device)).cpu()
+    chosen = sample(moved(logits, device), rows_on(device, rows), *state, banned.to(device)).cpu()
     assert torch.equal(chosen, naive_sample(logits, rows, *seen, banned))
     for pool, expected in zip(state, seen, strict=True):
         # Nothing but the chosen ids has changed, nor what lies beside a row of the pool.

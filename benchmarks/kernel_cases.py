@@ -1,13 +1,15 @@
 """What `kernels.py` measures: our operations at the shapes of Qwen3.5, and flash-linear-attention's beside them.
 
-The peer's functions take what the model would give them. Where ours does more in one call (gates, conv, norms), the
-peer is what does the same by flash-linear-attention's operations one after the other.
+Where ours does more in one call (gates, conv, norms), the peer is what does the same by flash-linear-attention's
+operations one after the other. Its functions want dense inputs, and get them: the copies that a model has to make for
+them are not counted.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,11 +78,19 @@ class Case:
 
 @functools.cache
 def fla(module: str) -> Any:
-    """A module of flash-linear-attention, None where it isn't installed: then the peer's columns are empty."""
+    """A module of flash-linear-attention, None where it isn't installed: then the peer's columns are empty.
+
+    Raises:
+        ImportError: it is installed, and something that it needs isn't.
+    """
+    if importlib.util.find_spec("fla") is None:
+        return None
     try:
         return importlib.import_module(f"fla.{module}")
-    except ImportError:
-        return None
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("fla."):
+            return None  # this version has it elsewhere
+        raise
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -122,11 +132,14 @@ def _gdn_prefill(s: Shapes, length: int) -> Case:
     peer: Callable[[], object] | None = None
     module = fla("ops.gated_delta_rule")
     if module is not None:
+        dense = [x[None].contiguous() for x in (q, k, v)]
 
         def run_peer() -> torch.Tensor:
             g, beta = kernels.gdn_gates(a, b, A_log, dt_bias)
             out, _ = module.chunk_gated_delta_rule(
-                *(x[None] for x in (q, k, v, g, beta.bfloat16())),
+                *dense,
+                g[None],
+                beta.bfloat16()[None],
                 initial_state=before[None],
                 output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
@@ -261,21 +274,26 @@ def _gdn_step(s: Shapes, batch: int) -> Case:
     if module is not None and gated is not None:
         key_dim = s.k_heads * dim
         theirs, their_conv = before.clone(), conv_before.clone()
+        qkv, z, b, a = mixed.split([s.channels, s.v_heads * dim, s.v_heads, s.v_heads], dim=-1)
+        parts = kernels.causal_conv1d_step(qkv, weight, conv_before.clone()).split(
+            [key_dim, key_dim, s.v_heads * dim], dim=-1
+        )
+        dense = [x.unflatten(-1, (-1, dim))[:, None].contiguous() for x in parts]
+        gate = z.unflatten(-1, (-1, dim)).contiguous()
 
         def run_peer() -> object:
             # Conv and gates by our kernels, so that only the rule and the norm are compared, which is the most of it.
-            qkv, z, b, a = mixed.split([s.channels, s.v_heads * dim, s.v_heads, s.v_heads], dim=-1)
-            qkv = kernels.causal_conv1d_step(qkv, weight, their_conv)
-            q, k, v = (x.unflatten(-1, (-1, dim)) for x in qkv.split([key_dim, key_dim, s.v_heads * dim], dim=-1))
+            kernels.causal_conv1d_step(qkv, weight, their_conv)
             g, beta = kernels.gdn_gates(a, b, A_log, dt_bias)
             out, _ = module.fused_recurrent_gated_delta_rule(
-                *(x[:, None] for x in (q, k, v, g)),
+                *dense,
+                g[:, None],
                 beta=beta[:, None].bfloat16(),
                 initial_state=theirs,
                 output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
             )
-            return gated.rms_norm_gated(out[:, 0], z.unflatten(-1, (-1, dim)), scale, None, eps=1e-6)
+            return gated.rms_norm_gated(out[:, 0], gate, scale, None, eps=1e-6)
 
         peer = run_peer
 

@@ -1,21 +1,24 @@
 """Our GPU kernels, flash-linear-attention's, and what the card allows, in one run at the shapes of Qwen3.5.
 
-    python benchmarks/kernels.py                       everything: some minutes on a card
+    python benchmarks/kernels.py                       everything; the peer's tuning alone takes minutes a model
     python benchmarks/kernels.py --only prefill --models 9B --lengths 4096,8192
 
-Runs the kernels' tests first and reports nothing where one fails. A pair whose results differ isn't timed. The limit of
-a case is the larger of its bytes over what a large copy moves here and its arithmetic over what a large matrix product
-does here, both measured in the same run; bytes count every input read once and every output written once. Times are
-the GPU's own; caches are cold: a buffer of their size is overwritten before each call. Decode steps are replayed from
-CUDA graphs, as the engine does, ours and the peer's.
+Runs the kernels' tests first and reports nothing where one fails. A pair whose results differ isn't timed, and what
+fails is named at the end; each case is told as soon as it is measured. The limit of a case is the larger of its bytes
+over what a large copy moves here and its arithmetic over what a large matrix product does here, both measured in the
+same run; bytes count every input read once and every output written once. Times are the GPU's own: it is kept waiting
+until all of a call's kernels are in its queue. Caches are cold: a buffer of their size is overwritten before each call.
+Decode steps are replayed from CUDA graphs, as the engine does, ours and the peer's.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +35,9 @@ from benchmarks.report import Spread, machine, print_json, print_machine, print_
 MAX_RELATIVE_ERROR = 1e-2
 COPY_BYTES = 4 << 30
 MATMUL_SIZE = 8192
+# Clock cycles that the card waits at first, half a millisecond or more, and at most.
+HEAD_START_CYCLES = 1 << 20
+MAX_HEAD_START_CYCLES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -54,13 +60,23 @@ class Ceilings:
 def check_tests() -> None:
     """Ends the program unless the kernels' tests pass on this card."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/kernels/gpu", "-q", "-x"]
+    if importlib.util.find_spec("xdist") is not None:
+        # Most of the time is the compiler's, which runs on one core.
+        command += ["-n", str(min(8, os.cpu_count() or 1))]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "0"}, check=False)
     if done.returncode != 0:
         sys.exit("The kernels' tests fail on this card: there is nothing to report until they pass (make test-gpu).")
 
 
 def time_ms(run: Callable[[], object], *, graph: bool, repeats: int) -> Spread:
-    """Milliseconds of the GPU for one call, from cold caches."""
+    """Milliseconds of the GPU for one call, from cold caches.
+
+    The card is kept busy until all of a call's kernels are in its queue. Else a call of many small kernels would be
+    timed by how fast this program launches them.
+
+    Raises:
+        RuntimeError: the card always finds its queue empty: the call waits for it.
+    """
     run()  # compiles, and makes workspaces
     torch.cuda.synchronize()
     if graph:
@@ -69,18 +85,26 @@ def time_ms(run: Callable[[], object], *, graph: bool, repeats: int) -> Spread:
             run()
         run = captured.replay
     cache = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for index in range(-3, repeats):
+    for _ in range(3):
         cache.zero_()
-        if index < 0:
-            run()
-            continue
-        start, stop = events[index]
+        run()
+    times, cycles = [], HEAD_START_CYCLES
+    while len(times) < repeats:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        cache.zero_()
+        torch.cuda._sleep(cycles)
         start.record()
         run()
         stop.record()
-    torch.cuda.synchronize()
-    return Spread.of([start.elapsed_time(stop) for start, stop in events])
+        was_ahead = start.query()
+        stop.synchronize()
+        if not was_ahead:
+            times.append(start.elapsed_time(stop))
+        elif cycles < MAX_HEAD_START_CYCLES:
+            cycles *= 2
+        else:
+            raise RuntimeError("The call waits for the card: its time can't be told from the host's.")
+    return Spread.of(times)
 
 
 def measure_ceilings(repeats: int) -> Ceilings:
@@ -93,30 +117,37 @@ def measure_ceilings(repeats: int) -> Ceilings:
 
 
 def check_same(case: Case) -> None:
-    """Ends the program where our result isn't the reference's: the peer's, or the float32 twin's."""
+    """Raises ArithmeticError where our result isn't the reference's: the peer's, or the float32 twin's."""
     expected = case.expected().float()
     error = (torch.linalg.vector_norm(case.ours().float() - expected) / torch.linalg.vector_norm(expected)).item()
     if not error <= MAX_RELATIVE_ERROR:
-        sys.exit(f"{case.kernel}, {case.shape}: ours is off by a relative {error:.1e}.")
+        raise ArithmeticError(f"ours is off by a relative {error:.1e}")
 
 
-def report(cases: Iterator[Case], ceilings: Ceilings, repeats: int) -> list[dict[str, Any]]:
-    results = []
+def measure(case: Case, ceilings: Ceilings, repeats: int) -> dict[str, Any]:
+    check_same(case)
+    ours = time_ms(case.ours, graph=case.graph, repeats=repeats)
+    theirs = None if case.peer is None else time_ms(case.peer, graph=case.graph, repeats=repeats)
+    return {
+        "kernel": case.kernel,
+        "shape": case.shape,
+        "ours_ms": ours,
+        "fla_ms": theirs,
+        "limit_ms": ceilings.limit_ms(case),
+    }
+
+
+def report(cases: Iterator[Case], ceilings: Ceilings, repeats: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """What was measured, and which cases could not be, each with its error."""
+    results, failed = [], []
     for case in cases:
-        check_same(case)
-        ours = time_ms(case.ours, graph=case.graph, repeats=repeats)
-        theirs = None if case.peer is None else time_ms(case.peer, graph=case.graph, repeats=repeats)
-        results.append(
-            {
-                "kernel": case.kernel,
-                "shape": case.shape,
-                "ours_ms": ours,
-                "fla_ms": theirs,
-                "limit_ms": ceilings.limit_ms(case),
-            }
-        )
-        print(f"{case.kernel}, {case.shape}: {ours.text(4)} ms", file=sys.stderr, flush=True)
-    return results
+        try:
+            results.append(measure(case, ceilings, repeats))
+            print(" | ".join(map(str, row(results[-1]))), file=sys.stderr, flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            failed.append(f"{case.kernel}, {case.shape}: {type(error).__name__}: {error}")
+    return results, failed
 
 
 def row(result: dict[str, Any]) -> list[object]:
@@ -159,13 +190,15 @@ def main() -> None:
             *decode_cases(SHAPES[name], arguments.batches, arguments.only),
         )
     )
-    results = report(cases, ceilings, arguments.repeats)
+    results, failed = report(cases, ceilings, arguments.repeats)
     info = machine()
     print_machine(info)
     print(f"copies {ceilings.bytes_per_s / 1e12:.2f} TB/s, bf16 products {ceilings.flops_per_s / 1e12:.0f} TFLOP/s")
     header = ["kernel", "shape", "ours, ms", "fla, ms", "fla / ours", "limit, ms", "of the limit"]
     print_table(header, [row(result) for result in results])
-    print_json("kernels", machine=info, ceilings=vars(ceilings), results=results)
+    print_json("kernels", machine=info, ceilings=vars(ceilings), results=results, failed=failed)
+    if failed:
+        sys.exit("Not measured:\n" + "\n".join(failed))
 
 
 if __name__ == "__main__":

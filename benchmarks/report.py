@@ -49,6 +49,9 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": importlib.metadata.version("transformers"),
+        "triton": _version("triton"),
+        "flash-linear-attention": _version("flash-linear-attention"),
+        "causal-conv1d": _version("causal-conv1d"),
     }
     if torch.cuda.is_available():
         info["gpu"] = torch.cuda.get_device_name()
@@ -80,6 +83,13 @@ def _plain(value: object) -> object:
     if isinstance(value, Spread):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu_name() -> str:

@@ -6,6 +6,8 @@ ARGS ?=
 PORT ?= 7860
 # Processes that `make test` spreads the tests over; many of them wait for a child or a browser most of their time.
 WORKERS ?= 2
+# Of `make test-gpu`: most of its time is the compiler's, which runs on one core.
+GPU_WORKERS ?= 8
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -36,7 +38,7 @@ test-slow: $(STAMP)  ## the long checks that `make test` leaves out
 	$(PY) -m pytest -m 'slow and not gpu' $(ARGS)
 
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
-	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu $(ARGS)
+	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu -n $(GPU_WORKERS) tests/gpu tests/kernels/gpu $(ARGS)
 
 lint: $(STAMP)  ## ruff: rules and formatting
 	$(PY) -m ruff check .

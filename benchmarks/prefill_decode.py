@@ -7,12 +7,15 @@ Prefill multiplies large matrices and is bound by arithmetic; decode reads every
 memory bandwidth. Each engine lives in a process of its own; they are measured in turns, one length after the other,
 so that a machine that slows down does so for both. The prompt is random text in one piece, ending in the logits of
 its last token; then tokens are decoded greedily. On a GPU ours decodes as the engine does, by CUDA graphs and one step
-ahead of the host; the peer takes flash-linear-attention and causal-conv1d where they are installed.
+ahead of the host; the peer takes flash-linear-attention and causal-conv1d where they are installed, and where it takes
+each operation of a Gated DeltaNet layer from is told.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import json
 import resource
 import subprocess
@@ -127,6 +130,30 @@ class TransformersRunner:
         return int(output.logits[0, -1].argmax())
 
 
+def peer_operations() -> dict[str, str]:
+    """The module that transformers takes each operation of a Gated DeltaNet layer from; its own one is the slow way.
+
+    {} where this version of transformers chooses otherwise than by the wrappers of its model file.
+    """
+    modeling = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
+    found = {}
+    for name in (
+        "torch_chunk_gated_delta_rule",
+        "torch_recurrent_gated_delta_rule",
+        "causal_conv1d_fn",
+        "causal_conv1d_update",
+    ):
+        function = getattr(modeling, name, None)
+        while function is not None and name not in found:
+            if inspect.isfunction(function):
+                chosen = inspect.getclosurevars(function).nonlocals.get("implementation")
+                if chosen is not None:
+                    found[name.removeprefix("torch_")] = chosen.__module__
+                    break
+            function = getattr(function, "__wrapped__", None)
+    return found
+
+
 def decode_one_by_one(step: Callable[[int], int], token_id: int, num_tokens: int) -> list[float]:
     """Runs tokens each of which is read before the next begins; seconds of each."""
     seconds = []
@@ -145,7 +172,9 @@ def serve(arguments: argparse.Namespace) -> None:
     longest = max(arguments.lengths) + arguments.decode_tokens
     started = time.perf_counter()
     runner = make(arguments.model, DTYPES[arguments.dtype], arguments.device, longest)
-    answer({"load_s": time.perf_counter() - started, "peak_bytes": peak_bytes(arguments.device)})
+    load_s = time.perf_counter() - started
+    operations = peer_operations() if arguments.serve == "transformers" else {}
+    answer({"load_s": load_s, "peak_bytes": peak_bytes(arguments.device), "operations": operations})
     for line in sys.stdin:
         length = json.loads(line)["length"]
         ids = torch.randint(0, 900, (length,), generator=torch.Generator().manual_seed(length))
@@ -243,6 +272,9 @@ def main() -> None:
         worker.close()
     print(f"{arguments.model}, {arguments.dtype} on {arguments.device}, median (lowest-highest)")
     print_machine(info)
+    operations = workers[arguments.peer].loaded["operations"] if arguments.peer else {}
+    for operation, module in operations.items():
+        print(f"{arguments.peer}: {operation} from {module}")
     print_table(
         ["engine", "prompt tokens", "prefill, tok/s", "decode, tok/s", "peak memory, GiB", "load, s"],
         [
@@ -257,7 +289,14 @@ def main() -> None:
             for result in results
         ],
     )
-    print_json("prefill_decode", model=arguments.model, dtype=arguments.dtype, machine=info, results=results)
+    print_json(
+        "prefill_decode",
+        model=arguments.model,
+        dtype=arguments.dtype,
+        machine=info,
+        peer_operations=operations,
+        results=results,
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
 from benchmarks.report import Spread, print_table
 from tests.tiny import DENSE, TinyCheckpoints
@@ -24,6 +25,8 @@ def test_both_engines_are_measured_in_one_run(tmp_path: Path) -> None:
     data = json.loads(output[-1])
     assert data["benchmark"] == "prefill_decode"
     assert data["machine"]["threads"] == 1
+    if hasattr(transformers.integrations, "use_kernel_func_from_hub_with_fallback"):
+        assert data["peer_operations"]["chunk_gated_delta_rule"].startswith(("transformers.", "fla."))
     rows = [(result["engine"], result["length"]) for result in data["results"]]
     assert rows == [("qwen35mm", 8), ("transformers", 8), ("qwen35mm", 20), ("transformers", 20)]
     for result in data["results"]:

@@ -65,7 +65,8 @@ def prepare(q: torch.Tensor, k: torch.Tensor, gates: Gates, chunks: torch.Tensor
     # With one value head to a program, k k^T is made again for each of a group; but a loop over them holds two more
     # matrices in registers, and fewer programs run side by side.
     default = Config({"HEADS": 1}, num_warps=4, num_stages=1)
-    config = config_for("gdn_prepare", q.device, f"Hk{num_k_heads}_Hv{num_v_heads}_K{k_dim}", default)
+    shape = f"Hk{num_k_heads}_Hv{num_v_heads}_K{k_dim}_{q.dtype.itemsize * 8}"
+    config = config_for("gdn_prepare", q.device, shape, default)
     launch(
         _prepare_kernel,
         (num_chunks, num_v_heads // config.blocks["HEADS"]),

@@ -53,7 +53,7 @@ def scan_config(v: torch.Tensor, k_dim: int) -> Config:
         default = Config({"BLOCK_V": min(widest, 64)}, num_warps=8, num_stages=3)
     else:
         default = Config({"BLOCK_V": min(widest, 32)}, num_warps=4, num_stages=3)
-    return config_for("gdn_scan", v.device, f"Hv{num_v_heads}_K{k_dim}_V{v_dim}", default)
+    return config_for("gdn_scan", v.device, f"Hv{num_v_heads}_K{k_dim}_V{v_dim}_{v.dtype.itemsize * 8}", default)
 
 
 def scan(

@@ -8,32 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 
-CONFIGS = Path(__file__).parent / "configs"
+from qwen35mm_kernels.gpu.tables import Config, Table, read_table, table_path
+
 # A Hopper card's, for the interpreter.
 _INTERPRETED_SHARED_BYTES = 227 << 10
-
-
-@dataclass(frozen=True)
-class Config:
-    """How a kernel is cut.
-
-    Attributes:
-        blocks: constexpr arguments of the kernel, by name.
-        num_warps: of one program.
-        num_stages: of its pipelined loops.
-    """
-
-    blocks: Mapping[str, int] = field(default_factory=dict)
-    num_warps: int = 4
-    num_stages: int = 2
 
 
 def config_for(kernel: str, device: torch.device, shape: str, default: Config) -> Config:
@@ -41,9 +25,23 @@ def config_for(kernel: str, device: torch.device, shape: str, default: Config) -
 
     Args:
         shape: what decides which configuration is the fastest, as a short text such as "Hv32_V128".
+
+    Raises:
+        ValueError: the card's table is malformed, or has blocks that the kernel doesn't know.
     """
-    entry = _table(_card(device)).get(kernel, {}).get(shape)
-    return default if entry is None else Config(entry["blocks"], entry["num_warps"], entry["num_stages"])
+    active = _trial.get()
+    if active is not None:
+        active.asked[kernel, shape] = default
+        return active.configs.get((kernel, shape), default)
+    config = _table(device).get((kernel, shape))
+    if config is None:
+        return default
+    if config.blocks.keys() != default.blocks.keys():
+        path = table_path(torch.cuda.get_device_name(device))
+        raise ValueError(
+            f"{path}, {kernel}, {shape}: blocks must be {list(default.blocks)}, got {list(config.blocks)}."
+        )
+    return config
 
 
 def launch(kernel: Any, grid: Sequence[int], *args: Any, config: Config, **constants: Any) -> None:
@@ -57,8 +55,10 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, config: Config, **const
         return
     device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    active = _trial.get()
+    run = kernel[tuple(grid)] if active is None or active.run is None else functools.partial(active.run, kernel, grid)
     with on_device:
-        kernel[tuple(grid)](
+        run(
             *args,
             **config.blocks,
             **constants,
@@ -82,17 +82,34 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
-def table_name(card: str) -> str:
-    """The file name of a card's table: "NVIDIA H200" -> "nvidia_h200"."""
-    return "_".join("".join(c if c.isalnum() else " " for c in card.lower()).split())
+class _Trial(NamedTuple):
+    configs: Mapping[tuple[str, str], Config]
+    run: Callable[..., object] | None
+    asked: Table
+
+
+_trial: ContextVar[_Trial | None] = ContextVar("trial", default=None)
+
+
+@contextlib.contextmanager
+def trial(configs: Mapping[tuple[str, str], Config], run: Callable[..., object] | None = None) -> Iterator[Table]:
+    """For tuning: while it lasts, this thread takes `configs` and, for all else, the defaults; no table is read.
+
+    Args:
+        configs: by kernel and shape.
+        run: gets the kernel, its grid and its arguments in place of a launch, to compile it only, or to do nothing.
+
+    Yields:
+        The defaults of what was asked for until now, by kernel and shape.
+    """
+    asked: Table = {}
+    token = _trial.set(_Trial(configs, run, asked))
+    try:
+        yield asked
+    finally:
+        _trial.reset(token)
 
 
 @functools.cache
-def _card(device: torch.device) -> str:
-    return table_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else "interpreter"
-
-
-@functools.cache
-def _table(card: str) -> Mapping[str, Any]:
-    path = CONFIGS / f"{card}.json"
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+def _table(device: torch.device) -> Table:
+    return read_table(table_path(torch.cuda.get_device_name(device))) if device.type == "cuda" else {}

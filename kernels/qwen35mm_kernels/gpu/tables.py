@@ -1,0 +1,93 @@
+"""The committed tables of kernel configurations, one JSON file for each card that was measured: reading and writing.
+
+    {"card": "NVIDIA H200", ..., "kernels": {"gdn_scan": {"Hv32_K128_V128": {"blocks": ..., ...}}}}
+
+Everything beside "kernels" only tells where the numbers come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CONFIGS = Path(__file__).parent / "configs"
+_FIELDS = ("blocks", "num_stages", "num_warps")
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a kernel is cut.
+
+    Attributes:
+        blocks: constexpr arguments of the kernel, by name.
+        num_warps: of one program.
+        num_stages: of its pipelined loops.
+    """
+
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+# By kernel and shape.
+Table = dict[tuple[str, str], Config]
+
+
+def table_path(card: str) -> Path:
+    """Where a card's table lies, whether or not it has one: "NVIDIA H200" -> configs/nvidia_h200.json."""
+    return CONFIGS / ("_".join("".join(c if c.isalnum() else " " for c in card.lower()).split()) + ".json")
+
+
+def read_table(path: Path) -> Table:
+    """A card's table; empty where there is no file.
+
+    Raises:
+        ValueError: not a table, or an entry that isn't a configuration. Names the file, the kernel and the shape.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} isn't JSON: {error}") from error
+    kernels = content.get("kernels") if isinstance(content, dict) else None
+    if not isinstance(kernels, dict):
+        raise ValueError(f'{path} must be an object with "kernels", as benchmarks/tune_kernels.py writes it.')
+    table: Table = {}
+    for kernel, shapes in kernels.items():
+        if not isinstance(shapes, dict):
+            raise ValueError(f"{path}, {kernel}: must map shapes to configurations, got {shapes!r}.")
+        for shape, entry in shapes.items():
+            table[kernel, shape] = _as_config(entry, f"{path}, {kernel}, {shape}")
+    return table
+
+
+def write_table(path: Path, table: Table, origin: Mapping[str, str | None]) -> None:
+    """Writes a table at once: whoever reads finds the old one or the new one.
+
+    Args:
+        origin: what the numbers depend on: the card and versions.
+    """
+    kernels: dict[str, dict[str, Any]] = {}
+    for (kernel, shape), config in table.items():
+        entry = {"blocks": dict(config.blocks), "num_stages": config.num_stages, "num_warps": config.num_warps}
+        kernels.setdefault(kernel, {})[shape] = entry
+    path.parent.mkdir(exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({**origin, "kernels": kernels}, indent=1, sort_keys=True) + "\n", "utf-8")
+    new.replace(path)
+
+
+def _as_config(entry: object, where: str) -> Config:
+    if not isinstance(entry, dict) or sorted(entry) != sorted(_FIELDS):
+        raise ValueError(f"{where}: must have {', '.join(_FIELDS)} and nothing else, got {entry!r}.")
+    blocks = entry["blocks"]
+    if not isinstance(blocks, dict):
+        raise ValueError(f"{where}: blocks must map names to sizes, got {blocks!r}.")
+    for name, number in (*blocks.items(), ("num_warps", entry["num_warps"]), ("num_stages", entry["num_stages"])):
+        if type(number) is not int or number < 1:
+            raise ValueError(f"{where}: {name} must be a whole number of at least 1, got {number!r}.")
+    return Config(blocks, entry["num_warps"], entry["num_stages"])

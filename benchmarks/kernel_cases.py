@@ -64,6 +64,7 @@ class Case:
         expected: the reference's result of the same inputs, for the check before timing.
         peer: None where flash-linear-attention has no such operation.
         graph: whether it is replayed from a CUDA graph.
+        changed: the tensors that the operation works on in place, so that two runs can start alike.
     """
 
     kernel: str
@@ -74,6 +75,7 @@ class Case:
     num_flops: int = 0
     peer: Callable[[], object] | None = None
     graph: bool = False
+    changed: tuple[torch.Tensor, ...] = ()
 
 
 @functools.cache
@@ -159,7 +161,7 @@ def _gdn_prefill(s: Shapes, length: int) -> Case:
     # Per token and head: k k^T, q k^T, five products with the chunk or the state, and the inverse.
     flops = 2 * length * s.v_heads * (3 * dim * dim + 64 * (2 * dim + 2 * dim) + 4 * 64 * 64 // 3)
     moved = num_bytes(row, a, b, v) + 2 * num_bytes(state)
-    return Case("gdn prefill", f"{s.name} T={length}", ours, expected, moved, flops, peer)
+    return Case("gdn prefill", f"{s.name} T={length}", ours, expected, moved, flops, peer, changed=(state,))
 
 
 def _conv(s: Shapes, length: int) -> Case:
@@ -298,7 +300,8 @@ def _gdn_step(s: Shapes, batch: int) -> Case:
         peer = run_peer
 
     moved = 2 * num_bytes(states, conv_states) + num_bytes(mixed) + batch * s.v_heads * dim * 2
-    return Case("gdn decode step", f"{s.name} B={batch}", ours, expected, moved, peer=peer, graph=True)
+    changed = (conv_states, states)
+    return Case("gdn decode step", f"{s.name} B={batch}", ours, expected, moved, peer=peer, graph=True, changed=changed)
 
 
 def _attention_decode(s: Shapes, batch: int, length: int = 4096) -> Case:

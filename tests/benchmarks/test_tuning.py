@@ -1,0 +1,144 @@
+"""How the tuner chooses, and what it refuses, with times that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+from benchmarks.tuning import Checked, Configs, Refused, Wrong, choose, tune
+from benchmarks.tuning_workloads import Workload
+from qwen35mm_kernels.gpu.tables import Config
+
+A, B, C, DEFAULT = (Config({"BLOCK": size}) for size in (16, 32, 64, 128))
+KEY = ("kernel", "D64")
+
+
+@pytest.mark.parametrize(
+    ("candidates", "expected"),
+    [
+        ([], None),
+        ([(A, [1.0, 2.0])], None),
+        ([(A, [0.99, 1.97])], None),  # better by 1.3%
+        ([(A, [0.98, 1.96])], A),
+        ([(A, [0.97, 1.94]), (B, [0.96, 1.92])], B),
+        ([(A, [0.9, 1.8]), (B, [0.9, 1.8])], A),
+        ([(A, [0.5, 2.12])], None),  # slower by 6% at one size
+        ([(A, [0.5, 2.12]), (B, [0.97, 1.9])], B),
+        ([(A, [1.04, 1.0])], A),  # a loss of 4% at one size for half of the time at the other
+    ],
+)
+def test_choice(candidates: list[tuple[Config, list[float]]], expected: Config | None) -> None:
+    chosen, ratio = choose([1.0, 2.0], candidates)
+    assert chosen is expected
+    assert (ratio < 1) == (expected is not None)
+
+
+def test_the_ratio_is_a_geometric_mean() -> None:
+    assert choose([1.0, 100.0], [(A, [0.5, 98.0])])[1] == pytest.approx((0.5 * 0.98) ** 0.5)
+
+
+def measure(times_ms: dict[int, float | Refused | Sequence[float]]) -> Callable[[Configs], float]:
+    """A card on which a block size takes so long; several times for one measurement after the other."""
+    turns = {block: iter(times) for block, times in times_ms.items() if isinstance(times, Sequence)}
+
+    def run(configs: Configs) -> float:
+        block = configs[KEY].blocks["BLOCK"]
+        time = next(turns[block]) if block in turns else times_ms[block]
+        if isinstance(time, Refused):
+            raise time
+        assert isinstance(time, float)
+        return time
+
+    return run
+
+
+def test_the_fastest_that_works_is_chosen() -> None:
+    sizes = [
+        measure({16: 0.1, 32: Wrong("wrong"), 64: 0.8, 128: 1.0}),
+        measure({16: Refused("too large"), 32: 0.1, 64: 0.8, 128: 1.0}),
+    ]
+    outcome = tune(KEY, DEFAULT, [A, B, C], {}, sizes)
+    assert (outcome.chosen, outcome.ratio) == (C, pytest.approx(0.8))
+    assert [(config, str(reason)) for config, reason in outcome.refused] == [(A, "too large"), (B, "wrong")]
+
+
+def test_what_wins_once_must_win_again() -> None:
+    outcome = tune(KEY, DEFAULT, [A], {}, [measure({16: [0.5, 1.0], 128: 1.0})])
+    assert (outcome.chosen, outcome.ratio) == (None, 1.0)
+    outcome = tune(KEY, DEFAULT, [A], {}, [measure({16: [0.5, 0.9], 128: 1.0})])
+    assert (outcome.chosen, outcome.ratio) == (A, pytest.approx(0.9))
+
+
+def test_a_loss_at_one_size_ends_the_measurements_of_a_candidate() -> None:
+    outcome = tune(KEY, DEFAULT, [A], {}, [measure({16: 1.1, 128: 1.0}), measure({128: 1.0})])
+    assert outcome.chosen is None
+    assert [str(reason) for _, reason in outcome.refused] == ["slower by 10% at one size"]
+
+
+def test_a_default_that_does_not_work_is_no_choice() -> None:
+    with pytest.raises(Refused, match="broken"):
+        tune(KEY, DEFAULT, [A], {}, [measure({16: 0.5, 128: Wrong("broken")})])
+
+
+def test_other_kernels_keep_their_configurations() -> None:
+    seen: list[Configs] = []
+
+    def run(configs: Configs) -> float:
+        seen.append(configs)
+        return 1.0
+
+    tune(KEY, DEFAULT, [A], {("other", "D64"): B}, [run])
+    assert seen == [{("other", "D64"): B, KEY: config} for config in (DEFAULT, A)]
+
+
+class Counter:
+    """An operation that doubles its input, and changes a tensor in place; by `error` both may go wrong."""
+
+    def __init__(self, exact: bool = False) -> None:
+        self.x, self.state = torch.arange(1.0, 9.0), torch.ones(4)
+        self.error = self.state_error = 0.0
+        self.workload = Workload("double", self.run, lambda: 2 * self.x, (self.state,), exact)
+
+    def run(self) -> torch.Tensor:
+        self.state.add_(1 + self.state_error)
+        return 2 * self.x + self.error
+
+
+def test_a_result_that_is_off_is_wrong() -> None:
+    counter = Counter()
+    checked = Checked(counter.workload, {})
+    for _ in range(3):
+        checked.check({})  # from the same state each time
+    counter.error = 1e-3
+    checked.check({})
+    for error in (1.0, torch.nan):
+        counter.error = error
+        with pytest.raises(Wrong, match="double is off by a relative"):
+            checked.check({})
+
+
+def test_a_changed_tensor_must_be_as_the_default_leaves_it() -> None:
+    counter = Counter()
+    checked = Checked(counter.workload, {})
+    counter.state_error = 0.5
+    with pytest.raises(Wrong, match=r"double is off by a relative 2\.5e-01"):
+        checked.check({})
+
+
+def test_a_wrong_default_is_found_at_once() -> None:
+    counter = Counter()
+    counter.error = 1.0
+    with pytest.raises(Wrong):
+        Checked(counter.workload, {})
+
+
+def test_token_ids_must_be_equal() -> None:
+    counter = Counter(exact=True)
+    checked = Checked(counter.workload, {})
+    counter.error = 1e-3
+    with pytest.raises(Wrong, match="differs from the reference"):
+        checked.check({})

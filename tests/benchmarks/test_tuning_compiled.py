@@ -1,0 +1,56 @@
+"""Candidates compiled side by side, for cards that aren't here."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+from benchmarks import kernel_cases
+from benchmarks.kernel_cases import SHAPES
+from benchmarks.tune_kernels import by_shape, compile_all
+from benchmarks.tuning_compile import processes
+from benchmarks.tuning_spaces import SPACES
+from qwen35mm_kernels.gpu.tables import Config
+
+
+def compiling(monkeypatch: pytest.MonkeyPatch, cache: Path, capability: int) -> ProcessPoolExecutor:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    return processes(capability, 2)
+
+
+def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key, good, bad = ("rms_norm", "D1024"), Config({"BLOCK_ROWS": 4}, 8, 1), Config({"BLOCK_ROWS": 3}, 8, 1)
+    with compiling(monkeypatch, tmp_path, 90) as pool:
+        compiled, failed = compile_all(pool, key, [good, bad], [("rms_norm", SHAPES["0.8B"], 4)], {})
+    assert compiled == [good]
+    ((config, reason),) = failed
+    assert config == bad
+    assert "doesn't compile" in str(reason)
+    # What the card's own process will look for.
+    assert len(list(tmp_path.rglob("_rms_norm_kernel.cubin"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_every_candidate_compiles(
+    capability: int, on_triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kernel_cases, "DEVICE", "meta")
+    failures = []
+    with compiling(monkeypatch, tmp_path, capability) as pool, torch.inference_mode():
+        for kernel, space in SPACES.items():
+            # The mixture has every kernel; the state that takes `gdn_combine` is the small model's.
+            context = {("gdn_scan", "Hv16_K128_V128_16"): Config({"BLOCK_V": 64}, 8, 3)}
+            model = SHAPES["0.8B" if kernel == "gdn_combine" else "35B-A3B"]
+            shapes = by_shape(kernel, [model], context)
+            assert shapes
+            for shape, (default, named) in shapes.items():
+                candidates = [default, *space.candidates(shape, default)]
+                failures += compile_all(pool, (kernel, shape), candidates, named[-1:], context)[1]
+    assert failures == []

@@ -1,0 +1,114 @@
+"""What the tuner tries: every kernel that asks for a configuration, legal cuts of it, and right results from each."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+import qwen35mm_kernels
+from benchmarks import kernel_cases, tuning_workloads
+from benchmarks.kernel_cases import SHAPES, Shapes
+from benchmarks.tune_kernels import asked_by, workloads_of
+from benchmarks.tuning import Checked
+from benchmarks.tuning_spaces import SPACES, sizes_of
+from benchmarks.tuning_workloads import OPERATIONS, Workload
+from qwen35mm_kernels.gpu import gdn_prefill
+from qwen35mm_kernels.gpu.launch import trial
+from qwen35mm_kernels.gpu.tables import Table
+
+GPU = Path(qwen35mm_kernels.__file__).parent / "gpu"
+# Few heads and tokens, but heads and states of the real sizes: the blocks are cut from those.
+SMALL = Shapes("small", 320, 2, 1, 2, vision_heads=2, k_heads=1, experts=(2, 2, 64))
+SMALL_SIZES: dict[str, tuple[Any, ...]] = {
+    "gdn_prefill": (70,),
+    "gdn_step": (2,),
+    "attention_decode": ((2, 320),),
+    "attention_prefill": ((70, 128),),
+    "moe_experts": (3, 5, 97),
+    "sample": (4,),
+}
+# Some seconds each, interpreted.
+LONG = {"gdn_scan", "gdn_prepare", "gdn_combine", "moe_gate_up", "moe_down", "moe_combine", "sampling", "causal_conv1d"}
+
+
+def kernels_in_sources() -> set[str]:
+    """The names that are passed to `config_for`, or to `norms._config`, which passes them on."""
+    found = set()
+    for path in GPU.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="config_for" | "_config"), args=[ast.Constant(value=name), *_]):
+                    found.add(name)
+    return found
+
+
+def test_every_kernel_that_asks_for_a_configuration_has_a_space_and_a_workload() -> None:
+    assert set(SPACES) == kernels_in_sources()
+    assert {kernel for operation in OPERATIONS.values() for kernel in operation.kernels} == set(SPACES)
+
+
+def test_sizes_are_read_from_the_name_of_a_shape() -> None:
+    assert sizes_of("Hk16_Hv32_K128_16") == {"Hk": 16, "Hv": 32, "K": 128}
+    assert sizes_of("V248320") == {"V": 248_320}
+
+
+@torch.inference_mode()
+def test_candidates_are_few_and_fit_the_real_shapes(on_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cases, "DEVICE", "meta")
+    asked: Table = {}
+    for kernel in SPACES:
+        for named in workloads_of(kernel, list(SHAPES.values())):
+            of_one = asked_by(named, {})
+            assert {name for name, _ in of_one} <= set(OPERATIONS[named[0]].kernels)
+            asked |= of_one
+    # A state is cut into segments only where few programs carry it, which no default leads to.
+    assert {kernel for kernel, _ in asked} == set(SPACES) - {"gdn_combine"}
+    for (kernel, shape), default in asked.items():
+        candidates = SPACES[kernel].candidates(shape, default)
+        assert 1 <= len(candidates) <= 12, (kernel, shape)
+        texts = {repr(config) for config in candidates}
+        assert len(texts) == len(candidates)
+        assert repr(default) not in texts
+        for config in candidates:
+            assert config.blocks.keys() == default.blocks.keys()
+            assert config.num_warps in {1, 2, 4, 8, 16}
+
+
+def small_workloads(kernel: str) -> Iterator[Workload]:
+    for name, operation in OPERATIONS.items():
+        if kernel in operation.kernels:
+            make = functools.partial(tuning_workloads._sample, vocab=9000) if name == "sample" else operation.make
+            for size in SMALL_SIZES.get(name, (5,)):
+                yield make(SMALL, size)
+
+
+@pytest.mark.parametrize(
+    "kernel", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in SPACES]
+)
+@torch.inference_mode()
+def test_every_cut_gives_the_right_result(kernel: str, on_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted: warps and stages make no difference here, blocks do."""
+    torch.manual_seed(0)
+    if kernel == "gdn_combine":
+        monkeypatch.setattr(gdn_prefill, "_SEGMENTS_FROM_TOKENS", 64)
+        monkeypatch.setattr(gdn_prefill, "_SEGMENT_TOKENS", 64)
+    cuts = set()
+    for workload in small_workloads(kernel):
+        checked = Checked(workload, {})
+        with trial({}, lambda *arguments, **constants: None) as asked:
+            workload.run()
+        for (name, shape), default in asked.items():
+            for config in SPACES[kernel].candidates(shape, default) if name == kernel else ():
+                cut = (shape, *config.blocks.values())
+                if cut not in cuts:
+                    cuts.add(cut)
+                    checked.check({(kernel, shape): config})
+    assert len(cuts) > 1

@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import re
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image
-
+from benchmarks.peers import PictureReader, TransformersPeer
 from qwen35mm.backends import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.captioning.captioner import CaptionStyle
@@ -24,6 +21,7 @@ from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.model import load
+from qwen35mm.model.load import DTYPES
 from qwen35mm_preprocess import MediaBudget
 
 CONTEXT_LENGTH = 4096
@@ -136,19 +134,10 @@ class PlainLoop:
     """transformers' own image processor, template and `generate`, one file after the other."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        from transformers import AutoModelForImageTextToText, AutoTokenizer
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        size = {}
-        if arguments.image_tokens is not None:
-            least, most = pixel_bounds(arguments.image_tokens)
-            size["size"] = {"shortest_edge": least, "longest_edge": most}
-        self._processor = Qwen2VLImageProcessorPil.from_pretrained(arguments.model, **size)
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(arguments.model)
-        dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[arguments.dtype]
-        model: Any = AutoModelForImageTextToText.from_pretrained(arguments.model, dtype=dtype)
-        self._model = model.to(arguments.device).eval()
-        self._model.generation_config.eos_token_id = None
+        bounds = None if arguments.image_tokens is None else pixel_bounds(arguments.image_tokens)
+        self._reader = PictureReader(arguments.model, bounds)
+        self._peer = TransformersPeer(arguments.model, DTYPES[arguments.dtype], arguments.device)
+        self._peer.model.generation_config.eos_token_id = None
         self._question, self._max_tokens = arguments.prompt, arguments.max_tokens
 
     def answer(self, pictures: str, out: str) -> dict[str, Any]:
@@ -167,31 +156,11 @@ class PlainLoop:
             "num_generated_tokens": num_generated_tokens,
         }
 
-    @torch.inference_mode()
     def _caption(self, path: Path) -> tuple[str, int, int]:
         """The caption, and how many tokens prompt and caption have."""
-        model = self._model
-        with Image.open(path) as image:
-            values = self._processor(images=[image.convert("RGB")], return_tensors="pt")
-        grid = values["image_grid_thw"]
-        content = [{"type": "image"}, {"type": "text", "text": self._question}]
-        text = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-        num_places = int(grid.prod()) // self._processor.merge_size**2
-        text = re.sub(r"<\|image_pad\|>", "<|image_pad|>" * num_places, text)
-        ids = self._tokenizer(text, return_tensors="pt")["input_ids"].to(model.device)
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            mm_token_type_ids=(ids == model.config.image_token_id).int(),
-            pixel_values=values["pixel_values"].to(model.device, model.dtype),
-            image_grid_thw=grid.to(model.device),
-            do_sample=False,
-            max_new_tokens=self._max_tokens,
-        )
-        reply = output[0, ids.shape[1] :]
-        return self._tokenizer.decode(reply, skip_special_tokens=True), ids.shape[1], len(reply)
+        inputs = self._reader.read(path, self._question)
+        reply = self._peer.generate(inputs, max_tokens=self._max_tokens)
+        return self._reader.tokenizer.decode(reply, skip_special_tokens=True), len(inputs.ids), len(reply)
 
     def close(self) -> None:
         pass

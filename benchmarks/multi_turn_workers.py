@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.asking import ONE_TOKEN, last_result
 from benchmarks.peers import TransformersPeer, extends
 from benchmarks.scripted_chat import ScriptedChat
 from qwen35mm.backends import LocalBackend, default_budget
 from qwen35mm.cache import CacheSettings
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine import Engine, EngineSettings, Finished, Request, Result
+from qwen35mm.engine import Engine, EngineSettings, Finished, Request
 from qwen35mm.model import load
+from qwen35mm.model.load import DTYPES
 from qwen35mm.prompt import ChatTemplate, Image, Message, Prompt, Text, build_prompt
-from qwen35mm.sampling import SamplingParams
 from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia, read_processing
 
-ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 WARM_UP_TOKENS = 600
 CONVERSATION = "benchmark"
 
@@ -164,8 +164,7 @@ class RestartWorker:
 class TransformersWorker:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.script = Script(arguments)
-        dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[arguments.dtype]
-        self.peer = TransformersPeer(arguments.model, dtype, arguments.device)
+        self.peer = TransformersPeer(arguments.model, DTYPES[arguments.dtype], arguments.device)
         self.answer(1)
 
     def answer(self, turn: int) -> dict[str, Any]:
@@ -178,7 +177,8 @@ class TransformersWorker:
 
 def answer_turn(backend: LocalBackend, chat: ScriptedChat, turn: int) -> dict[str, Any]:
     """Streams one token of a turn's reply; seconds and the cache's report."""
-    result = asyncio.run(_first_token(backend, chat.prompt(turn), enable_thinking=chat.thinking))
+    events = backend.stream(chat.prompt(turn), ONE_TOKEN, conversation=CONVERSATION, enable_thinking=chat.thinking)
+    result = asyncio.run(last_result(events))
     if not backend.wait_idle(600):
         raise SystemExit("the engine doesn't come to rest")
     cache = result.cache
@@ -208,14 +208,7 @@ def warm_up(backend: LocalBackend, image_side: int) -> None:
     words = np.random.default_rng(1).integers(0, 10, WARM_UP_TOKENS)
     picture = Image(ScriptedChat.picture(image_side, seed=1))
     message = Message("user", (picture, Text(" ".join(str(word) for word in words))))
-    asyncio.run(_first_token(backend, [message], enable_thinking=False, retain="nothing"))
-
-
-async def _first_token(backend: LocalBackend, messages: list[Message], **options: Any) -> Result:
-    async for event in backend.stream(messages, ONE_TOKEN, conversation=CONVERSATION, **options):
-        if isinstance(event, Finished):
-            return event.result
-    raise AssertionError("a stream ends with Finished")
+    asyncio.run(last_result(backend.stream([message], ONE_TOKEN, enable_thinking=False, retain="nothing")))
 
 
 def make_worker(role: str, arguments: argparse.Namespace, min_segment: int) -> Any:

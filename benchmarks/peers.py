@@ -1,20 +1,71 @@
-"""Other engines on the scripted chat: transformers in this process, and any OpenAI-compatible server.
+"""Other engines: transformers in this process, on the scripted chat and on pictures, and any OpenAI-compatible server.
 
-Both answer `turn` with seconds to the first token. transformers gets the prompt's ids and pixels ready-made, which
-leaves its own tokenizing and image processing out of its time.
+On the chat both answer `turn` with seconds to the first token. There transformers gets the prompt's ids and pixels
+ready-made, which leaves its own tokenizing and image processing out of its time; `PictureReader` is those two.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from benchmarks.scripted_chat import ScriptedChat
 from qwen35mm.prompt import Prompt
 from qwen35mm_preprocess import PreparedMedia
+
+
+@dataclass(frozen=True)
+class PictureInputs:
+    """A question about one picture, as transformers' model takes it.
+
+    Attributes:
+        ids: [T] int64.
+        pixel_values: [P, patch_dim] float32.
+        grid_thw: [1, 3] int64.
+    """
+
+    ids: torch.Tensor
+    pixel_values: torch.Tensor
+    grid_thw: torch.Tensor
+
+
+class PictureReader:
+    """transformers' own image processor, template and tokenizer.
+
+    Args:
+        pixel_bounds: least and most pixels of a picture; None takes the checkpoint's.
+    """
+
+    def __init__(self, folder: str, pixel_bounds: tuple[int, int] | None = None) -> None:
+        from transformers import AutoTokenizer
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        size = {}
+        if pixel_bounds is not None:
+            size["size"] = {"shortest_edge": pixel_bounds[0], "longest_edge": pixel_bounds[1]}
+        self._processor = Qwen2VLImageProcessorPil.from_pretrained(folder, **size)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+
+    def read(self, path: Path, question: str) -> PictureInputs:
+        """Decodes a file and tokenizes a question about it, which is answered without thinking."""
+        with Image.open(path) as image:
+            values = self._processor(images=[image.convert("RGB")], return_tensors="pt")
+        grid = values["image_grid_thw"]
+        content = [{"type": "image"}, {"type": "text", "text": question}]
+        text = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        num_places = int(grid.prod()) // self._processor.merge_size**2
+        text = re.sub(r"<\|image_pad\|>", "<|image_pad|>" * num_places, text)
+        ids = self.tokenizer(text, return_tensors="pt")["input_ids"][0]
+        return PictureInputs(ids, values["pixel_values"], grid)
 
 
 class TransformersPeer:
@@ -35,20 +86,28 @@ class TransformersPeer:
     def turn(self, prompt: Prompt, media: PreparedMedia) -> dict[str, Any]:
         """Generates one token; seconds, prompt tokens and the token."""
         started_s = time.perf_counter()
-        ids = torch.tensor(prompt.token_ids, device=self.device)[None]
-        grid = torch.tensor([list(media.plan.grid_thw)], device=self.device)
-        types = (ids == self.model.config.image_token_id).int()
+        inputs = PictureInputs(
+            torch.tensor(prompt.token_ids),
+            torch.from_numpy(media.pixel_values),
+            torch.tensor([list(media.plan.grid_thw)]),
+        )
+        (token_id,) = self.generate(inputs, max_tokens=1)
+        ttft_s = time.perf_counter() - started_s
+        return {"ttft_s": ttft_s, "num_prompt_tokens": len(inputs.ids), "token_id": token_id}
+
+    def generate(self, inputs: PictureInputs, *, max_tokens: int) -> list[int]:
+        """The reply's tokens, greedy."""
+        ids = inputs.ids[None].to(self.device)
         output = self.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            mm_token_type_ids=types,
-            pixel_values=torch.from_numpy(media.pixel_values).to(self.device),
-            image_grid_thw=grid,
+            mm_token_type_ids=(ids == self.model.config.image_token_id).int(),
+            pixel_values=inputs.pixel_values.to(self.device, self.model.dtype),
+            image_grid_thw=inputs.grid_thw.to(self.device),
             do_sample=False,
-            max_new_tokens=1,
+            max_new_tokens=max_tokens,
         )
-        ttft_s = time.perf_counter() - started_s
-        return {"ttft_s": ttft_s, "num_prompt_tokens": ids.shape[1], "token_id": int(output[0, -1])}
+        return output[0, ids.shape[1] :].tolist()
 
 
 def extends(shorter: Prompt, longer: Prompt) -> bool:

@@ -15,6 +15,7 @@ from qwen35mm.cache import CachePools
 from qwen35mm.config import ModelConfig
 from qwen35mm.model.names import checkpoint_targets
 from qwen35mm.model.weights import load_model
+from tests.benchmarks.narrow import narrow_sizes
 
 
 @pytest.mark.parametrize(
@@ -33,24 +34,7 @@ def test_sizes_are_those_of_the_family(size: str, billions: float, kib_per_token
 @pytest.fixture(params=["0.8B", "35B-A3B"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The real layout with few and narrow layers."""
-    full_config = make_random.make_config
-
-    def narrow(size: str, dtype: str) -> dict[str, Any]:
-        data = full_config(size, dtype)
-        data["text_config"] |= {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "layer_types": ["linear_attention", "full_attention"],
-            "moe_intermediate_size": 16,
-            "num_experts": 16,
-            "num_hidden_layers": 2,
-            "vocab_size": 2000,
-        }
-        data["vision_config"] |= {"depth": 1, "hidden_size": 64, "num_heads": 4, "out_hidden_size": 64}
-        return data
-
-    monkeypatch.setattr(make_random, "make_config", narrow)
-    monkeypatch.setattr(make_random, "SHARD_BYTES", 200_000)
+    narrow_sizes(monkeypatch)
     make_random.write(request.param, tmp_path, "bfloat16", seed=0)
     return tmp_path
 

@@ -1,0 +1,228 @@
+"""What first_token.py measures, each in a process of its own: our backend, and transformers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.asking import ONE_TOKEN, last_result
+from benchmarks.peers import PictureReader, TransformersPeer
+from qwen35mm.backends import LocalBackend
+from qwen35mm.cache import CacheSettings
+from qwen35mm.engine import Engine, EngineSettings, Event, Finished, MediaPlanned, Progress, Request, Result
+from qwen35mm.engine.sequence import Sequence as EngineSequence
+from qwen35mm.model import load
+from qwen35mm.model.load import DTYPES
+from qwen35mm.prompt import Image, Message, Prompt, Text, build_prompt
+from qwen35mm_kernels import describe
+from qwen35mm_preprocess import MediaBudget, MediaPlan, PreparedMedia
+
+STAGES: tuple[str, ...] = ("read", "prompt", "vision", "prefill", "first token")
+_STAGE_OF = {"encode": "vision", "prefill": "prefill"}
+
+
+_OPTIONS: dict[str, Any] = {"enable_thinking": False}
+
+
+class OurWorker:
+    """The backend as the page uses it, on a picture that is never resized.
+
+    Attributes:
+        ready: how long the start took, and what runs on which kernels.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        started_s = time.perf_counter()
+        loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device)
+        pixels = arguments.side**2
+        processing = replace(loaded.image_processing, min_pixels=pixels, max_pixels=pixels)
+        self._loaded = replace(loaded, image_processing=processing)
+        self._device = loaded.model.device
+        self._backend = LocalBackend(self._loaded, budget=MediaBudget(), commit_history=False)
+        self.ready = {"load_s": time.perf_counter() - started_s, "kernels": describe(self._device)}
+        self._staged: StagedEngine | None = None
+
+    def answer(self, do: str, path: str, questions: list[str]) -> dict[str, Any]:
+        """One of the methods below."""
+        actions = {"full": self.full, "model": self.model, "stages": self.stages}
+        return actions[do](Path(path), *questions)
+
+    def full(self, path: Path, question: str, other: str) -> dict[str, Any]:
+        """From the file and a question; then another question, when the picture's plan is known, as in a chat."""
+        cold, plan = self._timed(lambda: self._backend.stream([_ask(Image(path), question)], ONE_TOKEN, **_OPTIONS))
+        message = _ask(Image(path, plan), other)
+        warm, _ = self._timed(lambda: self._backend.stream([message], ONE_TOKEN, **_OPTIONS))
+        return {"cold": cold, "warm": warm}
+
+    def model(self, path: Path, question: str, other: str) -> dict[str, Any]:
+        """The same with prompt and pixels ready."""
+        media = self._backend.media.prepare(path, kind="image")
+        samples = {}
+        for name, text in (("cold", question), ("warm", other)):
+            request = Request(self._prompt(media, text), (media,), params=ONE_TOKEN)
+            samples[name], _ = self._timed(lambda request=request: self._backend.engine.stream(request))
+        return samples
+
+    def stages(self, path: Path, question: str, _other: str) -> dict[str, Any]:
+        """Seconds of each part of `full`, one after the other: each waits for the device before the next begins."""
+        if self._staged is None:
+            self._staged = StagedEngine(self._loaded)
+        laps = Laps(self._device)
+        media = self._backend.media.prepare(path, kind="image")
+        laps.end("read")
+        prompt = self._prompt(media, question)
+        laps.end("prompt")
+        self._staged.run(Request(prompt, (media,), params=ONE_TOKEN), laps)
+        return laps.seconds
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _prompt(self, media: PreparedMedia, question: str) -> Prompt:
+        return build_prompt(
+            [_ask(Image(media), question)],
+            [media.plan],
+            tokenizer=self._loaded.tokenizer,
+            template=self._loaded.template,
+            config=self._loaded.config,
+            **_OPTIONS,
+        )
+
+    def _timed(self, stream: Callable[[], AsyncIterator[Event]]) -> tuple[dict[str, Any], MediaPlan | None]:
+        """The time until the caller has the token, and the picture's plan."""
+
+        async def run() -> tuple[float, Result, MediaPlan | None]:
+            plans: list[MediaPlan] = []
+
+            async def noting(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+                async for event in events:
+                    if isinstance(event, MediaPlanned):
+                        plans.extend(event.plans)
+                    yield event
+
+            synchronize(self._device)
+            started_s = time.perf_counter()
+            result = await last_result(noting(stream()))
+            return time.perf_counter() - started_s, result, plans[0] if plans else None
+
+        ttft_s, result, plan = asyncio.run(run())
+        if not self._backend.wait_idle(600):
+            raise SystemExit("the engine doesn't come to rest")
+        cache = result.cache
+        sample = {
+            "ttft_s": ttft_s,
+            "num_prompt_tokens": result.num_prompt_tokens,
+            "num_prefilled_tokens": cache.num_prefilled_tokens,
+            "num_encoded_units": cache.num_encoded_units,
+            "token_id": result.token_ids[0],
+        }
+        return sample, plan
+
+
+class Laps:
+    """Seconds by name, counted from one call of `end` to the next; the device's work belongs to them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._device = device
+        synchronize(device)
+        self._last_s = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        """Ends a lap, which counts towards `name`."""
+        synchronize(self._device)
+        now_s = time.perf_counter()
+        self.seconds[name] += now_s - self._last_s
+        self._last_s = now_s
+
+
+class StagedEngine(Engine):
+    """An engine that waits for the device between its steps, and between a prompt's last piece and the first token."""
+
+    def __init__(self, loaded: Any) -> None:
+        length = min(EngineSettings().context_length or 8192, loaded.config.text.max_position_embeddings)
+        kv_bytes = 2 * length * loaded.config.kv_bytes_per_token(loaded.model.dtype)
+        super().__init__(loaded, EngineSettings(context_length=length, slots=1), CacheSettings(kv_bytes=kv_bytes))
+        self._laps: Laps | None = None
+
+    def run(self, request: Request, laps: Laps) -> None:
+        """Computes a request's first token."""
+        self._laps = laps
+        self.add(request)
+        while self.has_requests:
+            phases = []
+            for output in self.step():
+                if isinstance(output.event, Exception):
+                    raise SystemExit(f"the request failed: {output.event}")
+                phases += ["end"] if isinstance(output.event, Finished) else []
+                phases += [output.event.phase] if isinstance(output.event, Progress) else []
+            laps.end("first token" if "end" in phases else _STAGE_OF[phases[-1]])
+
+    def _begin_replies(self, sequence: EngineSequence) -> Any:
+        assert self._laps is not None
+        self._laps.end("prefill")
+        return super()._begin_replies(sequence)
+
+
+class TransformersWorker:
+    """transformers' processor and `generate`; what it says of kernels that it lacks is kept."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._fallbacks: list[str] = []
+        _listen(self._fallbacks)
+        started_s = time.perf_counter()
+        self._reader = PictureReader(arguments.model, (arguments.side**2, arguments.side**2))
+        self._peer = TransformersPeer(arguments.model, DTYPES[arguments.dtype], arguments.device)
+        self._device = torch.device(arguments.device)
+        self.ready = {"load_s": time.perf_counter() - started_s}
+
+    def answer(self, do: str, path: str = "", questions: Sequence[str] = ()) -> dict[str, Any]:
+        """Like `OurWorker.answer`; it keeps nothing, so that a second question would cost as much."""
+        if do == "facts":
+            return {"fallbacks": self._fallbacks}
+        synchronize(self._device)
+        started_s = time.perf_counter()
+        inputs = self._reader.read(Path(path), questions[0])
+        if do == "model":
+            started_s = time.perf_counter()
+        (token_id,) = self._peer.generate(inputs, max_tokens=1)
+        ttft_s = time.perf_counter() - started_s
+        return {"cold": {"ttft_s": ttft_s, "num_prompt_tokens": len(inputs.ids), "token_id": token_id}}
+
+    def close(self) -> None:
+        pass
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for the device's work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def make_worker(role: str, arguments: argparse.Namespace) -> OurWorker | TransformersWorker:
+    """The worker of a role."""
+    return OurWorker(arguments) if role == "qwen35mm" else TransformersWorker(arguments)
+
+
+def _ask(image: Image, question: str) -> Message:
+    return Message("user", (image, Text(question)))
+
+
+def _listen(fallbacks: list[str]) -> None:
+    """Collects what transformers warns of as falling back to torch: its way to say that a fast path is off."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if "falling back" in text.lower():
+                fallbacks.append(text)
+
+    logging.getLogger("transformers").addHandler(Listener(logging.WARNING))

@@ -10,7 +10,7 @@ media_plan    MediaPlan and PreparedMedia
 formats       which formats are read, told apart by content
 media         sources: path, bytes, data URI, PIL image
 sizes         smart resize
-patches       8-bit frames to normalised patches; digests
+patches       8-bit frames to patches, and what normalises them; digests
 image         images
 video         videos, over video_container, video_rotation, video_probe, video_sample and video_decode
 budget        plan
@@ -32,6 +32,7 @@ from qwen35mm_preprocess.errors import (
 )
 from qwen35mm_preprocess.media import MediaSource, describe, detect_kind
 from qwen35mm_preprocess.media_plan import MediaPlan, PreparedMedia, timestamp_text
+from qwen35mm_preprocess.patches import Patches
 from qwen35mm_preprocess.positions import Run, TextRun, VisionRun, mrope_positions
 from qwen35mm_preprocess.processor import MediaProcessor, prepare, read_processing
 from qwen35mm_preprocess.types import (
@@ -62,6 +63,7 @@ __all__ = [
     "MediaProcessor",
     "MediaSource",
     "MediaSourceError",
+    "Patches",
     "PreparedMedia",
     "Progress",
     "Run",

@@ -22,7 +22,7 @@ from qwen35mm_preprocess.errors import MediaDecodeError, MediaError, MediaFormat
 from qwen35mm_preprocess.formats import SUPPORTED_IMAGES
 from qwen35mm_preprocess.media import MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
-from qwen35mm_preprocess.patches import PatchWriter, UnitDigest
+from qwen35mm_preprocess.patches import Patches, PatchWriter, UnitDigest
 from qwen35mm_preprocess.types import ImageProcessing, MediaLimits, Size
 
 # EXIF's orientation to the operation that puts the picture upright; 5 to 8 swap width and height.
@@ -93,18 +93,19 @@ def load_image(source: MediaSource, limits: MediaLimits) -> Image.Image:
 
 def image_patches(
     source: MediaSource, plan: MediaPlan, processing: ImageProcessing, limits: MediaLimits
-) -> tuple[np.ndarray, str]:
-    """Decodes, resizes and patchifies an image as its plan says: (pixel_values, digest).
+) -> tuple[Patches, str]:
+    """Decodes, resizes and patchifies an image as its plan says: (patches, digest).
 
-    Equal bit for bit to transformers' Qwen2VLImageProcessorPil when the plan's size is the checkpoint's own.
+    Their values equal those of transformers' Qwen2VLImageProcessorPil bit for bit when the plan's size is the
+    checkpoint's own.
     """
     height, width = plan.size
     frame = np.asarray(load_image(source, limits).resize((width, height), Image.Resampling.BICUBIC))
-    writer = PatchWriter(plan.grid_thw, processing)
-    writer.write(frame, 0, slice(None))
+    writer = PatchWriter(plan.grid_thw, processing, num_frames=1)
+    writer.write(frame, 0)
     digest = UnitDigest(processing, plan.size)
     digest.update(frame)
-    return writer.pixel_values, digest.hexdigest()
+    return writer.patches, digest.hexdigest()
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

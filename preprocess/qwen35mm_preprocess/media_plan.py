@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qwen35mm_preprocess.errors import MediaPlanError
+from qwen35mm_preprocess.patches import Patches
 from qwen35mm_preprocess.types import GridTHW, MediaKind, Size
 
 
@@ -107,15 +108,20 @@ class MediaPlan:
 class PreparedMedia:
     """A medium ready for the vision tower.
 
-    plan          the plan with its digests; fewer frames where some were unreadable or dropped as similar
-    pixel_values  float32 [grid_thw.num_patches, 3 * temporal_patch_size * patch_size**2]; columns in the order channel,
-                  frame, row, column; the patches of one merge block are adjacent rows
-    warnings      what went wrong without stopping, in words for a person
+    plan      the plan with its digests; fewer frames where some were unreadable or dropped as similar
+    patches   grid_thw.num_patches of them; those of one merge block are adjacent rows
+    warnings  what went wrong without stopping, in words for a person
     """
 
     plan: MediaPlan
-    pixel_values: np.ndarray
+    patches: Patches
     warnings: tuple[str, ...] = ()
+
+    @property
+    def pixel_values(self) -> np.ndarray:
+        """float32 [grid_thw.num_patches, 3 * temporal_patch_size * patch_size**2]; columns in the order channel, frame,
+        row, column. Made anew at each call."""
+        return self.patches.values()
 
 
 def _require(ok: bool, what: str) -> None:

@@ -1,12 +1,16 @@
-"""Resized 8-bit frames to the rows of `pixel_values`, normalised, and the digests that address them."""
+"""Resized 8-bit frames to the rows of `pixel_values`, what normalises them, and the digests that address them."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from qwen35mm_preprocess.types import GridTHW, ImageProcessing, Processing, VideoProcessing
+
+# What is looked up at a time stays in a core's cache.
+_ROWS_AT_ONCE = 64
 
 
 def normalized_values(processing: ImageProcessing | VideoProcessing) -> np.ndarray:
@@ -25,48 +29,74 @@ def normalized_values(processing: ImageProcessing | VideoProcessing) -> np.ndarr
     return (values.astype(np.float32) - mean * scale) / (std * scale)
 
 
-class PatchWriter:
-    """Fills `pixel_values` frame by frame, so that no more than one decoded frame is ever held.
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """The patches of a medium as 8-bit pixels, in the order of `pixel_values`: an eighth of an image's floats.
 
-    Columns are in the order channel, frame of the temporal patch, row, column; rows go through the temporal patches,
-    then through the merge blocks, then through the patches of a block (transformers' `patchify`).
+    pixels               uint8 [P, 3, F, patch_size**2]: channel, frame of the temporal patch, row and column; F is 1
+                         where all frames of a temporal patch are the same, as those of an image are
+    table                float32 [3, 256]: what each value of each channel becomes, as `normalized_values` gives it
+    temporal_patch_size  frames of a temporal patch
     """
 
-    def __init__(self, grid_thw: GridTHW, processing: ImageProcessing | VideoProcessing) -> None:
-        self.pixel_values = np.empty((grid_thw.num_patches, processing.patch_dim), np.float32)
-        self._processing = processing
-        self._table = normalized_values(processing)
-        merge, patch = processing.merge_size, processing.patch_size
+    pixels: np.ndarray
+    table: np.ndarray
+    temporal_patch_size: int
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, rows: slice) -> Patches:
+        """Some of the patches, as views."""
+        return replace(self, pixels=self.pixels[rows])
+
+    def values(self) -> np.ndarray:
+        """`pixel_values`, float32 [P, 3 * temporal_patch_size * patch_size**2], made anew at each call."""
+        num_patches, num_channels, _, area = self.pixels.shape
+        values = np.empty((num_patches, num_channels, self.temporal_patch_size, area), np.float32)
+        for start in range(0, num_patches, _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            for channel, table in enumerate(self.table):
+                values[rows, channel] = table.take(self.pixels[rows, channel])
+        return values.reshape(num_patches, -1)
+
+
+class PatchWriter:
+    """Cuts frame by frame into patches, so that no more than one decoded frame is ever held.
+
+    Rows go through the temporal patches, then through the merge blocks, then through the patches of a block
+    (transformers' `patchify`).
+
+    Args:
+        num_frames: frames of a temporal patch that differ; None: all of them.
+    """
+
+    def __init__(
+        self, grid_thw: GridTHW, processing: ImageProcessing | VideoProcessing, num_frames: int | None = None
+    ) -> None:
+        merge, patch, temporal = processing.merge_size, processing.patch_size, processing.temporal_patch_size
+        num_frames = num_frames or temporal
+        pixels = np.empty((grid_thw.num_patches, 3, num_frames, patch**2), np.uint8)
+        self.patches = Patches(pixels, normalized_values(processing), temporal)
         rows, columns = grid_thw.h // merge, grid_thw.w // merge
         # [t, block row, block column, merge row, merge column, channel, frame, patch row, patch column]
-        self._blocks = self.pixel_values.reshape(
-            grid_thw.t, rows, columns, merge, merge, 3, processing.temporal_patch_size, patch, patch
-        )
+        self._blocks = pixels.reshape(grid_thw.t, rows, columns, merge, merge, 3, num_frames, patch, patch)
         self._frame_shape = (rows, merge, patch, columns, merge, patch, 3)
 
-    def write(self, frame: np.ndarray, unit: int, slots: slice) -> None:
-        """Writes one frame, uint8 [H, W, 3], into the slots of a temporal patch."""
-        patches = frame.reshape(self._frame_shape).transpose(0, 3, 1, 4, 6, 2, 5)
-        for channel in range(3):
-            values = self._table[channel][patches[..., channel, :, :]]
-            self._blocks[unit, ..., channel, slots, :, :] = values[..., None, :, :]
+    def write(self, frame: np.ndarray, unit: int, slot: int = 0) -> None:
+        """Writes one frame, uint8 [H, W, 3], into a slot of a temporal patch."""
+        self._blocks[unit, ..., slot, :, :] = frame.reshape(self._frame_shape).transpose(0, 3, 1, 4, 6, 2, 5)
 
 
-def read_frame(
-    pixel_values: np.ndarray, grid_thw: GridTHW, processing: ImageProcessing | VideoProcessing, unit: int, slot: int
-) -> np.ndarray:
+def read_frame(patches: Patches, grid_thw: GridTHW, processing: Processing, unit: int, slot: int) -> np.ndarray:
     """The frame that `PatchWriter` wrote into a slot of a temporal patch, uint8 [H, W, 3]."""
     merge, patch = processing.merge_size, processing.patch_size
+    num_frames = patches.pixels.shape[2]
     rows, columns = grid_thw.h // merge, grid_thw.w // merge
-    blocks = pixel_values.reshape(
-        grid_thw.t, rows, columns, merge, merge, 3, processing.temporal_patch_size, patch, patch
-    )
+    blocks = patches.pixels.reshape(grid_thw.t, rows, columns, merge, merge, 3, num_frames, patch, patch)
     # [block row, merge row, patch row, block column, merge column, patch column, channel]
-    normalized = blocks[unit, ..., slot, :, :].transpose(0, 2, 5, 1, 3, 6, 4)
-    frame = normalized.reshape(grid_thw.h * patch, grid_thw.w * patch, 3)
-    mean, std = np.array(processing.image_mean, np.float32), np.array(processing.image_std, np.float32)
-    values = (frame * std + mean) / processing.rescale_factor
-    return np.rint(values).clip(0, 255).astype(np.uint8)
+    frame = blocks[unit, ..., min(slot, num_frames - 1), :, :].transpose(0, 2, 5, 1, 3, 6, 4)
+    return frame.reshape(grid_thw.h * patch, grid_thw.w * patch, 3)
 
 
 class UnitDigest:

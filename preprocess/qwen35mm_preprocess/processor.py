@@ -7,14 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from qwen35mm_preprocess import budget as budgets
 from qwen35mm_preprocess.errors import MediaChangedError, MediaConfigError, MediaPlanError
 from qwen35mm_preprocess.image import image_patches, probe_image
 from qwen35mm_preprocess.media import MediaSource, describe, detect_kind
 from qwen35mm_preprocess.media_plan import MediaPlan, PreparedMedia
-from qwen35mm_preprocess.patches import media_digest
+from qwen35mm_preprocess.patches import Patches, media_digest
 from qwen35mm_preprocess.types import ImageProcessing, MediaBudget, MediaKind, MediaLimits, Progress, VideoProcessing
 from qwen35mm_preprocess.video import video_patches
 
@@ -43,18 +41,18 @@ def prepare(
             f"The plan of {describe(source)} was made for a model that processes media in another way. Make a new plan."
         )
     warnings: tuple[str, ...] = ()
-    pixel_values: np.ndarray
+    patches: Patches
     if plan.kind == "image":
         _check_same_image(source, plan, limits)
         if progress is not None:
             progress(0, 1)
-        pixel_values, unit = image_patches(source, plan, image_processing, limits)
+        patches, unit = image_patches(source, plan, image_processing, limits)
         units: tuple[str, ...] = (unit,)
         if progress is not None:
             progress(1, 1)
         final = plan
     else:
-        final, pixel_values, units, warnings = video_patches(source, plan, video_processing, limits, progress)
+        final, patches, units, warnings = video_patches(source, plan, video_processing, limits, progress)
     digest = media_digest(units)
     if plan.digest is None:
         final = replace(final, similar_difference=None, digest=digest, unit_digests=units)
@@ -65,7 +63,7 @@ def prepare(
         )
     else:
         final = plan
-    return PreparedMedia(final, pixel_values, warnings)
+    return PreparedMedia(final, patches, warnings)
 
 
 @dataclass(frozen=True)

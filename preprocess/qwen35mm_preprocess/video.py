@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from PIL import Image
@@ -11,7 +12,7 @@ from qwen35mm_preprocess.budget import with_frames
 from qwen35mm_preprocess.errors import MediaChangedError, MediaDecodeError
 from qwen35mm_preprocess.media import MediaSource, describe
 from qwen35mm_preprocess.media_plan import MediaPlan
-from qwen35mm_preprocess.patches import PatchWriter, UnitDigest
+from qwen35mm_preprocess.patches import Patches, PatchWriter, UnitDigest
 from qwen35mm_preprocess.types import MediaLimits, Progress, VideoProcessing
 from qwen35mm_preprocess.video_decode import decode_frames
 from qwen35mm_preprocess.video_probe import VideoInfo, probe_video
@@ -27,8 +28,8 @@ def video_patches(
     processing: VideoProcessing,
     limits: MediaLimits,
     progress: Progress | None = None,
-) -> tuple[MediaPlan, np.ndarray, tuple[str, ...], tuple[str, ...]]:
-    """Decodes, resizes and patchifies the frames of a plan: (plan, pixel_values, unit digests, warnings).
+) -> tuple[MediaPlan, Patches, tuple[str, ...], tuple[str, ...]]:
+    """Decodes, resizes and patchifies the frames of a plan: (plan, patches, unit digests, warnings).
 
     The plan comes back reduced where frames could not be decoded, or where temporal patches were dropped as similar.
 
@@ -52,7 +53,7 @@ def video_patches(
         # The last frame stands in for those missing in the last patch.
         for slot in range(processing.temporal_patch_size):
             frame = unit[min(slot, len(unit) - 1)][1]
-            writer.write(frame, len(digests), slice(slot, slot + 1))
+            writer.write(frame, len(digests), slot)
             digest.update(frame)
         used += [index for index, _ in unit]
         digests.append(digest.hexdigest())
@@ -60,11 +61,11 @@ def video_patches(
         raise MediaDecodeError(
             f"{describe(source)} could not be decoded: none of its frames is readable. Copy or upload it again."
         )
-    pixel_values = writer.pixel_values
+    patches = writer.patches
     num_patches = len(digests) * plan.grid_thw.h * plan.grid_thw.w
-    if num_patches < len(pixel_values):
+    if num_patches < len(patches):
         # A copy, to let go of the rest.
-        pixel_values = pixel_values[:num_patches].copy()
+        patches = replace(patches, pixels=patches.pixels[:num_patches].copy())
     notes, warnings = [], list(info.warnings)
     num_planned = len(plan.frame_indices or ())
     if num_unreadable := num_planned - num_similar - len(used):
@@ -73,7 +74,7 @@ def video_patches(
     if num_similar:
         notes.append(f"{num_similar} frames are left out: they show the same as those before them.")
     final = with_frames(plan, used, processing.temporal_patch_size, notes)
-    return final, pixel_values, tuple(digests), tuple(warnings)
+    return final, patches, tuple(digests), tuple(warnings)
 
 
 def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from qwen35mm.cache import VisionCache
 from qwen35mm.cache.address import vision_address
+from qwen35mm.model.upload import upload
 from qwen35mm.model.vision import VisionTower
 from qwen35mm.prompt import Prompt
-from qwen35mm_preprocess import GridTHW, MediaPlan, PreparedMedia
+from qwen35mm_preprocess import GridTHW, MediaPlan, Patches, PreparedMedia
 
 UNIT_TEMPORAL_PATCHES = 8
 # Patches times layers of one step: about a second of a small tower on two CPU cores.
@@ -88,7 +88,7 @@ class VisionWork:
         self._tower = tower
         self._to_keep = to_keep
         self._cache = cache
-        device = tower.patch_embed.weight.device
+        self._device = device = tower.patch_embed.weight.device
         self._features = {unit.key: kept[unit.address].to(device) for unit in units if unit.address in kept}
         missing = [unit for unit in units if unit.address not in kept]
         self.num_cached, self.num_encoded = len(units) - len(missing), len(missing)
@@ -123,9 +123,9 @@ class VisionWork:
     def _run(self, units: Sequence[VisionUnit], media: Mapping[int, PreparedMedia]) -> Iterator[None]:
         tower = self._tower
         for unit in units:
-            pixel_values = _pixels(unit, media[unit.media_index])
-            state = tower.begin(torch.from_numpy(pixel_values), [unit.grid_thw])
-            layers_per_step = max(1, PATCH_LAYERS_PER_STEP // pixel_values.shape[0])
+            patches = _patches(unit, media[unit.media_index])
+            state = tower.begin(pixel_values(patches, self._device), [unit.grid_thw])
+            layers_per_step = max(1, PATCH_LAYERS_PER_STEP // len(patches))
             finished = False
             while not finished:
                 before = state.next_layer
@@ -139,6 +139,20 @@ class VisionWork:
                 yield
 
 
-def _pixels(unit: VisionUnit, medium: PreparedMedia) -> np.ndarray:
+def _patches(unit: VisionUnit, medium: PreparedMedia) -> Patches:
     patches_per_frame = unit.grid_thw.h * unit.grid_thw.w
-    return medium.pixel_values[unit.start * patches_per_frame : unit.stop * patches_per_frame]
+    return medium.patches[unit.start * patches_per_frame : unit.stop * patches_per_frame]
+
+
+def pixel_values(patches: Patches, device: torch.device) -> torch.Tensor:
+    """A unit's values [P, patch_dim] float32, on a GPU looked up there: 8-bit pixels are on it sooner than floats."""
+    if device.type == "cpu":
+        return torch.from_numpy(patches.values())
+    return look_up(upload(patches.pixels, device), upload(patches.table, device), patches.temporal_patch_size)
+
+
+def look_up(pixels: torch.Tensor, table: torch.Tensor, temporal_patch_size: int) -> torch.Tensor:
+    """`Patches.values` on the pixels' device."""
+    channels = torch.arange(table.shape[0], device=table.device)[:, None, None]
+    values = table[channels, pixels.long()]
+    return values.expand(-1, -1, temporal_patch_size, -1).flatten(1)

@@ -11,10 +11,12 @@ import torch
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.engine import Engine, EngineSettings
+from qwen35mm.engine.vision import pixel_values
 from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel, load
 from qwen35mm.prompt import Image, Message, Video
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import PreparedMedia
 from tests.engine.exact import Chat, assert_same, assistant, cache_settings, clip, picture, results, serve, user, words
 
 pytestmark = pytest.mark.gpu
@@ -87,6 +89,23 @@ def test_a_state_that_went_through_host_memory_comes_back_bit_for_bit(on_card: L
     again = pools.states.save(other)
     assert all(torch.equal(saved[name], again[name]) for name in saved)
     pools.states.release(other)
+
+
+def test_the_host_never_waits_between_pixels_and_features(on_card: LoadedModel) -> None:
+    (medium,) = Chat(on_card).request([user(Image(picture(1)), "What is it?")], params=GREEDY).media
+    assert isinstance(medium, PreparedMedia)
+    tower, grid = on_card.model.visual, [medium.plan.grid_thw]
+    expected = tower(torch.from_numpy(medium.pixel_values), grid)
+    device = on_card.model.device
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        state = tower.begin(pixel_values(medium.patches, device), grid)
+        tower.run_layers(state, len(tower.blocks))
+        features = tower.finish(state)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert torch.equal(features, expected)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

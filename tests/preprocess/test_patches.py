@@ -22,11 +22,11 @@ def test_video_patches_equal_the_oracle(mean: tuple, std: tuple, num_frames: int
     frames = np.random.default_rng(num_frames).integers(0, 256, (num_frames, 64, 96, 3), np.uint8)
     expected, grid = oracles.video_pixel_values(frames, processing)
     writer = PatchWriter(GridTHW(*grid), processing)
-    writer.pixel_values.fill(np.nan)
-    for index, frame in enumerate(frames):
-        last = index == num_frames - 1
-        writer.write(frame, index // 2, slice(index % 2, 2 if last else index % 2 + 1))
-    np.testing.assert_array_equal(writer.pixel_values, expected)
+    for index in range(2 * grid[0]):
+        writer.write(frames[min(index, num_frames - 1)], index // 2, index % 2)
+    np.testing.assert_array_equal(writer.patches.values(), expected)
+    some = slice(3, 3 + 65)
+    np.testing.assert_array_equal(writer.patches[some].values(), expected[some])
 
 
 @pytest.mark.parametrize(("mean", "std"), [(HALF, HALF), IMAGENET])
@@ -35,11 +35,12 @@ def test_image_patches_equal_the_oracle(mean: tuple, std: tuple) -> None:
     # Every 8-bit value in every channel.
     frame = np.random.default_rng(0).permuted(np.arange(64 * 96 * 3) % 256).astype(np.uint8).reshape(64, 96, 3)
     expected = oracles.image_processor(processing)(frame, return_tensors="np", input_data_format="channels_last")
-    writer = PatchWriter(GridTHW(1, 4, 6), processing)
-    writer.pixel_values.fill(np.nan)
-    writer.write(frame, 0, slice(None))
-    np.testing.assert_array_equal(writer.pixel_values, expected["pixel_values"])
-    assert writer.pixel_values.dtype == np.float32
+    writer = PatchWriter(GridTHW(1, 4, 6), processing, num_frames=1)
+    writer.write(frame, 0)
+    values = writer.patches.values()
+    np.testing.assert_array_equal(values, expected["pixel_values"])
+    assert values.dtype == np.float32
+    assert writer.patches.pixels.nbytes * 8 == values.nbytes
 
 
 @pytest.mark.parametrize(("mean", "std"), [(HALF, HALF), IMAGENET])
@@ -51,11 +52,15 @@ def test_a_frame_is_read_as_it_was_written(mean: tuple, std: tuple, kind: type) 
     grid = GridTHW(2, 4, 6)
     writer = PatchWriter(grid, processing)
     for index, frame in enumerate(frames):
-        writer.write(frame, index // 2, slice(index % 2, index % 2 + 1))
+        writer.write(frame, index // 2, index % 2)
     for index, frame in enumerate(frames):
-        read = read_frame(writer.pixel_values, grid, processing, index // 2, index % 2)
+        read = read_frame(writer.patches, grid, processing, index // 2, index % 2)
         assert read.dtype == np.uint8
         np.testing.assert_array_equal(read, frame)
+    still = PatchWriter(GridTHW(1, 4, 6), processing, num_frames=1)
+    still.write(frames[3], 0)
+    for slot in range(2):
+        np.testing.assert_array_equal(read_frame(still.patches, GridTHW(1, 4, 6), processing, 0, slot), frames[3])
 
 
 def test_unit_digest_depends_on_pixels_size_and_processing() -> None:

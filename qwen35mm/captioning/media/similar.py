@@ -82,7 +82,7 @@ def media_similarity(media: PreparedMedia, processing: ImageProcessing | VideoPr
     places = [(0, 0)]
     if media.plan.kind == "video":
         places += [(grid_thw.t // 2, 0), (grid_thw.t - 1, processing.temporal_patch_size - 1)]
-    return similarity([read_frame(media.pixel_values, grid_thw, processing, unit, slot) for unit, slot in places])
+    return similarity([read_frame(media.patches, grid_thw, processing, unit, slot) for unit, slot in places])
 
 
 class SimilarIndex(Generic[T]):

@@ -241,7 +241,7 @@ def test_a_video_is_hashed_by_its_first_middle_and_last_frame() -> None:
     writer = PatchWriter(plan.grid_thw, processing)
     for number, frame in enumerate(frames):
         unit, slot = divmod(number, processing.temporal_patch_size)
-        writer.write(frame, unit, slice(slot, slot + 1))
+        writer.write(frame, unit, slot)
     middle = plan.grid_thw.t // 2 * processing.temporal_patch_size
     expected = similarity([frames[0], frames[middle], frames[-1]])
-    assert media_similarity(PreparedMedia(plan, writer.pixel_values), processing) == expected
+    assert media_similarity(PreparedMedia(plan, writer.patches), processing) == expected

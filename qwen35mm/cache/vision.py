@@ -14,6 +14,8 @@ from qwen35mm.cache.sightings import Sightings
 class VisionCache:
     """Features [num_tokens, hidden] by vision address (see `address.vision_address`), in host memory.
 
+    New ones stay on their device until `settle`: a copy would wait for the tower, and the prefill for the copy.
+
     Args:
         max_bytes: least recently used first, the units over this budget are dropped.
         disk: the tier that outlives the process.
@@ -24,6 +26,7 @@ class VisionCache:
         self._disk = disk
         self._features: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._num_bytes = 0
+        self._unsettled: list[bytes] = []
         self._sightings = Sightings()
         if disk is not None:
             disk.provide("vision", self._content)
@@ -31,6 +34,11 @@ class VisionCache:
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether features wait for their copy to host memory."""
+        return bool(self._unsettled)
 
     def __contains__(self, address: bytes) -> bool:
         return address in self._features
@@ -56,10 +64,19 @@ class VisionCache:
                 self._disk.save(oldest)
             del self._features[oldest]
             self._num_bytes -= dropped.nbytes
-        self._features[address] = features.to("cpu")
+        self._features[address] = features
         self._num_bytes += features.nbytes
+        if features.device.type != "cpu":
+            self._unsettled.append(address)
         if self._disk is not None and is_new:
             self._disk.mark("vision", address)
+
+    def settle(self) -> None:
+        """Copies to host memory what isn't there yet; waits for the device."""
+        while self._unsettled:
+            address = self._unsettled.pop()
+            if address in self._features:
+                self._features[address] = self._features[address].to("cpu")
 
     def check_integrity(self) -> None:
         """Asserts that the bytes are counted right and within the budget."""
@@ -67,5 +84,6 @@ class VisionCache:
         assert self._num_bytes <= self._max_bytes, "the vision embeddings are over their budget"
 
     def _content(self, address: bytes) -> Content | None:
+        self.settle()
         features = self._features.get(address)
         return None if features is None else ({"features": features}, {})

@@ -87,8 +87,9 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step()` would do anything, now or once a file is read."""
-        disk = self.runtime.disk
-        return self.has_requests or bool(self._commits) or (disk is not None and disk.can_write())
+        runtime = self.runtime
+        can_write = runtime.disk is not None and runtime.disk.can_write()
+        return self.has_requests or bool(self._commits) or runtime.vision.has_unsettled or can_write
 
     @property
     def has_requests(self) -> bool:
@@ -161,12 +162,16 @@ class Engine:
         outputs = self._end_late()
         self._batch.resume()
         if self._prefilling is None:
+            self.runtime.vision.settle()
             outputs += self._admit()
+        alone = not self._batch.can_step
         if self._prefilling is not None:
             outputs += self._advance(self._prefilling)
+        if alone and self._batch.can_step and not self._waiting:
+            return outputs  # a reply has begun: its first token is told before its second one is computed
         if self._batch.can_step:
             outputs += self._decode()
-        elif not self.has_requests:
+        elif not (self.has_requests or outputs):
             self._idle_step()
         return outputs
 

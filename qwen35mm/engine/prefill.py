@@ -19,6 +19,7 @@ from qwen35mm.engine.events import Progress
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.vision import VisionUnit, VisionWork, needed_units
+from qwen35mm.model.upload import upload
 from qwen35mm.prompt import Prompt
 from qwen35mm_preprocess import PreparedMedia
 
@@ -52,6 +53,8 @@ class Prefill:
         self._media: dict[int, PreparedMedia] = {}
         self._to_read: list[int] = []
         self._vision: VisionWork | None = None
+        self._token_ids: torch.Tensor | None = None
+        self._positions: torch.Tensor | None = None
         self._pieces: list[tuple[int, int, int | None]] | None = None
 
     @property
@@ -198,6 +201,8 @@ class Prefill:
         kept, to_keep = self._kept_features, self._worth_keeping(self._units)
         self._vision = VisionWork(runtime.model.visual, runtime.vision, self._units, kept, self._media, to_keep)
         self._media = {}
+        self._token_ids = upload(self.prompt.token_ids, runtime.model.device)
+        self._positions = upload(self.prompt.positions, runtime.model.device)
         self._pieces = list(self._cut())
         return []
 
@@ -241,13 +246,14 @@ class Prefill:
     def _run_piece(self) -> Progress:
         assert self._pieces is not None
         assert self._vision is not None
+        assert self._token_ids is not None
+        assert self._positions is not None
         model, prompt = self._runtime.model, self.prompt
         start, stop, segment_index = self._pieces[0]
         self.cache.prepare(stop - start)
-        embeds = model.embed_tokens(torch.tensor(prompt.token_ids[start:stop], device=model.device))
+        embeds = model.embed_tokens(self._token_ids[start:stop])
         self._vision.place(prompt, embeds, start)
-        positions = torch.tensor(prompt.positions[:, start:stop], device=model.device)
-        hidden = model.prefill(embeds, positions, self.cache)
+        hidden = model.prefill(embeds, self._positions[:, start:stop], self.cache)
         self._pieces.pop(0)
         if segment_index is not None:
             self._publish(segment_index)

@@ -123,10 +123,12 @@ def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
 def test_vision_layers_stop_running_replies_for_one_step_at_most(
     demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qwen35mm.engine.vision.PATCH_LAYERS_PER_STEP", 1)
+    monkeypatch.setattr("qwen35mm.engine.vision.CPU_PATCH_LAYERS", 1)
     engine = Engine(demo)
     first = make_request(Text("hello"), params=LONG)
     engine.add(first)
+    # On the device a step's tokens are told by the next one.
+    engine.step()
     engine.step()
     engine.add(make_request(Image(noise(0)), Text("What?"), params=LONG))
     encoding = 0

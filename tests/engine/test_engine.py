@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta
+from qwen35mm.cache import VisionCache
+from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta, prefill
 from qwen35mm.errors import ConfigError, ContextTooLongError, EngineError, QueueFullError
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
@@ -95,6 +96,62 @@ def test_pieces_do_not_change_the_reply(demo: LoadedModel, make_request: MakeReq
     assert finished(outputs, request).result.token_ids == finished(run(reference), whole).result.token_ids
 
 
+def watch(monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str) -> list[str]:
+    """The calls of these functions from now on, in order."""
+    calls: list[str] = []
+    for name in names:
+        original = getattr(owner, name)
+
+        def counted(*args: Any, _name: str = name, _original: Any = original, **options: Any) -> Any:
+            calls.append(_name)
+            return _original(*args, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_a_first_token_is_told_before_the_second_is_computed(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, others_wait: bool
+) -> None:
+    decoded = watch(monkeypatch, Qwen35Model, "decode")
+    engine = Engine(demo)
+    engine.add(make_request(Text("hello")))
+    if others_wait:
+        engine.add(make_request(Text("who are you")))
+    while not engine._batch.running:
+        engine.step()
+    # Where somebody waits, the next step reads a piece of their prompt first: the second token comes before that.
+    assert len(decoded) == others_wait
+    assert sum(isinstance(output.event, Finished) for output in run(engine)) == 1 + others_wait
+
+
+def test_a_prompt_goes_to_the_device_once(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads = watch(monkeypatch, prefill, "upload")
+    engine = Engine(demo, EngineSettings(piece_tokens=7))
+    engine.add(make_request(Image(noise(0)), Text("What is this, and where?")))
+    outputs = run(engine)
+    assert sum(isinstance(o.event, Progress) and o.event.phase == "prefill" for o in outputs) > 3
+    assert uploads == ["upload", "upload"], "token ids and positions"
+
+
+def test_embeddings_settle_once_the_first_token_is_told(
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(demo, EngineSettings(piece_tokens=16))
+    engine.add(make_request(Image(noise(0)), Text("What is this?")))
+    settled = watch(monkeypatch, VisionCache, "settle")
+    engine.step()
+    before = len(settled)
+    while not engine._batch.running:
+        engine.step()
+    assert len(settled) == before
+    engine.step()
+    assert len(settled) == before + 1
+
+
 def phase_of(engine: Engine, request: Request) -> str:
     """What a request is in the middle of."""
     sequence = engine._sequences.get(request.id)
@@ -121,7 +178,7 @@ def in_phase(phase: str) -> Callable[[Engine, Request], None]:
 def test_cancelling_takes_effect_before_the_next_step(
     demo: LoadedModel, make_request: MakeRequest, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qwen35mm.engine.vision.PATCH_LAYERS_PER_STEP", 1)
+    monkeypatch.setattr("qwen35mm.engine.vision.CPU_PATCH_LAYERS", 1)
     engine = Engine(demo, EngineSettings(piece_tokens=16))
     request = make_request(
         Image(noise(0)), Text("What is this?"), params=SamplingParams(temperature=0.0, max_tokens=50)

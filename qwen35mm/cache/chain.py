@@ -14,7 +14,7 @@ from qwen35mm.prompt import Prompt, Segment
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """The states at a segment's end, in host memory; never changed once made.
+    """The states at a segment's end, in host memory or, where they are new, on their device; never changed once made.
 
     Attributes:
         length: tokens before it.
@@ -29,6 +29,16 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def is_on_host(self) -> bool:
+        return all(tensor.device.type == "cpu" for tensor in self.tensors.values())
+
+    def on_host(self) -> Checkpoint:
+        """The same in host memory, or itself."""
+        if self.is_on_host:
+            return self
+        return replace(self, tensors={name: tensor.to("cpu") for name, tensor in self.tensors.items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,6 +11,7 @@ from qwen35mm.config import TextConfig
 
 # One device for all layers, or one for each decoder layer.
 Devices = torch.device | str | Sequence[torch.device]
+Stack = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
 def layer_devices(text: TextConfig, devices: Devices) -> tuple[torch.device, ...]:
@@ -29,6 +30,11 @@ def largest_share(text: TextConfig, placed: Sequence[torch.device], device: torc
         for layers in (text.attention_layers, text.linear_layers)
     ]
     return max(parts)
+
+
+def stack_in_place(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """torch.stack on the rows' device; in host memory where they lie on several."""
+    return torch.stack(list(rows)) if len({row.device for row in rows}) == 1 else stack_on_host(rows)
 
 
 def stack_on_host(rows: Sequence[torch.Tensor]) -> torch.Tensor:

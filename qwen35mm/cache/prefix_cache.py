@@ -14,6 +14,7 @@ import torch
 
 from qwen35mm.cache.chain import Chain, Checkpoint
 from qwen35mm.cache.disk_tier import Content, DiskTier, Loaded
+from qwen35mm.cache.placement import stack_in_place
 from qwen35mm.cache.pools import CachePools
 from qwen35mm.cache.report import MissReason, Tier
 from qwen35mm.cache.segment_index import CachedSegment, SegmentIndex
@@ -68,6 +69,15 @@ class PrefixCache:
     def state_bytes(self) -> int:
         """Bytes of the checkpoints kept in host memory."""
         return self._states.num_bytes
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether new states are still on their device."""
+        return self._states.has_unsettled
+
+    def settle(self) -> None:
+        """Copies new states to host memory; waits for the device."""
+        self._states.settle()
 
     @property
     def num_segments(self) -> int:
@@ -131,7 +141,8 @@ class PrefixCache:
         segment = self._index.get(chain, index)
         if keep_state and segment is not None:
             if segment.state is None:
-                tensors = self._pools.states.save(sequence.slot)
+                self._states.settle(but_newest=True)
+                tensors = self._pools.states.save(sequence.slot, stack=stack_in_place)
                 self._states.keep(segment, Checkpoint(sequence.length, chain.rope_deltas[index], tensors))
                 if self.disk is not None and segment.state is not None:
                     self.disk.mark("state", segment.address)
@@ -359,7 +370,7 @@ class PrefixCache:
         segment = self._index.find(address)
         if segment is None or segment.state is None:
             return None
-        state = segment.state
+        state = segment.state.on_host()
         return state.tensors, {"length": str(state.length), "rope_delta": str(state.rope_delta)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from qwen35mm.cache.placement import Devices, layer_devices, stack_on_host
+from qwen35mm.cache.placement import Devices, Stack, layer_devices, stack_on_host
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import RequestError
 
@@ -66,14 +66,14 @@ class StatePool:
                 states[slot].copy_(states[source])
         return slot
 
-    def save(self, slot: int) -> dict[str, torch.Tensor]:
-        """Copies a slot's states to host memory.
+    def save(self, slot: int, *, stack: Stack = stack_on_host) -> dict[str, torch.Tensor]:
+        """Copies a slot's states, to host memory if not told otherwise.
 
         Returns:
             conv [linear layers, C, kernel - 1] in the model's dtype, recurrent [linear layers, Hv, K, V] float32.
         """
         return {
-            name: stack_on_host([states[slot] for states in pool.values()])
+            name: stack([states[slot] for states in pool.values()])
             for name, pool in (("conv", self._conv), ("recurrent", self._recurrent))
         }
 

@@ -89,7 +89,7 @@ class Engine:
         """Whether `step()` would do anything, now or once a file is read."""
         runtime = self.runtime
         can_write = runtime.disk is not None and runtime.disk.can_write()
-        return self.has_requests or bool(self._commits) or runtime.vision.has_unsettled or can_write
+        return self.has_requests or bool(self._commits) or runtime.has_unsettled or can_write
 
     @property
     def has_requests(self) -> bool:
@@ -162,7 +162,7 @@ class Engine:
         outputs = self._end_late()
         self._batch.resume()
         if self._prefilling is None:
-            self.runtime.vision.settle()
+            self.runtime.settle()
             outputs += self._admit()
         alone = not self._batch.can_step
         if self._prefilling is not None:
@@ -346,7 +346,7 @@ class Engine:
     def _sampler(self, request: Request, choice: int) -> Sampler:
         params = request.params
         if choice and params.seed is not None:
-            params = params.with_overrides(seed=params.seed + choice)
+            params = params.with_overrides(seed=(params.seed + choice) % 2**63)
         return Sampler(
             params,
             prompt_token_ids=request.prompt.token_ids.tolist(),

@@ -110,6 +110,16 @@ class Runtime:
             plan,
         )
 
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether what is new in the caches is still on the device."""
+        return self.vision.has_unsettled or self.prefixes.has_unsettled
+
+    def settle(self) -> None:
+        """Copies to host memory what is kept there; waits for the device."""
+        self.vision.settle()
+        self.prefixes.settle()
+
     def memory_use(self) -> dict[str, int]:
         """Bytes that are held, and their budgets: `kv`, `states`, `vision`, each with `_bytes` and `_budget_bytes`.
 

@@ -39,7 +39,8 @@ class SlotTables:
         params, said = reply.request.params, reply.output.token_ids
         device = self.newest.device
         self._params[:, slot] = torch.tensor([getattr(params, name) for name in _FLOATS], device=device)
-        self._whole[:, slot] = torch.tensor([params.top_k, reply.sampler.seed], device=device)
+        top_k = min(params.top_k, len(self._banned))
+        self._whole[:, slot] = torch.tensor([top_k, reply.sampler.seed], device=device)
         in_reply = torch.tensor(said, dtype=torch.int64, device=device)
         prompt = torch.tensor(reply.request.prompt.token_ids, dtype=torch.int64, device=device)
         for table, token_ids in ((self._in_reply, in_reply), (self._in_text, torch.cat([prompt, in_reply]))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -170,11 +171,15 @@ class StepGraph:
                     self._compute()
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
+            # A graph that Python finds to be garbage while another one is captured would spoil it.
+            gc.collect()
+            gc.disable()
             try:
                 # Other threads (files, another engine) may go on with what this one must not do in a capture.
                 with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
                     self.logits, self._token_ids = self._compute()
             finally:
+                gc.enable()
                 # One that fails doesn't leave its stream by itself.
                 torch.cuda.set_stream(current)
         return graph.replay

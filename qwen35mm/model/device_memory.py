@@ -51,7 +51,7 @@ def check_fits(name: str, num_bytes: int, device: torch.device) -> None:
     )
 
 
-def shortage(error: torch.OutOfMemoryError, device: torch.device) -> str:
+def shortage(error: Exception, device: torch.device) -> str:
     """What a person is told when memory ran out in the middle of work; the cache torch keeps is given back first.
 
     Args:

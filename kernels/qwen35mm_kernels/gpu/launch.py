@@ -17,6 +17,7 @@ import torch
 from qwen35mm_kernels.gpu.tables import Config, Table, read_table, table_path
 
 # A Hopper card's, for the interpreter.
+_INTERPRETED_CAPABILITY = 90
 _INTERPRETED_SHARED_BYTES = 227 << 10
 
 
@@ -66,6 +67,15 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, config: Config, **const
             num_stages=config.num_stages,
             enable_fp_fusion=True,
         )
+
+
+@functools.cache
+def capability(device: torch.device) -> int:
+    """Compute capability: 90 for 9.0; under the interpreter, a Hopper card's."""
+    if device.type != "cuda":
+        return _INTERPRETED_CAPABILITY
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 @functools.cache

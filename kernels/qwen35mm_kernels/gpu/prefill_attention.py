@@ -19,12 +19,14 @@ from qwen35mm_kernels import attention
 from qwen35mm_kernels.dispatch import implements
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.decode_attention import check_layout
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch, shared_bytes
+from qwen35mm_kernels.gpu.launch import Config, capability, config_for, launch, shared_bytes
 
 _MAX_FLASH_HEAD_DIM = 256
 _FLOAT32 = Config({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1)
-# The second for cards whose programs have 99 KB of shared memory.
+# The last for cards whose programs have 99 KB of shared memory.
 _LARGE = Config({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2)
+# From Blackwell on sums come back from a memory of their own, and the registers don't hold wider tiles beside them.
+_BLACKWELL = Config({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=3)
 _SMALL = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=2)
 _LARGE_SHARED_BYTES = 200 << 10
 _IEEE = tl.constexpr("ieee")
@@ -113,7 +115,9 @@ def _run(
 def _default(dtype: torch.dtype, device: torch.device) -> Config:
     if dtype == torch.float32:
         return _FLOAT32
-    return _LARGE if shared_bytes(device) >= _LARGE_SHARED_BYTES else _SMALL
+    if shared_bytes(device) < _LARGE_SHARED_BYTES:
+        return _SMALL
+    return _BLACKWELL if capability(device) >= 100 else _LARGE
 
 
 @triton.jit(do_not_specialize=["num_rows", "first_place", "length"])
@@ -177,16 +181,18 @@ def _prefill_kernel(
     out += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
     gate_at = gate + (token * stride_gate_token + head * stride_gate_head)
     out_at = out + (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
-    # By halves: the gate of all dimensions at once doesn't fit the registers.
-    HALF: tl.constexpr = HEAD_DIM // 2
-    low, high = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, HALF)), (0, 2, 1)))
-    half = tl.arange(0, HALF)[None, :]
-    if HAS_GATE:
-        low *= tl.sigmoid(tl.load(gate_at + half, mask=exists, other=0.0).to(tl.float32))
-    tl.store(out_at + half, low, mask=exists)
-    if HAS_GATE:
-        high *= tl.sigmoid(tl.load(gate_at + HALF + half, mask=exists, other=0.0).to(tl.float32))
-    tl.store(out_at + HALF + half, high, mask=exists)
+    # By quarters: the gate of all dimensions at once doesn't fit the registers.
+    QUARTER: tl.constexpr = HEAD_DIM // 4
+    low, high = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, 2 * QUARTER)), (0, 2, 1)))
+    for half in tl.static_range(2):  # pyright: ignore
+        part = high if half else low
+        first, second = tl.split(tl.permute(tl.reshape(part, (BLOCK_M, 2, QUARTER)), (0, 2, 1)))
+        for quarter in tl.static_range(2):  # pyright: ignore
+            column = (2 * half + quarter) * QUARTER + tl.arange(0, QUARTER)[None, :]
+            result = second if quarter else first
+            if HAS_GATE:
+                result *= tl.sigmoid(tl.load(gate_at + column, mask=exists, other=0.0).to(tl.float32))
+            tl.store(out_at + column, result, mask=exists)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import torch
 from qwen35mm_kernels.attention import naive_attention_prefill
 from qwen35mm_kernels.gpu import decode_attention as decode
 from qwen35mm_kernels.gpu import prefill_attention as prefill
+from qwen35mm_kernels.gpu.launch import Config
 from qwen35mm_kernels.paged_attention import naive_paged_attention_decode, naive_paged_attention_prefill, split_gate
 from tests.kernels.compare import DTYPES, LENGTHS, assert_close, moved
 from tests.kernels.paged import BLOCK_SIZE, Pool
@@ -187,3 +188,21 @@ def test_layouts_that_they_can_not_read_are_refused(device: torch.device) -> Non
     q, k = torch.randn(5, 2, 32, device=device), torch.randn(5, 32, 2, device=device).transpose(1, 2)
     with pytest.raises(ValueError, match="k_cache must be contiguous in the last dimension"):
         prefill.causal_attention(q, k, q, SCALE)
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared_kb", "config"),
+    [
+        (80, 163, prefill._SMALL),
+        (89, 99, prefill._SMALL),
+        (90, 227, prefill._LARGE),
+        (100, 227, prefill._BLACKWELL),
+        (120, 99, prefill._SMALL),
+    ],
+)
+def test_a_card_decides_the_tiles_of_prefill(
+    capability: int, shared_kb: int, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "capability", lambda device: capability)
+    monkeypatch.setattr(prefill, "shared_bytes", lambda device: shared_kb << 10)
+    assert prefill._default(torch.bfloat16, torch.device("cuda")) == config

@@ -11,6 +11,7 @@ from qwen35mm.prompt import Image
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_kernels import dispatch
 from tests.engine.exact import MOE, SMALLEST, Chat, cache_settings, chat_model, picture, results, user, words
+from tests.interpreter import accept_arrays_of_one_element
 from tests.tiny import TinySpec
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
@@ -19,6 +20,7 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 @pytest.fixture
 def on_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every operation that has a Triton kernel runs it, and the model takes the paths of a GPU."""
+    accept_arrays_of_one_element()
     dispatch.choices("cuda")  # the kernels enter dispatch
     dispatch.choices.cache_clear()
     monkeypatch.setattr(dispatch, "_BACKENDS", {"triton": lambda device_type: None, "torch": lambda device_type: None})

@@ -9,6 +9,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
+from tests.interpreter import accept_arrays_of_one_element
+
+accept_arrays_of_one_element()
+
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:

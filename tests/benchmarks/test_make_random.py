@@ -20,7 +20,7 @@ from tests.benchmarks.narrow import narrow_sizes
 
 @pytest.mark.parametrize(
     ("size", "billions", "kib_per_token"),
-    [("0.8B", 0.85, 12), ("2B", 2.2, 12), ("4B", 4.5, 32), ("9B", 9.4, 32), ("35B-A3B", 35.1, 20)],
+    [("0.8B", 0.85, 12), ("2B", 2.2, 12), ("4B", 4.5, 32), ("9B", 9.4, 32), ("27B", 27.4, 64), ("35B-A3B", 35.1, 20)],
 )
 def test_sizes_are_those_of_the_family(size: str, billions: float, kib_per_token: int) -> None:
     config = ModelConfig.from_dict(make_random.make_config(size, "bfloat16"))

@@ -6,17 +6,37 @@ which matrix instructions it uses. Runs as a child, because here kernels are int
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel as it is launched.
+
+    Attributes:
+        kernel: `module:function`, such as "qwen35mm_kernels.gpu.norms:_rms_norm_kernel".
+        signature: each run-time argument's Triton type: "*bf16", "*fp32", "*i32", "i32", "fp32", ...; pointers and
+            integers that end in ":16" are known to be divisible by 16, as torch's tensors and most strides are.
+        constants: each constexpr argument's value.
+    """
+
+    kernel: str
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 2
 
 
 @dataclass(frozen=True)
@@ -33,60 +53,62 @@ class Compiled:
     num_registers: int
     spilled_bytes: int
     shared_bytes: int
-    instructions: dict[str, int]
+    instructions: Mapping[str, int]
 
 
 def compile_kernel(
     kernel: str,
-    signature: dict[str, str],
-    constants: dict[str, Any],
+    signature: Mapping[str, str],
+    constants: Mapping[str, Any],
     *,
     capability: int = 90,
     num_warps: int = 4,
     num_stages: int = 2,
 ) -> Compiled:
-    """Compiles `module:function`.
+    """Compiles one variant; see `Variant` for the arguments. capability: 80, 90, 100, ..."""
+    return compile_variants([Variant(kernel, signature, constants, num_warps, num_stages)], capability)[0]
 
-    Args:
-        kernel: such as "qwen35mm_kernels.gpu.norms:_rms_norm_kernel".
-        signature: each run-time argument's Triton type: "*bf16", "*fp32", "*i32", "i32", "fp32", ...; pointers and
-            integers that end in ":16" are known to be divisible by 16, as torch's tensors and most strides are.
-        constants: each constexpr argument's value.
-        capability: 80, 90, 100, ...
-    """
-    task = {
-        "kernel": kernel,
-        "signature": signature,
-        "constants": constants,
-        "capability": capability,
-        "options": {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True},
+
+def compile_variants(variants: Sequence[Variant], capability: int) -> list[Compiled]:
+    """Compiles variants one after the other, in one child; fails with the messages of all that don't compile."""
+    answers = run_child(__file__, {"capability": capability, "variants": [asdict(variant) for variant in variants]})
+    failures = [answer for answer in answers if isinstance(answer, str)]
+    assert not failures, "\n\n".join(failures)
+    return [Compiled(**answer) for answer in answers]
+
+
+def run_child(script: str, task: Any) -> Any:
+    """Runs a file of this folder with Triton's compiler in place of its interpreter: JSON in, JSON out."""
+    # What is inherited comes last, so that another Triton than the installed one can be named there.
+    path = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess"), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
     }
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path, "TRITON_DEFAULT_FP_FUSION": "1"}
     done = subprocess.run(
-        [sys.executable, __file__], input=json.dumps(task), capture_output=True, text=True, env=environment, check=False
+        [sys.executable, script], input=json.dumps(task), capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return Compiled(**json.loads(done.stdout.splitlines()[-1]))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def _compile(task: dict[str, Any]) -> Compiled:
-    import importlib
-
+def _compile(variant: Variant, capability: int) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    module, name = task["kernel"].split(":")
+    module, name = variant.kernel.split(":")
     function = getattr(importlib.import_module(module), name)
-    types = {name: kind.removesuffix(":16") for name, kind in task["signature"].items()}
+    types = {name: kind.removesuffix(":16") for name, kind in variant.signature.items()}
     names = list(function.arg_names)
     divisible = [["tt.divisibility", 16]]
-    attributes = {(names.index(name),): divisible for name, kind in task["signature"].items() if kind.endswith(":16")}
+    attributes = {(names.index(name),): divisible for name, kind in variant.signature.items() if kind.endswith(":16")}
     signature = {name: types.get(name, "constexpr") for name in names}
-    source = ASTSource(fn=function, signature=signature, constexprs=task["constants"], attrs=attributes)
-    target = GPUTarget("cuda", task["capability"], 32)
-    compiled = triton.compile(source, target=target, options=task["options"])
+    source = ASTSource(fn=function, signature=signature, constexprs=dict(variant.constants), attrs=attributes)
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(compiled.asm["cubin"])
@@ -99,6 +121,13 @@ def _compile(task: dict[str, Any]) -> Compiled:
     return Compiled(registers, stack, compiled.metadata.shared, counts)
 
 
+def _answer(variant: Variant, capability: int) -> dict[str, Any] | str:
+    try:
+        return asdict(_compile(variant, capability))
+    except Exception as error:
+        return f"{variant.kernel} for {capability}: {type(error).__name__}: {error}\n{variant}"
+
+
 def _tool(name: str, *arguments: str) -> str:
     import triton
 
@@ -107,4 +136,5 @@ def _tool(name: str, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_compile(json.load(sys.stdin)))))
+    task = json.load(sys.stdin)
+    print(json.dumps([_answer(Variant(**variant), task["capability"]) for variant in task["variants"]]))

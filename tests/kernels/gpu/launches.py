@@ -1,43 +1,110 @@
-"""Which variants of which kernels a model launches, found without a card: on meta tensors, which have shapes alone.
+"""Which variants of which kernels are launched, found without a card: on meta tensors, which have shapes alone.
 
-Whatever would wait for the device (a number read back, a mask that decides a shape) is an error on them. Runs as a
-child, because here kernels are interpreted.
+All is as on a card, up to where Triton would compile: its own launcher decides which arguments become constants, and
+which are known to be divisible by 16. Whatever would wait for the device (a number read back, a mask that decides a
+shape) is an error on meta tensors. Runs as a child, because here kernels are interpreted.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.kernels.gpu.compiled import Variant, run_child
+
+# What a program may take on the least cards of a compute capability.
+SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 NUM_LAYERS = 4
-CONTEXT_LENGTH = 4096
+CONTEXT_LENGTH = 32_768
+
+# What is run, and its name.
+Runs = Iterator[tuple[str, Callable[[], object]]]
 
 
-def launched(size: str, *, lengths: list[int], batches: list[int]) -> dict[str, list[str]]:
-    """The variants that prefills and decode steps of some layers of a model launch, by "prefill T" and "step B".
+def launched(
+    size: str, *, lengths: Sequence[int], batches: Sequence[int], dtype: str = "bfloat16", capability: int = 90
+) -> dict[str, list[Variant]]:
+    """The variants that some layers of a model launch, by "prefill T", "step B", "host B" and "vision".
 
     Args:
         size: of `benchmarks.make_random`.
-        lengths: tokens of the prefills.
-        batches: rows of the steps.
+        lengths: tokens of the prefills, which sampling the first token follows.
+        batches: rows of the steps on the device, and of those whose tokens the host chooses.
     """
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")])
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
-    task = json.dumps({"size": size, "lengths": lengths, "batches": batches})
-    done = subprocess.run(
-        [sys.executable, __file__], input=task, capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return _ask({"size": size, "lengths": [*lengths], "batches": [*batches], "dtype": dtype, "capability": capability})
 
 
-def _run(size: str, lengths: list[int], batches: list[int]) -> dict[str, list[str]]:
+def launched_otherwise(*, dtype: str, capability: int) -> dict[str, list[Variant]]:
+    """The variants that the operations launch where they are called in ways that the engine doesn't."""
+    return _ask({"size": None, "dtype": dtype, "capability": capability})
+
+
+def _ask(task: dict[str, Any]) -> dict[str, list[Variant]]:
+    answer = run_child(__file__, task)
+    return {name: [Variant(**variant) for variant in variants] for name, variants in answer.items()}
+
+
+class _Driver:
+    """Stands in for a card where Triton asks what it compiles for."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _record(runs: Runs, capability: int) -> dict[str, list[dict[str, Any]]]:
+    """Each run's variants, every one once and in one order; nothing is compiled."""
+    from triton import knobs, runtime
+
+    from qwen35mm_kernels import dispatch
+    from qwen35mm_kernels.gpu import launch
+
+    variants: dict[str, dict[str, Any]] = {}
+
+    def before_compilation(**launched: Any) -> bool:
+        variant = asdict(_variant(launched["fn"], launched["compile"]))
+        variants[json.dumps(variant, sort_keys=True)] = variant
+        return True  # as if it were compiled already, so that nothing runs
+
+    launch._INTERPRETED_CAPABILITY = capability
+    launch._INTERPRETED_SHARED_BYTES = SHARED_BYTES[capability]
+    driver: Any = _Driver(capability)
+    runtime.driver.set_active(driver)
+    knobs.runtime.jit_cache_hook = before_compilation
+    dispatch._BACKENDS = {"triton": lambda device_type: None, "torch": lambda device_type: None}
+    found = {}
+    for name, run in runs:
+        variants.clear()
+        run()
+        found[name] = [variants[key] for key in sorted(variants)]
+    return found
+
+
+def _variant(fn: Any, compile: dict[str, Any]) -> Variant:
+    names = list(compile["signature"])
+    constants = {names[path[0]]: value for path, value in compile["constants"].items()}
+    signature = {name: kind for name, kind in compile["signature"].items() if name not in constants}
+    for path, attributes in compile["configs"][0].items():
+        if ["tt.divisibility", 16] in attributes:
+            signature[names[path[0]]] += ":16"
+    return Variant(f"{fn.module}:{fn.name}", signature, constants, compile["num_warps"], compile["num_stages"])
+
+
+def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int]) -> Runs:
     import torch
 
     from benchmarks.make_random import make_config
@@ -46,58 +113,87 @@ def _run(size: str, lengths: list[int], batches: list[int]) -> dict[str, list[st
     from qwen35mm.engine.slot_tables import SlotTables
     from qwen35mm.engine.step_graph import StepGraph
     from qwen35mm.model import Qwen35Model
-    from qwen35mm_kernels import dispatch
 
-    variants: set[str] = set()
-    _record_launches(variants)
-    dispatch._BACKENDS = {"triton": lambda device_type: None, "torch": lambda device_type: None}
-    data = make_config(size, "bfloat16")
+    data, device = make_config(size, dtype), torch.device("meta")
     text = data["text_config"]
     text["num_hidden_layers"], text["layer_types"] = NUM_LAYERS, text["layer_types"][:NUM_LAYERS]
-    config, device = ModelConfig.from_dict(data), torch.device("meta")
-    model = Qwen35Model(config, dtype=torch.bfloat16, device=device)
-    pools = CachePools(config, num_slots=1, num_tokens=CONTEXT_LENGTH, dtype=torch.bfloat16, device=device)
-    tables = SlotTables(1, config.text.vocab_size, [], device)
-    found = {}
-    for length in lengths:
-        variants.clear()
+    data["vision_config"]["depth"] = 1
+    config = ModelConfig.from_dict(data)
+    model = Qwen35Model(config, dtype=getattr(torch, dtype), device=device)
+    num_slots = max(batches) + 1
+    pools = CachePools(config, num_slots=num_slots, num_tokens=CONTEXT_LENGTH, dtype=model.dtype, device=device)
+    tables = SlotTables(num_slots, config.text.vocab_size, [], device)
+
+    def prefill(length: int) -> None:
         cache = pools.new_sequence()
         positions = torch.zeros(3, length, dtype=torch.int64, device=device)
-        model.prefill(model.embed_tokens(positions[0]), positions, cache)
+        hidden = model.prefill(model.embed_tokens(positions[0]), positions, cache)
+        first = torch.zeros(1, dtype=torch.int64, device=device)
+        tables.sample(model.logits(hidden[-1:]), first, first)
         cache.free()
-        found[f"prefill {length}"] = sorted(variants)
+
+    def decode(batch: int) -> None:
+        caches = [pools.new_sequence() for _ in range(batch)]
+        token_ids = torch.zeros(batch, dtype=torch.int64, device=device)
+        model.decode(token_ids, token_ids.expand(3, -1), caches)
+        for cache in caches:
+            cache.free()
+
+    for length in lengths:
+        yield f"prefill {length}", functools.partial(prefill, length)
     for batch in batches:
-        variants.clear()
-        StepGraph(model, pools, tables, batch, pools.kv.blocks_for(CONTEXT_LENGTH))
-        found[f"step {batch}"] = sorted(variants)
-    return found
+        max_blocks = pools.kv.blocks_for(CONTEXT_LENGTH)
+        yield f"step {batch}", functools.partial(StepGraph, model, pools, tables, batch, max_blocks)
+        yield f"host {batch}", functools.partial(decode, batch)
+    pixel_values = torch.zeros(8 * 32 * 32, config.vision.patch_dim)
+    yield "vision", functools.partial(model.visual, pixel_values, [(8, 32, 32)])
 
 
-def _record_launches(variants: set[str]) -> None:
-    """Has every kernel note its variant in `variants` in place of running."""
-    from qwen35mm_kernels.gpu import launch as launching
-
-    def launch(kernel: Any, grid: Any, *args: Any, config: Any, **constants: Any) -> None:
-        described = [_variant(parameter, value) for parameter, value in zip(kernel.params, args, strict=False)]
-        options = {**config.blocks, **constants, "warps": config.num_warps, "stages": config.num_stages}
-        variants.add(f"{kernel.fn.__name__}({', '.join(described)}; {options})")
-
-    launching.launch = launch
-    importlib.import_module("qwen35mm_kernels.gpu.all")  # takes the function from there
-
-
-def _variant(parameter: Any, value: Any) -> str:
-    """What Triton compiles a kernel anew for: types, None, multiples of 16 bytes, and whole numbers' kinds."""
+def _other_runs(dtype_name: str) -> Runs:
+    """Packed and cut sequences, given gates, attention without an output gate, and what starts from nothing."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        start = value.storage_offset() * value.element_size()
-        aligned = start % 16 == 0 and not parameter.do_not_specialize_on_alignment
-        return f"{parameter.name}: {value.dtype}{' x 16' if aligned else ''}"
-    if isinstance(value, int) and not parameter.do_not_specialize:
-        return f"{parameter.name}: {1 if value == 1 else 'x 16' if value % 16 == 0 else 'int'}"
-    return f"{parameter.name}: {type(value).__name__}"
+    import qwen35mm_kernels as kernels
+    from qwen35mm_kernels.gpu import gdn_prefill, prefill_attention
+
+    of_model = getattr(torch, dtype_name)
+
+    def empty(*shape: int, dtype: torch.dtype = of_model) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    num_tokens, heads, kv_heads, head_dim, dim = 9000, 16, 4, 256, 128
+
+    def gated_delta_rules(key_heads: int, value_heads: int) -> None:
+        q, k = empty(num_tokens, key_heads, dim), empty(num_tokens, key_heads, dim)
+        v, a, b = empty(num_tokens, value_heads, dim), empty(num_tokens, value_heads), empty(num_tokens, value_heads)
+        parameters = empty(value_heads, dtype=torch.float32), empty(value_heads, dtype=torch.float32)
+        kernels.chunk_gated_delta_rule(q, k, v, a.float(), b)
+        for bounds in (None, (0, 100, num_tokens)):
+            num_sequences = () if bounds is None else (len(bounds) - 1,)
+            for state in (None, empty(*num_sequences, value_heads, dim, dim, dtype=torch.float32)):
+                gdn_prefill.gated_delta_prefill(q, k, v, a, b, *parameters, state, cu_seqlens=bounds)
+
+    def attention() -> None:
+        q, (k, v) = empty(num_tokens, heads, head_dim), empty(2, 16_384, kv_heads, head_dim)
+        table, lengths = empty(32, 256, dtype=torch.int32), empty(32, dtype=torch.int32)
+        scale = head_dim**-0.5
+        kernels.paged_attention_prefill(q, None, k, v, table[0], num_tokens, block_size=64, scale=scale)
+        kernels.paged_attention_decode(q[:32], None, k, v, table, lengths, block_size=64, scale=scale)
+        prefill_attention.causal_attention(q, k[:num_tokens], v[:num_tokens], scale)
+
+    yield "norm", lambda: kernels.rms_norm(empty(num_tokens, 4096), empty(4096), 1e-6, zero_centred=False)
+    yield "convolution", lambda: kernels.causal_conv1d(empty(num_tokens, 8192), empty(8192, 4), None)
+    yield "gated delta rule", lambda: gated_delta_rules(16, 32)
+    # So few heads leave a card so empty that sequences are cut, see gdn_segments.
+    yield "gated delta rule, few heads", lambda: gated_delta_rules(2, 4)
+    yield "attention", attention
+
+
+def _runs(size: str | None, dtype: str, lengths: list[int] | None = None, batches: list[int] | None = None) -> Runs:
+    return _other_runs(dtype) if size is None else _engine_runs(size, dtype, lengths or [], batches or [])
 
 
 if __name__ == "__main__":
-    print(json.dumps(_run(**json.load(sys.stdin))))
+    task = json.load(sys.stdin)
+    capability = task.pop("capability")
+    print(json.dumps(_record(_runs(**task), capability)))

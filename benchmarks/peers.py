@@ -97,8 +97,16 @@ class TransformersPeer:
 
     def generate(self, inputs: PictureInputs, *, max_tokens: int) -> list[int]:
         """The reply's tokens, greedy."""
+        return self._generate(inputs, max_tokens).sequences[0, len(inputs.ids) :].tolist()
+
+    def first_token(self, inputs: PictureInputs) -> tuple[int, torch.Tensor]:
+        """The likeliest token, and the logits [vocab] that it was chosen from."""
+        output = self._generate(inputs, 1, output_logits=True)
+        return int(output.sequences[0, -1]), output.logits[0][0]
+
+    def _generate(self, inputs: PictureInputs, max_tokens: int, **options: Any) -> Any:
         ids = inputs.ids[None].to(self.device)
-        output = self.model.generate(
+        return self.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             mm_token_type_ids=(ids == self.model.config.image_token_id).int(),
@@ -106,8 +114,9 @@ class TransformersPeer:
             image_grid_thw=inputs.grid_thw.to(self.device),
             do_sample=False,
             max_new_tokens=max_tokens,
+            return_dict_in_generate=True,
+            **options,
         )
-        return output[0, ids.shape[1] :].tolist()
 
 
 def extends(shorter: Prompt, longer: Prompt) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from qwen35mm.cache.kv_pool import KVBlockPool, Runs, find_runs
 from qwen35mm.cache.state_pool import StatePool
 from qwen35mm.model.cache_protocol import PrefillPlaces
+from qwen35mm.model.upload import upload
 
 
 class SequenceCache:
@@ -103,7 +105,7 @@ class SequenceCache:
         """Where the next tokens go, on the pool's device, after `prepare` of as many."""
         stop, size, device = self._length + num_tokens, self._kv_pool.block_size, self._kv_pool.device
         assert stop <= len(self._blocks) * size, "places without prepare"
-        blocks = torch.tensor(self._blocks[: self._kv_pool.blocks_for(stop)], dtype=torch.int32, device=device)
+        blocks = upload(np.array(self._blocks[: self._kv_pool.blocks_for(stop)], dtype=np.int32), device)
         index = torch.arange(self._length, stop, device=device)
         return PrefillPlaces(blocks[index // size].long() * size + index % size, blocks, stop)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from qwen35mm.engine.sequence import Reply
+from qwen35mm.model.upload import upload
 from qwen35mm_kernels import SamplingRows, sample
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
@@ -38,11 +40,12 @@ class SlotTables:
         """Enters a reply as it stands: its parameters, and the tokens of prompt and reply."""
         params, said = reply.request.params, reply.output.token_ids
         device = self.newest.device
-        self._params[:, slot] = torch.tensor([getattr(params, name) for name in _FLOATS], device=device)
+        floats = [getattr(params, name) for name in _FLOATS]
+        self._params[:, slot] = upload(np.array(floats, dtype=np.float32), device)
         top_k = min(params.top_k, len(self._banned))
-        self._whole[:, slot] = torch.tensor([top_k, reply.sampler.seed], device=device)
-        in_reply = torch.tensor(said, dtype=torch.int64, device=device)
-        prompt = torch.tensor(reply.request.prompt.token_ids, dtype=torch.int64, device=device)
+        self._whole[:, slot] = upload(np.array([top_k, reply.sampler.seed], dtype=np.int64), device)
+        in_reply = upload(np.array(said, dtype=np.int64), device)
+        prompt = upload(reply.request.prompt.token_ids, device)
         for table, token_ids in ((self._in_reply, in_reply), (self._in_text, torch.cat([prompt, in_reply]))):
             table[slot] = False
             table[slot, token_ids] = True

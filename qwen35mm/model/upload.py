@@ -13,4 +13,4 @@ def upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
     one from pinned memory takes its turn among the launches.
     """
     tensor = torch.tensor(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -146,6 +146,12 @@ class ChatPage:
         expect(self.answers.last.locator(".tools button").first).to_be_visible()
         return self.answers.last.locator(".answer").inner_text().strip()
 
+    def wait_ending(self, text: str) -> None:
+        """Waits until the last answer ends so and none is in progress; until the server has begun to continue it, the
+        page looks as if it were there."""
+        expect(self.answers.last.locator(".answer")).to_have_text(re.compile(re.escape(text) + r"\s*$"))
+        self.wait_answered(self.answers.count())
+
     def open_settings(self) -> Locator:
         """The settings, open."""
         panel = self.page.locator("aside.settings")

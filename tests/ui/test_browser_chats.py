@@ -293,6 +293,6 @@ def test_ending_the_server_keeps_what_was_shown(browser: Browser, tmp_path: Path
         page.page.reload()
         expect(page.answers.locator(".answer")).to_contain_text(shown)
         page.tool(page.answers.last, "Continue").click()
-        assert page.wait_answered().endswith("and its end.")
+        page.wait_ending("and its end.")
         page.problems.clear()
         again.close()

@@ -207,8 +207,7 @@ def test_an_answer_that_was_cut_says_so_and_is_continued(page: ChatPage, backend
     assert page.wait_answered() == "no media"
     expect(page.answers.locator(".problem")).to_contain_text("ended at its limit")
     page.tool(page.answers.last, "Continue").click()
-    page.wait_until(lambda: len(backend.calls) == 2)
-    assert page.wait_answered().endswith("and its end.")
+    page.wait_ending("and its end.")
     expect(page.answers.locator(".problem")).to_be_hidden()
     assert backend.calls[1].continue_reply
     assert backend.calls[1].messages[-1].role == "assistant"

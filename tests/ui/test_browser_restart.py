@@ -55,7 +55,7 @@ def test_what_was_shown_survives_a_kill(browser: Browser, tmp_path: Path) -> Non
         expect(page.answers.locator(".answer")).to_contain_text(shown)
         expect(page.answers.locator(".problem")).to_contain_text("ended in the middle of this answer")
         page.tool(page.answers.last, "Continue").click()
-        assert page.wait_answered().endswith("and its end.")
+        page.wait_ending("and its end.")
     assert again.end() == (0, "")
 
 

@@ -143,7 +143,7 @@ class Page {
     if (isOther || !this.panelShown) this.panel.show(this.settings);
     this.panelShown = true;
     this.transcript.show(chat, () => this.welcome());
-    for (const id of chat.running) if (this.live.has(id)) this.transcript.update(this.live.get(id));
+    for (const id of chat.running) if (this.live.get(id)) this.transcript.update(this.live.get(id)); // none before the first news
     if (chat.running.length) this.follow(chat.running);
     this.composer.setRunning(chat.running.length > 0);
     this.sidebar.mark(chat.id);

@@ -166,6 +166,21 @@ def test_another_tab_of_the_same_person_keeps_it_going(
     other.wait_answered()
 
 
+def test_an_answer_can_be_stopped_before_there_is_news_of_it(open_page: OpenPage, backend: FakeBackend) -> None:
+    """A page knows at its start which answers are in progress; a slow machine tells of them later."""
+    page, other = open_page(), open_page()
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    other.page.route("**/queue/join*", lambda route: None)
+    other.page.reload()
+    other.chats.locator("a").click()
+    expect(other.answers.locator(".answer")).to_contain_text("word word")
+    other.stop_button.click()
+    page.wait_answered()
+    assert backend.active == 0
+    other.page.unroute_all(behavior="ignoreErrors")
+
+
 def test_a_new_chat_during_an_answer_leaves_it_running(page: ChatPage, backend: FakeBackend) -> None:
     page.ask("slow")
     expect(page.answers.locator(".answer")).to_contain_text("word word")

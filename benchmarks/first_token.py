@@ -35,6 +35,7 @@ from PIL import Image, ImageDraw  # noqa: E402
 
 from benchmarks import make_random  # noqa: E402
 from benchmarks.first_token_workers import STAGES, make_worker  # noqa: E402
+from benchmarks.peers import print_operations  # noqa: E402
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
 from benchmarks.worker import Worker, serve  # noqa: E402
 
@@ -173,9 +174,7 @@ def print_report(
     if arguments.peer:
         agreement = num_agreeing(samples)
         print(f"{agreement[0]} of {agreement[1]} first tokens are transformers'.")
-        lacking = facts["fallbacks"]
-        print("transformers runs its fast path." if not lacking else "transformers runs without its fast path:")
-        print("".join(f"  {text}\n" for text in lacking), end="")
+        print_operations(facts["operations"])
     print_json(
         "first_token",
         model=name,
@@ -187,7 +186,7 @@ def print_report(
         stages_ms=spreads,
         agreement=agreement,
         kernels=facts["kernels"],
-        fallbacks=facts["fallbacks"],
+        peer_operations=facts["operations"],
     )
 
 
@@ -239,7 +238,7 @@ def main() -> None:
             "first_s": {engine: answer["cold"]["ttft_s"] for engine, answer in first.items()},
             "load_s": {engine: worker.ready["load_s"] for engine, worker in workers.items()},
             "kernels": workers[OURS].ready["kernels"],
-            "fallbacks": workers[PEER].ask(do="facts")["fallbacks"] if arguments.peer else None,
+            "operations": workers[PEER].ready["operations"] if arguments.peer else {},
         }
     print_report(arguments, samples, stages, facts)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.asking import ONE_TOKEN, last_result
-from benchmarks.peers import PictureReader, TransformersPeer
+from benchmarks.peers import PictureReader, TransformersPeer, transformers_operations
 from qwen35mm.backends import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Event, Finished, MediaPlanned, Progress, Request, Result
@@ -175,16 +174,14 @@ class StagedEngine(Engine):
 
 
 class TransformersWorker:
-    """transformers' processor and `generate`; what it says of kernels that it lacks is kept."""
+    """transformers' processor and `generate`."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._fallbacks: list[str] = []
-        _listen(self._fallbacks)
         started_s = time.perf_counter()
         self._reader = PictureReader(arguments.model, (arguments.side**2, arguments.side**2))
         self._peer = TransformersPeer(arguments.model, DTYPES[arguments.dtype], arguments.device)
         self._device = torch.device(arguments.device)
-        self.ready = {"load_s": time.perf_counter() - started_s}
+        self.ready = {"load_s": time.perf_counter() - started_s, "operations": transformers_operations()}
         self._never = torch.tensor(sorted(self._ids_never_sampled()))
 
     def _ids_never_sampled(self) -> set[int]:
@@ -196,8 +193,6 @@ class TransformersWorker:
 
     def answer(self, do: str, path: str = "", questions: Sequence[str] = ()) -> dict[str, Any]:
         """Like `OurWorker.answer`; it keeps nothing, so that a second question would cost as much."""
-        if do == "facts":
-            return {"fallbacks": self._fallbacks}
         synchronize(self._device)
         started_s = time.perf_counter()
         inputs = self._reader.read(Path(path), questions[0])
@@ -225,15 +220,3 @@ def make_worker(role: str, arguments: argparse.Namespace) -> OurWorker | Transfo
 
 def _ask(image: Image, question: str) -> Message:
     return Message("user", (image, Text(question)))
-
-
-def _listen(fallbacks: list[str]) -> None:
-    """Collects what transformers warns of as falling back to torch: its way to say that a fast path is off."""
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            text = record.getMessage()
-            if "falling back" in text.lower():
-                fallbacks.append(text)
-
-    logging.getLogger("transformers").addHandler(Listener(logging.WARNING))

@@ -329,13 +329,20 @@ def _attention_decode(s: Shapes, batch: int, length: int = 4096) -> Case:
     )
 
 
-def _moe(s: Shapes, num_tokens: int) -> Case:
+def moe_inputs(s: Shapes, num_tokens: int) -> tuple[torch.Tensor, ...]:
+    """What `moe_experts` takes: x, gate_up, down, chosen, weights."""
     assert s.experts is not None
     count, top_k, width = s.experts
-    x = randn(num_tokens, s.hidden)
     gate_up = randn(count, 2 * width, s.hidden) * s.hidden**-0.5
     down = randn(count, s.hidden, width) * width**-0.5
-    weights, chosen = kernels.moe_route(randn(num_tokens, count), top_k)
+    weights, chosen = _torch("moe_route")(randn(num_tokens, count), top_k)
+    return randn(num_tokens, s.hidden), gate_up, down, chosen, weights
+
+
+def _moe(s: Shapes, num_tokens: int) -> Case:
+    assert s.experts is not None
+    _, top_k, width = s.experts
+    x, gate_up, down, chosen, weights = moe_inputs(s, num_tokens)
     used = len(chosen.unique())
     moved = used * (num_bytes(gate_up[0]) + num_bytes(down[0])) + 2 * num_bytes(x)
     return Case(

@@ -6,6 +6,8 @@ ready-made, which leaves its own tokenizing and image processing out of its time
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import re
 import time
@@ -117,6 +119,36 @@ class TransformersPeer:
             return_dict_in_generate=True,
             **options,
         )
+
+
+def transformers_operations() -> dict[str, str]:
+    """The module that transformers takes each operation of a Gated DeltaNet layer from; its own one is the slow way.
+
+    {} where this version of transformers chooses otherwise than by the wrappers of its model file.
+    """
+    modeling = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
+    found = {}
+    for name in (
+        "torch_chunk_gated_delta_rule",
+        "torch_recurrent_gated_delta_rule",
+        "causal_conv1d_fn",
+        "causal_conv1d_update",
+    ):
+        function = getattr(modeling, name, None)
+        while function is not None and name not in found:
+            if inspect.isfunction(function):
+                chosen = inspect.getclosurevars(function).nonlocals.get("implementation")
+                if chosen is not None:
+                    found[name.removeprefix("torch_")] = chosen.__module__
+                    break
+            function = getattr(function, "__wrapped__", None)
+    return found
+
+
+def print_operations(operations: dict[str, str]) -> None:
+    """Says where transformers takes each operation from."""
+    for operation, module in operations.items():
+        print(f"transformers: {operation} from {module}")
 
 
 def extends(shorter: Prompt, longer: Prompt) -> bool:

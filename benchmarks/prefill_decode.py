@@ -14,8 +14,6 @@ each operation of a Gated DeltaNet layer from is told.
 from __future__ import annotations
 
 import argparse
-import importlib
-import inspect
 import json
 import resource
 import subprocess
@@ -30,6 +28,7 @@ sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
 
 import torch  # noqa: E402
 
+from benchmarks.peers import print_operations, transformers_operations  # noqa: E402
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -130,30 +129,6 @@ class TransformersRunner:
         return int(output.logits[0, -1].argmax())
 
 
-def peer_operations() -> dict[str, str]:
-    """The module that transformers takes each operation of a Gated DeltaNet layer from; its own one is the slow way.
-
-    {} where this version of transformers chooses otherwise than by the wrappers of its model file.
-    """
-    modeling = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
-    found = {}
-    for name in (
-        "torch_chunk_gated_delta_rule",
-        "torch_recurrent_gated_delta_rule",
-        "causal_conv1d_fn",
-        "causal_conv1d_update",
-    ):
-        function = getattr(modeling, name, None)
-        while function is not None and name not in found:
-            if inspect.isfunction(function):
-                chosen = inspect.getclosurevars(function).nonlocals.get("implementation")
-                if chosen is not None:
-                    found[name.removeprefix("torch_")] = chosen.__module__
-                    break
-            function = getattr(function, "__wrapped__", None)
-    return found
-
-
 def decode_one_by_one(step: Callable[[int], int], token_id: int, num_tokens: int) -> list[float]:
     """Runs tokens each of which is read before the next begins; seconds of each."""
     seconds = []
@@ -173,7 +148,7 @@ def serve(arguments: argparse.Namespace) -> None:
     started = time.perf_counter()
     runner = make(arguments.model, DTYPES[arguments.dtype], arguments.device, longest)
     load_s = time.perf_counter() - started
-    operations = peer_operations() if arguments.serve == "transformers" else {}
+    operations = transformers_operations() if arguments.serve == "transformers" else {}
     answer({"load_s": load_s, "peak_bytes": peak_bytes(arguments.device), "operations": operations})
     for line in sys.stdin:
         length = json.loads(line)["length"]
@@ -273,8 +248,7 @@ def main() -> None:
     print(f"{arguments.model}, {arguments.dtype} on {arguments.device}, median (lowest-highest)")
     print_machine(info)
     operations = workers[arguments.peer].loaded["operations"] if arguments.peer else {}
-    for operation, module in operations.items():
-        print(f"{arguments.peer}: {operation} from {module}")
+    print_operations(operations)
     print_table(
         ["engine", "prompt tokens", "prefill, tok/s", "decode, tok/s", "peak memory, GiB", "load, s"],
         [

@@ -24,8 +24,8 @@ from qwen35mm_kernels.gpu.tables import Config
 Named = tuple[str, Shapes, Any]
 
 
-class _Target:
-    """Stands in for Triton's driver: knows what to compile for, and can't launch."""
+class TargetDriver:
+    """Stands in for Triton's driver: knows what to compile for (80, 90, 100, ...), and can't launch."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -54,7 +54,7 @@ def compile_for(capability: int) -> None:
     from triton.runtime import driver
 
     trace_on_meta()
-    driver.set_active(_Target(capability))  # pyright: ignore[reportArgumentType]
+    driver.set_active(TargetDriver(capability))  # pyright: ignore[reportArgumentType]
 
 
 def _warm_up(kernel: Any, grid: Sequence[int], *args: Any, **kwargs: Any) -> None:

@@ -187,16 +187,11 @@ def _qk_norm_rope_write(s: Shapes, length: int) -> Workload:
 
 
 def _moe_experts(s: Shapes, num_tokens: int) -> Workload:
-    assert s.experts is not None
-    count, top_k, width = s.experts
-    x = randn(num_tokens, s.hidden)
-    gate_up = randn(count, 2 * width, s.hidden) * s.hidden**-0.5
-    down = randn(count, s.hidden, width) * width**-0.5
-    weights, chosen = _torch("moe_route")(randn(num_tokens, count), top_k)
+    inputs = kernel_cases.moe_inputs(s, num_tokens)
     return Workload(
         f"moe experts, {s.name} N={num_tokens}",
-        lambda: kernels.moe_experts(x, gate_up, down, chosen, weights),
-        lambda: _torch("moe_experts")(x, gate_up, down, chosen, weights, None),
+        lambda: kernels.moe_experts(*inputs),
+        lambda: _torch("moe_experts")(*inputs, None),
     )
 
 

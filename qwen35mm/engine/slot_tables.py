@@ -75,5 +75,5 @@ class SlotTables:
 
     def sample_one(self, slot: int, logits: torch.Tensor) -> int:
         """The first token of the reply in a slot, from logits [vocab]."""
-        slots = torch.tensor([slot], device=logits.device)
+        slots = torch.full((1,), slot, device=logits.device)
         return int(self.sample(logits[None], slots, torch.zeros_like(slots)))

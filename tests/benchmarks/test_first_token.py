@@ -52,8 +52,8 @@ def test_both_engines_answer_the_same_questions(tmp_path: Path) -> None:
     assert data["agreement"] == [4, 4]
     assert [row[0] for row in rows[len(ROWS) + 2 :]] == [*STAGES, "sum"]
     assert all(data["stages_ms"][stage]["low"] > 0 for stage in STAGES)
-    assert "chunk_gated_delta_rule" in " ".join(data["fallbacks"])
-    assert "transformers runs without its fast path:" in output
+    for operation, module in data["peer_operations"].items():
+        assert f"transformers: {operation} from {module}" in output
 
 
 def test_a_random_checkpoint_is_made_first(

@@ -48,28 +48,11 @@ def _ask(task: dict[str, Any]) -> dict[str, list[Variant]]:
     return {name: [Variant(**variant) for variant in variants] for name, variants in answer.items()}
 
 
-class _Driver:
-    """Stands in for a card where Triton asks what it compiles for."""
-
-    def __init__(self, capability: int) -> None:
-        from triton.backends.compiler import GPUTarget
-
-        self._target = GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self) -> Any:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 def _record(runs: Runs, capability: int) -> dict[str, list[dict[str, Any]]]:
     """Each run's variants, every one once and in one order; nothing is compiled."""
     from triton import knobs, runtime
 
+    from benchmarks.tuning_compile import TargetDriver
     from qwen35mm_kernels import dispatch
     from qwen35mm_kernels.gpu import launch
 
@@ -82,7 +65,7 @@ def _record(runs: Runs, capability: int) -> dict[str, list[dict[str, Any]]]:
 
     launch._INTERPRETED_CAPABILITY = capability
     launch._INTERPRETED_SHARED_BYTES = SHARED_BYTES[capability]
-    driver: Any = _Driver(capability)
+    driver: Any = TargetDriver(capability)
     runtime.driver.set_active(driver)
     knobs.runtime.jit_cache_hook = before_compilation
     dispatch._BACKENDS = {"triton": lambda device_type: None, "torch": lambda device_type: None}

@@ -25,7 +25,7 @@ def main() -> None:
     try:
         # `spaces` comes before everything that might touch CUDA.
         gpu = zero_gpu(os.environ)
-        from qwen35mm.ui import launch
+        from qwen35mm.web import launch
 
         with _open_backend(gpu) as (backend, options):
             launch(backend, **options)
@@ -37,7 +37,7 @@ def main() -> None:
 def _open_backend(gpu: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     from qwen35mm.cli.folders import user_cache_folder
     from qwen35mm.space import SpaceSettings, open_backend
-    from qwen35mm.ui import is_shared
+    from qwen35mm.web import is_shared
 
     settings = SpaceSettings.from_environment(os.environ, is_shared=is_shared)
     with open_backend(settings, gpu, user_cache_dir=user_cache_folder()) as backend:
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
     from qwen35mm.space import zero_gpu
 
     gpu = zero_gpu(os.environ)
-    from qwen35mm.ui import serve
+    from qwen35mm.web import serve
 
     stack = contextlib.ExitStack()
     atexit.register(stack.close)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import PictureReader, TransformersPeer
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.captioning.captioner import CaptionStyle
 from qwen35mm.captioning.job import Job, Model, Outcome, carry_out

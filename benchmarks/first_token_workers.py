@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.asking import ONE_TOKEN, last_result
 from benchmarks.peers import PictureReader, TransformersPeer, transformers_operations
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Event, Finished, MediaPlanned, Progress, Request, Result
 from qwen35mm.engine.sequence import Sequence as EngineSequence

@@ -23,9 +23,9 @@ sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
+from qwen35mm.checkpoints.safetensors_files import INDEX_FILE  # noqa: E402
+from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets  # noqa: E402
 from qwen35mm.config import ModelConfig  # noqa: E402
-from qwen35mm.model.names import Target, checkpoint_targets  # noqa: E402
-from qwen35mm.model.shards import INDEX_FILE  # noqa: E402
 
 DEMO = ROOT / "assets" / "demo"
 SHARD_BYTES = 1 << 30

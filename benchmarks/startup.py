@@ -20,7 +20,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.ui.browser import FLAGS, find_chromium
+from tests.web.browser import FLAGS, find_chromium
 
 
 def start_once(browser: Browser, model: str | None) -> dict[str, float]:
@@ -56,9 +56,9 @@ def start_once(browser: Browser, model: str | None) -> dict[str, float]:
 
 def import_times() -> list[tuple[float, str]]:
     """Seconds that the heaviest imports of the page take, with what they import."""
-    code = "import qwen35mm.backends; import qwen35mm.ui"
+    code = "import qwen35mm.backends; import qwen35mm.web"
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
-    wanted = ("torch", "transformers", "gradio", "av", "numpy", "PIL", "qwen35mm.ui", "qwen35mm.backends")
+    wanted = ("torch", "transformers", "gradio", "av", "numpy", "PIL", "qwen35mm.web", "qwen35mm.backends")
     found = []
     for line in done.stderr.splitlines():
         parts = line.split("|")

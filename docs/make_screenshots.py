@@ -7,9 +7,9 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from qwen35mm.assets import asset_path, demo_model_path
-from qwen35mm.backends import LocalBackend
-from qwen35mm.ui import serve
-from tests.ui.browser import ChatPage, open_browser
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.web import serve
+from tests.web.browser import ChatPage, open_browser
 
 IMAGES = Path(__file__).resolve().parent / "images"
 SAMPLES = asset_path("samples")

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qwen35mm.backends import LocalBackend
+    from qwen35mm.backends.local import LocalBackend
     from qwen35mm.cache import CacheReport, CacheSettings
     from qwen35mm.engine import EngineSettings, Event, Finished, MediaPlanned, Progress, Result, TextDelta
     from qwen35mm.errors import MediaError, Qwen35mmError
@@ -34,7 +34,7 @@ _HOMES = {
     "Finished": "qwen35mm.engine",
     "Image": "qwen35mm.prompt",
     "LoadedModel": "qwen35mm.model",
-    "LocalBackend": "qwen35mm.backends",
+    "LocalBackend": "qwen35mm.backends.local",
     "MediaBudget": "qwen35mm_preprocess",
     "MediaError": "qwen35mm.errors",
     "MediaLimits": "qwen35mm_preprocess",

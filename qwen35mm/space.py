@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, overload
 from qwen35mm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from qwen35mm.backends import LocalBackend
+    from qwen35mm.backends.local import LocalBackend
+    from qwen35mm.backends.zero_gpu import ZeroGpuBackend
     from qwen35mm.cache import CacheSettings
-    from qwen35mm.zero_gpu import ZeroGpuBackend
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class SpaceSettings:
         )
 
     def page_options(self) -> dict[str, Any]:
-        """What `qwen35mm.ui.serve` takes of this."""
+        """What `qwen35mm.web.serve` takes of this."""
         return {"host": self.host, "port": self.port, "auth": self.auth, "data_dir": self.data_dir}
 
 
@@ -142,12 +142,12 @@ def open_backend(
         Qwen35mmError: the model or a setting can't be used.
     """
     from qwen35mm.assets import demo_model_path
-    from qwen35mm.backends import LocalBackend
+    from qwen35mm.backends.local import LocalBackend
+    from qwen35mm.backends.requests import default_budget
+    from qwen35mm.backends.zero_gpu import ZeroGpuBackend
     from qwen35mm.cache import CacheSettings, DiskStore
     from qwen35mm.engine import EngineSettings
     from qwen35mm.model import load
-    from qwen35mm.requests import default_budget
-    from qwen35mm.zero_gpu import ZeroGpuBackend
     from qwen35mm_preprocess import MediaLimits
 
     with contextlib.ExitStack() as stack:

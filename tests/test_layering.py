@@ -15,18 +15,18 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["app", "qwen35mm.__main__"],
     ["qwen35mm.cli"],
-    ["qwen35mm.ui"],
+    ["qwen35mm.web"],
     ["qwen35mm.server"],
     ["qwen35mm.captioning"],
-    ["qwen35mm.conversation"],
+    ["qwen35mm.chat"],
     ["qwen35mm.space"],
-    ["qwen35mm.zero_gpu"],
+    ["qwen35mm.backends.zero_gpu"],
     ["qwen35mm.model_library"],
-    ["qwen35mm.backends", "qwen35mm.remote"],
-    ["qwen35mm.requests"],
+    ["qwen35mm.backends"],
     ["qwen35mm.engine"],
     ["qwen35mm.cache"],
     ["qwen35mm.model"],
+    ["qwen35mm.checkpoints"],
     ["qwen35mm.prompt", "qwen35mm.tokenizer"],
     ["qwen35mm.config", "qwen35mm.errors", "qwen35mm.sampling", "qwen35mm.assets", "qwen35mm.cpu"],
     ["qwen35mm_preprocess"],
@@ -37,10 +37,14 @@ EXEMPT = {"qwen35mm"}
 
 
 def layer_of(module: str) -> int | None:
-    for index, names in enumerate(LAYERS):
-        if any(module == name or module.startswith(f"{name}.") for name in names):
-            return index
-    return None
+    return max(
+        ((len(name), index) for index, names in enumerate(LAYERS) for name in names if _within(module, name)),
+        default=(0, None),
+    )[1]
+
+
+def _within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
 
 
 def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.assets import asset_path
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.engine import Finished
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Text, Video

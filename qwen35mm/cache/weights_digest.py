@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from qwen35mm.checkpoints.safetensors_files import find_shards
 from qwen35mm.errors import CheckpointError
-from qwen35mm.model.shards import find_shards
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor
 
 if TYPE_CHECKING:
-    from qwen35mm.backends import LocalBackend
+    from qwen35mm.backends.local import LocalBackend
     from qwen35mm.captioning.ray_cluster import RayCluster
 
 STATE_FOLDER = ".qwen35mm"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow
 
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner, CaptionStyle, caption_failure_kind
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.job import local_model

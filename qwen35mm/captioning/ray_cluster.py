@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import pyarrow
 
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner, FailedError
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.job import Model

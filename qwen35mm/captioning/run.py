@@ -14,6 +14,7 @@ from itertools import islice
 from time import monotonic
 from typing import Literal
 
+from qwen35mm.backends.remote.media import VideoMode
 from qwen35mm.captioning.captioner import Captioner, caption_failure_kind
 from qwen35mm.captioning.counts import Counts
 from qwen35mm.captioning.items import Item, Unreadable
@@ -26,7 +27,6 @@ from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.records import Caption, shared
 from qwen35mm.errors import CaptioningError, EngineError, MediaError, OutputError, Qwen35mmError
 from qwen35mm.prompt import EncodedMedium
-from qwen35mm.remote.media import VideoMode
 from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
 
 # As many in a row aren't the media's fault.

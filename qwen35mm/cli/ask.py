@@ -14,7 +14,7 @@ import typer
 from qwen35mm.cli.options import DEMO_NOTE, ModelOptions, file_path, with_options
 
 if TYPE_CHECKING:
-    from qwen35mm.backends import LocalBackend
+    from qwen35mm.backends.local import LocalBackend
     from qwen35mm.engine import CacheReport, Progress, Result
     from qwen35mm.prompt import Message
     from qwen35mm.sampling import SamplingParams

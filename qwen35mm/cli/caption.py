@@ -120,7 +120,7 @@ async def _open_model(options: ModelOptions, remote: RemoteOptions, memo: Path |
     from qwen35mm.captioning.job import Model, local_model
 
     if remote.backend is not None:
-        from qwen35mm.remote import RemoteBackend
+        from qwen35mm.backends.remote import RemoteBackend
 
         async with contextlib.aclosing(remote.open(options)) as server:
             assert isinstance(server, RemoteBackend)

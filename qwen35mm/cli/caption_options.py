@@ -15,6 +15,7 @@ from qwen35mm.errors import CaptioningError
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
+    from qwen35mm.backends.remote import RemoteBackend, VideoMode
     from qwen35mm.captioning.captioner import CaptionStyle
     from qwen35mm.captioning.outputs import OutputSpec
     from qwen35mm.captioning.ray_cluster import RayCluster
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.sources.scan import ScanOptions
     from qwen35mm.captioning.texts.prompts import PromptSet
     from qwen35mm.cli.options import ModelOptions
-    from qwen35mm.remote import RemoteBackend, VideoMode
     from qwen35mm.sampling import SamplingParams
 
 # The engine's own number.
@@ -217,7 +217,7 @@ class RemoteOptions:
 
     def check(self, style: CaptionOptions) -> None:
         """Raises RequestError for what no server can be asked for, before one is."""
-        from qwen35mm.remote.wire import sampling_fields
+        from qwen35mm.backends.remote.wire import sampling_fields
         from qwen35mm.sampling import SamplingParams
 
         sampling_fields(SamplingParams(thinking_budget=style.thinking_budget), enable_thinking=style.think)
@@ -228,7 +228,7 @@ class RemoteOptions:
         Raises:
             ConfigError: the address or a setting can't be used.
         """
-        from qwen35mm.remote import RemoteBackend
+        from qwen35mm.backends.remote import RemoteBackend
 
         assert self.backend is not None
         return RemoteBackend(

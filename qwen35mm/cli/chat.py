@@ -19,7 +19,7 @@ def chat(
     data_dir: Annotated[Path | None, data_dir_option] = None,
 ) -> None:
     """Open the chat page; it runs until Ctrl-C."""
-    from qwen35mm.ui import launch
+    from qwen35mm.web import launch
 
     backend = options.load_switch(default_cache_dir=user_cache_folder())
     try:

@@ -14,8 +14,8 @@ from qwen35mm.cli.options import ModelOptions, data_dir_option, with_options
 @with_options
 def desktop(options: ModelOptions, data_dir: Annotated[Path | None, data_dir_option] = None) -> None:
     """Open the chat in a window of its own; closing it ends the program."""
-    from qwen35mm.ui import launch
-    from qwen35mm.ui.desktop import has_display, run_window, window_problem
+    from qwen35mm.web import launch
+    from qwen35mm.web.desktop import has_display, run_window, window_problem
 
     problem = window_problem()
     folder = user_data_folder()

@@ -17,7 +17,7 @@ from qwen35mm.cli.sizes import parse_size
 from qwen35mm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from qwen35mm.backends import LocalBackend
+    from qwen35mm.backends.local import LocalBackend
     from qwen35mm.cache.settings import CacheSettings
     from qwen35mm.model_library import BackendOptions, BackendSwitch
     from qwen35mm_preprocess import MediaBudget
@@ -138,7 +138,7 @@ class ModelOptions:
     def _media_budget(self) -> MediaBudget:
         import torch
 
-        from qwen35mm.requests import default_budget
+        from qwen35mm.backends.requests import default_budget
 
         on_gpu = "cuda" in self.device or (self.device == "auto" and torch.cuda.is_available())
         given = _given(

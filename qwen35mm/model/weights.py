@@ -15,12 +15,20 @@ from pathlib import Path
 
 import torch
 
+from qwen35mm.checkpoints.safetensors_files import (
+    StoredTensor,
+    find_shards,
+    open_shard,
+    read_headers,
+    read_into,
+    same_bytes,
+    some,
+)
+from qwen35mm.checkpoints.tensor_names import EMBEDDING, IGNORED_PREFIXES, LM_HEAD, Target, checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.device_map import DeviceRequest, place
-from qwen35mm.model.names import EMBEDDING, IGNORED_PREFIXES, LM_HEAD, Target, checkpoint_targets
-from qwen35mm.model.shards import StoredTensor, find_shards, open_shard, read_headers, read_into, same_bytes, some
 
 logger = logging.getLogger(__name__)
 

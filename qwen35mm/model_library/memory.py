@@ -12,11 +12,11 @@ import torch
 from qwen35mm.cache import CacheSettings, MemoryPlan, plan_memory
 from qwen35mm.cache.host_memory import host_memory_bytes
 from qwen35mm.cache.pools import DEFAULT_BLOCK_SIZE
+from qwen35mm.checkpoints.safetensors_files import find_shards, read_headers
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import EngineSettings
 from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH
 from qwen35mm.errors import ConfigError
-from qwen35mm.model.shards import find_shards, read_headers
 
 # For what a step computes with, and for the rest of the machine.
 RESERVE_BYTES = 512 << 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache.pools import DEFAULT_BLOCK_SIZE
 from qwen35mm.errors import ConfigError
 from qwen35mm.model_library.memory import (

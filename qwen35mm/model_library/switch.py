@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Event
 from qwen35mm.errors import CheckpointError, EngineError, RequestError

@@ -30,7 +30,7 @@ class Text:
 class EncodedMedium:
     """A medium for a server: its content parts in OpenAI's form, the plan by which it was read, what went wrong.
 
-    See `qwen35mm.remote.media`.
+    See `qwen35mm.backends.remote.media`.
     """
 
     parts: tuple[dict[str, Any], ...] = field(repr=False)

@@ -12,8 +12,8 @@ from transformers import AutoModelForImageTextToText
 
 from benchmarks import make_random
 from qwen35mm.cache import CachePools
+from qwen35mm.checkpoints.tensor_names import checkpoint_targets
 from qwen35mm.config import ModelConfig
-from qwen35mm.model.names import checkpoint_targets
 from qwen35mm.model.weights import load_model
 from tests.benchmarks.narrow import narrow_sizes
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.captioning.outputs import parse_output
 from qwen35mm.captioning.run import RunSettings

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
+from qwen35mm.backends.remote import RemoteBackend
 from qwen35mm.captioning.job import Job, Model, Outcome, carry_out
 from qwen35mm.captioning.media import workers
 from qwen35mm.captioning.media.worker import Encode
 from qwen35mm.captioning.outputs import parse_output
 from qwen35mm.captioning.run import RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
-from qwen35mm.remote import RemoteBackend
 from qwen35mm.sampling import SamplingParams
+from tests.backends.remote.server import ModelServer, running_server
 from tests.captioning.fake_model import picture
 from tests.captioning.media.test_workers import HOSTILE
-from tests.remote.server import ModelServer, running_server
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import jsonschema
 import pytest
 
 from qwen35mm.assets import asset_path
+from tests.backends.remote.server import closes, fails, running_server
 from tests.captioning.fake_model import picture
-from tests.remote.server import closes, fails, running_server
 
 SAMPLES = asset_path("samples")
 SCHEMA = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ui.process import PageProcess
+from tests.web.process import PageProcess
 
 CHAT = [sys.executable, "-m", "qwen35mm", "chat", "--port", "0"]
 

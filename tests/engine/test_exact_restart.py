@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Event, Finished
 from qwen35mm.model import LoadedModel, load

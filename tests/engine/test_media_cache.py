@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import AsyncEngine, CacheReport, DeferredMedia, Engine, Event, Finished, Request, Result
 from qwen35mm.errors import MediaError, RequestTimeoutError

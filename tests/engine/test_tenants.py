@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.engine import Engine, Event, Finished, Request, Result
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Text

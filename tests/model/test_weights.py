@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from qwen35mm.checkpoints.tensor_names import checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model import weights
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.names import checkpoint_targets
 from tests.model.layouts import make_prompt, new_cache, our_prefill, their_logits, their_positions
 from tests.tiny import DENSE, MOE, SHALLOW, TinyCheckpoints, TinySpec, build
 

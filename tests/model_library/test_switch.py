@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import EngineSettings, Event, Finished, TextDelta
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError

@@ -21,7 +21,7 @@ GPU = zero_gpu(os.environ)
 
 import spaces  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-from qwen35mm.backends import LocalBackend  # noqa: E402
+from qwen35mm.backends.local import LocalBackend  # noqa: E402
 from qwen35mm.engine import Engine, EngineSettings, Finished, MediaPlanned, Result, TextDelta  # noqa: E402
 from qwen35mm.prompt import Image, Message, Text, pin_plans  # noqa: E402
 from qwen35mm.sampling import SamplingParams  # noqa: E402

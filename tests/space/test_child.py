@@ -13,17 +13,17 @@ import pytest
 
 import qwen35mm.errors
 import qwen35mm_preprocess.errors
-from qwen35mm.backends import LocalBackend
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.zero_gpu import DurationModel, ZeroGpuBackend
+from qwen35mm.backends.zero_gpu.call import _failure
+from qwen35mm.backends.zero_gpu.duration import MIN_DURATION_S
+from qwen35mm.backends.zero_gpu.job import Failure, History, Item, Job, add_event
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, Result, TextDelta
 from qwen35mm.errors import ConfigError, EngineError, MediaError, QueueFullError, RequestError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Message, Text
 from qwen35mm.sampling import SamplingParams
-from qwen35mm.zero_gpu import DurationModel, ZeroGpuBackend
-from qwen35mm.zero_gpu.call import _failure
-from qwen35mm.zero_gpu.duration import MIN_DURATION_S
-from qwen35mm.zero_gpu.job import Failure, History, Item, Job, add_event
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 # Only reached where a test fails.
@@ -138,7 +138,7 @@ async def test_events_are_those_of_a_local_backend(demo: LoadedModel, calls: Pic
 async def test_a_call_ends_before_its_gpu_is_taken_away(
     demo: LoadedModel, calls: PickledCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qwen35mm.zero_gpu.child.RESERVE_S", float(MIN_DURATION_S))
+    monkeypatch.setattr("qwen35mm.backends.zero_gpu.child.RESERVE_S", float(MIN_DURATION_S))
     with pytest.raises(RequestTimeoutError):
         await collect(ZeroGpuBackend(demo, calls).stream(HELLO, GREEDY))
 
@@ -147,7 +147,7 @@ async def test_a_newer_turn_ends_what_goes_on_behind_the_last_reply(
     demo: LoadedModel, calls: PickledCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "has_work", True)  # such a call would never end by itself
-    monkeypatch.setattr("qwen35mm.zero_gpu.child.RESERVE_S", -1e6)
+    monkeypatch.setattr("qwen35mm.backends.zero_gpu.child.RESERVE_S", -1e6)
     backend = ZeroGpuBackend(demo, calls)
     await collect(backend.stream(HELLO, GREEDY, conversation="one"))
     assert not calls.closed.is_set()

@@ -10,7 +10,7 @@ import pytest
 
 from qwen35mm.errors import ConfigError
 from qwen35mm.space import SpaceSettings, open_backend, zero_gpu
-from qwen35mm.ui import serve
+from qwen35mm.web import serve
 
 
 def read(environ: dict[str, str] | None = None, *, shared: bool = False) -> SpaceSettings:

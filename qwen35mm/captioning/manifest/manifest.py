@@ -23,7 +23,7 @@ from qwen35mm.captioning.manifest.files import disk_errors, json_text, replacing
 from qwen35mm.captioning.manifest.run_lock import RunLock
 from qwen35mm.captioning.manifest.schema import MIGRATIONS
 from qwen35mm.captioning.records import Caption, printable
-from qwen35mm.conversation.database import Database
+from qwen35mm.chat.database import Database
 from qwen35mm.errors import CaptioningError, OutputError, StorageError
 
 # Digests that are stored at once: losing some costs only reading their files again.

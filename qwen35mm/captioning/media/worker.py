@@ -22,8 +22,8 @@ from qwen35mm.captioning.sources.probe import failure_kind
 from qwen35mm_preprocess import MediaError, MediaPlan, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
+    from qwen35mm.backends.remote import VideoMode
     from qwen35mm.prompt import EncodedMedium
-    from qwen35mm.remote import VideoMode
 
 _HEADER_BYTES = 8
 _READ_BYTES = 1 << 20
@@ -172,8 +172,8 @@ def _decode(task: Decode, processor: MediaProcessor) -> Decoded | Failed:
 
 def _encode(task: Encode, processor: MediaProcessor) -> EncodedMedium | Failed:
     # A second of a process's start, for those that need it.
+    from qwen35mm.backends.remote.media import encode_medium
     from qwen35mm.prompt import Image, Video
-    from qwen35mm.remote.media import encode_medium
 
     source = task.item.read()
     part = Image(source) if task.item.kind == "image" else Video(source)

@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from qwen35mm.assets import asset_path, demo_model_path
+from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.media import workers
 from qwen35mm.captioning.media.worker import Decode, Decoded, Encode, Failed, Look, Seen
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.prompt import EncodedMedium, Image
-from qwen35mm.remote.media import encode_medium
 from qwen35mm_preprocess import MediaProcessor
 from tests.captioning.fake_model import picture
 from tests.children import environment

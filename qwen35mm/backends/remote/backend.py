@@ -1,0 +1,296 @@
+"""RemoteBackend: turns, attempts and deadlines around the requests to a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, get_args
+
+import anyio
+
+from qwen35mm.backends.remote.address import Address, check_api_key
+from qwen35mm.backends.remote.connection import Connection, Deadline, RemoteTimeouts
+from qwen35mm.backends.remote.faults import Fault
+from qwen35mm.backends.remote.line import Line
+from qwen35mm.backends.remote.media import VideoMode, default_media, encode_medium, encode_message
+from qwen35mm.backends.remote.reply import Reply, WithheldError
+from qwen35mm.backends.remote.retries import Backoff
+from qwen35mm.backends.remote.wire import DamageError, Delta, sampling_fields
+from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Retain, TextDelta
+from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
+from qwen35mm.prompt import EncodedMedium, Image, Message, Video, iter_media
+from qwen35mm.prompt.messages import check_conversation
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaBudget, MediaLimits
+
+# A request's media are read while as many requests as are answered at once are under way.
+_READ_AHEAD = 2
+
+
+class RemoteBackend:
+    """Answers with a model behind an OpenAI-compatible server: vLLM, SGLang, llama-server, `transformers serve`.
+
+    `max_concurrent` requests are out at a time; the media of as many more are read meanwhile. They go out in the order
+    in which their media are read; without media, in the order of asking. To be used from one event loop.
+
+    Args:
+        url: the server's address, with or without `/v1`.
+        model: its name there; None takes the only one that the server has.
+        api_key: sent as a bearer token; it is in no message and no log.
+        max_concurrent: most requests that the server has at once.
+        timeout_s: the most that a request may take from its turn on, all attempts included; and before, its media.
+        max_attempts: how often a request is tried where another attempt can help.
+        video: "frames" sends a video as pictures with their times as text between them, which every server reads;
+            "video_url" sends the file, which vLLM, SGLang and `transformers serve` sample by themselves.
+        budget: how large pictures are and which frames are sent; None takes a GPU's, with at most 32 frames.
+        limits: what media are refused; None takes the defaults.
+        timeouts: how long the server may be silent.
+        sleep, jitter: how to wait between two attempts, and a number from 0 to 1 for each wait.
+
+    Raises:
+        ConfigError: a setting can't be used.
+    """
+
+    is_demo = False
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        max_concurrent: int = 4,
+        timeout_s: float = 900.0,
+        max_attempts: int = 5,
+        video: VideoMode = "frames",
+        budget: MediaBudget | None = None,
+        limits: MediaLimits | None = None,
+        timeouts: RemoteTimeouts | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        for name, value in (("max_concurrent", max_concurrent), ("max_attempts", max_attempts)):
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}.")
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s must be a number of seconds above 0; got {timeout_s!r}.")
+        if video not in get_args(VideoMode):
+            raise ConfigError(f"video must be one of {', '.join(get_args(VideoMode))}; got {video!r}.")
+        check_api_key(api_key)
+        self._address = Address.parse(url)
+        if api_key is not None and self._address.auth is not None:
+            raise ConfigError("Give either an API key or a user in the address, not both.")
+        self.media = default_media(budget, limits, video)
+        self._model = model
+        self._video: VideoMode = video
+        self._timeout_s = timeout_s
+        self._max_attempts = max_attempts
+        self._connection = Connection(self._address, api_key, timeouts or RemoteTimeouts())
+        self._sleep = sleep
+        self._jitter = jitter
+        self._backoff = Backoff()
+        self._places = Line(_READ_AHEAD * max_concurrent)
+        self._turns = Line(max_concurrent)
+        self._connecting = Line(1)
+
+    @property
+    def name(self) -> str:
+        """The model's name. Raises ConfigError before `connect`, where none was given."""
+        if self._model is None:
+            raise ConfigError("The server's model isn't known yet: connect first, or name it.")
+        return self._model
+
+    @property
+    def fingerprint(self) -> str:
+        """Which model this is, as far as can be told: the server's address, without credentials, and the model's name.
+
+        Raises:
+            ConfigError: see `name`.
+        """
+        return f"{self._address.base_url} {self.name}"
+
+    async def connect(self) -> None:
+        """Finds out whether the server answers and lets us in, and its model where none was named.
+
+        Raises:
+            ConfigError: it has no model, or several and none was named.
+            RequestError, EngineError: it refused, or can't be reached.
+        """
+        await self._connect(Deadline.after(self._timeout_s))
+
+    async def _connect(self, deadline: Deadline) -> None:
+        for num_tried in itertools.count(1):
+            try:
+                models = await self._connection.list_models(deadline)
+                break
+            except Fault as fault:
+                failure = fault
+            # Some servers list no models, and the one of transformers only those of its cache, if it has one.
+            if self._model is not None and failure.status not in (None, 401, 403):
+                return
+            await self._pause(failure, num_tried, deadline)
+        if self._model is not None:
+            return
+        if len(models) != 1:
+            names = self._connection.faults.safe(", ".join(f"'{name}'" for name in models[:20]))
+            found = f"it has {names}" if models else "it has none"
+            raise ConfigError(f"Name the model to use of the server at {self._address.host}: {found}.")
+        self._model = models[0]
+
+    async def stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        conversation: str | None = None,
+        retain: Retain = "conversation",
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+        continue_reply: bool = False,
+        whole: bool = True,
+    ) -> AsyncGenerator[Event, None]:
+        """Answers the last message.
+
+        Args:
+            messages: the conversation. Plans of its media aren't looked at.
+            params: None takes the server's defaults; see `sampling_fields` for what goes out.
+            enable_thinking: None takes the server's default.
+            tools, continue_reply: can't be had of a server.
+            conversation, retain, tenant: a server's cache is its own; these change nothing.
+            timeout_s: the most that this may take, waiting for its turn and reading its media included.
+            whole: text comes when the answer is complete, so that one that breaks off can be asked for again. Without
+                it text comes as it is written, and what breaks off after its first words is an error.
+
+        Yields:
+            Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the iterator
+            closes the connection.
+
+        Raises:
+            MediaError, PromptError: the messages can't be sent.
+            RequestError: the server refuses the request, has too many, or took too long.
+            EngineError: it can't be reached, or failed, at each attempt; or this was closed.
+        """
+        if tools or continue_reply:
+            what = "Tools" if tools else "The rest of a reply"
+            raise RequestError(f"{what} can't be asked of a server. Use a model in this process.")
+        check_conversation(messages)
+        fields = sampling_fields(params, enable_thinking=enable_thinking)
+        deadline = None if timeout_s is None else Deadline.after(timeout_s)
+        start_s = time.monotonic()
+        seed = fields.get("seed")
+        if self._places.is_full:
+            before = self._places.num_waiting + self._turns.num_waiting
+            yield Progress("wait", before + 1, before + 1)
+        async with self._places.place(self._bounded(deadline)):
+            media: list[EncodedMedium] = []
+            parts = list(iter_media(messages))
+            reading = Deadline.after(self._timeout_s).or_sooner(deadline)
+            for number, part in enumerate(parts):
+                yield Progress("read", number, len(parts))
+                media.append(await self._encode(part, reading))
+            if media:
+                yield MediaPlanned(
+                    tuple(medium.plan for medium in media), tuple(text for m in media for text in m.warnings)
+                )
+            if self._turns.is_full:
+                yield Progress("wait", self._turns.num_waiting + 1, self._turns.num_waiting + 1)
+            async with self._turns.place(self._bounded(deadline)):
+                turn = Deadline.after(self._timeout_s).or_sooner(deadline)
+                await self._find_model(turn)
+                body = await asyncio.to_thread(_body, self.name, messages, media, fields)
+                media.clear()
+                answering = self._answer(body, tuple(fields), turn, start_s, seed, whole=whole)
+                async with contextlib.aclosing(answering) as events:
+                    async for event in events:
+                        yield event
+
+    async def aclose(self) -> None:
+        """Closes the connections; running streams end with an error."""
+        await self._connection.aclose()
+
+    async def _answer(
+        self, body: bytes, sent: Sequence[str], deadline: Deadline, start_s: float, seed: int | None, *, whole: bool
+    ) -> AsyncGenerator[Event, None]:
+        for num_tried in itertools.count(1):
+            reply, has_told = Reply(start_s, seed), False
+            try:
+                async with contextlib.aclosing(self._connection.chat(body, sent, deadline)) as deltas:
+                    async for delta in deltas:
+                        reply.add(delta)
+                        if not whole:
+                            for event in _text_deltas(delta):
+                                has_told = True
+                                yield event
+                result = reply.result()
+            except Fault as fault:
+                failure = fault
+            except DamageError as error:
+                failure = self._connection.faults.of_damage(str(error))
+            except WithheldError:
+                failure = self._connection.faults.of_withheld()
+            else:
+                if whole:
+                    for event in _text_deltas(Delta(result.text, result.reasoning or "")):
+                        yield event
+                yield Finished(result)
+                return
+            if has_told:
+                raise failure.error
+            yield Progress("wait", 0, 0)
+            await self._pause(failure, num_tried, deadline)
+
+    async def _pause(self, fault: Fault, num_failed: int, deadline: Deadline) -> None:
+        """Waits before the next attempt, or raises the fault's error if there is none."""
+        self._connection.check_open()
+        if not fault.is_passing:
+            raise fault.error
+        delay_s = self._backoff.delay_s(num_failed, self._jitter(), fault.retry_after_s)
+        if num_failed >= self._max_attempts or delay_s >= deadline.left_s():
+            times = "once" if num_failed == 1 else f"{num_failed} times"
+            raise type(fault.error)(f"{fault.error} It was tried {times}.")
+        await self._sleep(delay_s)
+
+    async def _find_model(self, deadline: Deadline) -> None:
+        async with self._connecting.place(self._bounded(deadline)):
+            if self._model is None:
+                await self._connect(deadline)
+
+    async def _encode(self, part: Image | Video, deadline: Deadline) -> EncodedMedium:
+        encoding = asyncio.to_thread(encode_medium, part, self.media, self._video)
+        try:
+            with anyio.fail_after(max(deadline.left_s(), 0)):
+                return await encoding
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"The request's images and videos were not read within {deadline.timeout_s:g} s. Send fewer or smaller "
+                f"ones, or allow more time."
+            ) from None
+
+    def _bounded(self, deadline: Deadline | None) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
+        return (lambda waiting: waiting) if deadline is None else partial(self._connection.within, deadline=deadline)
+
+
+def _body(model: str, messages: Sequence[Message], media: list[EncodedMedium], fields: dict[str, Any]) -> bytes:
+    remaining = list(media)
+    values = {
+        "model": model,
+        "messages": [encode_message(message, remaining) for message in messages],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
+    # A file's name in a prompt may hold halves of characters, which no server reads.
+    return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _text_deltas(delta: Delta) -> list[Event]:
+    events: list[Event] = [TextDelta(delta.reasoning, "reasoning")] if delta.reasoning else []
+    return [*events, TextDelta(delta.answer)] if delta.answer else events

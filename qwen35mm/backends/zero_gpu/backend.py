@@ -1,0 +1,159 @@
+"""The parent's side: reads media, asks for a GPU, and hands the child's events to whoever waits for them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any
+
+from qwen35mm.backends.requests import History, ModelBackend
+from qwen35mm.backends.zero_gpu.call import Call, RunJob
+from qwen35mm.backends.zero_gpu.child import Child
+from qwen35mm.backends.zero_gpu.duration import DurationModel
+from qwen35mm.backends.zero_gpu.job import Failure, Job
+from qwen35mm.cache import CacheSettings, DiskStore
+from qwen35mm.cache.weights_digest import weights_digest
+from qwen35mm.engine import EngineSettings, Event, Finished, Progress, Request
+from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH
+from qwen35mm.errors import ConfigError, ContextTooLongError, QueueFullError
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
+from qwen35mm_preprocess import MediaBudget, MediaLimits
+
+logger = logging.getLogger(__name__)
+
+# How long the end of the program waits for calls that are being stopped.
+CLOSE_S = 10.0
+
+
+class ZeroGpuBackend(ModelBackend):
+    """Answers with a model whose GPU is there for one call at a time; otherwise as `LocalBackend` does.
+
+    Make it before the page is launched, in the thread that loaded the model.
+
+    Args:
+        loaded: the model, placed where `spaces` wants it.
+        gpu: `spaces.GPU`, or what stands for it.
+        budget: what media may cost; None takes the defaults of the model's device.
+        limits: what media are refused; None takes the defaults.
+        settings: the engine's. It has one slot, and no waiting line but ZeroGPU's: `max_waiting` bounds the calls.
+        cache: its directory is all that one call keeps for the next.
+        commit_history: whether a call goes on behind the reply until the next turn is prepared.
+        min_segment: fewest tokens between two places where a conversation is gone on from.
+        max_duration_s: the most seconds of GPU that one call asks for.
+
+    Raises:
+        ConfigError: a setting can't be used.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        gpu: Callable[..., Any],
+        *,
+        budget: MediaBudget | None = None,
+        limits: MediaLimits | None = None,
+        settings: EngineSettings | None = None,
+        cache: CacheSettings | None = None,
+        commit_history: bool = True,
+        min_segment: int = DEFAULT_MIN_SEGMENT,
+        max_duration_s: int = 60,
+    ) -> None:
+        settings, cache = settings or EngineSettings(), cache or CacheSettings()
+        super().__init__(loaded, budget=budget, limits=limits, min_segment=min_segment)
+        self.context_length = _context_length(loaded, settings)
+        self._commit_history = commit_history
+        self._max_calls = settings.max_waiting
+        weights = list(loaded.model.parameters())
+        self._durations = DurationModel(
+            sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights), max_duration_s
+        )
+        if cache.directory is not None and cache.reuse:
+            # What would be told, or take long, in every child.
+            DiskStore(cache.directory, root=bytes(32), max_bytes=cache.disk_bytes)
+            weights_digest(loaded.path, cache.directory / "weights.json")
+        child = Child(loaded, self._requests, replace(settings, slots=1, max_waiting=1), cache)
+        self._run: RunJob = gpu(duration=lambda job: job.duration_s)(child.run)
+        self._calls: set[Call] = set()
+
+    async def _answer(self, request: Request, history: History) -> AsyncGenerator[Event, None]:
+        """The call goes on behind its `Finished` until the conversation's history is on disk; a newer turn of the same
+        conversation ends that. Who leaves the events stops the call within one step of it, without waiting for that.
+
+        Raises:
+            RequestError: besides what `stream` raises, what ZeroGPU's own refusals become.
+        """
+        self._check_length(request)
+        conversation = request.conversation
+        kept = history if self._commit_history and request.retain == "conversation" else None
+        duration_s = self._durations.estimate_s(len(request.prompt.token_ids), request.params.max_tokens)
+        job = Job.make(request, history.messages, kept, duration_s)
+        del request, history
+        yield Progress("wait", 0, 0)
+        await self._end_older(conversation)
+        call = self._start(job)
+        try:
+            async for item in call.items():
+                if isinstance(item, Failure):
+                    raise item.error()
+                yield item
+                if isinstance(item, Finished):
+                    return
+        finally:
+            if not call.answered:
+                call.stop()
+
+    def memory(self) -> dict[str, int]:
+        """Nothing: what a call holds goes with it."""
+        return {}
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Blocks until no call is at work, with what follows its reply; False where the time was over first."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for call in list(self._calls):
+            if not call.join(None if deadline is None else max(deadline - time.monotonic(), 0)):
+                return False
+        return True
+
+    def close(self) -> None:
+        """Stops the calls at work; what they computed of their prompts is on disk then."""
+        for call in list(self._calls):
+            call.stop()
+        if not self.wait_idle(CLOSE_S):
+            logger.warning("a GPU call did not end in %.0f s and is left to itself", CLOSE_S)
+
+    def _start(self, job: Job) -> Call:
+        num_unanswered = sum(not call.answered for call in self._calls)
+        if num_unanswered >= self._max_calls:
+            raise QueueFullError(f"{num_unanswered} requests are waiting already. Try again in a moment.")
+        call = Call(self._run, job, self._calls.discard)
+        self._calls.add(call)
+        call.start()
+        return call
+
+    async def _end_older(self, conversation: str | None) -> None:
+        """Ends what is still computed behind a conversation's last reply: this turn goes on from its last cut."""
+        older = [call for call in self._calls if conversation and call.conversation == conversation and call.answered]
+        for call in older:
+            call.stop()
+        for call in older:
+            await call.wait()
+
+    def _check_length(self, request: Request) -> None:
+        num_tokens = len(request.prompt.token_ids)
+        if num_tokens >= self.context_length:
+            # Told before a GPU is asked for; the engine would say the same.
+            raise ContextTooLongError(
+                f"The conversation has {num_tokens:,} tokens and the context holds {self.context_length:,}, reply "
+                "included. Start a new chat, send fewer or smaller pictures and videos, or raise the context length."
+            )
+
+
+def _context_length(loaded: LoadedModel, settings: EngineSettings) -> int:
+    limit = loaded.config.text.max_position_embeddings
+    length = settings.context_length or min(limit, DEFAULT_CONTEXT_LENGTH)
+    if length > limit:
+        raise ConfigError(f"A context of {length:,} tokens was asked for; this model has {limit:,}.")
+    return length

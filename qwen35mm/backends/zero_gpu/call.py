@@ -1,0 +1,126 @@
+"""One GPU call in the parent: a thread that draws the child's events out of `spaces`' generator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Generator
+
+from qwen35mm.backends.zero_gpu.job import Failure, Item, Job
+from qwen35mm.engine import Finished
+from qwen35mm.errors import EngineError, MediaError, QueueFullError, Qwen35mmError, RequestError
+
+logger = logging.getLogger(__name__)
+
+RunJob = Callable[[Job], Generator[tuple[Item, ...], None, None]]
+
+_WAIT = re.compile(r"Try again in ([0-9: ,a-z]+)", re.IGNORECASE)
+
+
+class Call:
+    """Made in the event loop that reads it. The thread begins in the caller's context, where `spaces` finds whose
+    quota pays for it.
+    """
+
+    def __init__(self, run: RunJob, job: Job, on_end: Callable[[Call], None]) -> None:
+        self.conversation = job.request.conversation
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue()
+        self._ended = asyncio.Event()
+        self._answered = False
+        self._stop = threading.Event()
+        context = contextvars.copy_context()
+        # A daemon, since a GPU may be waited for longer than anybody waits for the end of the program.
+        self._thread = threading.Thread(
+            target=context.run, args=(self._work, run, job), name="qwen35mm-gpu-call", daemon=True
+        )
+
+    @property
+    def answered(self) -> bool:
+        """Whether its last event came; what it does since then is for the next turn."""
+        return self._answered
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Has the child end after the step in hand; returns at once."""
+        self._stop.set()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Blocks until the child is gone; False where the time was over first. Not for the event loop."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    async def wait(self) -> None:
+        """Waits until the child is gone."""
+        await self._ended.wait()
+
+    async def items(self) -> AsyncIterator[Item]:
+        """The child's events up to its `Finished` or a `Failure`, which is what every other end becomes."""
+        while (batch := await self._batches.get()) is not None:
+            for item in batch:
+                yield item
+
+    def _work(self, run: RunJob, job: Job) -> None:
+        try:
+            with contextlib.closing(run(job)) as batches:
+                for batch in batches:
+                    self._put(batch)
+                    if self._stop.is_set():
+                        break
+            failure = Failure(EngineError, "The GPU call ended before the reply did. Try again.")
+        except (Qwen35mmError, MediaError) as error:
+            failure = Failure.of(error)
+        except Exception as error:
+            logger.exception("a GPU call failed")
+            failure = _failure(error)
+        if not self._answered:
+            self._put((failure,))
+        with contextlib.suppress(RuntimeError):  # a loop that is closed has no reader left
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _put(self, batch: tuple[Item, ...]) -> None:
+        if self._answered or not batch:
+            return
+        self._answered = isinstance(batch[-1], Finished | Failure)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._batches.put_nowait, batch)
+
+    def _end(self) -> None:
+        self._on_end(self)
+        self._batches.put_nowait(None)
+        self._ended.set()
+
+
+def _failure(error: Exception) -> Failure:
+    """ZeroGPU's refusals in words of ours: its errors have a title, and a message in which a time may be of use."""
+    words = f"{getattr(error, 'title', '')} {error}".lower()
+    if "quota exceeded" in words or "credits exceeded" in words or "gpu limit" in words:
+        wait = _WAIT.search(str(error))
+        when = f"in {wait[1].strip()}" if wait else "later"
+        return Failure(
+            RequestError,
+            f"The GPU time that this Space has for you is used up. Try again {when}; who is signed in to Hugging Face "
+            "has more.",
+        )
+    if "queue timeout" in words or "no gpu was available" in words:
+        return Failure(QueueFullError, "No GPU became free in time. Try again in a moment.")
+    if "illegal duration" in words:
+        return Failure(
+            RequestError, "This asks for more GPU time than ZeroGPU lends at once. Ask for a shorter answer."
+        )
+    if "aborted" in words:
+        return Failure(
+            EngineError,
+            "The GPU process ended in the middle of its work: its time was over, or memory ran out. Try again, with "
+            "less to read or a shorter answer.",
+        )
+    return Failure(
+        EngineError, f"The GPU could not be used ({type(error).__name__}); the log has the details. Try again."
+    )

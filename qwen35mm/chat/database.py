@@ -1,0 +1,235 @@
+"""One SQLite database: opened lazily, used from any thread, never open across a fork, its errors in words.
+
+A connection that lives through a fork corrupts the database, so every `Database` of the process is closed just before
+os.fork, by a hook, and opens again on both sides when it is next used. A process that is killed loses nothing that a
+transaction wrote: the kernel has the pages of the write-ahead log. Only a machine that loses power may lose the last
+transactions that weren't durable, never the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from qwen35mm.chat.schema import MIGRATIONS
+from qwen35mm.errors import StorageError
+
+_BUSY_TIMEOUT_S = 10.0
+
+# What SQLite says, in its own fixed words, and what a person can do about it.
+_IN_WORDS = {
+    "disk is full": "The disk is full, so this could not be kept. Free some space and try again.",
+    "readonly": "The database {name} can't be written to. Make the file and its folder writable.",
+    "locked": "The database {name} is busy: another program holds it. Try again, or end that program.",
+    "unable to open": "The database {name} can't be opened. Check that its folder can be read and written to.",
+    "disk i/o": "The database {name} can't be read or written: the disk is full or fails. Nothing old was changed.",
+    "too big": "This is too large to be kept: a text of up to 1 GB can be.",
+}
+_DAMAGED = (
+    "The database {name} is damaged, or it is no database. It was left as it is: "
+    "put a copy from a backup in its place, or move it away to begin anew."
+)
+
+_creation = itertools.count()
+_registry_lock = threading.Lock()
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_held_by_fork: list[Database] = []
+
+
+class Database:
+    """The database at `path`, made with its folder (mode 0700) when it is first used.
+
+    Every transaction may raise StorageError: a full, failing or read-only disk, a file that is damaged, foreign or of
+    a newer version. What was kept before stays as it was.
+
+    Args:
+        migrations: the statements of each version of its tables; the format's version is their number.
+    """
+
+    def __init__(self, path: Path, *, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:
+        self._path = path
+        self._migrations = migrations
+        self._connection: sqlite3.Connection | None = None
+        self._lock = threading.RLock()
+        self._functions: list[tuple[str, int, Callable[..., Any]]] = []
+        self._order = next(_creation)
+        with _registry_lock:
+            _databases.add(self)
+
+    def add_function(self, name: str, num_arguments: int, function: Callable[..., Any]) -> None:
+        """A pure function for SQL; before the first use."""
+        self._functions.append((name, num_arguments, function))
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that sees one state of the database."""
+        with self._transaction("BEGIN") as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """A transaction that waits for other writers; kept whole at the end, or not at all after an exception.
+
+        Args:
+            durable: it is on the disk at the end, so that also a loss of power leaves it, and all before it.
+        """
+        with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL") as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Gives the file back; the next use opens it again."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str, synchronous: str = "NORMAL") -> Iterator[sqlite3.Connection]:
+        with self._lock, self._errors_in_words():
+            if self._connection is None:
+                self._connection = self._open()
+            connection = self._connection
+            assert not connection.in_transaction, "a transaction inside another"
+            connection.execute(f"PRAGMA synchronous={synchronous}")
+            connection.execute(begin)
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _errors_in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError):
+            raise
+        except sqlite3.Error as error:
+            self.close()
+            text = str(error).lower()
+            words = next((words for key, words in _IN_WORDS.items() if key in text), _DAMAGED)
+            raise StorageError(words.format(name=self._path.name)) from error
+        except UnicodeEncodeError as error:
+            raise StorageError("The text holds half of a surrogate pair, which is no character. Remove it.") from error
+
+    def _open(self) -> sqlite3.Connection:
+        make_folder(self._path.parent)
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600))
+        except OSError as error:
+            words = _IN_WORDS["disk is full" if is_full(error) else "unable to open"]
+            raise StorageError(words.format(name=self._path.name)) from error
+        connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        try:
+            self._refuse_foreign(connection)
+            _use_wal(connection)
+            connection.execute("PRAGMA foreign_keys=ON")
+            for name, num_arguments, function in self._functions:
+                connection.create_function(name, num_arguments, function, deterministic=True)
+            self._migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _refuse_foreign(self, connection: sqlite3.Connection) -> int:
+        """The version of a database that may be used; 0 for a new one."""
+        # In one statement: another process may make the tables at this moment.
+        version, num_tables = connection.execute(
+            "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
+        ).fetchone()
+        if version > len(self._migrations):
+            raise StorageError(
+                f"The database {self._path.name} was written by a newer version (its format is {version}, this "
+                f"version knows {len(self._migrations)}). It was left as it is: update the program."
+            )
+        if version == 0 and num_tables > 0:
+            # The first migration is one transaction, so a database of ours never has tables and no version.
+            raise StorageError(
+                f"The file {self._path.name} is another program's database. It was left as it is: "
+                f"choose another folder."
+            )
+        return version
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        if self._refuse_foreign(connection) == len(self._migrations):
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statements in self._migrations[self._refuse_foreign(connection) :]:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version={len(self._migrations)}")
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that only its owner may see; one that is there stays as it is. Raises StorageError."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        reason = "the disk is full" if is_full(error) else "check that it is a folder that can be written to"
+        raise StorageError(f"The folder {folder.name!r} can't be made: {reason}.") from error
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error says that there is no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Turns the write-ahead log on.
+
+    SQLite doesn't wait by itself where two processes do this to a new database at once: it would wait for a lock
+    while it holds one.
+    """
+    give_up_s = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.01)
+
+
+def _before_fork() -> None:
+    _registry_lock.acquire()
+    for database in sorted(_databases, key=lambda database: database._order):
+        database._lock.acquire()
+        _held_by_fork.append(database)
+        database.close()
+
+
+def _after_fork_in_parent() -> None:
+    while _held_by_fork:
+        _held_by_fork.pop()._lock.release()
+    _registry_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    while _held_by_fork:
+        _held_by_fork.pop()._lock = threading.RLock()
+    _registry_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,159 @@
+"""The page: one component that assets/web draws, the stream of answers behind it, and the routes beside it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import gradio as gr
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from qwen35mm.assets import asset_path
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.model_library import BackendSwitch
+from qwen35mm.web.api import Api
+from qwen35mm.web.chats import Chats
+from qwen35mm.web.examples import choose_examples, load_samples
+from qwen35mm.web.files import Files
+from qwen35mm.web.models import Models
+from qwen35mm.web.people import People
+from qwen35mm.web.protocol import ChatBackend
+from qwen35mm.web.replies import GRACE_S, Replies
+from qwen35mm.web.settings import describe_settings
+from qwen35mm.web.theme import ICON
+
+TITLE = "qwen35mm"
+PREFIX = "/qwen35mm"
+# Pages that watch an answer at one time; the engine serves the answers in order.
+MAX_WATCHED = 64
+MAX_WAITING_EVENTS = 256
+
+_START = f"""
+import(new URL('.{PREFIX}/web/main.js', document.baseURI).href).then(({{ start }}) =>
+  start(element, (answers) => trigger('watch', {{ answers }}), (news) => watch('value', () => news(props.value))));
+"""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page consists of; see `build_app`."""
+
+    app: gr.Blocks
+    routes: list[BaseRoute]
+    chats: Chats
+    people: People
+
+
+@dataclass
+class _Watchers:
+    """What each open page was told last: two streams of one page must not overwrite each other's last word."""
+
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    streams: dict[str, int] = field(default_factory=dict)
+
+
+def build_app(
+    backend: ChatBackend,
+    store: ConversationStore,
+    *,
+    shared: bool = False,
+    username: Callable[[Mapping[str, str]], str | None] | None = None,
+    max_replies: int = 4,
+    max_waiting: int = MAX_WAITING_EVENTS,
+    grace_s: float = GRACE_S,
+) -> Page:
+    """The chat page over a backend; `serve` launches it.
+
+    Args:
+        backend: answers.
+        store: keeps the conversations.
+        shared: whether strangers use the page too: each has own conversations, and a cache apart.
+        username: who a request's cookies are logged in as, where there is a login.
+        max_replies: a person's answers in progress at one time.
+        max_waiting: requests in line before more are refused.
+        grace_s: seconds after which an answer that no page watches any more is ended.
+    """
+    replies = Replies(store, backend, grace_s=grace_s)
+    switch = backend if isinstance(backend, BackendSwitch) and not shared else None
+    chats = Chats(backend, store, replies, switch.larger_context if switch else None)
+    people = People(shared=shared, username=username, max_replies=max_replies)
+    examples = choose_examples(load_samples())
+
+    def describe() -> dict[str, Any]:
+        return {
+            "model": backend.loaded.name,
+            "is_demo": backend.is_demo,
+            "context_length": backend.context_length,
+            "settings": describe_settings(backend),
+            "models": models is not None,
+            "brand": f"{ICON}<span>{TITLE}</span>",
+            "examples": [
+                {
+                    "text": each.question,
+                    "kind": each.kind,
+                    "url": f".{PREFIX}/samples/{each.path.name}",
+                    "poster": f".{PREFIX}/poster/{number}",
+                }
+                for number, each in enumerate(examples)
+            ],
+        }
+
+    models = Models(switch) if switch else None
+    api = Api(chats, people, describe, examples, models)
+    files = Files(store, people, backend.media.limits, examples)
+    watchers = _Watchers()
+
+    async def watch(event: gr.EventData, request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
+        person = people.person(request.cookies)
+        session = str(request.session_hash)
+        if person is None:
+            yield {}
+            return
+        answers = [str(each) for each in getattr(event, "answers", ())]
+        told = watchers.told.setdefault(session, {})
+        watchers.streams[session] = watchers.streams.get(session, 0) + 1
+        beat = 0
+        try:
+            async with aclosing(replies.watch(person.owner, answers)) as views:
+                async for view in views:
+                    told.update(view)
+                    beat += 1
+                    yield {"replies": dict(told), "beat": beat}
+        finally:
+            watchers.streams[session] -= 1
+            if not watchers.streams[session]:
+                watchers.told.pop(session, None)
+                watchers.streams.pop(session)
+
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True) as app:
+        page = gr.HTML({}, html_template="", js_on_load=_START, apply_default_css=False, elem_id="qwen35mm")
+        page.watch(
+            watch,
+            None,
+            page,
+            show_progress="hidden",
+            trigger_mode="multiple",
+            concurrency_limit=MAX_WATCHED,
+            api_visibility="private",
+        )
+    app.queue(max_size=max_waiting)
+    return Page(app, _routes(api, files), chats, people)
+
+
+def _routes(api: Api, files: Files) -> list[BaseRoute]:
+    routes: list[BaseRoute] = [
+        Route("/api/{name}", api.handle, methods=["POST"]),
+        Route("/upload", files.upload, methods=["POST"]),
+        Route("/pages", files.pdf_pages, methods=["POST"]),
+        Route("/import", files.take_in, methods=["POST"]),
+        Route("/export", files.export),
+        Route("/media/{digest}", files.media),
+        Route("/thumbnail/{digest}", files.thumbnail),
+        Route("/poster/{number:int}", files.poster),
+        Mount("/web", StaticFiles(directory=asset_path("web"))),
+        Mount("/samples", StaticFiles(directory=asset_path("samples"))),
+    ]
+    return [Mount(PREFIX, routes=routes)]

@@ -1,0 +1,168 @@
+"""The page in a window of its own. Closing the window, Ctrl-C and SIGTERM all end it the same way.
+
+pywebview draws the window: with Edge on Windows, WebKit on macOS and Qt on Linux. There it could use GTK too, but
+`pip install` alone gives no WebKitGTK, and its cameras and downloads need other code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from qwen35mm.errors import ConfigError, MissingExtraError
+from qwen35mm.web.app import TITLE
+from qwen35mm.web.protocol import ChatBackend
+from qwen35mm.web.serving import Server, serve
+
+logger = logging.getLogger(__name__)
+
+SIZE = (1180, 860)
+MIN_SIZE = (380, 480)
+# Made in a process of its own: where Qt finds no display or no library, it ends the process that asks.
+_PROBE = "import qtpy.QtWebEngineWidgets, qtpy.QtWidgets as w; w.QApplication([])"
+_PROBE_TIMEOUT_S = 60
+_DEBIAN_PACKAGES = (
+    "libegl1 libgl1 libnss3 libxcb-cursor0 libxcb-icccm4 libxcb-keysyms1 libxkbcommon-x11-0 libxcomposite1 libxdamage1 "
+    "libxrandr2"
+)
+
+
+def has_display() -> bool:
+    """Whether this session shows windows at all."""
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def window_problem() -> str | None:
+    """Why no window can be opened here, for a person; None where one can."""
+    needed = ["webview", *(["qtpy", "PySide6.QtWebEngineWidgets"] if sys.platform == "linux" else [])]
+    if not all(map(_is_installed, needed)):
+        return str(MissingExtraError("A window of its own", "desktop"))
+    if not has_display():
+        return "There is no display here: neither DISPLAY nor WAYLAND_DISPLAY is set."
+    if sys.platform == "linux":
+        try:
+            probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, timeout=_PROBE_TIMEOUT_S)
+        except (OSError, subprocess.TimeoutExpired):
+            return "Qt didn't answer, so there is no window."
+        if probe.returncode:
+            logger.info("Qt: %s", probe.stderr.decode(errors="replace").strip())
+            return (
+                "Qt can't open a window here: the display doesn't answer, or a library is missing. On Debian and "
+                f"Ubuntu: sudo apt install {_DEBIAN_PACKAGES}."
+            )
+    return None
+
+
+def run_window(backend: ChatBackend, *, storage: Path | None = None, data_dir: Path | None = None) -> None:
+    """Serves the page on a port of 127.0.0.1 and shows it in a window until that is closed; only in the main thread.
+
+    Args:
+        backend: answers; the caller closes it afterwards.
+        storage: where the window keeps what a browser keeps, made if need be; None keeps nothing.
+        data_dir: keeps the conversations; None keeps them until the end only.
+
+    Raises:
+        ConfigError: the folder can't be used.
+    """
+    if storage is not None:
+        try:
+            storage.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"The window's folder '{storage.name}' can't be made ({error.strerror}).") from None
+    server = _serve(backend, storage, data_dir)
+    try:
+        # From the moment that the address is known, every end is a clean one.
+        with _ends_close(), contextlib.suppress(KeyboardInterrupt):
+            print(f"qwen35mm chats with {backend.loaded.name} in a window, and on {server.url}", flush=True)
+            show_window(server.url, storage)
+    finally:
+        server.close()
+
+
+def _serve(backend: ChatBackend, storage: Path | None, data_dir: Path | None) -> Server:
+    """On the port of last time, if it is free: what a page stores belongs to its port."""
+    remembered = None if storage is None else storage / "port"
+    if remembered is not None:
+        with contextlib.suppress(OSError, ValueError, OverflowError, ConfigError):
+            return serve(backend, port=_port(remembered.read_text(encoding="ascii")), data_dir=data_dir)
+    server = serve(backend, port=0, data_dir=data_dir)
+    if remembered is not None:
+        with contextlib.suppress(OSError):
+            remembered.write_text(server.url.rstrip("/").rpartition(":")[2], encoding="ascii")
+    return server
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 1024 <= port <= 65535:
+        raise ValueError(port)
+    return port
+
+
+def show_window(url: str, storage: Path | None, *, on_start: Callable[[Any], None] | None = None) -> None:
+    """Shows an address in a window until that is closed; only in the main thread, and once in a process.
+
+    Args:
+        url: of the page, the only place that the window shows.
+        storage: see `run_window`.
+        on_start: called with pywebview's window in a thread of its own, when the window is being made.
+    """
+    import webview  # pyright: ignore[reportMissingImports] - an extra
+
+    logging.getLogger("pywebview").setLevel(logging.WARNING)
+    webview.settings["OPEN_EXTERNAL_LINKS_IN_BROWSER"] = True
+    webview.settings["ALLOW_FILE_URLS"] = False
+    # Qt's own handler is ours, see desktop_qt.
+    on_qt = sys.platform == "linux"
+    webview.settings["ALLOW_DOWNLOADS"] = not on_qt
+    window: Any = webview.create_window(
+        TITLE, url, width=SIZE[0], height=SIZE[1], min_size=MIN_SIZE, text_select=True, zoomable=True
+    )
+    if on_qt:
+        from qwen35mm.web.desktop_qt import prepare
+
+        prepare(window, url)
+    webview.start(
+        None if on_start is None else lambda: on_start(window),
+        gui="qt" if on_qt else None,
+        private_mode=storage is None,
+        storage_path=None if storage is None else str(storage),
+    )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package above it is missing
+        return False
+
+
+@contextlib.contextmanager
+def _ends_close() -> Iterator[None]:
+    """Lets a service manager, or closing the terminal, close the window; once it is there, Ctrl-C is pywebview's."""
+
+    def close(*_: object) -> None:
+        windows = list(getattr(sys.modules.get("webview"), "windows", ()))
+        if not windows:
+            raise KeyboardInterrupt
+        # In threads, which wait until the window is shown: this interrupts the one that shows it.
+        for window in windows:
+            threading.Thread(target=window.destroy, daemon=True).start()
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    taken = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
+    previous = [(number, signal.signal(number, close)) for number in (*taken, signal.SIGINT)]
+    try:
+        yield
+    finally:
+        for number, handler in previous:
+            signal.signal(number, handler)

@@ -1,0 +1,237 @@
+"""What a message will cost before it is sent, and what to do where it doesn't fit."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qwen35mm.chat.media import MediaStore
+from qwen35mm.chat.tree import Attachment, Node
+from qwen35mm.errors import MediaError, PromptError
+from qwen35mm.web.plans import completed
+from qwen35mm.web.prompting import prompt_messages, with_names
+from qwen35mm.web.protocol import ChatBackend
+from qwen35mm.web.say import Said, say, size
+from qwen35mm.web.settings import Settings
+from qwen35mm.web.wording import tokens
+from qwen35mm_preprocess import MediaBudget, MediaPlan, MediaProcessor
+
+# Less room than this for an answer isn't worth sending for.
+_LEAST_ANSWER = 128
+_LEAST_MEDIUM = 64
+# What a summary may take, with the answer after it.
+_SUMMARY = 512
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A message that isn't sent yet.
+
+    Attributes:
+        path: the messages before it that its prompt will hold.
+        node: the message; its media have plans only once `Drafts.plan` was called.
+        known: files that may have been read before; theirs are the plans to be used again.
+    """
+
+    path: tuple[Node, ...]
+    node: Node
+    settings: Settings
+    known: tuple[Attachment, ...] = ()
+
+
+class Drafts:
+    """Plans and counts drafts; the same file under the same limits is looked at once."""
+
+    def __init__(self, backend: ChatBackend, media: MediaStore) -> None:
+        self._backend = backend
+        self._media = media
+        self._plan = functools.lru_cache(maxsize=512)(self._make_plan)
+
+    def plan(self, draft: Draft) -> Draft:
+        """The draft with a plan for each medium.
+
+        Raises:
+            MediaError: one can't be read, or is over a limit; says which, by its name.
+        """
+        return replace(draft, node=replace(draft.node, attachments=tuple(self._planned(draft, draft.node.attachments))))
+
+    def measure(self, draft: Draft) -> dict[str, Any]:
+        """What the draft costs and whether it fits, as JSON values for the page."""
+        views, planned = [], []
+        for attachment in draft.node.attachments:
+            try:
+                (attachment,) = self._planned(draft, [attachment])
+                planned.append(attachment)
+                views.append(_cost(attachment))
+            except MediaError as error:
+                views.append({**_cost(attachment), "error": str(error)})
+        node = replace(draft.node, attachments=tuple(planned))
+        return {"media": views, **self.room(replace(draft, node=node))}
+
+    def room(self, draft: Draft) -> dict[str, Any]:
+        """How much of the context a planned draft takes, and what would fit where it doesn't."""
+        context = self._backend.context_length
+        num_history = self._count(draft, draft.path)
+        num_all = self._count(draft, (*draft.path, draft.node))
+        room = context - num_all
+        fits = room >= self._least_answer
+        return {
+            "tokens": {"history": num_history, "all": num_all, "context": context, "room": max(room, 0)},
+            "fits": fits,
+            "offers": [] if fits else self._offers(draft, num_all),
+        }
+
+    @property
+    def _least_answer(self) -> int:
+        return min(_LEAST_ANSWER, self._backend.context_length // 8)
+
+    def _offers(self, draft: Draft, num_all: int) -> list[dict[str, Any]]:
+        offers: list[dict[str, Any]] = []
+        limits = self._smaller_limits(draft, num_all)
+        if limits:
+            kinds = [attachment.kind for attachment in draft.node.attachments if attachment.plan is not None]
+            label = _limit_offer(kinds, max(limits.values()))
+            offers.append({"kind": "media", "label": label, "settings": limits})
+        first = self._first_that_fits(draft)
+        if first is not None:
+            offers.append(
+                {
+                    "kind": "shorten",
+                    "label": _shorten_offer([node.id for node in draft.path].index(first)),
+                    "first": first,
+                }
+            )
+        if draft.path and self.fits(replace(draft, path=()), room=_SUMMARY):
+            offers.append({"kind": "summary", "label": say("Start a new chat with a summary of this one")})
+        return offers
+
+    def _smaller_limits(self, draft: Draft, num_all: int) -> dict[str, int]:
+        """Settings with which the message's media take no more than there is room for; none where that can't be."""
+        planned = {id(each): each.plan for each in draft.node.attachments if each.plan is not None}
+        num_media = sum(plan.num_prompt_tokens for plan in planned.values())
+        affordable = (self._backend.context_length - self._least_answer - (num_all - num_media)) // max(len(planned), 1)
+        if affordable < _LEAST_MEDIUM:
+            return {}
+        now = draft.settings.budget(self._backend.media.budget)
+        limits = {}
+        for kind in {plan.kind for plan in planned.values()}:
+            name, limit = f"max_{kind}_tokens", now.max_image_tokens if kind == "image" else now.max_video_tokens
+            if limit is None or limit > affordable:
+                limits[name] = affordable
+        attachments = tuple(replace(attachment, plan=None) for attachment in draft.node.attachments)
+        settings = Settings.read({**draft.settings.values, **limits})
+        smaller = replace(draft, node=replace(draft.node, attachments=attachments), settings=settings)
+        return limits if limits and self.fits(smaller) else {}
+
+    def _first_that_fits(self, draft: Draft) -> str | None:
+        """The oldest question with which, and all after it, the draft fits; questions only get rarer by leaving out."""
+        starts = [at for at, node in enumerate(draft.path) if node.role == "user" and at > 0]
+        found = bisect.bisect_left(starts, True, key=lambda start: self.fits(replace(draft, path=draft.path[start:])))
+        return draft.path[starts[found]].id if found < len(starts) else None
+
+    def fits(self, draft: Draft, *, room: int | None = None) -> bool:
+        """Whether a draft, planned or not, leaves so much room in the context; None is what an answer needs."""
+        try:
+            planned = self.plan(draft)
+            num_all = self._count(planned, (*planned.path, planned.node))
+        except MediaError:
+            return False
+        return num_all + (self._least_answer if room is None else room) <= self._backend.context_length
+
+    def _count(self, draft: Draft, path: Sequence[Node]) -> int:
+        if not path:
+            return 0
+        messages = prompt_messages(path, self._media, draft.settings.system)
+        thinking = draft.settings.enable_thinking(self._backend.loaded.template.default_enable_thinking)
+        try:
+            return self._backend.count_tokens(messages, enable_thinking=thinking)
+        except PromptError:
+            return 0  # sending it will say why
+        except MediaError as error:
+            files = [attachment for node in path for attachment in node.attachments]
+            raise type(error)(with_names(str(error), files)) from None
+
+    def _planned(self, draft: Draft, attachments: Sequence[Attachment]) -> list[Attachment]:
+        processor = self._backend.media
+        budget = draft.settings.budget(processor.budget)
+        planned = []
+        for attachment in attachments:
+            if attachment.kind == "text" or attachment.plan is not None:
+                planned.append(attachment)
+                continue
+            try:
+                plan = self._plan(attachment.digest, attachment.kind, budget, processor)
+            except MediaError as error:
+                raise type(error)(with_names(str(error), [attachment])) from None
+            plan = completed(plan, attachment.digest, draft.known, processor.video_processing)
+            planned.append(replace(attachment, plan=plan))
+        return planned
+
+    def _make_plan(self, digest: str, kind: Any, budget: MediaBudget, processor: MediaProcessor) -> MediaPlan:
+        return replace(processor, budget=budget).plan(self._media.path(digest), kind)
+
+
+def _limit_offer(kinds: Sequence[str], num_tokens: int) -> Said:
+    if len(kinds) > 1:
+        return say("Take {n} tokens at most for each picture and clip", n=num_tokens)
+    if kinds[0] == "image":
+        return say("Take {n} tokens at most for the picture", n=num_tokens)
+    return say("Take {n} tokens at most for the clip", n=num_tokens)
+
+
+def _shorten_offer(num_messages: int) -> Said:
+    if num_messages == 1:
+        return say("Leave the oldest message out of the prompt")
+    return say("Leave the oldest {n} messages out of the prompt", n=num_messages)
+
+
+def _cost_line(plan: MediaPlan) -> Said:
+    """Such as "12 frames, 1,536 tokens, 18 MiB of cache"."""
+    num_tokens, cache = tokens(plan.num_prompt_tokens), size(plan.cache_bytes)
+    if plan.frame_indices is None:
+        return say("{tokens}, {size} of cache", tokens=num_tokens, size=cache)
+    num_frames = len(plan.frame_indices)
+    frames = say("1 frame") if num_frames == 1 else say("{n} frames", n=num_frames)
+    return say("{frames}, {tokens}, {size} of cache", frames=frames, tokens=num_tokens, size=cache)
+
+
+def _cost(attachment: Attachment) -> dict[str, Any]:
+    """What a medium costs, for its thumbnail."""
+    view: dict[str, Any] = {
+        "digest": attachment.digest,
+        "name": attachment.name,
+        "kind": attachment.kind,
+        "num_bytes": attachment.num_bytes,
+        "notes": [],
+        "error": None,
+        "label": size(attachment.num_bytes),
+    }
+    plan = attachment.plan
+    if plan is not None:
+        view["label"] = _cost_line(plan)
+        view["notes"] = [with_names(note, [attachment]) for note in plan.notes]
+        view["num_tokens"] = plan.num_prompt_tokens
+        view["seconds"] = plan.duration_s
+    return view
+
+
+def read_attachments(values: object) -> tuple[Attachment, ...]:
+    """Attachments as the page names them: digest, kind and name; their sizes are looked up.
+
+    Raises:
+        PromptError: they are of another form.
+    """
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise PromptError("The attachments of a message must be a list.")
+    read = []
+    for value in values:
+        named = isinstance(value, Mapping) and all(
+            isinstance(value.get(key), str) for key in ("digest", "kind", "name")
+        )
+        if not named or value["kind"] not in ("image", "video", "text"):
+            raise PromptError("An attachment must be an object with a digest, a kind and a name.")
+        read.append(Attachment(value["digest"], value["kind"], value["name"][:255], 0))
+    return tuple(read)

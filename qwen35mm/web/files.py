@@ -1,0 +1,272 @@
+"""Files between the page and the store: uploads, media, thumbnails, exports and imports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import io
+import re
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from qwen35mm.chat.archive import export_markdown, export_zip, import_zip
+from qwen35mm.chat.documents import (
+    count_pdf_pages,
+    detect_document,
+    read_pdf_text,
+    read_text,
+    render_pdf_pages,
+)
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.tree import Attachment
+from qwen35mm.errors import MediaError, NoTextError, NotFoundError, PromptError, StorageError
+from qwen35mm.web.api import HEADER, answer
+from qwen35mm.web.examples import Sample
+from qwen35mm.web.people import People, Person
+from qwen35mm.web.prompting import with_names
+from qwen35mm.web.say import say
+from qwen35mm.web.thumbnails import make_thumbnail, media_type
+from qwen35mm.web.view import conversation_line
+from qwen35mm_preprocess import MediaLimits, detect_kind
+
+MAX_TEXT_BYTES = 4 * 2**20
+MAX_PDF_PAGES = 2_000
+MAX_PAGE_PICTURES = 32
+MAX_ARCHIVE_BYTES = 8 * 2**30
+# A file of a stranger's is shown as what it is, and does nothing.
+_INERT = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
+_KEEP = {"cache-control": "private, max-age=31536000, immutable"}
+
+
+class Files:
+    """The routes that carry files.
+
+    Args:
+        limits: what is too large to be kept.
+        examples: those of an empty page.
+    """
+
+    def __init__(
+        self, store: ConversationStore, people: People, limits: MediaLimits, examples: Sequence[Sample] = ()
+    ) -> None:
+        self._store = store
+        self._people = people
+        self._limits = limits
+        self._examples = examples
+        self._thumbnail = functools.lru_cache(maxsize=256)(make_thumbnail)
+
+    async def upload(self, request: Request) -> Response:
+        """`POST .../upload?name=...` with a file as the body: what it becomes in a message."""
+        return await answer(lambda: self._upload(request))
+
+    async def media(self, request: Request) -> Response:
+        """`GET .../media/DIGEST`: a file that one of the person's messages holds."""
+        return await answer(lambda: self._media(request))
+
+    async def thumbnail(self, request: Request) -> Response:
+        """`GET .../thumbnail/DIGEST`: a small JPEG of it."""
+        return await answer(lambda: self._small(request))
+
+    async def poster(self, request: Request) -> Response:
+        """`GET .../poster/NUMBER`: a small JPEG of an example; not every browser can play the clip itself."""
+        return await answer(lambda: self._poster(request))
+
+    async def export(self, request: Request) -> Response:
+        """`GET .../export?ids=...&form=zip|md`: conversations to keep elsewhere; all of them without ids."""
+        return await answer(lambda: self._export(request))
+
+    async def take_in(self, request: Request) -> Response:
+        """`POST .../import` with what `export` gave as the body."""
+        return await answer(lambda: self._import(request))
+
+    async def pdf_pages(self, request: Request) -> Response:
+        """`POST .../pages?digest=...&name=...`: an uploaded PDF's pages as pictures."""
+        return await answer(lambda: self._pdf_pages(request))
+
+    async def _upload(self, request: Request) -> Response:
+        person = self._person(request, writes=True)
+        name = _file_name(request.query_params.get("name", ""))
+        max_bytes = max(self._limits.max_image_bytes, self._limits.max_video_bytes)
+        async with _received(request, repr(name), max_bytes) as file:
+            digest, num_bytes = await asyncio.to_thread(self._store.media.add, file, max_bytes=max_bytes)
+        await asyncio.to_thread(self._store.hold, person.owner, digest)
+        attachment = Attachment(digest, "image", name, num_bytes)
+        try:
+            found = await asyncio.to_thread(self._recognise, person, attachment)
+        except Exception as error:
+            await asyncio.to_thread(self._store.release, person.owner, digest)
+            if isinstance(error, MediaError):
+                raise type(error)(with_names(str(error), [attachment])) from None
+            raise
+        return JSONResponse(found)
+
+    def _recognise(self, person: Person, attachment: Attachment) -> dict[str, Any]:
+        """By its content, whatever its name says."""
+        path = self._store.media.path(attachment.digest)
+        kind = detect_document(path, attachment.name)
+        if kind is None:
+            return {"attachments": [_view(attachment, detect_kind(path, self._limits))]}
+        if kind == "text":
+            text = self._text(person, attachment.name, read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name))
+            if text["digest"] != attachment.digest:
+                self._store.release(person.owner, attachment.digest)
+            return {"attachments": [text]}
+        try:
+            pages = read_pdf_text(path, max_pages=MAX_PDF_PAGES, name=attachment.name).pages
+        except NoTextError:
+            return self._pages(person, attachment)
+        text = "\n\n".join(f"[page {number}]\n{page.strip()}" for number, page in enumerate(pages, start=1))
+        found = self._text(person, attachment.name, text)
+        return {"attachments": [{**found, "pdf": attachment.digest, "num_pages": len(pages)}]}
+
+    async def _pdf_pages(self, request: Request) -> Response:
+        person = self._person(request, writes=True)
+        digest, name = request.query_params.get("digest", ""), _file_name(request.query_params.get("name", ""))
+        self._check_mine(person, digest)
+        return JSONResponse(await asyncio.to_thread(self._pages, person, Attachment(digest, "image", name, 0)))
+
+    def _pages(self, person: Person, attachment: Attachment) -> dict[str, Any]:
+        path = self._store.media.path(attachment.digest)
+        num_pages = count_pdf_pages(path, name=attachment.name)
+        numbers = range(min(num_pages, MAX_PAGE_PICTURES))
+        attachments = []
+        for number, picture in zip(numbers, render_pdf_pages(path, numbers, name=attachment.name), strict=True):
+            data = io.BytesIO()
+            picture.save(data, "PNG")
+            name = f"{Path(attachment.name).stem}, page {number + 1}.png"
+            attachments.append(self._keep(person, name, "image", data.getvalue()))
+        note = say("{n} of {m} pages are taken, and no more.", n=len(numbers), m=num_pages)
+        return {"attachments": attachments, "note": note if num_pages > len(numbers) else None}
+
+    def _text(self, person: Person, name: str, text: str) -> dict[str, Any]:
+        return self._keep(person, name, "text", text.encode())
+
+    def _keep(self, person: Person, name: str, kind: Any, data: bytes) -> dict[str, Any]:
+        digest, num_bytes = self._store.media.add(io.BytesIO(data), max_bytes=len(data))
+        self._store.hold(person.owner, digest)
+        return _view(Attachment(digest, kind, name, num_bytes), kind)
+
+    async def _media(self, request: Request) -> Response:
+        path = self._mine(request)
+        return FileResponse(path, media_type=await asyncio.to_thread(media_type, path), headers={**_INERT, **_KEEP})
+
+    async def _small(self, request: Request) -> Response:
+        data = await asyncio.to_thread(self._thumbnail, self._mine(request))
+        return Response(data, media_type="image/jpeg", headers={**_INERT, **_KEEP})
+
+    async def _poster(self, request: Request) -> Response:
+        number = request.path_params["number"]
+        if number not in range(len(self._examples)):
+            raise NotFoundError("There is no such example.")
+        data = await asyncio.to_thread(self._thumbnail, self._examples[number].path)
+        return Response(data, media_type="image/jpeg", headers=_INERT)
+
+    async def _export(self, request: Request) -> Response:
+        person = self._person(request)
+        ids = [each for each in request.query_params.get("ids", "").split(",") if each]
+        store = self._store
+        if request.query_params.get("form") == "md":
+            conversation = await asyncio.to_thread(store.get, person.owner, ids[0] if ids else "")
+            tree = await asyncio.to_thread(store.tree, person.owner, conversation.id)
+            text = await asyncio.to_thread(export_markdown, tree, conversation.head, conversation.title)
+            return _download(text.encode(), f"{conversation.title or 'chat'}.md", "text/markdown; charset=utf-8")
+        if not ids:
+            ids = [each.id for each in await asyncio.to_thread(store.list, person.owner, limit=100_000)]
+        # Not in memory: it holds videos.
+        archive = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the response
+        try:
+            await asyncio.to_thread(export_zip, store, person.owner, ids, archive)
+        except BaseException:
+            archive.close()
+            raise
+        return _stream(archive, "qwen35mm-chats.zip", "application/zip")
+
+    async def _import(self, request: Request) -> Response:
+        person = self._person(request, writes=True)
+        async with _received(request, "The archive", MAX_ARCHIVE_BYTES) as archive:
+            taken = await asyncio.to_thread(import_zip, self._store, person.owner, archive, max_bytes=MAX_ARCHIVE_BYTES)
+        return JSONResponse({"conversations": [conversation_line(each) for each in taken]})
+
+    def _mine(self, request: Request) -> Path:
+        digest = request.path_params["digest"]
+        self._check_mine(self._person(request), digest)
+        path = self._store.media.path(digest)
+        if not path.is_file():
+            raise NotFoundError("This file is not kept any more.")
+        return path
+
+    def _check_mine(self, person: Person, digest: str) -> None:
+        if not self._store.has_media(person.owner, digest):
+            raise NotFoundError("There is no such file among yours.")
+
+    def _person(self, request: Request, *, writes: bool = False) -> Person:
+        person = self._people.person(request.cookies)
+        if person is None or (writes and HEADER not in request.headers):
+            raise NotFoundError("Load the page again: this browser isn't known here any more.")
+        return person
+
+
+def _view(attachment: Attachment, kind: str) -> dict[str, Any]:
+    return {"digest": attachment.digest, "kind": kind, "name": attachment.name, "num_bytes": attachment.num_bytes}
+
+
+def _file_name(name: str) -> str:
+    """A name to be shown: the last component, without what could spoil a line."""
+    name = re.sub(r"[\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]", "", name.replace("\\", "/").rsplit("/", 1)[-1])
+    return name.strip()[-120:] or "file"
+
+
+def _download(data: bytes, name: str, kind: str) -> Response:
+    return Response(data, media_type=kind, headers={**_INERT, "content-disposition": _as_file(name)})
+
+
+def _stream(archive: Any, name: str, kind: str) -> Response:
+    from starlette.background import BackgroundTask
+    from starlette.responses import StreamingResponse
+
+    size = archive.tell()
+    archive.seek(0)
+    return StreamingResponse(
+        iter(lambda: archive.read(1 << 20), b""),
+        media_type=kind,
+        headers={**_INERT, "content-disposition": _as_file(name), "content-length": str(size)},
+        background=BackgroundTask(archive.close),
+    )
+
+
+def _as_file(name: str) -> str:
+    return f"attachment; filename*=UTF-8''{quote(_file_name(name), safe='')}"
+
+
+@contextlib.asynccontextmanager
+async def _received(request: Request, what: str, max_bytes: int) -> AsyncIterator[BinaryIO]:
+    """The request's body as a file that is gone after the block. No thread waits for what is slow to come.
+
+    Raises:
+        PromptError: it is larger.
+        StorageError: there is no room for it.
+        ClientDisconnect: it was cut off.
+    """
+    too_large = PromptError(f"{what} is too large: at most {max_bytes / 2**20:,.0f} MiB are taken.")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_large
+    with tempfile.TemporaryFile() as file:
+        num_bytes = 0
+        try:
+            async for chunk in request.stream():
+                num_bytes += len(chunk)
+                if num_bytes > max_bytes:
+                    raise too_large
+                await asyncio.to_thread(file.write, chunk)
+            file.seek(0)
+        except OSError:
+            raise StorageError("The disk is full or fails, so the file was not kept. Free some space.") from None
+        yield file

@@ -1,0 +1,100 @@
+"""Choosing another model on the page, with its download; only where one person has the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from qwen35mm.errors import MediaError, Qwen35mmError, RequestError
+from qwen35mm.model_library import BackendSwitch, DownloadCancelled, download, installed_models
+from qwen35mm.web.replies import BUG_MESSAGE
+from qwen35mm.web.say import Said, say, size
+
+logger = logging.getLogger(__name__)
+
+_PHASES = {
+    "check": say("Looking at the model"),
+    "wait": say("Waiting for the answers in progress"),
+    "close": say("Putting the old model away"),
+    "load": say("Loading the model"),
+    "restore": say("Taking the old model back"),
+}
+
+
+class Models:
+    """What the page asks about models; one change at a time."""
+
+    def __init__(self, switch: BackendSwitch) -> None:
+        self._switch = switch
+        self._task: asyncio.Task[None] | None = None
+        self._cancelled = False
+        self._state: dict[str, Any] = {"busy": False, "label": "", "share": None, "error": None}
+
+    async def list(self) -> dict[str, Any]:
+        """The models of this machine."""
+        found = await asyncio.to_thread(installed_models)
+        loaded = self._switch.loaded
+        return {
+            "models": [
+                {
+                    "name": model.name,
+                    "source": str(model.source),
+                    "size": size(model.num_bytes),
+                    "reason": None if model.usable else model.reason,
+                    "current": model.folder == loaded.path,
+                }
+                for model in found
+            ],
+            "current": loaded.name,
+        }
+
+    def change(self, source: str | None, context_length: int | None, *, is_new: bool = False) -> None:
+        """Begins a change; `state` tells how far it is.
+
+        Args:
+            source: a model's folder or Hub id; None keeps the model.
+            is_new: whether it has to be downloaded first.
+
+        Raises:
+            RequestError: a change is in progress.
+        """
+        if self._task is not None and not self._task.done():
+            raise RequestError("Another model is being loaded already: wait until it is there.")
+        self._cancelled = False
+        self._state = {"busy": True, "label": _PHASES["check"], "share": None, "error": None}
+        self._task = asyncio.create_task(self._change(source, context_length, is_new))
+
+    def cancel(self) -> None:
+        """Ends a download; what came of it is kept for the next try. A model that loads goes on loading."""
+        self._cancelled = True
+
+    def state(self) -> dict[str, Any]:
+        """How far the change is: `busy`, `label`, `share`, `error`."""
+        return dict(self._state)
+
+    async def _change(self, source: str | None, context_length: int | None, is_new: bool) -> None:
+        error = None
+        try:
+            if is_new and source is not None:
+                await asyncio.to_thread(
+                    download, source, progress=self._report_download, cancelled=lambda: self._cancelled
+                )
+            await self._switch.switch(
+                source, context_length=context_length, on_progress=lambda phase: self._tell(_PHASES[phase], None)
+            )
+        except DownloadCancelled:
+            error = "The download was stopped; it goes on from there next time."
+        except (Qwen35mmError, MediaError) as problem:
+            error = str(problem)
+        except Exception:
+            logger.exception("the model could not be changed")
+            error = BUG_MESSAGE
+        self._state = {"busy": False, "label": "", "share": None, "error": error}
+
+    def _report_download(self, done: int, total: int, name: str) -> None:
+        words = say("Downloading {name}, {done} of {total}", name=name, done=size(done), total=size(total))
+        self._tell(words, done / total if total else None)
+
+    def _tell(self, label: Said, share: float | None) -> None:
+        self._state = {**self._state, "label": label, "share": share}

@@ -1,0 +1,117 @@
+"""Who is asking: the person at this machine, somebody who logged in, or a browser with a private cookie."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
+
+from qwen35mm.web.security import Receive, Scope, Send
+
+COOKIE = "qwen35mm"
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+# A year: a browser that comes back finds its conversations.
+_MAX_AGE_S = 365 * 86400
+
+
+@dataclass(frozen=True)
+class Person:
+    """Whose things these are.
+
+    Attributes:
+        owner: what conversations are kept under.
+        tenant: what cached words and pictures are kept apart by; None where one person has the machine.
+        max_replies: replies in progress at one time.
+    """
+
+    owner: str
+    tenant: str | None = None
+    max_replies: int = 4
+
+
+class People:
+    """Tells people apart.
+
+    Args:
+        shared: whether more than the person at this machine use the page. If not, all browsers are that one person's.
+        username: the name that a request's cookies are logged in as, where there is a login.
+        max_replies: a person's replies in progress at one time.
+    """
+
+    def __init__(
+        self, *, shared: bool, username: Callable[[Mapping[str, str]], str | None] | None = None, max_replies: int = 4
+    ) -> None:
+        self.shared = shared
+        self._username = username
+        self._max_replies = max_replies
+        self._seen_s: dict[str, float] = {}
+
+    def gone_for(self, seconds: float) -> list[str]:
+        """Owners that were last seen longer ago; a page that is open is seen every minute."""
+        now = time.monotonic()
+        return [owner for owner, seen_s in list(self._seen_s.items()) if now - seen_s > seconds]
+
+    def forget(self, owner: str) -> None:
+        """Takes a person off the list of those that were seen."""
+        self._seen_s.pop(owner, None)
+
+    def person(self, cookies: Mapping[str, str]) -> Person | None:
+        """Whose request this is, by its cookies; None where it can't be told, or there is a login to pass first."""
+        person = self._find(cookies)
+        if person is not None:
+            self._seen_s[person.owner] = time.monotonic()
+        return person
+
+    def _find(self, cookies: Mapping[str, str]) -> Person | None:
+        if self._username is not None:
+            name = self._username(cookies)
+            return None if name is None else self._one_of_many(f"user {name}")
+        if not self.shared:
+            return Person("local", None, self._max_replies)
+        token = cookies.get(COOKIE, "")
+        if not _TOKEN.fullmatch(token):
+            return None
+        # What is stored doesn't let anybody in.
+        return self._one_of_many(f"browser {hashlib.sha256(token.encode()).hexdigest()[:32]}")
+
+    def _one_of_many(self, owner: str) -> Person:
+        return Person(owner, owner, self._max_replies)
+
+
+class PrivateCookie:
+    """ASGI middleware that gives every browser a secret of its own with its first page."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], object]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _TOKEN.fullmatch(_cookie(scope)):
+            await self._app(scope, receive, send)  # pyright: ignore[reportGeneralTypeIssues]
+            return
+        token = secrets.token_hex(16)
+        header = _set_cookie(token, framed=bool(os.environ.get("SPACE_ID")))
+
+        async def send_with_cookie(message):
+            # Only with the page itself: requests beside it would each bring another one.
+            if message["type"] == "http.response.start" and scope["path"] == "/":
+                message = {**message, "headers": [*message.get("headers", []), (b"set-cookie", header)]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_cookie)  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def _cookie(scope: Scope) -> str:
+    # As the page's requests are read: http.cookies would stop at another site's odd cookie on the same host.
+    return HTTPConnection(scope).cookies.get(COOKIE, "")
+
+
+def _set_cookie(token: str, *, framed: bool) -> bytes:
+    # A Space shows its page inside another site's, where browsers only keep partitioned cookies.
+    where = "SameSite=None; Secure; Partitioned" if framed else "SameSite=Lax"
+    return f"{COOKIE}={token}; Path=/; Max-Age={_MAX_AGE_S}; HttpOnly; {where}".encode()

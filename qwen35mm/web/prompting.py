@@ -1,0 +1,110 @@
+"""From the messages that a person sees to those that the model gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from qwen35mm.chat.documents import as_context
+from qwen35mm.chat.media import MediaStore
+from qwen35mm.chat.tree import Attachment, Node, Tree
+from qwen35mm.errors import PromptError
+from qwen35mm.prompt import Image, Message, Part, Text, Video
+from qwen35mm_preprocess import MediaPlan
+
+_SUMMARY = "A summary of the conversation so far:\n\n"
+
+
+def prompt_path(path: Sequence[Node], first: str | None) -> list[Node]:
+    """The messages that a prompt holds: from `first` on, without the questions that got no answer.
+
+    A question without an answer would spoil, or fail, every later prompt. The last question is always there.
+    """
+    ids = [node.id for node in path]
+    path = path[ids.index(first) :] if first in ids else path
+    kept: list[Node] = []
+    for position, node in enumerate(path):
+        reply = path[position + 1] if position + 1 < len(path) else None
+        if node.role == "user" and reply is not None and not reply.text and position + 2 < len(path):
+            continue
+        if node.role == "assistant" and not node.text and position + 1 < len(path):
+            continue
+        kept.append(node)
+    return kept
+
+
+def prompt_path_before(tree: Tree, parent: str | None, first: str | None) -> list[Node]:
+    """What a prompt holds before a message after `parent`.
+
+    Raises:
+        PromptError: the parent is a question.
+        NotFoundError: it is not in the tree.
+    """
+    path = tree.path(parent)
+    if path and path[-1].role == "user":
+        raise PromptError("A question can't follow a question: answer the first, or edit it.")
+    kept = prompt_path(path, first)
+    # The last question is kept for its answer's sake; without one it is left out here.
+    if kept and kept[-1].role == "assistant" and not kept[-1].text:
+        kept.pop()
+    if kept and kept[-1].role == "user":
+        kept.pop()
+    return kept
+
+
+def prompt_messages(path: Sequence[Node], media: MediaStore, system: str = "") -> list[Message]:
+    """The messages of a prompt; `path` is `prompt_path`'s.
+
+    An answer that stands first is a summary of what was left out, and goes into the system prompt.
+
+    Raises:
+        StorageError: an attached file is gone.
+    """
+    if path and path[0].role == "assistant":
+        system = "\n\n".join(filter(None, (system, _SUMMARY + path[0].text)))
+        path = path[1:]
+    messages = [Message("system", (Text(system),))] if system else []
+    for node in path:
+        if node.role == "user":
+            messages.append(Message("user", tuple(_parts(node, media))))
+        else:
+            messages.append(Message("assistant", (Text(node.text),), reasoning=node.reasoning or None))
+    return messages
+
+
+def pin(node: Node, plans: Sequence[MediaPlan]) -> Node:
+    """The message with its media's plans, one for each in order: later prompts then see the same pixels."""
+    remaining = iter(plans)
+    attachments = tuple(
+        attachment if attachment.kind == "text" else replace(attachment, plan=next(remaining))
+        for attachment in node.attachments
+    )
+    return replace(node, attachments=attachments)
+
+
+def num_media(node: Node) -> int:
+    """Images and videos of a message."""
+    return sum(attachment.kind != "text" for attachment in node.attachments)
+
+
+def with_names(text: str, attachments: Sequence[Attachment]) -> str:
+    """A message about files as their owner called them, not as they are stored."""
+    for attachment in attachments:
+        text = text.replace(attachment.digest, attachment.name)
+    return text
+
+
+def _parts(node: Node, media: MediaStore) -> list[Part]:
+    parts: list[Part] = []
+    for attachment in node.attachments:
+        if attachment.kind == "image":
+            parts.append(Image(media.path(attachment.digest), attachment.plan))
+        elif attachment.kind == "video":
+            parts.append(Video(media.path(attachment.digest), attachment.plan))
+        else:
+            with media.open(attachment.digest) as file:
+                text = file.read().decode("utf-8", "replace")
+            parts.append(Text(as_context(attachment.name, text) + "\n\n"))
+    if node.text:
+        parts.append(Text(node.text))
+    return parts

@@ -1,0 +1,116 @@
+"""Replies in progress, and who watches them.
+
+A reply belongs to no page: a page that is loaded again goes on watching it. One that nobody watches any more is ended
+after a while, because its tab was closed or its connection lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.web.protocol import ChatBackend
+from qwen35mm.web.reply import BUG_MESSAGE, Reply, Work
+
+__all__ = ["BUG_MESSAGE", "GRACE_S", "HEARTBEAT_S", "Replies", "Reply", "Work"]
+
+logger = logging.getLogger(__name__)
+
+# A browser that went away is only noticed when something is sent to it.
+HEARTBEAT_S = 1.0
+# A page that is loaded again, or a phone that comes back to it, finds its reply still growing.
+GRACE_S = 20.0
+
+
+class Replies:
+    """All replies in progress, by their messages' ids.
+
+    Args:
+        store: what they are written into.
+        backend: answers.
+        grace_s: seconds after which a reply that nobody watches is ended; a page may ask for one's end as long.
+    """
+
+    def __init__(self, store: ConversationStore, backend: ChatBackend, *, grace_s: float = GRACE_S) -> None:
+        self._store = store
+        self._backend = backend
+        self._grace_s = grace_s
+        self._replies: dict[str, Reply] = {}
+        self._unwatched: dict[Reply, asyncio.TimerHandle] = {}
+        self._endings: set[asyncio.Future[None]] = set()
+
+    def add(self, work: Work) -> Reply:
+        """A reply that begins as soon as a page watches it."""
+        reply = self._replies[work.node.id] = Reply(work, self._store, self._backend, self._forget_later)
+        self._end_later(reply)
+        return reply
+
+    def of(self, owner: str, conversation_id: str | None = None) -> list[Reply]:
+        """A person's replies in progress, in all conversations or in one."""
+        return [
+            reply
+            for reply in self._replies.values()
+            if reply.work.owner == owner and not reply.done and conversation_id in (None, reply.work.conversation_id)
+        ]
+
+    def find(self, owner: str, node_id: str) -> Reply | None:
+        """A person's reply that is in progress, or was a moment ago."""
+        reply = self._replies.get(node_id)
+        return reply if reply is not None and reply.work.owner == owner else None
+
+    async def watch(self, owner: str, node_ids: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
+        """The views of replies by id, whenever one has changed, and every `HEARTBEAT_S`; the last with all done."""
+        watched = [reply for node_id in dict.fromkeys(node_ids) if (reply := self.find(owner, node_id))]
+        for reply in watched:
+            reply.num_watchers += 1
+            self._keep(reply)
+            reply.start()
+        try:
+            while True:
+                # Taken before the views: what changes from here on sets them.
+                news = [reply.news for reply in watched]
+                done = all(reply.done for reply in watched)
+                yield {reply.node.id: reply.view() for reply in watched}
+                if done:
+                    return
+                waits = [asyncio.ensure_future(event.wait()) for event in news]
+                try:
+                    await asyncio.wait(waits, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+        finally:
+            for reply in watched:
+                reply.num_watchers -= 1
+                if not reply.num_watchers and not reply.done:
+                    self._end_later(reply)
+
+    def _end_later(self, reply: Reply) -> None:
+        def end() -> None:
+            self._unwatched.pop(reply, None)
+            if not reply.done:
+                logger.info("nobody watches a reply any more: it is ended")
+                self._endings.add(ending := asyncio.ensure_future(reply.stop()))
+                ending.add_done_callback(self._endings.discard)
+
+        self._keep(reply)
+        self._unwatched[reply] = asyncio.get_running_loop().call_later(self._grace_s, end)
+
+    def _keep(self, reply: Reply) -> None:
+        timer = self._unwatched.pop(reply, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _forget_later(self, reply: Reply) -> None:
+        """A page that asks for a reply just as it ends must still get to see its end."""
+
+        def forget() -> None:
+            # It may have been continued meanwhile.
+            if self._replies.get(reply.node.id) is reply:
+                del self._replies[reply.node.id]
+
+        self._keep(reply)
+        asyncio.get_running_loop().call_later(self._grace_s, forget)

@@ -1,0 +1,259 @@
+"""One reply in progress: a task that writes what comes into the store, and then shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.tree import Attachment, Node
+from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, TextDelta
+from qwen35mm.errors import ContextTooLongError, MediaError, Qwen35mmError, StorageError
+from qwen35mm.prompt import Message
+from qwen35mm.sampling import SamplingParams
+from qwen35mm.web.markdown import StreamingMarkdown
+from qwen35mm.web.prompting import num_media, pin, with_names
+from qwen35mm.web.protocol import ChatBackend
+from qwen35mm.web.wording import describe_stats, stats_of, work_of
+
+logger = logging.getLogger(__name__)
+
+# 15 drawings a second look fluent, and leave the processor to the model.
+UPDATE_INTERVAL_S = 1 / 15
+
+BUG_MESSAGE = "Something went wrong inside the program; its log has the details. You can try again."
+
+_SAVED = ("text", "reasoning", "thinking_s", "status", "error", "notes", "stats")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a reply is made from.
+
+    Attributes:
+        node: the reply's message, already in the store; its text so far is continued.
+        path: the messages that the prompt holds, for their media's plans.
+        messages: the prompt; it ends with the reply so far where one is continued.
+        tenant: whose cached pictures and words may be used; None where one person has the server.
+    """
+
+    owner: str
+    conversation_id: str
+    node: Node
+    path: tuple[Node, ...]
+    messages: tuple[Message, ...]
+    params: SamplingParams
+    enable_thinking: bool
+    tenant: str | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether a reply that ended early goes on."""
+        return self.messages[-1].role == "assistant"
+
+
+class Reply:
+    """One reply in progress. Made and used inside the event loop.
+
+    Args:
+        on_done: called once, when the reply's end is stored.
+    """
+
+    def __init__(
+        self, work: Work, store: ConversationStore, backend: ChatBackend, on_done: Callable[[Reply], None]
+    ) -> None:
+        self.work = work
+        self.node = work.node
+        self.num_watchers = 0
+        self._store = store
+        self._backend = backend
+        self._on_done = on_done
+        self._progress: Progress | None = None
+        self._thinking_since_s: float | None = None
+        self._shown = self._stored = work.node
+        self._pins: dict[str, tuple[Attachment, ...]] = {}
+        self._saving = threading.Lock()
+        self._unsaved: str | None = None
+        self._too_long = False
+        self._markdown = (StreamingMarkdown(), StreamingMarkdown())
+        self._dirty = asyncio.Event()
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._begun = self._stopped = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply is complete, stopped or failed, and its end stored."""
+        return self._task is not None and self._task.done()
+
+    def start(self) -> None:
+        """Begins the work; in the context of a page's event, which is what a Space counts GPU time by."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+            self._task.add_done_callback(self._end)
+
+    async def stop(self) -> None:
+        """Ends the work at once, and returns when its end is stored; what was written stays."""
+        self.start()
+        assert self._task is not None
+        # Once only: a second cancellation would hit the storing of the end. And a task that is cancelled before its
+        # first step never gets to storing anything.
+        if not self._stopped:
+            self._stopped = True
+            if self._begun:
+                self._task.cancel()
+        await asyncio.wait({self._task})
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set when there is something new to see from now on."""
+        return self._news
+
+    def view(self) -> dict[str, Any]:
+        """What there is to see, all of it in the store already; JSON values."""
+        node = self._shown
+        answer, reasoning = self._markdown
+        return {
+            "id": node.id,
+            "conversation": self.work.conversation_id,
+            "status": node.status,
+            "blocks": answer.blocks(node.text),
+            "reasoning": reasoning.blocks(node.reasoning),
+            "thinking_s": node.thinking_s,
+            "error": node.error,
+            "too_long": self._too_long,
+            "notes": list(node.notes),
+            "stats": describe_stats(node.stats),
+            "work": work_of(node, self._progress, self.work.path),
+            "unsaved": self._unsaved,
+        }
+
+    async def _work(self) -> None:
+        self._begun = True
+        saving = asyncio.create_task(self._save_regularly())
+        try:
+            if not self._stopped:
+                await self._follow()
+        except (Qwen35mmError, MediaError) as error:
+            self._too_long = isinstance(error, ContextTooLongError)
+            files = [attachment for node in self.work.path for attachment in node.attachments]
+            self.node = replace(self.node, status="failed", error=with_names(str(error), files))
+        except Exception:
+            logger.exception("a reply failed")
+            self.node = replace(self.node, status="failed", error=BUG_MESSAGE)
+        finally:
+            saving.cancel()
+            self._end_thinking()
+            self._progress = None
+            if self.node.status == "running":
+                self.node = replace(self.node, status="stopped")
+            # The end of the server, which cancels every task again, must not keep it from being written.
+            await asyncio.shield(self._save())
+
+    async def _follow(self) -> None:
+        events = self._backend.stream(
+            self.work.messages,
+            self.work.params,
+            enable_thinking=self.work.enable_thinking,
+            conversation=self.work.conversation_id,
+            retain="conversation",
+            tenant=self.work.tenant,
+            continue_reply=self.work.continues,
+        )
+        try:
+            async for event in events:
+                self._take(event)
+                self._dirty.set()
+        finally:
+            await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            self._progress = None
+            if event.channel == "reasoning":
+                self._thinking_since_s = self._thinking_since_s or time.monotonic()
+                self.node = replace(self.node, reasoning=self.node.reasoning + event.text)
+            else:
+                self._end_thinking()
+                self.node = replace(self.node, text=self.node.text + event.text)
+        elif isinstance(event, Progress):
+            self._progress = event
+        elif isinstance(event, MediaPlanned):
+            self._take_plans(event)
+        elif isinstance(event, Finished):
+            reason = event.result.finish_reason
+            status = {"stop": "finished", "length": "length"}.get(reason, "stopped")
+            self.node = replace(self.node, status=status, stats=stats_of(event.result))
+
+    def _take_plans(self, event: MediaPlanned) -> None:
+        """Keeps each medium's plan with its message; tells what was reduced of the new ones and of the question's."""
+        plans = iter(event.plans)
+        told = {note for node in self.work.path for note in node.notes}
+        question = next((node for node in reversed(self.work.path) if node.role == "user"), None)
+        fresh: dict[str, None] = {}
+        for node in self.work.path:
+            mine = [next(plans) for _ in range(num_media(node))]
+            pinned = pin(node, mine)
+            if pinned.attachments != node.attachments:
+                self._pins[node.id] = pinned.attachments
+            if node is question or node.id in self._pins:
+                for note in (note for plan in mine for note in plan.notes):
+                    fresh[with_names(note, node.attachments)] = None
+        files = [attachment for node in self.work.path for attachment in node.attachments]
+        for warning in event.warnings:
+            fresh[with_names(warning, files)] = None
+        notes = tuple(note for note in fresh if note not in told)
+        self.node = replace(self.node, notes=(*self.node.notes, *notes))
+
+    def _end_thinking(self) -> None:
+        if self._thinking_since_s is not None:
+            seconds = (self.node.thinking_s or 0.0) + time.monotonic() - self._thinking_since_s
+            self.node = replace(self.node, thinking_s=seconds)
+            self._thinking_since_s = None
+
+    async def _save_regularly(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            await self._save()
+            await asyncio.sleep(UPDATE_INTERVAL_S)
+
+    async def _save(self) -> None:
+        """Writes, then shows: what was seen once is still there after the process was killed."""
+        self._shown = await asyncio.to_thread(self._store_newest)
+        self._tell()
+
+    def _store_newest(self) -> Node:
+        """Stores what isn't yet; in a thread, and whichever comes last writes the newest state."""
+        with self._saving:
+            node = self.node
+            changed = {
+                name: getattr(node, name) for name in _SAVED if getattr(node, name) != getattr(self._stored, name)
+            }
+            try:
+                for node_id in list(self._pins):
+                    self._store.update(self.work.owner, node_id, attachments=self._pins[node_id])
+                    del self._pins[node_id]
+                if changed:
+                    self._store.update(self.work.owner, node.id, **changed)
+            except StorageError as error:
+                # A full disk doesn't end the reply, but it isn't hidden. The next time writes all that is missing.
+                if self._unsaved is None:
+                    logger.warning("a reply could not be stored: %s", error)
+                self._unsaved = str(error)
+            else:
+                self._stored, self._unsaved = node, None
+            return node
+
+    def _end(self, _: asyncio.Task[None]) -> None:
+        self._tell()
+        self._on_done(self)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()

@@ -1,0 +1,200 @@
+"""Serving the page: one port, no services of others, an end that cleans up."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from starlette.middleware import Middleware
+
+from qwen35mm.assets import asset_path
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.errors import ConfigError
+from qwen35mm.web.app import MAX_WAITING_EVENTS, build_app
+from qwen35mm.web.chats import Chats
+from qwen35mm.web.people import PrivateCookie
+from qwen35mm.web.protocol import ChatBackend
+from qwen35mm.web.replies import GRACE_S
+from qwen35mm.web.security import OnlyThisMachine, SecurityHeaders
+from qwen35mm.web.sharing import is_shared
+from qwen35mm.web.theme import HEAD, make_theme
+from qwen35mm.web.tidying import keep_tidy
+
+# Where nothing is kept, a person who was last seen this long ago is forgotten, with uploads and conversations.
+FORGET_AFTER_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A page that is being served."""
+
+    app: gr.Blocks
+    url: str
+    chats: Chats
+    _stack: contextlib.ExitStack
+
+    def close(self) -> None:
+        """Ends the server and the replies in progress; what was written of them is stored."""
+        # A page in the middle of a reply would hold the server open longer than Gradio waits before it gives up. What
+        # uvicorn says about ending such a page is no news here.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        self.app.server.config.timeout_graceful_shutdown = 1
+        self.app.close(verbose=False)
+        self._stack.close()
+
+
+def serve(
+    backend: ChatBackend,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    data_dir: Path | None = None,
+    auth: Sequence[tuple[str, str]] = (),
+    max_replies: int | None = None,
+    max_waiting: int = MAX_WAITING_EVENTS,
+    grace_s: float = GRACE_S,
+) -> Server:
+    """Starts the page in threads of its own and returns.
+
+    Args:
+        backend: answers.
+        host, port: where; port 0 takes a free one.
+        data_dir: keeps the conversations; None keeps them until the end only.
+        auth: names and passwords of those who may log in; everybody may where there are none.
+        max_replies: a person's replies in progress at one time; None is 4, and 1 where strangers share the page.
+        max_waiting: requests of the page in line before more are refused.
+        grace_s: seconds after which a reply that no page watches is ended.
+
+    Raises:
+        ConfigError: the port or the address can't be used.
+        StorageError: the folder can't be used.
+    """
+    port = _claim_port(host, port)
+    # Its statistics, which nobody can see here, go through pandas at the end of every event.
+    os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
+    shared = is_shared(host)
+    stack = contextlib.ExitStack()
+    try:
+        folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qwen35mm-chats-")))
+        store = stack.enter_context(contextlib.closing(ConversationStore(folder)))
+        page = build_app(
+            backend,
+            store,
+            shared=shared,
+            username=(lambda cookies: _username(page.app, cookies)) if auth else None,
+            max_replies=max_replies or (1 if shared else 4),
+            max_waiting=max_waiting,
+            grace_s=grace_s,
+        )
+        stack.enter_context(keep_tidy(store, page.people, forget_after_s=FORGET_AFTER_S if data_dir is None else None))
+        middleware = [Middleware(SecurityHeaders), Middleware(PrivateCookie)]
+        if not shared:
+            middleware.insert(0, Middleware(OnlyThisMachine))
+        # Every service that Gradio offers besides is switched off by name: its environment variables could switch it
+        # on.
+        _, url, _ = page.app.launch(
+            server_name=host,
+            server_port=port,
+            prevent_thread_lock=True,
+            quiet=True,
+            inbrowser=False,
+            share=False,
+            show_error=False,
+            ssr_mode=False,
+            pwa=True,
+            favicon_path=asset_path("icon.svg"),
+            mcp_server=False,
+            enable_monitoring=False,
+            run_history=False,
+            # Files come by a route of their own.
+            max_file_size=1,
+            footer_links=[],
+            theme=make_theme(),
+            head=HEAD,
+            auth=list(auth) or None,
+            app_kwargs={"middleware": middleware, "routes": page.routes},
+        )
+    except BaseException:
+        stack.close()
+        raise
+    return Server(page.app, url, page.chats, stack)
+
+
+def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) -> None:
+    """Serves the page until Ctrl-C, SIGTERM or the terminal's end; prints its address. Options are `serve`'s.
+
+    Raises:
+        ConfigError: the port or the address can't be used.
+        StorageError: the folder for conversations can't be used.
+    """
+    server = serve(backend, **options)
+    try:
+        # From the moment that the address is known, every end is a clean one.
+        with _ends_as_interrupts(), contextlib.suppress(KeyboardInterrupt):
+            print(f"qwen35mm chats with {backend.loaded.name} on {server.url} (Ctrl-C ends it)", flush=True)
+            if open_browser:
+                import webbrowser
+
+                webbrowser.open(server.url)
+            threading.Event().wait()
+    finally:
+        server.close()
+
+
+def _username(app: gr.Blocks, cookies: Mapping[str, str]) -> str | None:
+    """Who is logged in, by Gradio's own cookies."""
+    server = app.app
+    names = (f"access-token-{server.cookie_id}", f"access-token-unsecure-{server.cookie_id}")
+    return next((server.tokens[cookies[name]] for name in names if cookies.get(name) in server.tokens), None)
+
+
+def _claim_port(host: str, port: int) -> int:
+    """The port to serve on, checked: Gradio would only say that it found none in a range."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        if sys.platform != "win32":
+            # As the server does; there, a port whose last connections still fade counts as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            raise ConfigError(
+                f"Port {port} on {host} can't be used ({error.strerror}). Another qwen35mm may be running there: "
+                f"end it, or take another port with --port {port + 1}, or `make chat PORT={port + 1}`."
+            ) from None
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _ends_as_interrupts() -> Iterator[None]:
+    """Lets a service manager, or closing the terminal, end the page as Ctrl-C does: what is to be kept, is kept.
+
+    Only a main thread may set signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # Windows has no SIGHUP; nohup ignores it, and that stands.
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    taken = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
+    previous = [(number, signal.signal(number, interrupt)) for number in taken]
+    try:
+        yield
+    finally:
+        for number, handler in previous:
+            signal.signal(number, handler)

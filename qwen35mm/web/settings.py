@@ -1,0 +1,166 @@
+"""The settings of a chat: plain JSON values from the page, checked, and what they mean for an answer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qwen35mm.errors import ConfigError
+from qwen35mm.sampling import SamplingParams
+from qwen35mm.web.protocol import ChatBackend
+from qwen35mm.web.say import say
+from qwen35mm_preprocess import MediaBudget
+
+MAX_SYSTEM_CHARS = 100_000
+
+
+@dataclass(frozen=True)
+class Field:
+    """A number that can be set; None leaves it to the checkpoint, or to the machine's defaults."""
+
+    low: float
+    high: float
+    step: float
+    label: dict[str, Any]
+    hint: dict[str, Any] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers make sense."""
+        return self.step >= 1 and self.step == int(self.step)
+
+
+SAMPLING = {
+    "temperature": Field(0, 2, 0.05, say("Temperature"), say("0 always takes the likeliest word.")),
+    "top_p": Field(0.01, 1, 0.01, say("Top p"), say("Keeps the likeliest words up to this share.")),
+    "top_k": Field(0, 200, 1, say("Top k"), say("Keeps this many words; 0 keeps all.")),
+    "min_p": Field(0, 1, 0.01, say("Min p"), say("Drops words less likely than this share of the likeliest.")),
+    "presence_penalty": Field(-2, 2, 0.1, say("Presence penalty"), say("Above 0 avoids words that were said already.")),
+    "repetition_penalty": Field(
+        0.5, 2, 0.05, say("Repetition penalty"), say("Above 1 avoids all words that are in the chat.")
+    ),
+}
+LENGTHS = {
+    "max_tokens": Field(1, 10**9, 1, say("Longest answer"), say("In tokens, thinking included.")),
+    "thinking_budget": Field(
+        0, 10**9, 1, say("Longest thinking"), say("In tokens; then it is ended and the answer begins.")
+    ),
+    "seed": Field(0, 2**53 - 1, 1, say("Seed"), say("The same seed repeats an answer.")),
+}
+MEDIA = {
+    "max_frames": Field(1, 100_000, 1, say("Frames of a video"), say("At most; fewer where the video is shorter.")),
+    "fps": Field(0.01, 60, 0.01, say("Frames a second")),
+    "max_image_tokens": Field(
+        3, 10**6, 1, say("Tokens of a picture"), say("At most; a larger picture is made smaller.")
+    ),
+    "max_video_tokens": Field(
+        3, 10**7, 1, say("Tokens of a video"), say("At most; fewer frames first, then smaller ones.")
+    ),
+}
+NUMBERS = {**SAMPLING, **LENGTHS, **MEDIA}
+NAMES = frozenset({*NUMBERS, "system", "thinking"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a person set, checked. `values` holds only what differs from the defaults."""
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, values: object) -> Settings:
+        """Checks what a page sent.
+
+        Raises:
+            ConfigError: a name is unknown, or a value is of the wrong type or out of range.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"Settings are an object of names and values; got {type(values).__name__}.")
+        unknown = sorted(str(name) for name in values if name not in NAMES)
+        if unknown:
+            raise ConfigError(f"There is no setting {_short(unknown[0])}; known are {', '.join(sorted(NAMES))}.")
+        return cls({name: _check(name, value) for name, value in values.items() if value is not None and value != ""})
+
+    @classmethod
+    def kept(cls, values: Mapping[str, Any]) -> Settings:
+        """What can be used of stored settings: an archive, or another version, may bring others."""
+        usable: dict[str, Any] = {}
+        for name, value in values.items():
+            with contextlib.suppress(ConfigError):
+                usable |= cls.read({name: value}).values
+        return cls(usable)
+
+    @property
+    def system(self) -> str:
+        """The system prompt; empty for none."""
+        return str(self.values.get("system", "")).strip()
+
+    def params(self, defaults: SamplingParams) -> SamplingParams:
+        """How to choose tokens, with a checkpoint's defaults where nothing is set."""
+        return defaults.with_overrides(**{name: self.values.get(name) for name in (*SAMPLING, *LENGTHS)})
+
+    def enable_thinking(self, default: bool) -> bool:
+        """Whether to think first."""
+        return bool(self.values.get("thinking", default))
+
+    def budget(self, default: MediaBudget) -> MediaBudget:
+        """What media may cost, with the machine's defaults where nothing is set."""
+        return replace(default, **{name: self.values[name] for name in MEDIA if name in self.values})
+
+
+def describe_settings(backend: ChatBackend) -> dict[str, Any]:
+    """Ranges, words and defaults of the settings for a model, as JSON values for the page."""
+    defaults = backend.loaded.generation
+    budget, video = backend.media.budget, backend.media.video_processing
+    shown = {
+        **{name: getattr(defaults, name) for name in (*SAMPLING, *LENGTHS)},
+        "max_frames": budget.max_frames or video.max_frames,
+        "fps": budget.fps or video.fps,
+        "max_image_tokens": budget.max_image_tokens,
+        "max_video_tokens": budget.max_video_tokens,
+        "thinking": backend.loaded.template.default_enable_thinking,
+    }
+    groups = {"sampling": SAMPLING, "length": LENGTHS, "media": MEDIA}
+    fields = {
+        name: {
+            "group": group,
+            "low": field.low,
+            "high": min(field.high, backend.context_length)
+            if name in ("max_tokens", "thinking_budget")
+            else field.high,
+            "step": field.step,
+            "label": field.label,
+            "hint": field.hint,
+        }
+        for group, members in groups.items()
+        for name, field in members.items()
+    }
+    return {"fields": fields, "defaults": shown}
+
+
+def _check(name: str, value: Any) -> Any:
+    if name == "system":
+        if not isinstance(value, str) or len(value) > MAX_SYSTEM_CHARS:
+            raise ConfigError(f"The system prompt must be a text of at most {MAX_SYSTEM_CHARS:,} characters.")
+        return value
+    if name == "thinking":
+        if not isinstance(value, bool):
+            raise ConfigError("Whether to think first is either true or false.")
+        return value
+    field = NUMBERS[name]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not field.low <= value <= field.high or (field.whole and value != int(value)):
+        kind = "a whole number" if field.whole else "a number"
+        label = field.label["text"]
+        raise ConfigError(
+            f"“{label}” must be {kind} from {field.low:,} to {field.high:,}, or empty; got {_short(value)}."
+        )
+    return int(value) if field.whole else float(value)
+
+
+def _short(value: object) -> str:
+    """A value as it came, for a message."""
+    shown = repr(value)
+    return shown if len(shown) <= 40 else shown[:40] + "…"

@@ -1,0 +1,54 @@
+"""Deletes what nobody needs any more, while the page is served."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.errors import StorageError
+from qwen35mm.web.people import People
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 300.0
+_SETTLED_S = 60.0
+
+
+@contextlib.contextmanager
+def keep_tidy(
+    store: ConversationStore, people: People, *, forget_after_s: float | None, interval_s: float = INTERVAL_S
+) -> Iterator[None]:
+    """Looks over the store every now and then.
+
+    Args:
+        forget_after_s: people who were last seen this long ago are forgotten with all that is theirs; None keeps them.
+    """
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(interval_s):
+            tidy(store, people, forget_after_s)
+
+    thread = threading.Thread(target=work, name="qwen35mm-tidying", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def tidy(store: ConversationStore, people: People, forget_after_s: float | None) -> None:
+    """Forgets people who are gone, and deletes files that no message and no draft holds."""
+    try:
+        if forget_after_s is not None:
+            for owner in people.gone_for(forget_after_s):
+                store.delete_owner(owner)
+                people.forget(owner)
+        # An upload that is being written down is not held yet.
+        store.collect_garbage(min_age_s=3600.0 if forget_after_s is None else _SETTLED_S)
+    except StorageError as error:
+        logger.warning("files could not be tidied: %s", error)

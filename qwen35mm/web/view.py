@@ -1,0 +1,95 @@
+"""A conversation as the page draws it: JSON values, with every answer rendered to safe HTML."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from qwen35mm.chat.tree import Attachment, Conversation, Node, Tree
+from qwen35mm.web.markdown import render_blocks
+from qwen35mm.web.prompting import prompt_path
+from qwen35mm.web.settings import Settings
+from qwen35mm.web.wording import describe_stats
+
+
+def conversation_line(conversation: Conversation) -> dict[str, Any]:
+    """A conversation in the sidebar."""
+    return {"id": conversation.id, "title": conversation.title, "updated_s": conversation.updated_s}
+
+
+def chat_view(conversation: Conversation, tree: Tree, running: Collection[str], context_length: int) -> dict[str, Any]:
+    """The branch that is shown, and where others leave it.
+
+    Args:
+        running: replies that are in progress in this process; one that says so and isn't was cut off by its end.
+    """
+    path = tree.path(conversation.head)
+    kept = {node.id for node in prompt_path(path, conversation.first)}
+    return {
+        "id": conversation.id,
+        "title": conversation.title,
+        "settings": dict(Settings.kept(conversation.settings).values),
+        "messages": [_message(node, tree, running, node.id in kept) for node in path],
+        "running": [node.id for node in path if node.id in running],
+        "context": {"used": _used(path), "length": context_length},
+    }
+
+
+def _message(node: Node, tree: Tree, running: Collection[str], kept: bool) -> dict[str, Any]:
+    siblings = [sibling.id for sibling in tree.siblings(node.id)]
+    at = siblings.index(node.id)
+    view: dict[str, Any] = {
+        "id": node.id,
+        "parent": node.parent,
+        "role": node.role,
+        "text": node.text,
+        "status": node.status,
+        "kept": kept,
+        "branch": {
+            "at": at + 1,
+            "of": len(siblings),
+            "previous": siblings[at - 1] if at > 0 else None,
+            "next": siblings[at + 1] if at + 1 < len(siblings) else None,
+        },
+    }
+    if node.role == "user":
+        return {**view, "attachments": [_attachment(attachment) for attachment in node.attachments]}
+    if node.status == "running" and node.id not in running:
+        view["status"] = "interrupted"
+    return {
+        **view,
+        "blocks": _blocks(node.text),
+        "reasoning": _blocks(node.reasoning),
+        "thinking_s": node.thinking_s,
+        "error": node.error,
+        "notes": list(node.notes),
+        "stats": describe_stats(node.stats),
+        "model": node.model,
+    }
+
+
+def _attachment(attachment: Attachment) -> dict[str, Any]:
+    plan = attachment.plan
+    return {
+        "digest": attachment.digest,
+        "kind": attachment.kind,
+        "name": attachment.name,
+        "num_bytes": attachment.num_bytes,
+        "size": list(plan.source_size) if plan is not None else None,
+    }
+
+
+def _used(path: Sequence[Node]) -> int:
+    """Tokens of the context that the branch takes, as far as its last finished answer knows."""
+    for node in reversed(path):
+        counts = [(node.stats or {}).get(name) for name in ("num_prompt_tokens", "num_generated_tokens")]
+        known = [count for count in counts if isinstance(count, int)]
+        if len(known) == len(counts):
+            return sum(known)
+    return 0
+
+
+@functools.lru_cache(maxsize=1024)
+def _blocks(text: str) -> list[str]:
+    return render_blocks(text) if text else []

@@ -1,0 +1,176 @@
+"""What the page says of the work in progress, and of what an answer cost."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qwen35mm.chat.tree import Node
+from qwen35mm.engine.events import Progress, Result
+from qwen35mm.web.say import Said, decimal, percent, say, size
+
+# Why nothing, or no more, came from the cache.
+_MISSED = {
+    "new content": say("the rest is new"),
+    "evicted": say("more had been evicted"),
+    "different media": say("other pictures stand in the rest"),
+    "other model": say("more is another model's"),
+}
+_READING = {
+    "image": say("Reading image"),
+    "images": say("Reading images"),
+    "video": say("Reading video"),
+    "both": say("Reading images and videos"),
+}
+_ENCODING = {
+    "image": say("Encoding image"),
+    "images": say("Encoding images"),
+    "video": say("Encoding video"),
+    "both": say("Encoding images and videos"),
+}
+_COUNTS = (
+    "num_prompt_tokens",
+    "num_generated_tokens",
+    "num_cached_tokens",
+    "num_encoded_units",
+    "num_cached_units",
+    "cache_bytes",
+)
+
+
+def work_of(node: Node, progress: Progress | None, path: Sequence[Node]) -> dict[str, Any] | None:
+    """What is going on for a reply, `{"label", "share"}`; `share` is None where no share of it is known."""
+    if node.status != "running":
+        return None
+    if progress is None:
+        label = say("Writing") if node.text else say("Thinking") if node.reasoning else say("Getting ready")
+        share = None
+    else:
+        label, share = _phase(progress, path)
+    return {"label": label, "share": share}
+
+
+def stats_of(result: Result) -> dict[str, Any]:
+    """The numbers of a finished reply that are kept with it; JSON values."""
+    cache = result.cache
+    return {
+        "num_prompt_tokens": result.num_prompt_tokens,
+        "num_generated_tokens": result.num_generated_tokens,
+        "tokens_per_s": result.decode_tokens_per_s,
+        "ttft_s": result.ttft_s,
+        "seed": result.seed,
+        "num_cached_tokens": cache.num_cached_tokens,
+        "cached_from": dict(cache.cached_from),
+        "miss": cache.miss,
+        "num_encoded_units": cache.num_encoded_units,
+        "num_cached_units": cache.num_cached_units,
+        "prefill_s": cache.prefill_s,
+        "decode_s": cache.decode_s,
+        "cache_bytes": cache.cache_bytes,
+    }
+
+
+def describe_stats(stats: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a reply cost: a line, as parts, and details as names and values; None where its numbers can't be read."""
+    try:
+        return _describe(stats) if stats else None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None  # an archive may bring any object
+
+
+def describe_memory(memory: Mapping[str, int]) -> dict[str, Any]:
+    """A line on what the cache holds of its budgets, and the fullest one's share."""
+    parts, shares = [], [0.0]
+    for name in ("kv", "states", "vision"):
+        used, budget = memory.get(f"{name}_bytes", 0), memory.get(f"{name}_budget_bytes", 0)
+        if budget:
+            parts.append(_held(name, size(used), size(budget)))
+            shares.append(used / budget)
+    return {"words": say("Cache: {parts}", parts=_listed(parts)), "share": min(max(shares), 1.0)}
+
+
+def tokens(number: int) -> Said:
+    """A number of tokens; none and one have words of their own, since languages count them differently."""
+    if number == 0:
+        return say("no tokens")
+    return say("1 token") if number == 1 else say("{n} tokens", n=number)
+
+
+def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:
+    # A string or an object in a number's place would go unnoticed to the page.
+    counts = {name: operator.index(stats[name]) for name in _COUNTS}
+    num_generated, speed, ttft = counts["num_generated_tokens"], stats["tokens_per_s"], stats["ttft_s"]
+    num_prompt, num_cached = counts["num_prompt_tokens"], counts["num_cached_tokens"]
+    line = [tokens(num_generated)]
+    rows: list[tuple[Said, Said]] = [(say("Answer"), tokens(num_generated))]
+    if speed is not None:
+        line.append(say("{n} tokens/s", n=decimal(speed, 1)))
+        words = say("{n} tokens a second, {s} s", n=decimal(speed, 1), s=decimal(stats["decode_s"], 1))
+        rows.append((say("Speed"), words))
+    if ttft is not None:
+        rows.append((say("First token after"), say("{s} s", s=decimal(ttft, 2))))
+        line.append(say("first after {s} s", s=decimal(ttft, 1)))
+    if num_cached:
+        line.append(say("{n} of {m} prompt tokens cached", n=num_cached, m=num_prompt))
+    else:
+        line.append(say("prompt of {tokens}", tokens=tokens(num_prompt)))
+    computed = say("{tokens}, {n} of them computed", tokens=tokens(num_prompt), n=num_prompt - num_cached)
+    rows.append((say("Prompt"), computed))
+    rows.append((say("From the cache"), _cached(num_cached, stats["cached_from"], _MISSED.get(stats["miss"] or ""))))
+    if counts["num_encoded_units"] or counts["num_cached_units"]:
+        words = say("{a} encoded, {b} kept before", a=counts["num_encoded_units"], b=counts["num_cached_units"])
+        rows.append((say("Pictures and clips"), words))
+    rows.append((say("Memory"), size(counts["cache_bytes"])))
+    if stats.get("seed") is not None:
+        rows.append((say("Seed"), str(stats["seed"])))
+    return {"line": line, "rows": rows}
+
+
+def _cached(num_cached: int, cached_from: Mapping[str, Any], miss: Said | None) -> Said:
+    if not num_cached:
+        return say("nothing: {why}", why=miss) if miss else say("nothing")
+    found = _listed([_in_tier(tier, operator.index(num)) for tier, num in cached_from.items() if num])
+    if miss:
+        return say("{tokens} ({found}); {why}", tokens=tokens(num_cached), found=found, why=miss)
+    return say("{tokens} ({found})", tokens=tokens(num_cached), found=found)
+
+
+def _in_tier(tier: str, number: int) -> Said:
+    return {
+        "device": say("{n} in memory", n=number),
+        "host": say("{n} in the machine's memory", n=number),
+        "disk": say("{n} on disk", n=number),
+    }[tier]
+
+
+def _held(name: str, used: Said, budget: Said) -> Said:
+    return {
+        "kv": say("keys and values {used} of {budget}", used=used, budget=budget),
+        "states": say("states {used} of {budget}", used=used, budget=budget),
+        "vision": say("pictures {used} of {budget}", used=used, budget=budget),
+    }[name]
+
+
+def _listed(parts: Sequence[Said]) -> Said:
+    if not parts:
+        return say("nothing")
+    return functools.reduce(lambda first, rest: say("{first}, {rest}", first=first, rest=rest), parts)
+
+
+def _phase(progress: Progress, path: Sequence[Node]) -> tuple[Said, float | None]:
+    done, total = progress.done, progress.total
+    if progress.phase == "wait":
+        return (say("Waiting in line, {n} ahead", n=done) if done else say("Waiting in line")), None
+    share = min(done / total, 1.0) if total else None
+    if progress.phase == "prefill":
+        return say("{work}, {done}/{total} tokens", work=say("Reading the prompt"), done=done, total=total), share
+    kinds = [attachment.kind for node in path[-1:] for attachment in node.attachments if attachment.kind != "text"]
+    video = "video" in kinds
+    name = ("video" if video else "image") if len(kinds) == 1 else "both" if video else "images"
+    if progress.phase == "encode":
+        return say("{work}, {share}", work=_ENCODING[name], share=percent(share or 0.0)), share
+    if video and total > 1:
+        return say("{work}, {done}/{total} frames", work=_READING[name], done=done, total=total), share
+    return _READING[name], share

@@ -1,0 +1,318 @@
+"""A server that fails, stalls, closes, and sends nonsense: what is tried again, what is said at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from email.utils import formatdate
+
+import pytest
+
+from qwen35mm.backends.remote import RemoteTimeouts
+from qwen35mm.backends.remote.faults import FaultWriter
+from qwen35mm.backends.remote.retries import MAX_RETRY_AFTER_S, Backoff, read_retry_after
+from qwen35mm.engine import TextDelta
+from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
+from qwen35mm.prompt import Message, Text
+from qwen35mm.sampling import SamplingParams
+from tests.backends.remote.asking import Asker, events_of, until
+from tests.backends.remote.server import (
+    Act,
+    Handler,
+    ModelServer,
+    answers,
+    chunk,
+    closes,
+    event,
+    fails,
+    pieces,
+    sends,
+    stalls,
+)
+
+# Short only where the server stalls on purpose: a busy machine stalls, too.
+SHORT = RemoteTimeouts(first_s=0.3, silence_s=0.2)
+LONG = RemoteTimeouts(first_s=30.0, silence_s=30.0)
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
+async def test_what_passes_is_tried_again(server: ModelServer, asker: Asker, status: int) -> None:
+    server.acts = [fails(status, {"error": {"message": "not now"}})] * 3
+    assert (await asker.ask()).text == "A red square."
+    assert asker.waits_s == [0.5, 1.0, 2.0]
+    assert len(server.bodies) == 4
+    assert all(body == server.bodies[0] for body in server.bodies)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "message"),
+    [
+        (429, QueueFullError, 'too many requests already: "not now".*tried 2 times'),
+        (500, EngineError, "failed with 500 .*not now.*tried 2 times"),
+        (503, EngineError, "failed with 503 .*not now.*tried 2 times"),
+        (408, RequestTimeoutError, "gave up waiting.*tried 2 times"),
+    ],
+)
+async def test_after_the_last_attempt_the_error_says_what_the_server_said(
+    server: ModelServer, asker: Asker, status: int, kind: type[Qwen35mmError], message: str
+) -> None:
+    server.otherwise = fails(status, {"error": {"message": "not now"}})
+    with pytest.raises(kind, match=message):
+        await asker.ask(max_attempts=2)
+    assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"error": {"message": "the context is 4096 tokens"}}, "the context is 4096 tokens"),
+        ({"error": "the context is 4096 tokens"}, "the context is 4096 tokens"),
+        ({"object": "error", "message": "the context is 4096 tokens", "code": 400}, "the context is 4096 tokens"),
+        ({"detail": "the context is 4096 tokens"}, "the context is 4096 tokens"),
+        ({"detail": [{"loc": ["body", "n"], "msg": "too large", "input": "x"}]}, "body.n: too large"),
+        (b"plain words\x1b[31m\r\nand more", "plain words [31m and more"),
+        ({"error": {"message": "long " * 1000}}, "long " * 60 + "..."),
+    ],
+)
+async def test_a_refusal_is_not_repeated_and_is_said_safely(
+    server: ModelServer, asker: Asker, body: object, said: str
+) -> None:
+    server.acts = [fails(400, body)]
+    with pytest.raises(RequestError) as caught:
+        await asker.ask()
+    assert str(caught.value) == f'The server at {server.host} refused the request with 400 (Bad Request): "{said}".'
+    assert (len(server.bodies), asker.waits_s) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (fails(401, {"error": {"message": "no"}}), "Check the API key"),
+        (fails(403, b"<html>no</html>"), r"403 \(Forbidden\)\. Check the API key"),
+        (fails(404, {"detail": "Not Found"}), "usually ends in /v1, and the model's name"),
+        (fails(413), "Send smaller or fewer media"),
+        (fails(307, b"", Location="http://elsewhere/"), "points to another address"),
+        (fails(200, b"<html>Log in</html>", Content_Type="text/html"), "doesn't speak OpenAI's API.*text/html"),
+        (fails(200, {"choices": []}), "doesn't speak OpenAI's API.*application/json"),
+        (sends([event(chunk(finish_reason="content_filter"))]), "withheld"),
+        (sends([event({"error": {"message": "too long", "code": 400}})]), "400 .*too long"),
+    ],
+)
+async def test_what_will_not_pass_is_an_error_at_once(
+    server: ModelServer, asker: Asker, act: Act, message: str
+) -> None:
+    server.acts = [act]
+    with pytest.raises(RequestError, match=message):
+        await asker.ask()
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # The words of the server of transformers, then those of others.
+        {"detail": "Unexpected fields in the request: {'top_k', 'min_p'}"},
+        {"error": {"message": "Unknown parameter: 'top_k', 'min_p'."}},
+        {"detail": [{"loc": ["body", name], "msg": "Extra inputs are not permitted"} for name in ("top_k", "min_p")]},
+        {"error": {"message": "top_k and min_p are unsupported"}},
+    ],
+)
+async def test_a_parameter_that_the_server_does_not_know_is_named(
+    server: ModelServer, asker: Asker, body: object
+) -> None:
+    server.acts = [fails(422, body)]
+    with pytest.raises(RequestError, match=r"doesn't know top_k and min_p.*at its default"):
+        await asker.ask(params=SamplingParams(top_k=20, min_p=0.1))
+
+
+async def test_a_parameter_that_is_only_mentioned_gets_no_advice(server: ModelServer, asker: Asker) -> None:
+    said = "This model's context is 4096 tokens; max_tokens is 8192. Reduce the input or max_tokens"
+    server.acts = [fails(400, {"error": {"message": said}})]
+    with pytest.raises(RequestError) as caught:
+        await asker.ask(params=SamplingParams(max_tokens=8192))
+    assert str(caught.value) == f'The server at {server.host} refused the request with 400 (Bad Request): "{said}".'
+
+
+STALLING: dict[str, Act] = {
+    "stalls before its headers": stalls,
+    "stalls after its headers": sends([], then=stalls),
+    "stalls amid the answer": sends(pieces(["A ", "blue "])[:3], then=stalls),
+}
+BROKEN: dict[str, Act] = {
+    "closes before an answer": closes,
+    "closes amid the answer": sends(pieces(["A ", "blue "])[:3], then=closes),
+    "ends too early": sends(pieces(["A ", "blue "])[:3]),
+    "closes within a character": sends(
+        [*pieces(["A "])[:2], b'data: {"choices": [{"delta": {"content": "\xc3'], then=closes
+    ),
+    "sends no JSON": sends([*pieces(["A "])[:2], b"data: {broken\n\n"]),
+    "sends no UTF-8": sends([b"data: \xff\xfe\n\n"]),
+    "sends other objects": sends([event([1, 2]), b"data: [DONE]\n\n"]),
+    "sends odd chunks": sends([event({"choices": [{"delta": "text"}]})]),
+    "sends endless lines": sends([b"data: " + b"x" * 2**19] * 4),
+    "is done without a reason": sends([*pieces(["A "])[:2], b"data: [DONE]\n\n"]),
+    "aborts": sends([*pieces(["A "])[:2], event(chunk(finish_reason="abort"))]),
+    "fails amid the answer": sends([*pieces(["A "])[:2], event({"error": {"message": "CUDA", "code": 500}})]),
+    "ends in a list": sends([event({"choices": [{"delta": {"content": "A"}, "finish_reason": ["stop"]}]})]),
+    "fails amid the answer in a word": sends([*pieces(["A "])[:2], event({"error": "CUDA"})]),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_an_answer_that_breaks_is_asked_for_again_and_never_doubled(
+    server: ModelServer, asker: Asker, name: str
+) -> None:
+    server.acts = [BROKEN[name], BROKEN[name]]
+    assert (await asker.ask(timeouts=LONG)).text == "A red square."
+    assert (len(server.bodies), len(asker.waits_s)) == (3, 2)
+
+
+@pytest.mark.parametrize("name", STALLING)
+async def test_an_answer_that_stalls_is_asked_for_again_and_never_doubled(
+    server: ModelServer, asker: Asker, name: str
+) -> None:
+    server.acts = [STALLING[name]]
+    result = await asker.ask(timeouts=RemoteTimeouts(first_s=1.0, silence_s=1.0))
+    # On a busy machine a good answer may seem to stall, too.
+    assert (result.text, len(server.bodies) >= 2, len(asker.waits_s) >= 1) == ("A red square.", True, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("closes before an answer", EngineError, "broke off the connection"),
+        ("closes amid the answer", EngineError, "broke off the connection"),
+        ("ends too early", EngineError, "damaged answer: it ended before the reply was finished"),
+        ("stalls before its headers", RequestTimeoutError, r"sent nothing for 0\.3 s"),
+        ("stalls after its headers", RequestTimeoutError, r"sent nothing for 0\.3 s"),
+        ("stalls amid the answer", RequestTimeoutError, r"fell silent for 0\.4 s amid"),
+        ("closes within a character", EngineError, "broke off the connection"),
+        ("sends endless lines", EngineError, "damaged answer: a line of more than"),
+        ("sends no JSON", EngineError, "damaged answer: an event that isn't JSON"),
+        ("aborts", EngineError, "damaged answer: it ended with the reason 'abort'"),
+        ("ends in a list", EngineError, "damaged answer: a finish_reason that is a list"),
+        ("fails amid the answer in a word", EngineError, r'failed with 500 \(Internal Server Error\): "CUDA"'),
+    ],
+)
+async def test_what_is_said_of_an_answer_that_broke(
+    server: ModelServer, asker: Asker, name: str, kind: type[Qwen35mmError], message: str
+) -> None:
+    server.acts = [(BROKEN | STALLING)[name]]
+    timeouts = LONG
+    if name in STALLING:
+        # Its first words need longer than one moment on a busy machine where it is their silence that counts.
+        timeouts = RemoteTimeouts(first_s=30.0, silence_s=0.4) if "amid" in name else SHORT
+    with pytest.raises(kind, match=rf"{message}.*It was tried once\."):
+        await asker.ask(timeouts=timeouts, max_attempts=1)
+
+
+def test_an_error_in_nothing_but_brackets_has_no_words() -> None:
+    error: object = "CUDA"
+    for _ in range(5000):
+        error = {"error": [error]}
+    fault = FaultWriter("host", []).of_stream_error(error, ())
+    assert str(fault) == "The server at host failed with 500 (Internal Server Error). Look at its log."
+
+
+async def test_a_count_without_measure_is_none(server: ModelServer, asker: Asker) -> None:
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 1' + b"0" * 400 + b"}}\n\n"
+    parts = pieces(["A ", "red"])
+    server.acts = [sends([*parts[:-2], usage, parts[-1]], pause_s=0.01)]
+    result = await asker.ask()
+    assert (result.text, result.num_generated_tokens, result.decode_tokens_per_s) == ("A red", 0, None)
+
+
+async def test_text_that_was_given_out_is_not_asked_for_again(server: ModelServer, asker: Asker) -> None:
+    server.acts = [fails(503), BROKEN["closes amid the answer"]]
+    texts: list[str] = []
+
+    async def read() -> None:
+        async for item in asker.backend().stream(_question(), whole=False):
+            texts.extend([item.text] if isinstance(item, TextDelta) else [])
+
+    with pytest.raises(EngineError, match="broke off"):
+        await read()
+    assert (texts, len(server.bodies)) == (["A ", "blue "], 2)
+
+
+async def test_comments_keep_a_slow_answer_alive(server: ModelServer, asker: Asker) -> None:
+    slow = [part for piece in pieces(["Red."]) for part in (piece, b": ping\n\n", b": ping\r\n\r\n")]
+    server.acts = [sends(slow, pause_s=0.2)]
+    # Three pauses lie between two pieces, and one between two signs of life.
+    assert (await asker.ask(timeouts=RemoteTimeouts(first_s=30.0, silence_s=0.5))).text == "Red."
+    assert asker.waits_s == []
+
+
+async def test_the_whole_time_ends_even_an_answer_that_never_does(server: ModelServer, asker: Asker) -> None:
+    server.otherwise = sends(pieces(["la "] * 10000), pause_s=0.01)
+    start_s = time.monotonic()
+    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 1 s"):
+        await asker.ask(timeout_s=1.0)
+    with pytest.raises(RequestTimeoutError, match=r"no whole answer within 0\.5 s"):
+        await events_of(asker.backend(), timeout_s=0.5)
+    assert time.monotonic() - start_s < 30
+    await until(lambda: len(server.bodies) == 2)
+
+
+async def test_a_wait_that_the_whole_time_does_not_allow_is_not_begun(server: ModelServer, asker: Asker) -> None:
+    server.otherwise = fails(503, {"error": "loading"}, Retry_After="60")
+    with pytest.raises(EngineError, match=r"loading.*It was tried once"):
+        await asker.ask(timeout_s=30)
+    assert asker.waits_s == []
+
+
+async def test_retry_after_is_obeyed_and_capped(server: ModelServer, asker: Asker) -> None:
+    date = formatdate(time.time() + 40, usegmt=True)
+    server.acts = [fails(429, None, Retry_After=value) for value in ("7", date, "86400", "soon")]
+    await asker.ask(timeout_s=3600)
+    seconds, until, capped, backoff = asker.waits_s
+    assert (seconds, capped, backoff) == (7.0, MAX_RETRY_AFTER_S, 4.0)
+    assert 35 < until <= 40
+
+
+def test_waits_double_and_spread() -> None:
+    backoff = Backoff(first_s=1.0, max_s=10.0)
+    assert [backoff.delay_s(n, 1.0) for n in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 8, 10, 10]
+    assert [backoff.delay_s(n, 0.0) for n in (1, 2, 5)] == [0.5, 1, 5]
+    assert backoff.delay_s(5, 1.0, retry_after_s=3.0) == 10
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("12", 12.0),
+        ("1.5", 1.5),
+        ("-3", 0.0),
+        ("nan", None),
+        ("inf", None),
+        ("soon", None),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0),
+        ("Thu, 01 Jan 1970 00:01:40 -0000", 60.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("Mon, 99999999999999999999 Jan 2020 00:00:00 GMT", None),
+        ("Mon, 01 Jan 2020 00:00:00 +99999999999999999999", None),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert read_retry_after(value, 40.0) == seconds
+
+
+async def test_one_failure_is_not_the_others(server: ModelServer, asker: Asker) -> None:
+    def act(handler: Handler) -> None:
+        name = handler.server.bodies[-1]["messages"][0]["content"]
+        (fails(400, {"error": "no"}) if "bad" in name else answers([json.dumps(name)]))(handler)
+
+    server.otherwise = act
+    backend = asker.backend(max_concurrent=1)
+    asked = [events_of(backend, _question(name)) for name in ("one", "bad", "three")]
+    first, second, third = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(second, RequestError)
+    assert not isinstance(first, BaseException)
+    assert not isinstance(third, BaseException)
+
+
+def _question(text: str = "What?") -> list[Message]:
+    return [Message("user", (Text(text),))]

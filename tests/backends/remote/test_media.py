@@ -1,0 +1,205 @@
+"""What a server receives of pictures and videos."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as PILImage
+
+from qwen35mm.backends.remote.media import default_media, encode_medium
+from qwen35mm.engine import MediaPlanned, Progress
+from qwen35mm.errors import PromptError
+from qwen35mm.prompt import Image, Message, Text, Video
+from qwen35mm_preprocess import MediaBudget, MediaDecodeError, MediaError, MediaLimits, MediaSourceError
+from qwen35mm_preprocess.image import load_image, probe_image
+from tests.backends.remote.asking import Asker, events_of
+from tests.backends.remote.server import ModelServer
+from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene, scene_index
+
+LIMITS = MediaLimits()
+PHOTO = PILImage.open(PHOTOGRAPHS / "rocket.jpg").convert("RGB").crop((0, 0, 160, 120))
+
+
+def uri_bytes(uri: str) -> tuple[str, bytes]:
+    head, _, data = uri.partition(";base64,")
+    return head, base64.b64decode(data, validate=True)
+
+
+def picture(part: dict[str, Any]) -> PILImage.Image:
+    """The picture of a content part, as a decoder sees it that knows nothing but pixels."""
+    assert part["type"] == "image_url"
+    return PILImage.open(io.BytesIO(uri_bytes(part["image_url"]["url"])[1]))
+
+
+def encoded(source: Any, budget: MediaBudget | None = None) -> dict[str, Any]:
+    """The one part of a picture."""
+    (part,) = encode_medium(Image(source), default_media(budget, None, "frames"), "frames").parts
+    return part
+
+
+def same(part: dict[str, Any], source: Any) -> bool:
+    sent = picture(part)
+    return sent.mode == "RGB" and np.array_equal(np.asarray(sent), np.asarray(load_image(source, LIMITS)))
+
+
+async def test_a_picture_arrives_as_it_is(server: ModelServer, asker: Asker, tmp_path: Path) -> None:
+    path = tmp_path / "photo.png"
+    path.write_bytes(encode_image(PHOTO, "JPEG"))
+    events = await events_of(asker.backend(), [Message("user", (Image(path), Text("What is this?")))])
+    image, text = server.bodies[0]["messages"][0]["content"]
+    assert uri_bytes(image["image_url"]["url"]) == ("data:image/jpeg", path.read_bytes())
+    assert text == {"type": "text", "text": "What is this?"}
+    assert events[0] == Progress("read", 0, 1)
+    (planned,) = (event for event in events if isinstance(event, MediaPlanned))
+    assert planned.plans[0].source_size == (120, 160)
+
+
+def test_files_that_every_decoder_reads_alike_go_out_unchanged() -> None:
+    for format, mode in (("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "L")):
+        data = encode_image(PHOTO.convert(mode), format)
+        assert uri_bytes(encoded(data)["image_url"]["url"]) == (f"data:image/{format.lower()}", data)
+
+
+def turned_jpeg() -> bytes:
+    exif = PILImage.Exif()
+    exif[0x0112] = 6
+    return encode_image(PHOTO, "JPEG", exif=exif.tobytes())
+
+
+def half_clear_png() -> bytes:
+    picture = PHOTO.convert("RGBA")
+    picture.putalpha(PILImage.linear_gradient("L").resize(picture.size))
+    return encode_image(picture, "PNG")
+
+
+LOSSLESS = {
+    "alpha": half_clear_png(),
+    "transparent colour": encode_image(PHOTO, "PNG", transparency=PHOTO.getpixel((0, 0))),
+    "palette": encode_image(PHOTO.quantize(), "PNG"),
+    "16 bits": encode_image(PILImage.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64) * 16), "PNG"),
+    "WebP": encode_image(PHOTO, "WEBP"),
+    "GIF": encode_image(PHOTO, "GIF"),
+    "BMP": encode_image(PHOTO, "BMP"),
+    "TIFF": encode_image(PHOTO, "TIFF"),
+    "animated PNG": encode_image(PHOTO, "PNG", save_all=True, append_images=[PHOTO.rotate(180)]),
+}
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_what_decoders_read_in_different_ways_is_decoded_here(name: str) -> None:
+    part = encoded(LOSSLESS[name])
+    assert uri_bytes(part["image_url"]["url"])[0] == "data:image/png"
+    assert same(part, LOSSLESS[name])
+    assert not probe_image(LOSSLESS[name], LIMITS).is_plain or name in ("WebP", "BMP", "TIFF")
+
+
+def test_a_turned_photograph_is_sent_upright() -> None:
+    sent = picture(encoded(turned_jpeg()))
+    assert (sent.size, sent.getexif().get(0x0112)) == ((120, 160), None)
+    difference = np.asarray(sent, float) - np.asarray(load_image(turned_jpeg(), LIMITS), float)
+    assert np.abs(difference).mean() < 3
+
+
+def test_a_pil_image_is_sent_whole() -> None:
+    assert same(encoded(PHOTO), PHOTO)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_a_large_picture_is_made_as_small_as_the_budget_says(format: str) -> None:
+    data = encode_image(PHOTO.resize((640, 480)), format)
+    part = encoded(data, MediaBudget(max_image_tokens=82))
+    sent = picture(part)
+    assert uri_bytes(part["image_url"]["url"])[0] == f"data:image/{format.lower()}"
+    assert sent.size == (320, 224)
+    difference = np.asarray(sent, float) - np.asarray(load_image(data, LIMITS).resize(sent.size), float)
+    assert np.abs(difference).mean() < 4
+    # At the limit nothing is touched.
+    assert uri_bytes(encoded(data, MediaBudget(max_image_tokens=300))["image_url"]["url"])[1] == data
+
+
+def test_bad_pictures_are_never_sent(tmp_path: Path) -> None:
+    data = encode_image(PHOTO, "JPEG")
+    small = default_media(None, MediaLimits(max_source_pixels=100), "frames")
+    with pytest.raises(MediaDecodeError, match="cut off"):
+        encoded(data[: len(data) // 2])
+    with pytest.raises(MediaError, match="at most"):
+        encode_medium(Image(data), small, "frames")
+    with pytest.raises(MediaSourceError, match="no such file"):
+        encoded(tmp_path / "nothing.png")
+
+
+async def test_a_bad_picture_fails_before_the_server_is_asked(server: ModelServer, asker: Asker) -> None:
+    with pytest.raises(MediaDecodeError):
+        await asker.ask([Message("user", (Image(encode_image(PHOTO, "PNG")[:200]),))])
+    assert server.bodies == []
+
+
+async def test_a_prepared_medium_cannot_be_sent(asker: Asker) -> None:
+    prepared = default_media(None, None, "frames").prepare(PHOTO)
+    with pytest.raises(MediaSourceError, match="Pass its file"):
+        await asker.ask([Message("user", (Image(prepared),))])
+
+
+async def test_a_medium_that_is_encoded_already_is_sent_as_it_is(server: ModelServer, asker: Asker) -> None:
+    medium = encode_medium(Image(PHOTO), default_media(None, None, "frames"), "frames")
+    await asker.ask([Message("user", (Image(medium),))])
+    assert server.bodies[0]["messages"][0]["content"] == list(medium.parts)
+    with pytest.raises(PromptError, match="prepared as image"):
+        Video(medium)
+
+
+async def test_a_video_arrives_as_frames_with_their_times(server: ModelServer, asker: Asker) -> None:
+    video = encode_video([scene(index, (96, 128)) for index in range(30)], fps=10)
+    events = await events_of(asker.backend(), [Message("user", (Video(video), Text("What happens?")))])
+    (planned,) = (event for event in events if isinstance(event, MediaPlanned))
+    plan = planned.plans[0]
+    *frames, question = server.bodies[0]["messages"][0]["content"]
+    assert question["text"] == "What happens?"
+    assert plan.frame_times_s is not None
+    assert [part["text"] for part in frames[::2]] == [f"<{time:.1f} seconds>" for time in plan.frame_times_s]
+    shown = [scene_index(np.asarray(picture(part))) for part in frames[1::2]]
+    assert shown == list(plan.frame_indices or ())
+    assert len(shown) == 6
+    assert picture(frames[1]).size == (128, 96)
+    assert (plan.duration_s, plan.grid_thw.t) == (3.0, 6)
+
+
+def test_frames_are_few_and_small_enough_for_the_budget() -> None:
+    video = Video(encode_video([scene(index, (192, 256)) for index in range(30)], fps=1))
+    medium = encode_medium(video, default_media(MediaBudget(max_frames=5), None, "frames"), "frames")
+    assert len(medium.parts) == 10
+    medium = encode_medium(video, default_media(MediaBudget(max_video_tokens=300), None, "frames"), "frames")
+    sizes = {picture(part).size for part in medium.parts[1::2]}
+    assert sizes == {(medium.plan.size[1], medium.plan.size[0])}
+    assert medium.plan.num_prompt_tokens <= 300
+
+
+def test_unreadable_frames_are_left_out_and_told() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (30, 48, 64, 3), np.uint8)
+    data = bytearray(encode_video(list(noise), codec="mjpeg", container="mov"))
+    start, step = data.index(b"mdat"), len(data) // 30
+    data[start + 12 * step : start + 18 * step] = bytes(6 * step)
+    media = default_media(MediaBudget(fps=10), None, "frames")
+    medium = encode_medium(Video(bytes(data)), media, "frames")
+    kept = len(medium.plan.frame_indices or ())
+    assert 20 <= kept < 28
+    assert medium.plan.grid_thw.t == len(medium.parts) // 2 == kept
+    assert medium.warnings == (f"{30 - kept} of 30 frames could not be decoded and are left out.",)
+    start, stop = data.index(b"mdat") + 4, data.index(b"moov") - 4
+    data[start:stop] = bytes(stop - start)
+    with pytest.raises(MediaDecodeError, match="none of its frames is readable"):
+        encode_medium(Video(bytes(data)), media, "frames")
+
+
+async def test_a_video_can_be_sent_whole(server: ModelServer, asker: Asker) -> None:
+    for container, codec, media_type in (("mp4", "libx264", "video/mp4"), ("webm", "libvpx", "video/webm")):
+        video = encode_video([scene(index) for index in range(8)], container=container, codec=codec)
+        await asker.ask([Message("user", (Video(video),))], video="video_url")
+        (part,) = server.bodies[-1]["messages"][0]["content"]
+        assert part["type"] == "video_url"
+        assert uri_bytes(part["video_url"]["url"]) == (f"data:{media_type}", video)

@@ -1,0 +1,84 @@
+"""Server-sent events from bytes that are cut anywhere, and the chunks in them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35mm.backends.remote.wire import DamageError, Delta, EventReader, count, read_chunk, read_models
+
+
+def read(*parts: bytes) -> list[str]:
+    reader = EventReader()
+    return [data for part in parts for data in reader.feed(part)] + list(reader.end())
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_every_line_end_comments_and_other_fields(end: bytes) -> None:
+    lines = [b": ping", b"event: message", b"id: 3", b"data: one", b"", b"data:two", b"data: lines", b"", b"retry", b""]
+    assert read(end.join(lines) + end) == ["one", "two\nlines"]
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), min_size=1), max_size=5),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    st.lists(st.integers(0, 200), max_size=12),
+)
+def test_wherever_the_bytes_are_cut(texts: list[str], end: bytes, cuts: list[int]) -> None:
+    stream = b"".join(b"data: " + text.encode() + end + end for text in texts)
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    assert read(*(stream[a:b] for a, b in pairwise(places))) == texts
+
+
+def test_each_byte_by_itself_with_a_byte_order_mark() -> None:
+    stream = b"\xef\xbb\xbfdata: \xc3\xa9\xf0\x9f\x90\x88\r\n\r\ndata: [DONE]\r\n\r\n"
+    assert read(*(stream[at : at + 1] for at in range(len(stream)))) == ["é🐈", "[DONE]"]
+
+
+def test_a_line_end_that_is_cut_in_two_is_one() -> None:
+    assert read(b"data: one\r", b"\ndata: line\r", b"\n\r", b"\n") == ["one\nline"]
+
+
+def test_the_last_event_may_lack_its_empty_line() -> None:
+    assert read(b"data: one\n\ndata: two") == ["one", "two"]
+
+
+def test_a_line_without_an_end_and_wrong_bytes_are_damage() -> None:
+    with pytest.raises(DamageError, match="more than 1,048,576 bytes"):
+        read(*[b"x" * 65536] * 17)
+    with pytest.raises(DamageError, match="UTF-8"):
+        read(b"data: \xc3\n\n")
+
+
+def test_half_a_character_in_an_escape_is_replaced() -> None:
+    assert read_chunk(r'{"choices": [{"delta": {"content": "a\ud83d"}}]}') == Delta("a?")
+
+
+def test_objects_that_bring_nothing() -> None:
+    for data in ('{"type": "ping"}', '{"choices": []}', '{"choices": [{"delta": null}]}', '{"error": null}'):
+        assert read_chunk(data) == Delta()
+
+
+def test_counts_are_numbers_or_zero() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": None, "prompt_tokens_details": {"cached_tokens": "2"}}
+    assert count(usage, "prompt_tokens") == 3
+    assert count(usage, "completion_tokens") == 0
+    assert count(usage, "prompt_tokens_details", "cached_tokens") == 0
+    assert count({"total": True}, "total", "deeper") == 0
+    assert count({"completion_tokens": 10**400}, "completion_tokens") == 0
+
+
+@pytest.mark.parametrize("reason", ['["stop"]', '{"a": 1}', "1", "true"])
+def test_a_finish_reason_that_is_no_string_is_damage(reason: str) -> None:
+    with pytest.raises(DamageError, match="a finish_reason that is a"):
+        read_chunk(f'{{"choices": [{{"delta": {{}}, "finish_reason": {reason}}}]}}')
+
+
+def test_lists_of_models() -> None:
+    assert read_models(b'{"data": [{"id": "a"}, {"id": "b"}]}') == ["a", "b"]
+    for body in (b"{}", b"[]", b"<html>", b'{"data": [1]}', b'{"data": null}'):
+        with pytest.raises(DamageError):
+            read_models(body)

@@ -1,0 +1,214 @@
+"""The whole local path: messages with media in, events out, with transformers as the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import AsyncIterator, Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.remote.media import encode_medium
+from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Result, TextDelta
+from qwen35mm.errors import MediaError, PromptError
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaBudget, PreparedMedia
+from tests.oracle import greedy_reply, load_demo_oracle
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+
+
+def picture(seed: int, size: tuple[int, int] = (120, 160)) -> PILImage.Image:
+    return PILImage.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seconds of noise that changes, 8 frames a second."""
+    path = tmp_path_factory.mktemp("clips") / "clip.mp4"
+    with av.open(path, "w") as container:
+        stream = container.add_stream("mpeg4", rate=Fraction(8), width=96, height=96)
+        for seed in range(24):
+            container.mux(stream.encode(av.VideoFrame.from_image(picture(seed, (96, 96)))))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.fixture
+def backend(demo: LoadedModel) -> Iterator[LocalBackend]:
+    backend = LocalBackend(demo)
+    yield backend
+    backend.close()
+
+
+async def collect(events: AsyncIterator[Event]) -> list[Event]:
+    return [event async for event in events]
+
+
+def result_of(events: list[Event]) -> Result:
+    assert isinstance(events[-1], Finished)
+    return events[-1].result
+
+
+def plans_of(events: list[Event]) -> MediaPlanned:
+    (planned,) = [event for event in events if isinstance(event, MediaPlanned)]
+    return planned
+
+
+async def test_a_medium_that_was_encoded_for_a_server_is_refused(backend: LocalBackend) -> None:
+    medium = encode_medium(Image(picture(0)), backend.media, "frames")
+    with pytest.raises(MediaError, match="encoded for a server can't be read here"):
+        await collect(backend.stream([Message("user", (Image(medium),))], GREEDY))
+
+
+async def test_events_come_in_order(backend: LocalBackend, clip: Path) -> None:
+    message = Message("user", (Image(picture(0)), Video(clip), Text("What is this?")))
+    events = await collect(backend.stream([message], GREEDY))
+    kinds = [event.phase if isinstance(event, Progress) else type(event).__name__ for event in events]
+    order = ["read", "MediaPlanned", "encode", "prefill", "TextDelta", "Finished"]
+    assert list(dict.fromkeys(kinds)) == order
+    result = result_of(events)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == result.text
+    assert [medium.kind for medium in result.media] == ["image", "video"]
+    timestamps = result.media[1].frame_timestamps
+    assert timestamps is not None
+    assert len(timestamps) == result.media[1].grid_thw[0]
+    assert [plan.digest for plan in plans_of(events).plans] == [medium.digest for medium in result.media]
+
+
+async def test_replies_equal_transformers(backend: LocalBackend, clip: Path) -> None:
+    """Three turns with two pictures and a video: the same prompt and pixels give transformers the same tokens."""
+    oracle = load_demo_oracle()
+    messages: list[Message] = []
+    for parts in (
+        (Image(picture(1)), Text("What is in this picture?")),
+        (Text("And here?"), Image(picture(2, (70, 200)))),
+        (Video(clip), Text("What happens?")),
+    ):
+        messages.append(Message("user", parts))
+        result = result_of(await collect(backend.stream(messages, GREEDY)))
+        expected = greedy_reply(oracle, result.prompt_token_ids, oracle_inputs(backend, messages), max_new_tokens=24)
+        assert list(result.token_ids) == expected
+        messages.append(Message("assistant", (Text(result.text),)))
+
+
+def oracle_inputs(backend: LocalBackend, messages: list[Message]) -> dict[str, torch.Tensor]:
+    sources = [part.source for message in messages for part in message.media]
+    media = [
+        backend.media.prepare(source) for source in sources if not isinstance(source, PreparedMedia | EncodedMedium)
+    ]
+    inputs: dict[str, torch.Tensor] = {}
+    for kind, pixels, grid in (
+        ("image", "pixel_values", "image_grid_thw"),
+        ("video", "pixel_values_videos", "video_grid_thw"),
+    ):
+        chosen = [medium for medium in media if medium.plan.kind == kind]
+        if chosen:
+            inputs[pixels] = torch.cat([torch.from_numpy(medium.pixel_values) for medium in chosen])
+            inputs[grid] = torch.tensor([list(medium.plan.grid_thw) for medium in chosen])
+    return inputs
+
+
+async def test_a_pinned_plan_outlives_other_settings(demo: LoadedModel, backend: LocalBackend, clip: Path) -> None:
+    question = (Text("What happens?"),)
+    first = await collect(backend.stream([Message("user", (Video(clip), *question))], GREEDY))
+    (plan,) = plans_of(first).plans
+    frugal = LocalBackend(demo, budget=MediaBudget(max_frames=4))
+    try:
+        pinned = await collect(frugal.stream([Message("user", (Video(clip, plan), *question))], GREEDY))
+        fresh = await collect(frugal.stream([Message("user", (Video(clip), *question))], GREEDY))
+    finally:
+        frugal.close()
+    assert plans_of(pinned).plans == (plan,)
+    assert result_of(pinned).prompt_token_ids == result_of(first).prompt_token_ids
+    assert len(result_of(fresh).prompt_token_ids) < len(result_of(first).prompt_token_ids)
+
+
+async def test_every_kind_of_source_gives_the_same_prompt(backend: LocalBackend, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    picture(5).save(buffer, "PNG")
+    path = tmp_path / "picture"
+    path.write_bytes(buffer.getvalue())
+    sources = [picture(5), buffer.getvalue(), path, str(path)]
+    digests = set()
+    for source in sources:
+        events = await collect(backend.stream([Message("user", (Image(source), Text("hi")))], GREEDY))
+        digests.add(result_of(events).media[0].digest)
+    assert len(digests) == 1
+
+
+async def test_leaving_while_a_medium_is_read_stops_the_reading(
+    backend: LocalBackend, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    prepare = type(backend.media).prepare
+
+    def watched(*args: object, **kwargs: object) -> object:
+        try:
+            return prepare(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(type(backend.media), "prepare", watched)
+    messages = [Message("user", (*[Video(clip)] * 20, Text("What happens?")))]
+    events = backend.stream(messages, GREEDY)
+    assert isinstance(await anext(events), Progress)
+    await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+    assert await asyncio.to_thread(ended.wait, 30)
+    assert backend.engine.idle
+
+
+async def test_a_broken_medium_leaves_the_backend_working(backend: LocalBackend) -> None:
+    with pytest.raises(MediaError):
+        await collect(backend.stream([Message("user", (Image(b"not a picture"), Text("hi")))], GREEDY))
+    with pytest.raises(PromptError):
+        await collect(backend.stream([], GREEDY))
+    assert result_of(await collect(backend.stream([Message("user", (Text("hello"),))], GREEDY))).token_ids
+
+
+async def test_thinking_follows_the_call_and_a_budget_of_none_turns_it_off(backend: LocalBackend) -> None:
+    think = backend.loaded.tokenizer.control_ids["<think>"]
+    close = backend.loaded.tokenizer.control_ids["</think>"]
+    messages = [Message("user", (Text("hello"),))]
+
+    async def thinking_ids(params: SamplingParams, enable_thinking: bool | None) -> list[int]:
+        events = await collect(backend.stream(messages, params, enable_thinking=enable_thinking))
+        return [i for i in result_of(events).prompt_token_ids if i in (think, close)]
+
+    assert await thinking_ids(GREEDY, True) == [think]
+    assert await thinking_ids(GREEDY, False) == [think, close]
+    assert await thinking_ids(GREEDY, None) == [think, close], "the demo's template doesn't think by default"
+    assert await thinking_ids(GREEDY.with_overrides(thinking_budget=0), True) == [think, close]
+
+
+async def test_a_thought_that_was_cut_goes_on_where_it_ended(backend: LocalBackend) -> None:
+    question = Message("user", (Text("hello"),))
+    whole, half = [
+        result_of(
+            await collect(backend.stream([question], GREEDY.with_overrides(max_tokens=most), enable_thinking=True))
+        )
+        for most in (64, 4)
+    ]
+    assert (half.finish_reason, half.text) == ("length", "")
+    assert half.reasoning
+    messages = [question, Message("assistant", reasoning=half.reasoning)]
+    params = GREEDY.with_overrides(max_tokens=64)
+    rest = result_of(await collect(backend.stream(messages, params, enable_thinking=True, continue_reply=True)))
+    assert rest.reasoning
+    assert (half.reasoning + rest.reasoning, rest.text) == (whole.reasoning, whole.text)
+    with pytest.raises(PromptError, match="turn thinking on"):
+        await collect(backend.stream(messages, GREEDY, enable_thinking=False, continue_reply=True))
+
+
+def test_only_the_bundled_folder_is_the_demo(backend: LocalBackend) -> None:
+    assert backend.is_demo

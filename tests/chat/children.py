@@ -1,0 +1,140 @@
+"""What tests run as processes of their own: python -m tests.chat.children TASK FOLDER [MORE ...]."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from qwen35mm.chat import ConversationStore
+from qwen35mm.errors import StorageError
+from tests.chat.helpers import ME, attach, chat, files_in, node
+
+# A lock that is lost in a fork would hold a test for ever.
+_HANG_S = 60
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def start(task: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Starts a task; its words come through its stdout, its failure through its exit status."""
+    return subprocess.Popen(
+        [*before, sys.executable, "-m", "tests.chat.children", task, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
+        cwd=REPOSITORY,
+    )
+
+
+def stream(folder: Path, node_id: str) -> None:
+    """Grows a message until it is killed; says every number that was kept, after the call returned."""
+    store = ConversationStore(folder)
+    parent = os.getppid()
+    for number in itertools.count():
+        if os.getppid() != parent:
+            break  # nobody is left who would kill this process
+        store.update(ME, node_id, text=f"{number} {'x' * 40 * (number % 1000)}", notes=(str(number),))
+        os.write(1, f"{number}\n".encode())
+
+
+def add(folder: Path, conversation_id: str, count: str) -> None:
+    """Adds messages, once it may; opens and closes the database often."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+    store = ConversationStore(folder)
+    for number in range(int(count)):
+        if conversation_id:
+            store.add(ME, conversation_id, node(text=str(number)))
+        else:
+            store.create(ME, title=f"{os.getpid()}")
+        if number % 10 == 0:
+            store.close()
+
+
+def fork(folder: Path) -> None:
+    """Forks while other threads write: no handle goes along, and both sides go on."""
+    signal.alarm(_HANG_S)
+    store, idle = ConversationStore(folder / "one"), ConversationStore(folder / "two")
+    conversation, _ = chat(store)
+    chat(idle)
+    stop = threading.Event()
+    added: list[str] = []
+
+    def write() -> None:
+        while not stop.is_set():
+            message = node()
+            store.add(ME, conversation.id, message)
+            added.append(message.id)
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(_HANG_S)
+            status = 1
+            try:
+                opened = [path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+                assert not [name for name in opened if "sqlite" in name], opened
+                for each in (store, idle):
+                    each.create(ME, title="child")
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert len(store.list(ME, query="child")) == len(idle.list(ME, query="child")) == 10
+    assert set(added) <= set(store.tree(ME, conversation.id).nodes)
+    assert len(added) > 0
+    with store._database.reading() as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+
+
+def fill(folder: Path) -> None:
+    """On a small disk: writes until it is full, and finds what was kept before."""
+    filler = folder / "filler"
+    filler.write_bytes(bytes(1 << 20))
+    store = ConversationStore(folder / "data")
+    conversation, last = chat(store)
+    attach(store, bytes(10_000), "unused.png")
+    kept = ""
+    for number in itertools.count():
+        text = f"{number}" + "x" * 100_000
+        if is_full(lambda text=text: store.update(ME, last.id, text=text)):
+            break
+        kept = text
+    assert is_full(lambda: store.media.add(io.BytesIO(bytes(100 << 20)), max_bytes=1 << 30))
+    assert len(files_in(folder / "data" / "media")) == 1
+    assert store.tree(ME, conversation.id).nodes[last.id].text == kept
+    assert store.collect_garbage(min_age_s=0) == 1, "also a full disk can be tidied"
+    store.close()
+    filler.unlink()
+    assert store.tree(ME, conversation.id).nodes[last.id].text == kept
+    store.update(ME, last.id, text="room again")
+    assert store.tree(ME, conversation.id).nodes[last.id].text == "room again"
+
+
+def is_full(call: Callable[[], object]) -> bool:
+    """Whether a call says that the disk is full; False where it succeeds."""
+    try:
+        call()
+    except StorageError as error:
+        if "disk is full" not in str(error):
+            raise
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    tasks = {"stream": stream, "add": add, "fork": fork, "fill": fill}
+    tasks[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

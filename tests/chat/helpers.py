@@ -1,0 +1,101 @@
+"""Messages, plans and files for the tests of conversations."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+from qwen35mm.chat import Attachment, Conversation, ConversationStore, Node, Tree, new_id
+from qwen35mm_preprocess import GridTHW, MediaPlan
+
+ME = "ann"
+OTHER = "bob"
+
+_clock = itertools.count(1_700_000_000)
+
+IMAGE_PLAN = MediaPlan(
+    kind="image",
+    source_size=(480, 640),
+    size=(64, 96),
+    grid_thw=GridTHW(1, 4, 6),
+    num_tokens=6,
+    num_prompt_tokens=8,
+    cache_bytes=98304,
+    processing="0f" * 16,
+    notes=("Made smaller: “6 tokens”.",),
+    digest="ab" * 32,
+    unit_digests=("cd" * 32,),
+)
+VIDEO_PLAN = MediaPlan(
+    kind="video",
+    source_size=(480, 640),
+    size=(64, 64),
+    grid_thw=GridTHW(2, 4, 4),
+    num_tokens=8,
+    num_prompt_tokens=40,
+    cache_bytes=1 << 40,
+    processing="0f" * 16,
+    source_frames=7,
+    duration_s=0.1 + 0.2,
+    frame_indices=(0, 2, 3, 6),
+    frame_times_s=(0.0, 1 / 3, 0.5, 1e-17),
+    timestamps_s=(1 / 6, 0.25),
+    similar_difference=4.0,
+)
+
+
+def node(parent: str | None = None, text: str = "hello", **values: Any) -> Node:
+    """A message of the user, later than every one before."""
+    return Node(**{"id": new_id(), "parent": parent, "role": "user", "created_s": next(_clock), "text": text} | values)
+
+
+def reply(parent: str, text: str = "hi", **values: Any) -> Node:
+    return node(parent, text, role="assistant", **values)
+
+
+def attach(store: ConversationStore, content: bytes, name: str, kind: Any = "image", plan: Any = None) -> Attachment:
+    """A file that the store keeps, as an attachment."""
+    digest, num_bytes = store.media.add(io.BytesIO(content), max_bytes=1 << 30)
+    return Attachment(digest, kind, name, num_bytes, plan)
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def chat(store: ConversationStore, owner: str = ME, title: str = "Cats", turns: int = 1) -> tuple[Conversation, Node]:
+    """A conversation of question and reply; it as it is now, and its last message."""
+    conversation = store.create(owner, title=title)
+    last = None
+    for turn in range(turns):
+        question = node(last.id if last else None, f"question {turn}")
+        last = reply(question.id, f"answer {turn}")
+        store.add(owner, conversation.id, question)
+        store.add(owner, conversation.id, last)
+    assert last is not None
+    return store.get(owner, conversation.id), last
+
+
+def shape(tree: Tree) -> dict[tuple[int, ...], Any]:
+    """A tree without its ids: every message's values by its way from the root."""
+    found = {}
+    open_paths = [((index,), root) for index, root in enumerate(tree.children(None))]
+    while open_paths:
+        path, message = open_paths.pop()
+        found[path] = {**vars(message), "id": None, "parent": None}
+        open_paths += [((*path, index), child) for index, child in enumerate(tree.children(message.id))]
+    return found
+
+
+def way(tree: Tree, node_id: str | None) -> tuple[int, ...] | None:
+    """A message's place in its tree, whatever its id."""
+    if node_id is None:
+        return None
+    return tuple(tree.siblings(message.id).index(message) for message in tree.path(node_id))
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())

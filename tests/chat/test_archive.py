@@ -1,0 +1,261 @@
+"""Export and import: what goes out comes back, up to the ids."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.chat import (
+    Attachment,
+    Conversation,
+    ConversationStore,
+    Tree,
+    export_markdown,
+    export_zip,
+    import_zip,
+    new_id,
+)
+from qwen35mm.errors import ArchiveError, FileTooLargeError, NotFoundError, StorageError
+from tests.chat.helpers import (
+    IMAGE_PLAN,
+    ME,
+    OTHER,
+    VIDEO_PLAN,
+    attach,
+    chat,
+    digest_of,
+    files_in,
+    node,
+    reply,
+    shape,
+    way,
+)
+
+ROOM = 1 << 30
+
+
+def full(store: ConversationStore, title: str = "Ein Bär: 猫/../x") -> Conversation:
+    """A conversation with branches, edits of the first message, files and every field."""
+    picture = attach(store, b"picture", "кот.PNG", plan=IMAGE_PLAN)
+    clip = attach(store, b"clip" * 700_000, "clip.mp4", "video", VIDEO_PLAN)
+    text = attach(store, "käse".encode(), "no extension", "text")
+    made = store.create(ME, title=title, settings={"temperature": 0.1, "deep": {"x": [None, 1e-300]}})
+    first = node(text="What is *this*?", attachments=(picture, clip))
+    answer = reply(first.id, "A cat.", reasoning="Hm.\n\n</details>", thinking_s=1.25, stats={"tokens": 3}, model="m")
+    again = reply(first.id, "No cat.", status="failed", error="It broke.", notes=("one", "two"))
+    below = node(answer.id, "\u0000 ok \U0001f408", attachments=(text, picture))
+    edited = node(text="edited", created_s=first.created_s, attachments=(picture,))
+    for message in (first, answer, again, below, edited):
+        store.add(ME, made.id, message)
+    store.set_head(ME, made.id, below.id)
+    store.set_first(ME, made.id, answer.id)
+    return store.get(ME, made.id)
+
+
+def exported(store: ConversationStore, *conversations: Conversation) -> bytes:
+    stream = io.BytesIO()
+    export_zip(store, ME, [conversation.id for conversation in conversations], stream)
+    return stream.getvalue()
+
+
+def same(store: ConversationStore, before: Conversation, other: ConversationStore, after: Conversation) -> None:
+    (before, old), (after, new) = store.snapshot(ME, before.id), other.snapshot(OTHER, after.id)
+    assert shape(new) == shape(old)
+    assert [way(new, identity) for identity in new.nodes] == [way(old, identity) for identity in old.nodes]
+    assert (way(new, after.head), way(new, after.first)) == (way(old, before.head), way(old, before.first))
+    for name in ("title", "created_s", "updated_s", "settings"):
+        assert getattr(after, name) == getattr(before, name)
+    assert {before.id, *old.nodes}.isdisjoint({after.id, *new.nodes})
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> ConversationStore:
+    return ConversationStore(tmp_path / "other")
+
+
+def test_what_goes_out_comes_back(store: ConversationStore, other: ConversationStore) -> None:
+    conversations = [full(store), chat(store, title="")[0], store.create(ME, title="empty")]
+    imported = import_zip(other, OTHER, io.BytesIO(exported(store, *conversations)), max_bytes=ROOM)
+    assert imported == [other.get(OTHER, conversation.id) for conversation in imported]
+    assert len(imported) == 3
+    for before, after in zip(conversations, imported, strict=True):
+        same(store, before, other, after)
+    assert other.list(ME) == []
+    assert other.has_media(OTHER, digest_of(b"picture"))
+    for digest in (digest_of(b"picture"), digest_of(b"clip" * 700_000)):
+        assert other.media.path(digest).read_bytes() == store.media.path(digest).read_bytes()
+
+
+def test_an_import_beside_the_original(store: ConversationStore) -> None:
+    before = full(store)
+    data = exported(store, before)
+    for _ in range(2):
+        same(store, before, store, import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM)[0])
+    assert len(store.list(OTHER)) == 2
+
+
+def test_the_archive_is_what_is_documented(store: ConversationStore) -> None:
+    one, two = full(store), full(store)
+    with zipfile.ZipFile(io.BytesIO(exported(store, one, two, one))) as archive:
+        assert archive.testzip() is None
+        media = {
+            f"media/{digest_of(b'picture')}.png",
+            f"media/{digest_of(b'clip' * 700_000)}.mp4",
+            f"media/{digest_of('käse'.encode())}.txt",
+        }
+        assert set(archive.namelist()) == media | {
+            f"conversations/{one.id}.json",
+            f"conversations/{two.id}.json",
+            "Ein Bär_ 猫_.._x.md",
+            "Ein Bär_ 猫_.._x (2).md",
+        }
+        assert len(archive.namelist()) == len(set(archive.namelist()))
+        values = json.loads(archive.read(f"conversations/{one.id}.json"))
+        assert (values["format"], values["version"]) == ("qwen35mm-conversation", 1)
+        assert [message["id"] for message in values["messages"]] == list(store.tree(ME, one.id).nodes)
+        text = archive.read("Ein Bär_ 猫_.._x.md").decode("utf-8")
+    for name in media:
+        assert f"]({name})" in text
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("", "Conversation"),
+        (" .. ", "Conversation"),
+        ("../../etc/passwd", "_.._etc_passwd"),
+        ("a\u0000b\nc\u202e", "a_b_c_"),
+        ("CON", "_CON"),
+        ("lpt1.txt", "_lpt1.txt"),
+        ("猫" * 100, "猫" * 50),
+        ("cafe\u0301", "caf\u00e9"),
+    ],
+)
+def test_titles_as_file_names(store: ConversationStore, title: str, name: str) -> None:
+    data = exported(store, store.create(ME, title=title))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert f"{name}.md" in archive.namelist()
+    assert [c.title for c in import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM)] == [title]
+
+
+def test_titles_that_differ_in_case_are_two_files(store: ConversationStore) -> None:
+    data = exported(store, *(store.create(ME, title=title) for title in ("Cat", "cat", "Cat (2)", "CAT")))
+    names = [name.casefold() for name in zipfile.ZipFile(io.BytesIO(data)).namelist() if name.endswith(".md")]
+    assert len(set(names)) == 4
+
+
+def test_a_running_reply_is_imported_as_stopped(store: ConversationStore) -> None:
+    conversation, last = chat(store)
+    store.update(ME, last.id, status="running", text="half")
+    after = import_zip(store, OTHER, io.BytesIO(exported(store, conversation)), max_bytes=ROOM)[0]
+    found = store.tree(OTHER, after.id).path(after.head)[-1]
+    assert (found.status, found.text) == ("stopped", "half")
+
+
+def test_a_stream_that_can_not_seek(store: ConversationStore) -> None:
+    class Forward(io.RawIOBase):
+        data = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: object, /) -> int:
+            piece = bytes(data)  # pyright: ignore[reportArgumentType]
+            self.data += piece
+            return len(piece)
+
+    conversation, stream = full(store), Forward()
+    export_zip(store, ME, [conversation.id], stream)  # pyright: ignore[reportArgumentType]
+    assert len(import_zip(store, OTHER, io.BytesIO(stream.data), max_bytes=ROOM)) == 1
+
+
+def test_only_the_owners_conversations_go_out(store: ConversationStore) -> None:
+    conversation, _ = chat(store, OTHER)
+    with pytest.raises(NotFoundError):
+        exported(store, conversation)
+
+
+def test_a_damaged_or_lost_file_is_not_exported(store: ConversationStore) -> None:
+    conversation = full(store)
+    path = store.media.path(digest_of(b"picture"))
+    path.write_bytes(b"Picture")
+    with pytest.raises(StorageError, match="damaged on the disk"):
+        exported(store, conversation)
+    path.unlink()
+    with pytest.raises(NotFoundError):
+        exported(store, conversation)
+
+
+def test_a_full_disk_on_export_is_said(store: ConversationStore) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: object, /) -> int:
+            raise OSError(28, "No space left on device")
+
+    conversation, _ = chat(store)
+    with pytest.raises(StorageError, match="archive can't be written"):
+        export_zip(store, ME, [conversation.id], Full())
+
+
+def test_a_full_disk_on_import_leaves_nothing(
+    store: ConversationStore, other: ConversationStore, tmp_path: Path
+) -> None:
+    conversation = full(store)
+    assert conversation.head is not None
+    store.update(ME, conversation.head, text="x" * 1_000_000)
+    data = exported(store, conversation)
+    chat(other, OTHER)
+    other.media.add(io.BytesIO(b"picture"), max_bytes=10)
+    with other._database.reading() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(StorageError, match="disk is full"):
+        import_zip(other, OTHER, io.BytesIO(data), max_bytes=ROOM)
+    assert len(other.list(OTHER)) == 1
+    assert not [name for name in files_in(tmp_path / "other" / "media") if name != digest_of(b"picture")]
+
+
+def test_markdown_reads_well() -> None:
+    picture = Attachment(digest_of(b"x"), "image", "my [cat]!.JPEG", 1)
+    question = node(text="What is it?\n\n    code", attachments=(picture,), created_s=0)
+    answer = reply(
+        question.id,
+        "A cat.",
+        reasoning="Hm.\n\n# No heading",
+        thinking_s=1.25,
+        model="demo",
+        status="stopped",
+        notes=("Made\nsmaller.",),
+        created_s=60,
+    )
+    hidden = reply(question.id, "hidden")
+    assert export_markdown(Tree([question, answer, hidden]), answer.id, "Cats\n# and dogs") == (
+        "# Cats # and dogs\n\n## You\n\n*1970-01-01 00:00 UTC*\n\n"
+        f"![my \\[cat\\]\\!.JPEG](media/{picture.digest}.jpeg)\n\nWhat is it?\n\n    code\n\n"
+        "## Assistant\n\n*1970-01-01 00:01 UTC, demo*\n\n> **Thinking (1.2 s)**\n>\n> Hm.\n>\n> # No heading\n\n"
+        "A cat.\n\n*Stopped.*\n\n*Made smaller.*\n"
+    )
+    assert export_markdown(Tree([]), None, " ") == "# Conversation\n"
+
+
+@pytest.mark.parametrize("name", ["x", "x.", "x.p/g", "x.waytoolongextension", "x.p g", ".."])
+def test_an_extension_is_plain_or_left_out(name: str) -> None:
+    question = node(attachments=(Attachment(digest_of(b"x"), "image", name, 1),))
+    assert f"(media/{digest_of(b'x')}.img)" in export_markdown(Tree([question]), question.id, "")
+
+
+def test_too_many_files_for_an_archive(store: ConversationStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35mm.chat.archive.MAX_FILES", 5)
+    conversations = [store.create(ME) for _ in range(3)]
+    exported(store, *conversations[:2])
+    with pytest.raises(ArchiveError, match="fewer"):
+        exported(store, *conversations)
+
+
+def test_types_of_errors() -> None:
+    for error in (ArchiveError, FileTooLargeError, NotFoundError):
+        assert issubclass(error, StorageError)
+    assert new_id() != new_id()

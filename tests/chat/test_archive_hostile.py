@@ -1,0 +1,291 @@
+"""Archives that anybody may have made: refused in words, and nothing of them is imported."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen35mm.chat import ConversationStore, import_zip
+from qwen35mm.errors import ArchiveError, StorageError
+from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, attach, chat, digest_of, files_in, node
+
+ROOM = 8 << 20
+FILE = "conversations/" + "0a" * 16 + ".json"
+PICTURE = f"media/{digest_of(b'picture')}.png"
+IDS = ["0b" * 16, "0c" * 16]
+
+
+def message(identity: str, parent: str | None, **values: Any) -> dict[str, Any]:
+    return {
+        "id": identity,
+        "parent": parent,
+        "role": "user",
+        "created_s": 5.0,
+        "text": "t",
+        "reasoning": "",
+        "thinking_s": None,
+        "status": "finished",
+        "error": None,
+        "notes": [],
+        "attachments": [],
+        "stats": None,
+        "model": None,
+    } | values
+
+
+def attachment(**values: Any) -> dict[str, Any]:
+    return {"digest": digest_of(b"picture"), "kind": "image", "name": "a.png", "num_bytes": 7, "plan": None} | values
+
+
+def conversation(**values: Any) -> dict[str, Any]:
+    messages = [message(IDS[0], None, attachments=[attachment()]), message(IDS[1], IDS[0])]
+    return {
+        "format": "qwen35mm-conversation",
+        "version": 1,
+        "title": "t",
+        "created_s": 1.0,
+        "updated_s": 2.0,
+        "head": IDS[1],
+        "first": None,
+        "settings": {},
+        "messages": messages,
+    } | values
+
+
+def packed(files: dict[str, bytes | str] | None = None, *, compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as archive:
+        for name, data in (files if files is not None else good()).items():
+            archive.writestr(name, data)
+    return stream.getvalue()
+
+
+def good(**values: Any) -> dict[str, bytes | str]:
+    return {FILE: json.dumps(conversation(**values)), PICTURE: b"picture"}
+
+
+def refused(store: ConversationStore, tmp_path: Path, data: bytes, words: str | None = None) -> None:
+    with pytest.raises(ArchiveError, match=words) as caught:
+        import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM)
+    for secret in ("zipfile", "Errno", "Traceback", str(tmp_path), "codec", "Expecting"):
+        assert secret not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    nothing_came(store, tmp_path)
+
+
+def nothing_came(store: ConversationStore, tmp_path: Path) -> None:
+    assert store.list(OTHER) == []
+    assert files_in(tmp_path / "data" / "media") == []
+    assert {path.name for path in tmp_path.iterdir()} <= {"data"}
+
+
+def test_the_pattern_of_these_tests_is_accepted(store: ConversationStore) -> None:
+    assert len(import_zip(store, OTHER, io.BytesIO(packed()), max_bytes=ROOM)) == 1
+    files = {"conversations/": b"", "media/": b"", "read me.md": b"anything", **good()}
+    assert len(import_zip(store, OTHER, io.BytesIO(packed(files)), max_bytes=ROOM)) == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", b"no zip" * 100, b"PK\x05\x06" + bytes(18), b"PK\x05\x06" + b"\xff" * 18])
+def test_no_zip(store: ConversationStore, tmp_path: Path, data: bytes) -> None:
+    refused(store, tmp_path, data)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil.md",
+        "/etc/passwd",
+        "/abs.md",
+        "media/../../evil.png",
+        "conversations/../x.json",
+        "..\\evil.md",
+        "C:\\evil.md",
+        f"media/{'AB' * 32}.png",
+        f"media/{'ab' * 32}",
+        f"media/{'ab' * 32}.png/x",
+        "conversations/x.json",
+        "other.txt",
+        "__MACOSX/x.md",
+        "x" * 5000,
+    ],
+)
+def test_foreign_names(store: ConversationStore, tmp_path: Path, name: str) -> None:
+    refused(store, tmp_path, packed({**good(), name: b"x"}), "no export makes")
+
+
+def test_one_name_twice(store: ConversationStore, tmp_path: Path) -> None:
+    for name in (FILE, PICTURE, "x.md"):
+        stream = io.BytesIO(packed({**good(), "x.md": b""}))
+        with zipfile.ZipFile(stream, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr(name, b"again")
+        refused(store, tmp_path, stream.getvalue(), "two files named")
+    refused(store, tmp_path, packed({**good(), PICTURE.replace("png", "jpg"): b"picture"}), "twice")
+
+
+def test_more_than_is_allowed_as_declared(store: ConversationStore, tmp_path: Path) -> None:
+    bomb = packed({**good(), "x.md": bytes(ROOM)})
+    assert len(bomb) < 20_000
+    refused(store, tmp_path, bomb, r"8\.0 MiB when unpacked; 8\.0 are allowed")
+
+
+@pytest.mark.parametrize("name", [FILE, PICTURE])
+def test_more_than_is_declared(store: ConversationStore, tmp_path: Path, name: str) -> None:
+    """Sizes in the directory that lie: no more than the declared bytes are read, and then the checksum is wrong."""
+    content = good()[FILE].encode() if name == FILE else b"picture"  # pyright: ignore[reportAttributeAccessIssue]
+    data = bytearray(packed({**good(), name: content + b" " * (64 << 20)}))
+    at = data.rindex(name.encode()) - 46
+    assert data[at : at + 4] == b"PK\x01\x02"
+    struct.pack_into("<I", data, at + 24, len(content))
+    refused(store, tmp_path, bytes(data), "damaged")
+    struct.pack_into("<I", data, at + 16, zlib.crc32(content))
+    import_zip(store, OTHER, io.BytesIO(bytes(data)), max_bytes=ROOM)
+
+
+def test_one_piece_listed_many_times(store: ConversationStore, tmp_path: Path) -> None:
+    """Entries that overlap: a small file that is large when unpacked, with true sizes."""
+    data = packed({"a.md": bytes(1 << 20)})
+    at = data.index(b"PK\x01\x02")
+    entry = data[at : data.index(b"PK\x05\x06")]
+    entries = b"".join(entry.replace(b"a.md", f"{index:x}.md".rjust(4, "a").encode()) for index in range(15))
+    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 15, 15, len(entries), at, 0)
+    refused(store, tmp_path, data[:at] + entries + end, "unpacked")
+
+
+def test_a_long_list_of_files(store: ConversationStore, tmp_path: Path) -> None:
+    """The list alone would fill the memory: it is not even read."""
+    entry = struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0)
+    for count, words in [(20_001, "20,001 files"), (400_000, "list of files")]:
+        entries = b"".join(entry + struct.pack(">I", index) for index in range(count))
+        end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, len(entries), 0, 0)
+        refused(store, tmp_path, entries + end, words)
+
+
+def test_encrypted_and_rare_compressions(store: ConversationStore, tmp_path: Path) -> None:
+    refused(store, tmp_path, packed(compression=zipfile.ZIP_LZMA), "compressed in a way")
+    data = bytearray(packed())
+    for mark, at in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        data[data.index(mark) + at] |= 1
+    refused(store, tmp_path, bytes(data), "encrypted")
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "no conversation"),
+        ({"x.md": b""}, "no conversation"),
+        ({PICTURE: b"picture"}, "no conversation"),
+        ({FILE: good()[FILE]}, "lacks the file 'a.png'"),
+        ({**good(), PICTURE: b"Picture"}, "content is another"),
+        ({**good(), PICTURE: b"longer than said"}, "length is wrong"),
+        ({**good(), f"media/{digest_of(b'x')}.png": b"x"}, "no message refers"),
+        ({**good(), FILE: b"\xff{}"}, "no JSON"),
+        ({**good(), FILE: b""}, "no JSON"),
+        ({**good(), FILE: b"{" * 100_000}, "no JSON"),
+        ({**good(), FILE: b"[" * 1_000_000}, "no JSON"),
+        ({**good(), FILE: b'{"a": 1, "a": 2}'}, "no JSON"),
+        ({**good(), FILE: b'{"a": NaN}'}, "no JSON"),
+        ({**good(), FILE: b"9" * 10_000}, "no JSON"),
+        ({**good(), FILE: b"[]"}, "no conversation"),
+        ({**good(), FILE: b"{}"}, "no conversation"),
+    ],
+)
+def test_missing_and_damaged_files(
+    store: ConversationStore, tmp_path: Path, files: dict[str, bytes | str], words: str
+) -> None:
+    refused(store, tmp_path, packed(files), words)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"format": "other"}, "no conversation"),
+        ({"version": 2}, "another version"),
+        ({"version": "1"}, "another version"),
+        ({"version": True}, "another version"),
+        ({"extra": 1}, "keys"),
+        ({"title": None}, "title"),
+        ({"settings": []}, "settings"),
+        ({"created_s": "1"}, "times"),
+        ({"updated_s": 1e300}, "times"),
+        ({"head": "0d" * 16}, "head"),
+        ({"head": [1]}, "head"),
+        ({"first": 5}, "first"),
+        ({"messages": {}}, "keys"),
+        ({"messages": [1]}, "keys"),
+        ({"messages": [message(IDS[0], None), message(IDS[0], None)], "head": None}, "same id"),
+        ({"messages": [message(IDS[0], IDS[1])], "head": None}, "parent is missing"),
+        ({"messages": [message(IDS[0], IDS[1]), message(IDS[1], IDS[0])], "head": None}, "circle"),
+        ({"messages": [message(IDS[0], None, role="system")], "head": None}, "role"),
+        ({"messages": [message(IDS[0], None, text=5)], "head": None}, "text"),
+        ({"messages": [message(IDS[0], None, attachments=[attachment(digest="../x")])], "head": None}, "digest"),
+        ({"messages": [message(IDS[0], None, attachments=[attachment(plan={})])], "head": None}, "media plan"),
+    ],
+)
+def test_wrong_values(store: ConversationStore, tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    refused(store, tmp_path, packed(good(**values)), words)
+
+
+@pytest.mark.parametrize("values", [{"title": "\ud800"}, {"settings": {"x": "\ud800"}}, {"settings": {"x": 1e400}}])
+def test_a_value_that_only_the_database_refuses(store: ConversationStore, tmp_path: Path, values: dict) -> None:
+    """The second of two conversations: the first one doesn't stay either."""
+    text = json.dumps(conversation(**values)).replace("Infinity", "1e400")
+    data = packed({**good(), FILE.replace("0a", "0b"): text})
+    with pytest.raises(StorageError):
+        import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM)
+    nothing_came(store, tmp_path)
+
+
+def test_the_bad_one_of_two_leaves_nothing(store: ConversationStore, tmp_path: Path) -> None:
+    bad = json.dumps(conversation(title=None))
+    refused(store, tmp_path, packed({**good(), FILE.replace("0a", "ff"): bad}))
+
+
+def test_a_refused_archive_keeps_files_that_were_there(store: ConversationStore) -> None:
+    mine, last = chat(store)
+    file = attach(store, b"picture", "mine.png", plan=IMAGE_PLAN)
+    store.add(ME, mine.id, node(last.id, attachments=(file,)))
+    with pytest.raises(ArchiveError):
+        import_zip(store, OTHER, io.BytesIO(packed({**good(), PICTURE: b"Picture"})), max_bytes=ROOM)
+    assert store.has_media(ME, file.digest)
+    assert store.media.path(file.digest).read_bytes() == b"picture"
+
+
+def cut(data: bytearray, chosen: random.Random) -> None:
+    del data[chosen.randrange(len(data)) :]
+
+
+def flip(data: bytearray, chosen: random.Random) -> None:
+    for _ in range(chosen.randrange(1, 8)):
+        data[chosen.randrange(len(data))] = chosen.randrange(256)
+
+
+def repeat(data: bytearray, chosen: random.Random) -> None:
+    begin, end = sorted(chosen.randrange(len(data)) for _ in range(2))
+    data[begin:begin] = data[begin:end]
+
+
+@pytest.mark.parametrize("damage", [cut, flip, repeat])
+def test_random_damage_is_a_typed_error_or_harmless(
+    store: ConversationStore, damage: Callable[[bytearray, random.Random], None]
+) -> None:
+    whole = packed()
+    num_refused = 0
+    for seed in range(150):
+        data = bytearray(whole)
+        damage(data, random.Random(seed))
+        before = len(store.list(OTHER))
+        try:
+            import_zip(store, OTHER, io.BytesIO(bytes(data)), max_bytes=ROOM)
+        except ArchiveError:
+            num_refused += 1
+            assert len(store.list(OTHER)) == before
+    assert num_refused > 50

@@ -1,0 +1,167 @@
+"""Plans and messages as JSON: an exact way back, and every damage refused in our own words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwen35mm.chat import Attachment, Node
+from qwen35mm.chat.node_json import dump_object, node_from_json, node_to_json
+from qwen35mm.chat.plan_json import plan_from_json, plan_to_json
+from qwen35mm.errors import ConversationDataError
+from qwen35mm_preprocess import GridTHW, MediaPlan, MediaPlanError
+from tests.chat.helpers import IMAGE_PLAN, VIDEO_PLAN
+
+FULL = Node(
+    id="0a" * 16,
+    parent="0b" * 16,
+    role="assistant",
+    created_s=1_700_000_000.123456,
+    text="Ein Bär\n\u0000 👩‍👩‍👧",
+    reasoning="hm",
+    thinking_s=0.1,
+    status="length",
+    error="Too long.",
+    notes=("one", "two"),
+    attachments=(
+        Attachment("ab" * 32, "video", "../../कुत्ता.mp4", 0, VIDEO_PLAN),
+        Attachment("cd" * 32, "text", "", 2**62),
+    ),
+    stats={"tokens": 5, "speed": 1 / 3, "deep": {"list": [None, True, "x"]}},
+    model="Qwen3.5-0.8B",
+)
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("plan", [IMAGE_PLAN, VIDEO_PLAN], ids=lambda plan: plan.kind)
+def test_a_plan_comes_back_exactly(plan: MediaPlan) -> None:
+    back = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    assert back == plan
+    assert isinstance(back.grid_thw, GridTHW)
+    assert hash(back) == hash(plan)
+
+
+def test_a_message_comes_back_exactly() -> None:
+    assert node_from_json(json.loads(json.dumps(node_to_json(FULL)))) == FULL
+
+
+@pytest.mark.parametrize("plan", [IMAGE_PLAN, VIDEO_PLAN], ids=lambda plan: plan.kind)
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_damaged_plan_is_a_plan_or_a_typed_error(plan: MediaPlan, data: st.DataObject) -> None:
+    values = plan_to_json(plan)
+    key = data.draw(st.sampled_from(sorted(values)))
+    values[key] = data.draw(ANY_JSON)
+    try:
+        back = plan_from_json(values)
+    except MediaPlanError:
+        return
+    assert plan_to_json(back) == values
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_tokens": "6"},
+        {"num_tokens": True},
+        {"num_tokens": 6.0},
+        {"num_tokens": -1},
+        {"cache_bytes": 2**70},
+        {"size": [64]},
+        {"size": [64, "96"]},
+        {"grid_thw": [1, 4]},
+        {"duration_s": float("nan")},
+        {"duration_s": 10**400},
+        {"frame_indices": [0, 2, 3, "6"]},
+        {"notes": "text"},
+        {"unit_digests": [1, 2], "digest": "x"},
+        {"kind": ["image"]},
+        {"extra": 1},
+    ],
+)
+def test_a_plan_of_wrong_types_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(MediaPlanError):
+        plan_from_json({**plan_to_json(VIDEO_PLAN), **change})
+
+
+@pytest.mark.parametrize("values", [None, [], "plan", {}])
+def test_what_is_no_plan_is_refused(values: object) -> None:
+    with pytest.raises(MediaPlanError):
+        plan_from_json(values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "0A" * 16},
+        {"id": "0a" * 16 + "\n"},
+        {"id": None},
+        {"parent": 5},
+        {"role": "system"},
+        {"role": ["user"]},
+        {"created_s": "1"},
+        {"created_s": float("inf")},
+        {"created_s": -1},
+        {"created_s": 1e300},
+        {"created_s": True},
+        {"text": None},
+        {"thinking_s": "2"},
+        {"status": "done"},
+        {"error": 5},
+        {"notes": "text"},
+        {"notes": [1]},
+        {"stats": [1]},
+        {"model": 1},
+        {"attachments": {}},
+        {"attachments": [1]},
+        {"unknown": 1},
+    ],
+)
+def test_a_message_of_wrong_values_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConversationDataError):
+        node_from_json({**node_to_json(FULL), **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digest": "../../etc/passwd"},
+        {"digest": "ab" * 31},
+        {"kind": "sound"},
+        {"name": None},
+        {"num_bytes": -1},
+        {"num_bytes": 1.5},
+        {"plan": {}},
+        {"plan": "x"},
+    ],
+)
+def test_a_file_of_wrong_values_is_refused(change: dict[str, Any]) -> None:
+    values = node_to_json(FULL)
+    values["attachments"][0] |= change
+    with pytest.raises(ConversationDataError):
+        node_from_json(values)
+
+
+@pytest.mark.parametrize("key", sorted(vars(FULL)))
+def test_no_key_may_be_missing(key: str) -> None:
+    values = node_to_json(FULL)
+    del values[key]
+    with pytest.raises(ConversationDataError, match=key):
+        node_from_json(values)
+
+
+def test_only_plain_json_is_kept() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for values in ([1], "x", {"x": float("nan")}, {"x": object()}, {"x": {1, 2}}, {"x": deep}):
+        with pytest.raises(ConversationDataError, match="The settings"):
+            dump_object(values, "settings")

@@ -1,0 +1,304 @@
+"""The store: conversations, messages, search, presets; each owner alone."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen35mm.chat import Conversation, ConversationStore, Tree, new_id
+from qwen35mm.errors import ConversationDataError, NotFoundError, StorageError
+from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, VIDEO_PLAN, attach, chat, node, reply
+
+
+@pytest.fixture
+def reopened(store: ConversationStore, tmp_path: Path) -> Callable[[], ConversationStore]:
+    """The store as the next start of the program finds it."""
+
+    def reopen() -> ConversationStore:
+        store.close()
+        return ConversationStore(tmp_path / "data")
+
+    return reopen
+
+
+def test_everything_comes_back(store: ConversationStore, reopened: Callable[[], ConversationStore]) -> None:
+    made = store.create(ME, title="Ünï 猫", settings={"temperature": 0.7, "deep": {"x": [1, None]}})
+    picture = attach(store, b"picture", "../кот.PNG", plan=IMAGE_PLAN)
+    clip = attach(store, b"clip", "clip.mp4", "video", VIDEO_PLAN)
+    question = node(text="What?\n\u0000 \U0001f408", attachments=(picture, clip, picture), notes=("smaller",))
+    answer = reply(
+        question.id,
+        reasoning="hm",
+        thinking_s=1 / 3,
+        status="failed",
+        error="Broken.",
+        stats={"tokens": 12, "rate": 1 / 3},
+        model="demo",
+        created_s=question.created_s + 1 / 7,
+    )
+    store.add(ME, made.id, question)
+    store.add(ME, made.id, answer)
+    store.set_first(ME, made.id, answer.id)
+
+    store = reopened()
+    found, tree = store.snapshot(ME, made.id)
+    assert found == store.get(ME, made.id)
+    assert (found.id, found.title, found.created_s, found.settings) == (
+        made.id,
+        made.title,
+        made.created_s,
+        made.settings,
+    )
+    assert (found.head, found.first) == (answer.id, answer.id)
+    assert list(tree.nodes.values()) == [question, answer]
+    store.close()
+
+
+def test_folders_and_files_are_private(store: ConversationStore, tmp_path: Path) -> None:
+    conversation, _ = chat(store)
+    store.add(ME, conversation.id, node(attachments=(attach(store, b"x", "x.png"),)))
+    data = tmp_path / "data"
+    for path in (data, data / "media"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for path in (path for path in data.rglob("*") if path.is_file()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path.name
+
+
+def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
+    ConversationStore(tmp_path / "data").close()
+    assert not (tmp_path / "data").exists()
+
+
+def test_add_can_leave_the_head(store: ConversationStore) -> None:
+    conversation, last = chat(store)
+    branch = node(last.id)
+    store.add(ME, conversation.id, branch, make_head=False)
+    assert store.get(ME, conversation.id).head == last.id
+    store.set_head(ME, conversation.id, branch.id)
+    assert store.get(ME, conversation.id).head == branch.id
+    store.set_head(ME, conversation.id, None)
+    assert store.get(ME, conversation.id).head is None
+
+
+def test_update_changes_what_is_named(store: ConversationStore) -> None:
+    conversation, last = chat(store)
+    file = attach(store, b"new", "new.txt", "text")
+    changes: dict[str, Any] = {
+        "text": "new",
+        "reasoning": "why",
+        "thinking_s": 2.5,
+        "status": "stopped",
+        "error": "e",
+        "notes": ("n",),
+        "attachments": (file,),
+        "stats": {"a": 1},
+        "model": "m",
+    }
+    for name, value in changes.items():
+        before = store.tree(ME, conversation.id).nodes[last.id]
+        store.update(ME, last.id, **{name: value})
+        after = store.tree(ME, conversation.id).nodes[last.id]
+        assert {**vars(before), name: value} == vars(after)
+    store.update(ME, last.id, attachments=(), thinking_s=None, stats=None, error=None)
+    after = store.tree(ME, conversation.id).nodes[last.id]
+    assert (after.attachments, after.thinking_s, after.stats, after.error) == ((), None, None, None)
+    with pytest.raises(TypeError):
+        store.update(ME, last.id, parent=None)
+
+
+def test_a_wrong_value_changes_nothing(store: ConversationStore) -> None:
+    conversation, last = chat(store)
+    before = store.snapshot(ME, conversation.id)
+    attempts: list[Callable[[], object]] = [
+        lambda: store.update(ME, last.id, text=5),
+        lambda: store.update(ME, last.id, text="kept?", status="done"),
+        lambda: store.update(ME, last.id, text="kept?", stats={"x": float("nan")}),
+        lambda: store.update(ME, last.id, text="half a pair: \ud83d"),
+        lambda: store.update(ME, last.id, text="kept?", attachments=("x",)),
+        lambda: store.add(ME, conversation.id, node(last.id, id="x")),
+        lambda: store.add(ME, conversation.id, node(last.id, id=last.id)),
+        lambda: store.add(ME, conversation.id, node("0" * 32)),
+        lambda: store.set_head(ME, conversation.id, "0" * 32),
+        lambda: store.set_settings(ME, conversation.id, {"x": object()}),
+    ]
+    for attempt in attempts:
+        with pytest.raises(StorageError):
+            attempt()
+        assert store.snapshot(ME, conversation.id)[0] == before[0]
+        assert store.tree(ME, conversation.id).nodes == before[1].nodes
+
+
+def test_delete_node_moves_the_head(store: ConversationStore) -> None:
+    conversation, last = chat(store)
+    question = store.tree(ME, conversation.id).nodes[last.id].parent
+    assert question is not None
+    again = reply(question)
+    below = node(again.id)
+    third = reply(question)
+    for message in (again, below, third):
+        store.add(ME, conversation.id, message)
+    store.set_head(ME, conversation.id, last.id)
+    store.set_first(ME, conversation.id, last.id)
+
+    assert store.delete_node(ME, third.id).head == last.id, "another branch leaves the head"
+    after = store.delete_node(ME, last.id)
+    assert (after.head, after.first) == (below.id, None), "the newest leaf of the sibling"
+    assert store.delete_node(ME, again.id).head == question, "then the parent"
+    assert store.delete_node(ME, question).head is None
+    assert dict(store.tree(ME, conversation.id).nodes) == {}
+
+
+def test_delete_node_of_a_long_conversation(store: ConversationStore) -> None:
+    """Longer than SQLite's limit of 1,000 cascades."""
+    chain = [node()]
+    for _ in range(1500):
+        chain.append(node(chain[-1].id))
+    conversation = Conversation(new_id(), "long", 1.0, 2.0, head=chain[-1].id)
+    store.insert(ME, [(conversation, Tree(chain))])
+    assert store.delete_node(ME, chain[1].id).head == chain[0].id
+    assert list(store.tree(ME, conversation.id).nodes) == [chain[0].id]
+    store.delete(ME, conversation.id)
+    with pytest.raises(NotFoundError):
+        store.tree(ME, conversation.id)
+
+
+def test_list_is_newest_first_in_pages(store: ConversationStore) -> None:
+    made = [store.create(ME, title=str(index)).id for index in range(5)]
+    store.add(ME, made[1], node())
+    expected = [made[1], made[4], made[3], made[2], made[0]]
+    assert [c.id for c in store.list(ME)] == expected
+    assert [c.id for c in store.list(ME, limit=2, offset=1)] == expected[1:3]
+    store.rename(ME, made[0], "zero")
+    assert [c.title for c in store.list(ME)][-1] == "zero"
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", ["percent", "Straße", "Cats"]),
+        ("  ", ["percent", "Straße", "Cats"]),
+        ("cATs", ["Cats"]),
+        ("STRASSE", ["Straße"]),
+        ("ПРИВЕТ", ["Cats"]),
+        ("ΣΊΣΥΦΟΣ", ["Cats"]),
+        ("CAFÉ", ["Straße"]),
+        ("100%", ["percent"]),
+        ("1%s", []),
+        ("a_b", ["percent"]),
+        ("a_", ["percent"]),
+        ("c\\d", ["percent"]),
+        ("'; DROP TABLE nodes; --", []),
+        ("nothing", []),
+    ],
+)
+def test_search(store: ConversationStore, query: str, found: list[str]) -> None:
+    for title, text in [
+        ("Cats", "привет, Σίσυφος"),
+        ("Straße", "cafe\u0301 axb"),
+        ("percent", "100% sure; a_b c\\d"),
+    ]:
+        conversation = store.create(ME, title=title)
+        store.add(ME, conversation.id, node(text=text))
+    assert [c.title for c in store.list(ME, query=query)] == found
+    assert store.list(OTHER, query=query) == []
+
+
+def test_presets_and_preferences(store: ConversationStore, reopened: Callable[[], ConversationStore]) -> None:
+    assert store.presets(ME) == {}
+    assert store.preferences(ME) == {}
+    store.save_preset(ME, "precise", {"temperature": 0.1})
+    store.save_preset(ME, "précis", {"x": [1]})
+    store.save_preset(ME, "precise", {"temperature": 0})
+    store.set_preferences(ME, {"theme": "dark", "old": 1})
+    store.set_preferences(ME, {"theme": "light"})
+    store = reopened()
+    assert store.presets(ME) == {"precise": {"temperature": 0}, "précis": {"x": [1]}}
+    assert store.preferences(ME) == {"theme": "light"}
+    assert store.presets(OTHER) == store.preferences(OTHER) == {}
+    with pytest.raises(NotFoundError):
+        store.delete_preset(OTHER, "precise")
+    store.delete_preset(ME, "precise")
+    assert list(store.presets(ME)) == ["précis"]
+    store.close()
+
+
+def test_another_owner_finds_and_changes_nothing(store: ConversationStore) -> None:
+    conversation, last = chat(store)
+    other, other_last = chat(store, OTHER)
+    file = attach(store, b"mine", "mine.png")
+    store.add(ME, conversation.id, node(last.id, attachments=(file,)))
+    before = store.snapshot(ME, conversation.id)
+    attempts: list[Callable[[], object]] = [
+        lambda: store.get(OTHER, conversation.id),
+        lambda: store.tree(OTHER, conversation.id),
+        lambda: store.snapshot(OTHER, conversation.id),
+        lambda: store.add(OTHER, conversation.id, node(last.id)),
+        lambda: store.add(OTHER, other.id, node(last.id)),
+        lambda: store.update(OTHER, last.id, text="x"),
+        lambda: store.delete_node(OTHER, last.id),
+        lambda: store.set_head(OTHER, conversation.id, last.id),
+        lambda: store.set_head(OTHER, other.id, last.id),
+        lambda: store.set_first(OTHER, other.id, last.id),
+        lambda: store.set_first(ME, conversation.id, other_last.id),
+        lambda: store.rename(OTHER, conversation.id, "x"),
+        lambda: store.set_settings(OTHER, conversation.id, {}),
+        lambda: store.delete(OTHER, conversation.id),
+    ]
+    for attempt in attempts:
+        with pytest.raises(NotFoundError):
+            attempt()
+    assert not store.has_media(OTHER, file.digest)
+    assert [c.id for c in store.list(OTHER)] == [other.id]
+    store.delete_owner(OTHER)
+    assert store.list(OTHER) == []
+    after = store.snapshot(ME, conversation.id)
+    assert (after[0], after[1].nodes) == (before[0], before[1].nodes)
+
+
+def test_delete_owner_deletes_everything(store: ConversationStore) -> None:
+    chat(store)
+    store.save_preset(ME, "p", {})
+    store.set_preferences(ME, {"x": 1})
+    file = attach(store, b"x", "x")
+    store.hold(ME, file.digest)
+    store.delete_owner(ME)
+    assert (store.list(ME), store.presets(ME), store.preferences(ME)) == ([], {}, {})
+    assert not store.has_media(ME, file.digest)
+    assert store.collect_garbage(min_age_s=0) == 1
+
+
+def test_a_plan_of_another_version_is_read_as_none(store: ConversationStore) -> None:
+    conversation, last = chat(store)
+    file = attach(store, b"x", "x.png", plan=IMAGE_PLAN)
+    store.update(ME, last.id, attachments=(file,))
+    with store._database.writing() as connection:
+        connection.execute("""UPDATE attachments SET plan = '{"kind": "image"}'""")
+    found = store.tree(ME, conversation.id).nodes[last.id].attachments
+    assert [(a.digest, a.plan) for a in found] == [(file.digest, None)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE nodes SET stats = '{'",
+        "UPDATE nodes SET notes = '[]'",
+        "UPDATE nodes SET parent = id",
+        "UPDATE conversations SET settings = 'null'",
+    ],
+)
+def test_a_damaged_row_is_a_typed_error(store: ConversationStore, statement: str) -> None:
+    conversation, _ = chat(store)
+    with store._database.writing() as connection:
+        connection.execute(statement)
+    with pytest.raises(ConversationDataError):
+        store.snapshot(ME, conversation.id)
+
+
+def test_the_store_may_be_used_again_after_close(store: ConversationStore) -> None:
+    conversation, _ = chat(store)
+    store.close()
+    assert store.get(ME, conversation.id) == conversation

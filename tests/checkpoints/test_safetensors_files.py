@@ -1,0 +1,155 @@
+"""Finding a checkpoint's files and reading their headers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from qwen35mm.checkpoints.safetensors_files import find_shards, open_shard, read_headers, read_into, same_bytes, some
+from qwen35mm.errors import CheckpointError
+
+
+def write(folder: Path, name: str = "model.safetensors", **tensors: torch.Tensor) -> Path:
+    save_file(tensors, folder / name)
+    return folder / name
+
+
+def write_index(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("target_dtype", [torch.float32, torch.bfloat16])
+def test_a_tensor_is_read_into_place(tmp_path: Path, dtype: torch.dtype, target_dtype: torch.dtype) -> None:
+    values = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    stored = read_headers([write(tmp_path, first=torch.zeros(3), values=values)])
+    assert stored["values"].shape == (7, 5)
+    target = torch.full((50,), float("nan"), dtype=target_dtype)
+    with open_shard(stored["values"].file) as file:
+        read_into(file, stored["values"], target[10:45])
+    assert torch.equal(target[10:45], values.flatten().to(target_dtype))
+    assert target[:10].isnan().all()
+    assert target[45:].isnan().all()
+
+
+def test_a_large_tensor_is_converted_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35mm.checkpoints.safetensors_files._CHUNK_BYTES", 64)
+    values = torch.arange(101.0)
+    stored = read_headers([write(tmp_path, values=values)])["values"]
+    target = torch.empty(101, dtype=torch.bfloat16)
+    with open_shard(stored.file) as file:
+        read_into(file, stored, target)
+    assert torch.equal(target, values.bfloat16())
+
+
+def test_scalars_and_empty_tensors_are_read(tmp_path: Path) -> None:
+    stored = read_headers([write(tmp_path, scalar=torch.tensor(3.5), empty=torch.zeros(0, 4))])
+    assert stored["scalar"].shape == ()
+    target = torch.empty(1)
+    with open_shard(tmp_path / "model.safetensors") as file:
+        read_into(file, stored["scalar"], target)
+        read_into(file, stored["empty"], torch.empty(0))
+    assert target.item() == 3.5
+
+
+def test_the_index_names_the_files(tmp_path: Path) -> None:
+    write(tmp_path, "b.safetensors", x=torch.zeros(1))
+    write(tmp_path, "a.safetensors", y=torch.zeros(1))
+    write(tmp_path, "stray.safetensors", z=torch.zeros(1))
+    write_index(tmp_path, {"x": "b.safetensors", "y": "a.safetensors"})
+    assert [path.name for path in find_shards(tmp_path)] == ["a.safetensors", "b.safetensors"]
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write_index(tmp_path, {"x": "gone.safetensors"})
+    with pytest.raises(CheckpointError, match=r"aren't in the folder: gone\.safetensors"):
+        find_shards(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "pytorch_model.bin", 3])
+def test_an_index_can_not_lead_elsewhere(tmp_path: Path, name: object) -> None:
+    write_index(tmp_path, {"x": name})
+    with pytest.raises(CheckpointError, match="not a safetensors file of this folder"):
+        find_shards(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}', "\xff"])
+def test_a_broken_index_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content, encoding="latin-1")
+    with pytest.raises(CheckpointError, match="can't be read as a safetensors index"):
+        find_shards(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])
+def test_pickles_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04N.")
+    with pytest.raises(CheckpointError, match=rf"pickled weights only \({name}\), which can run code"):
+        find_shards(tmp_path)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="No weights in this folder"):
+        find_shards(tmp_path)
+    with pytest.raises(CheckpointError, match="no such checkpoint folder"):
+        find_shards(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "truncated or not a safetensors file"),
+        (b"\x08\x00\x00", "truncated or not a safetensors file"),
+        (b"\xff" * 16, "truncated or not a safetensors file"),
+        (b"\x80\x00\x00\x00\x00\x00\x00\x00{}", "truncated or not a safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "truncated or not a safetensors file"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00[]", "header can't be read"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00{]", "header can't be read"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00{}surplus", "longer than its header says"),
+    ],
+)
+def test_files_that_are_not_safetensors(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"model.safetensors.*{message}"):
+        read_headers(find_shards(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]},
+        {"dtype": "F32", "shape": [1]},
+        {"shape": [1], "data_offsets": [0, 4]},
+        [],
+    ],
+)
+def test_headers_that_contradict_themselves(tmp_path: Path, entry: object) -> None:
+    header = json.dumps({"x": entry}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(CheckpointError, match="header can't be read"):
+        read_headers(find_shards(tmp_path))
+
+
+def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
+    paths = [write(tmp_path, name, x=torch.zeros(1)) for name in ("a.safetensors", "b.safetensors")]
+    with pytest.raises(CheckpointError, match=r"x is in both a\.safetensors and b\.safetensors"):
+        read_headers(paths)
+
+
+def test_same_bytes(tmp_path: Path) -> None:
+    values = torch.arange(6.0).view(2, 3)
+    stored = read_headers(
+        [write(tmp_path, a=values, b=values.clone(), c=values + 1, d=values.view(3, 2).clone(), e=values.bfloat16())]
+    )
+    assert [name for name in "abcde" if same_bytes(stored["a"], stored[name])] == ["a", "b"]
+
+
+def test_some_names_the_first_and_counts_the_rest() -> None:
+    assert some(["a", "b"]) == "a, b"
+    assert some(list("abcdefghij")) == "a, b, c, d, e, f, g, h and 2 more"

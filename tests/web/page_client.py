@@ -1,0 +1,115 @@
+"""The page's routes without a server: requests go straight into the application."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+
+from qwen35mm.chat import ConversationStore
+from qwen35mm.web.api import Api
+from qwen35mm.web.app import PREFIX, _routes
+from qwen35mm.web.chats import Chats
+from qwen35mm.web.examples import choose_examples, load_samples
+from qwen35mm.web.files import Files
+from qwen35mm.web.people import COOKIE, People, PrivateCookie
+from qwen35mm.web.replies import Replies
+from tests.web.fake_backend import FakeBackend
+
+ANN, BOB = "a" * 32, "b" * 32
+
+
+class PageClient:
+    """A page that several people use; `token` is one's private cookie."""
+
+    def __init__(self, folder: Path, *, shared: bool = True) -> None:
+        self.backend = FakeBackend()
+        self.store = ConversationStore(folder)
+        self.replies = Replies(self.store, self.backend, grace_s=10**6)
+        self.people = People(shared=shared)
+        chats = Chats(self.backend, self.store, self.replies)
+        examples = choose_examples(load_samples())
+        api = Api(chats, self.people, lambda: {"model": self.backend.loaded.name}, examples)
+        self.files = Files(self.store, self.people, self.backend.media.limits, examples)
+        self.app: Any = PrivateCookie(Starlette(routes=_routes(api, self.files)))
+
+    async def request(
+        self, method: str, path: str, token: str = ANN, *, header: bool = True, **how: Any
+    ) -> httpx.Response:
+        """One request to a path below the page's prefix."""
+        headers = {"cookie": f"{COOKIE}={token}", **({"x-qwen35mm": "1"} if header else {}), **how.pop("headers", {})}
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, f"{PREFIX}/{path}", headers=headers, **how)
+
+    async def call(self, method: str, /, token: str = ANN, **arguments: Any) -> httpx.Response:
+        """One of the page's requests."""
+        return await self.request("POST", f"api/{method}", token, json=arguments)
+
+    async def upload(self, data: bytes, name: str, token: str = ANN) -> httpx.Response:
+        return await self.request("POST", "upload", token, params={"name": name}, content=data)
+
+    async def ask(self, text: str, token: str = ANN, **arguments: Any) -> dict[str, Any]:
+        """Sends, and watches to the end; the chat as it is then."""
+        sent = (await self.call("send", token, text=text, **arguments)).json()
+        await self.watch(sent["reply"], token)
+        return (await self.call("open", token, conversation=sent["chat"]["id"])).json()
+
+    def owner(self, token: str = ANN) -> str:
+        """Whom a cookie stands for."""
+        person = self.people.person({COOKIE: token})
+        assert person is not None
+        return person.owner
+
+    async def watch(self, reply: str, token: str = ANN) -> None:
+        """Watches a reply to its end."""
+        async with aclosing(self.replies.watch(self.owner(token), [reply])) as views:  # pyright: ignore
+            async for _ in views:
+                pass
+
+    async def send_body(
+        self, path: str, chunks: list[bytes], *, cut: bool | None, begun: asyncio.Event | None = None
+    ) -> list[dict[str, Any]]:
+        """A request whose body comes in pieces, without a length.
+
+        Args:
+            cut: whether the connection is lost after them; None leaves it open and silent.
+            begun: set when all of them were taken.
+        """
+        messages: list[dict[str, Any]] = [
+            {"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks
+        ]
+        if cut is not None:
+            messages.append({"type": "http.disconnect"} if cut else {"type": "http.request", "body": b""})
+        headers = [(b"cookie", f"{COOKIE}={ANN}".encode()), (b"x-qwen35mm", b"1")]
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": f"{PREFIX}/{path}",
+            "query_string": query.encode(),
+            "headers": headers,
+        }
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            if not messages:
+                if begun is not None:
+                    begun.set()
+                await asyncio.Event().wait()
+            return messages.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        return sent
+
+
+def problem(response: httpx.Response) -> str:
+    """The words of an error."""
+    return response.json()["error"]["message"]

@@ -1,0 +1,259 @@
+"""The page's requests: whose they are, what comes of them, and that nothing they hold is ever a crash."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen35mm.web.api import MAX_BODY_BYTES, Api
+from qwen35mm.web.replies import BUG_MESSAGE
+from tests.web.english import english
+from tests.web.page_client import ANN, BOB, PageClient, problem
+
+_MESSAGE = ("conversation", "parent", "text", "attachments", "settings")
+METHODS = {
+    "again": ("conversation", "node", "settings"),
+    "branch": ("conversation", "node"),
+    "cancel_change": (),
+    "change_model": ("source", "context_length", "is_new"),
+    "change_state": (),
+    "continue": ("conversation", "node", "settings"),
+    "delete": ("conversation",),
+    "delete_message": ("conversation", "node"),
+    "delete_preset": ("name",),
+    "example": ("number",),
+    "list": ("query", "offset"),
+    "measure": _MESSAGE,
+    "memory": (),
+    "models": (),
+    "open": ("conversation",),
+    "preferences": ("preferences",),
+    "rename": ("conversation", "title"),
+    "save_preset": ("name", "settings"),
+    "send": _MESSAGE,
+    "settings": ("conversation", "settings"),
+    "shorten": ("conversation", "first"),
+    "start": ("query", "offset"),
+    "stop": ("node",),
+    "summarise": ("conversation",),
+}
+VALUES: dict[str, Any] = {
+    "none": None,
+    "true": True,
+    "negative": -1,
+    "huge number": 10**30,
+    "fraction": 0.5,
+    "list": [1, [2]],
+    "object": {"a": 1},
+    "long text": "x" * 100_000,
+    "nul": "\0",
+    "path": "../../etc/passwd",
+    "digest": "0" * 64,
+    "id": "0" * 32,
+}
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> PageClient:
+    return PageClient(tmp_path)
+
+
+def test_every_request_is_fuzzed() -> None:
+    source = inspect.getsource(inspect.getmodule(Api))  # pyright: ignore[reportArgumentType]
+    named = {part.split('"')[0] for part in source.split('arguments.get("')[1:]}
+    named |= {part.split('"')[0] for part in source.split('text(arguments, "')[1:]}
+    assert named == {argument for arguments in METHODS.values() for argument in arguments}
+    assert set(METHODS) == {name.removeprefix("do_") for name in dir(Api) if name.startswith("do_")}
+
+
+async def test_only_the_page_itself_may_ask(page: PageClient) -> None:
+    for method in METHODS:
+        assert (await page.request("POST", f"api/{method}", header=False, json={})).status_code == 404
+    assert (await page.request("GET", "api/start")).status_code == 405
+    unknown = await page.call("start", token="nobody")
+    assert (unknown.status_code, unknown.json()["error"]["kind"]) == (401, "unknown person")
+    for name in ("nothing", "do_start", "__class__", "handle"):
+        assert (await page.call(name)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b"1",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        "{}".encode("utf-16"),
+        b'{"text": "\\ud800"}',
+        b'{"text": "\xed\xa0\x80"}',
+        b"[" * 100_000,
+    ],
+)
+async def test_a_body_of_another_form_is_refused_in_words(page: PageClient, body: bytes) -> None:
+    response = await page.request("POST", "api/send", content=body)
+    assert response.status_code == 400
+    assert problem(response) in (
+        "The request is damaged: it isn't JSON as expected.",
+        "The arguments of a request must be an object.",
+    )
+    assert page.store.list("x") == []
+
+
+async def test_a_body_may_be_empty_but_not_endless(page: PageClient) -> None:
+    assert (await page.request("POST", "api/list", content=b"")).status_code == 200
+    large = await page.request("POST", "api/send", content=b'{"text": "' + b"x" * MAX_BODY_BYTES + b'"}')
+    assert (large.status_code, "at most 16 MiB" in problem(large)) == (400, True)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_no_argument_is_a_crash(page: PageClient, method: str, caplog: pytest.LogCaptureFixture) -> None:
+    chat = await page.ask("echo one")
+    good: dict[str, Any] = {"conversation": chat["id"], "node": chat["messages"][0]["id"], "text": "echo two"}
+    good |= {"title": "t", "name": "n", "preferences": {}, "settings": {}, "number": 0}
+    for argument in METHODS[method]:
+        for words, value in VALUES.items():
+            response = await page.call(method, **{**good, argument: value})
+            assert response.status_code in (200, 400, 404, 409), (argument, words, response.text[:200])
+            if response.status_code != 200:
+                message = problem(response)
+                assert message != BUG_MESSAGE
+                assert 10 < len(message) < 600, (argument, words)
+            for reply in page.replies.of(page.owner()):
+                await reply.stop()
+            if method in ("delete", "delete_message"):
+                chat = await page.ask("echo one")
+                good |= {"conversation": chat["id"], "node": chat["messages"][0]["id"]}
+    assert "failed" not in caplog.text
+
+
+async def test_another_person_s_ids_are_not_found(page: PageClient) -> None:
+    chat = await page.ask("echo one")
+    question, answer = chat["messages"]
+    (file,) = (await page.upload(b"some words", "notes.txt")).json()["attachments"]
+    theirs: dict[str, Any] = {"conversation": chat["id"]}
+    attempts = [
+        ("open", theirs),
+        ("send", {**theirs, "parent": answer["id"], "text": "x"}),
+        ("send", {"text": "x", "attachments": [file]}),
+        ("measure", {**theirs, "parent": answer["id"], "text": "x"}),
+        ("measure", {"text": "x", "attachments": [file]}),
+        ("again", {**theirs, "node": question["id"]}),
+        ("again", {**theirs, "node": question["id"], "settings": {"seed": 1}}),
+        ("continue", {**theirs, "node": answer["id"]}),
+        ("branch", {**theirs, "node": question["id"]}),
+        ("delete_message", {**theirs, "node": question["id"]}),
+        ("shorten", {**theirs, "first": question["id"]}),
+        ("shorten", {**theirs, "first": None}),
+        ("summarise", theirs),
+        ("rename", {**theirs, "title": "stolen"}),
+        ("delete", theirs),
+        ("settings", {**theirs, "settings": {"seed": 1}}),
+    ]
+    own = await page.ask("echo mine", token=BOB)
+    # Nor do they become part of what is one's own.
+    mixed = {
+        "conversation": own["id"],
+        "node": question["id"],
+        "parent": answer["id"],
+        "first": question["id"],
+        "text": "x",
+    }
+    attempts += [(name, mixed) for name in ("send", "again", "continue", "branch", "delete_message", "shorten")]
+    for method, arguments in attempts:
+        response = await page.call(method, token=BOB, **arguments)
+        assert response.status_code == 404, (method, response.text)
+    assert (await page.call("open", conversation=chat["id"])).json() == chat
+    assert (await page.call("open", token=BOB, conversation=own["id"])).json() == own
+    assert len((await page.call("list", token=BOB)).json()["conversations"]) == 1
+
+
+async def test_another_person_s_reply_is_not_stopped(page: PageClient) -> None:
+    sent = (await page.call("send", text="slow")).json()
+    assert (await page.call("start")).json()["running"] == [sent["reply"]]
+    assert (await page.call("start", token=BOB)).json()["running"] == []
+    await page.call("stop", token=BOB, node=sent["reply"])
+    assert (await page.call("start")).json()["running"] == [sent["reply"]]
+    assert (await page.call("stop", node=sent["reply"])).status_code == 200
+    chat = (await page.call("open", conversation=sent["chat"]["id"])).json()
+    assert (chat["running"], chat["messages"][1]["status"]) == ([], "stopped")
+
+
+async def test_what_a_page_begins_with(page: PageClient) -> None:
+    await page.ask("echo one")
+    start = (await page.call("start")).json()
+    assert start["app"]["model"] == "Fake-1B"
+    assert [line["title"] for line in start["conversations"]] == ["echo one"]
+    assert (start["preferences"], start["presets"], start["more"]) == ({}, {}, False)
+
+
+async def test_conversations_are_listed_and_found(page: PageClient) -> None:
+    for text in ("echo apples", "echo pears"):
+        await page.ask(text)
+    listed = (await page.call("list")).json()["conversations"]
+    assert [line["title"] for line in listed] == ["echo pears", "echo apples"]
+    assert [line["title"] for line in (await page.call("list", query="APPL")).json()["conversations"]] == [
+        "echo apples"
+    ]
+    assert (await page.call("list", offset=2)).json() == {"conversations": [], "more": False}
+    await page.call("rename", conversation=listed[0]["id"], title="  Fruit\n")
+    assert (await page.call("open", conversation=listed[0]["id"])).json()["title"] == "Fruit"
+    assert (await page.call("delete", conversation=listed[0]["id"])).status_code == 200
+    assert len((await page.call("list")).json()["conversations"]) == 1
+
+
+async def test_an_example_is_ready_to_be_sent(page: PageClient) -> None:
+    attachment = (await page.call("example", number=0)).json()["attachment"]
+    measured = (await page.call("measure", text="x", attachments=[attachment])).json()
+    assert (measured["media"][0]["error"], measured["fits"]) == (None, True)
+    chat = await page.ask("", attachments=[attachment])
+    assert chat["title"] == attachment["name"]
+    for number in (-1, 99, True, "0", None):
+        assert (await page.call("example", number=number)).status_code == 404
+
+
+async def test_settings_and_presets_are_kept(page: PageClient) -> None:
+    chat = await page.ask("echo one", settings={"seed": 1})
+    assert chat["settings"] == {"seed": 1}
+    assert (await page.call("settings", settings={"seed": ""})).json() == {"settings": {}}
+    await page.call("settings", conversation=chat["id"], settings={"seed": 2})
+    again = (await page.call("again", conversation=chat["id"], node=chat["messages"][0]["id"])).json()
+    await page.watch(again["reply"])
+    assert page.backend.calls[-1].params.seed == 2
+    assert (await page.call("save_preset", name=" dry ", settings={"temperature": 0})).json() == {
+        "presets": {"dry": {"temperature": 0.0}}
+    }
+    assert (await page.call("save_preset", name="  ")).status_code == 400
+    assert (await page.call("save_preset", name="x", settings={"temperature": 9})).status_code == 400
+    await page.call("preferences", preferences={"language": "de"})
+    assert (await page.call("start")).json()["preferences"] == {"language": "de"}
+    assert (await page.call("start", token=BOB)).json()["presets"] == {}
+    assert (await page.call("delete_preset", token=BOB, name="dry")).status_code == 404
+    assert (await page.call("delete_preset", name="dry")).json() == {"presets": {}}
+
+
+async def test_a_message_that_is_too_long_comes_back_with_offers(page: PageClient) -> None:
+    chat = await page.ask("echo " + "x" * 6000)
+    late = chat["messages"][-1]["id"]
+    response = await page.call("send", conversation=chat["id"], parent=late, text="y" * 8000)
+    error = response.json()["error"]
+    assert (response.status_code, error["kind"]) == (409, "too long")
+    assert [offer["kind"] for offer in error["offers"]] == ["summary"]
+    assert (await page.call("open", conversation=chat["id"])).json() == chat
+
+
+async def test_a_bug_is_not_explained_to_strangers(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> dict[str, int]:
+        raise RuntimeError("secret detail in /srv/private")
+
+    assert english((await page.call("memory")).json()["words"]).startswith("Cache: keys and values ")
+    monkeypatch.setattr(page.backend, "memory", fail)
+    response = await page.call("memory")
+    assert (response.status_code, problem(response)) == (500, BUG_MESSAGE)
+    assert "secret" not in json.dumps(response.json())
+    assert (await page.call("models", token=ANN)).status_code == 404

@@ -1,0 +1,202 @@
+"""The page for those who can't see it well, or are slow: notices, borders of fields, and what is said in words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests.web.browser import ChatPage, OpenPage
+from tests.web.contrast import contrast
+from tests.web.fake_backend import FakeBackend
+
+pytestmark = pytest.mark.browser
+
+# Longer than any notice is shown.
+LONG_MS = 60_000
+# Of each field that is shown: what it is, its border, its ground, and the ground around it. The composer's box is
+# the field that is seen; sliders and check boxes are drawn by the browser.
+BORDERS = """() => {
+    const ground = (element) => {
+        const colour = getComputedStyle(element).backgroundColor;
+        return colour.startsWith("rgb(") ? colour : ground(element.parentElement);
+    };
+    const drawn = ({ type }) => !["range", "checkbox", "file"].includes(type);
+    return [...document.querySelectorAll(".app :is(input, select, textarea)")]
+        .filter((field) => drawn(field) && field.checkVisibility())
+        .map((field) => {
+            const box = field.closest(".composer") ?? field;
+            const { borderTopColor, borderTopWidth, borderTopStyle } = getComputedStyle(box);
+            const line = `${borderTopWidth} ${borderTopStyle}`;
+            return [field.outerHTML.slice(0, 80), line, borderTopColor, ground(box), ground(box.parentElement)];
+        });
+}"""
+
+
+def as_hex(colour: str) -> str:
+    """A computed colour; one that can be seen through isn't one of ours."""
+    assert colour.startswith("rgb("), colour
+    red, green, blue = map(int, re.findall(r"\d+", colour))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def toasts(page: ChatPage) -> Locator:
+    return page.page.locator(".toast")
+
+
+def close_button(toast: Locator) -> Locator:
+    return toast.get_by_role("button", name="Close the notice")
+
+
+def fail(page: ChatPage, name: str) -> None:
+    """Has the page say that a file can't be read."""
+    with page.page.expect_response(re.compile("/upload")):
+        page.page.locator(".composer input[type=file]").set_input_files(
+            {"name": name, "mimeType": "video/mp4", "buffer": b"\x00\x01 nothing"}
+        )
+
+
+def test_an_error_stays_until_it_is_closed(page: ChatPage) -> None:
+    page.page.clock.install()
+    fail(page, "one.mp4")
+    expect(toasts(page)).to_contain_text("one.mp4")
+    page.page.clock.fast_forward(LONG_MS)
+    page.page.keyboard.press("Escape")
+    expect(toasts(page)).to_contain_text("one.mp4")
+    close_button(toasts(page)).click()
+    expect(toasts(page)).to_have_count(0)
+
+
+def test_another_notice_goes_by_itself_but_not_under_the_pointer_or_the_focus(page: ChatPage) -> None:
+    page.page.clock.install()
+    page.box.press("Enter")
+    expect(toasts(page)).to_contain_text("Type a question")
+    toasts(page).hover()
+    page.page.clock.fast_forward(LONG_MS)
+    expect(toasts(page)).to_have_count(1)
+    close_button(toasts(page)).focus()
+    page.page.mouse.move(0, 0)
+    page.page.clock.fast_forward(LONG_MS)
+    expect(toasts(page)).to_have_count(1)
+    page.box.focus()
+    page.page.clock.fast_forward(LONG_MS)
+    expect(toasts(page)).to_have_count(0)
+
+
+def test_the_same_notice_is_there_once(page: ChatPage) -> None:
+    for name in ("one.mp4", "two.mp4", "one.mp4"):
+        fail(page, name)
+    expect(toasts(page)).to_contain_text(["two.mp4", "one.mp4"])
+    expect(toasts(page)).to_have_count(2)
+
+
+def test_a_handful_of_notices_at_most_and_errors_last(page: ChatPage) -> None:
+    fail(page, "0.mp4")
+    page.box.press("Enter")
+    for number in range(1, 4):
+        fail(page, f"{number}.mp4")
+    expect(toasts(page)).to_contain_text(["0.mp4", "1.mp4", "2.mp4", "3.mp4"])
+    toasts(page).first.hover()
+    fail(page, "4.mp4")
+    expect(toasts(page)).to_contain_text(["0.mp4", "2.mp4", "3.mp4", "4.mp4"])
+    expect(toasts(page)).to_have_count(4)
+
+
+def test_closing_a_notice_gives_the_focus_back(page: ChatPage) -> None:
+    for name in ("one.mp4", "two.mp4"):
+        fail(page, name)
+    expect(page.box).to_be_focused()
+    close_button(toasts(page).last).focus()
+    page.page.keyboard.press("Enter")
+    expect(close_button(toasts(page))).to_be_focused()
+    page.page.keyboard.press("Enter")
+    expect(toasts(page)).to_have_count(0)
+    expect(page.box).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_borders_of_fields_can_be_seen(open_page: OpenPage, scheme: str) -> None:
+    """WCAG 2.2, 1.4.11: 3 to 1 against what is on either side."""
+    page = open_page(color_scheme=scheme)
+    page.ask("echo Hello")
+    page.wait_answered()
+    page.page.get_by_label("More about echo Hello").click()
+    page.page.get_by_role("button", name="Rename").click()
+    fields = page.page.evaluate(BORDERS)
+    page.page.get_by_label("Title").press("Escape")
+    page.open_settings().get_by_role("button", name="Save as preset").click()
+    page.dialog.get_by_label("Name").blur()
+    fields += page.page.evaluate(BORDERS)
+    assert len(fields) > 15
+    assert page.page.evaluate("document.body.classList.contains('dark')") is (scheme == "dark")
+    for field, line, border, inside, outside in fields:
+        assert line == "1px solid", field
+        for ground in (inside, outside):
+            assert contrast(as_hex(border), as_hex(ground)) >= 3, (field, border, ground)
+
+
+def test_buttons_say_what_they_have_opened(open_page: OpenPage) -> None:
+    page = open_page(viewport={"width": 600, "height": 800})
+    menu = page.page.get_by_role("button", name="Conversations", exact=True)
+    settings = page.page.locator(".top").get_by_role("button", name="Settings")
+    inside = page.page.locator(".side-foot button", has_text="Settings")
+
+    def opened(*names: str) -> None:
+        for name, button in (("menu", menu), ("settings", settings), ("settings", inside)):
+            expect(button).to_have_attribute("aria-expanded", "true" if name in names else "false")
+            part = page.page.locator(f"#{button.get_attribute('aria-controls')}")
+            expect(part).to_be_visible() if name in names else expect(part).to_be_hidden()
+
+    opened()
+    settings.click()
+    opened("settings")
+    page.page.keyboard.press("Escape")
+    opened()
+    menu.click()
+    opened("menu")
+    page.page.keyboard.press("Escape")
+    opened()
+    menu.click()
+    page.page.get_by_role("button", name="New chat").click()
+    opened()
+    menu.click()
+    inside.click()
+    opened("settings")
+    page.page.get_by_role("button", name="Close the settings").click()
+    opened()
+
+
+def test_messages_outside_of_the_prompt_are_marked_in_words(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("echo " + "old words " * 700)
+    page.wait_answered()
+    page.ask("echo few")
+    page.wait_answered(2)
+    mark = page.page.get_by_text("Messages above are left out of the prompt")
+    expect(mark).to_have_count(0)
+    page.box.fill("new words " * 400)
+    page.page.locator(".trouble").get_by_role("button", name="Leave the oldest 2 messages").click()
+    expect(mark).to_have_count(1)
+    page.ask("echo more")
+    page.wait_answered(3)
+    expect(mark).to_have_count(1)
+    around = mark.evaluate("mark => [mark.previousElementSibling, mark.nextElementSibling].map(e => e.dataset.id)")
+    ids = page.page.locator(".message").evaluate_all("rows => rows.map(row => row.dataset.id)")
+    assert around == ids[1:3]
+    colours = page.answers.locator(".answer p").evaluate_all("all => all.map(each => getComputedStyle(each).color)")
+    assert colours[0] != colours[1] == colours[2]
+    assert "Messages above are left out of the prompt" in page.page.locator(".messages").aria_snapshot()
+    page.new_chat()
+    expect(mark).to_have_count(0)
+
+
+def test_clips_have_a_picture_before_they_play(page: ChatPage, samples: Path) -> None:
+    posters = page.examples.locator("video").evaluate_all("videos => videos.map(video => video.poster)")
+    page.ask("which?", [samples / "moves-right.mp4"])
+    page.wait_answered()
+    posters.append(page.questions.locator("video").evaluate("video => video.poster"))
+    assert len(posters) > 1
+    for poster in posters:
+        response = page.context.request.get(poster)
+        assert (response.status, response.headers["content-type"]) == (200, "image/jpeg")

@@ -1,0 +1,313 @@
+"""Conversations in a browser: branches, reloads, the sidebar, several people."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from qwen35mm.web import Server, serve
+from tests.web.browser import ChatPage, OpenPage, chat_pages
+from tests.web.fake_backend import FakeBackend
+
+pytestmark = pytest.mark.browser
+
+
+def texts_of(backend: FakeBackend) -> list[str]:
+    """The prompt's texts of the last call."""
+    return [message.text.strip() for message in backend.calls[-1].messages]
+
+
+def test_a_follow_up_brings_the_conversation(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("echo one")
+    page.wait_answered()
+    page.ask("echo two")
+    page.wait_answered(2)
+    assert texts_of(backend) == ["echo one", "one", "echo two"]
+    assert backend.calls[0].conversation == backend.calls[1].conversation
+
+
+def test_later_turns_get_the_plans_of_earlier_ones(page: ChatPage, backend: FakeBackend, samples: Path) -> None:
+    page.ask("which?", [samples / "one-shape.png"])
+    page.wait_answered()
+    page.ask("echo and?")
+    page.wait_answered(2)
+    assert backend.calls[0].messages[0].media[0].plan is not None
+    assert backend.calls[1].messages[0].media[0].plan == backend.calls[0].messages[0].media[0].plan
+
+
+def test_an_edited_message_keeps_its_files_and_begins_a_branch(
+    page: ChatPage, backend: FakeBackend, samples: Path
+) -> None:
+    page.ask("first", [samples / "one-shape.png"])
+    page.wait_answered()
+    page.ask("echo more")
+    page.wait_answered(2)
+    page.tool(page.questions.first, "Edit").click()
+    expect(page.box).to_have_value("first")
+    expect(page.thumbnails).to_have_count(1)
+    page.ask("changed")
+    page.wait_answered(1)
+    assert [type(part).__name__ for part in backend.calls[-1].messages[0].content] == ["Image", "Text"]
+    assert texts_of(backend) == ["changed"]
+    branches = page.questions.first.locator(".branches")
+    expect(branches).to_contain_text("2/2")
+    page.tool(page.questions.first, "The branch before").click()
+    expect(page.questions).to_have_count(2)
+    expect(page.questions.first).to_contain_text("first")
+    expect(branches).to_contain_text("1/2")
+    page.tool(page.questions.first, "The next branch").click()
+    expect(page.questions).to_have_count(1)
+    expect(page.questions.first).to_contain_text("changed")
+
+
+def test_another_answer_stands_beside_the_first(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("echo one")
+    page.wait_answered()
+    page.tool(page.answers.last, "Answer again").click()
+    page.wait_until(lambda: len(backend.calls) == 2)
+    page.wait_answered()
+    assert texts_of(backend) == ["echo one"]
+    expect(page.answers.last.locator(".branches")).to_contain_text("2/2")
+    page.tool(page.answers.last, "The branch before").click()
+    expect(page.answers.last.locator(".branches")).to_contain_text("1/2")
+
+
+def test_a_deleted_message_is_gone_with_what_follows(page: ChatPage) -> None:
+    page.ask("echo one")
+    page.wait_answered()
+    page.ask("echo two")
+    page.wait_answered(2)
+    page.tool(page.questions.last, "Delete").click()
+    page.dialog.get_by_role("button", name="Delete").click()
+    expect(page.questions).to_have_count(1)
+    page.page.reload()
+    expect(page.questions).to_have_count(1)
+
+
+def test_the_message_box_keeps_what_is_typed_during_an_answer(page: ChatPage) -> None:
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    page.box.fill("the next question")
+    page.box.press("Enter")  # not yet
+    page.stop_button.click()
+    page.wait_answered()
+    expect(page.box).to_have_value("the next question")
+    expect(page.questions).to_have_count(1)
+
+
+def test_stop_ends_the_work_and_keeps_the_text(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    page.stop_button.click()
+    text = page.wait_answered()
+    assert text.startswith("word word")
+    assert backend.active == 0
+    page.ask("echo on")
+    page.wait_answered(2)
+    assert texts_of(backend)[1] == text
+
+
+def test_a_question_that_was_stopped_before_its_answer_is_left_out(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("phases")
+    expect(page.work).to_contain_text("Waiting in line")
+    page.stop_button.click()
+    page.wait_answered()
+    expect(page.answers.locator(".problem")).to_contain_text("Stopped before the answer")
+    page.ask("echo on")
+    page.wait_answered(2)
+    assert texts_of(backend) == ["echo on"]
+
+
+def test_a_reload_in_the_middle_of_an_answer_loses_nothing(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    shown = page.answers.locator(".answer").inner_text().strip()
+    page.page.reload()
+    expect(page.answers.locator(".answer")).to_contain_text(shown)
+    expect(page.stop_button).to_be_visible()
+    length = len(page.answers.locator(".answer").inner_text())
+    page.wait_until(lambda: len(page.answers.locator(".answer").inner_text()) > length)
+    assert len(backend.calls) == 1
+    page.stop_button.click()
+    page.wait_answered()
+
+
+def test_closing_the_page_ends_the_work(
+    open_page: OpenPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = open_page()
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    monkeypatch.setattr(fake_server[1].chats.replies, "_grace_s", 0.1)
+    closed, page.page = page.page, page.context.new_page()
+    closed.close()
+    page.wait_until(lambda: backend.active == 0)
+
+
+def test_another_tab_of_the_same_person_keeps_it_going(
+    open_page: OpenPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, other = open_page(), open_page()
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    other.page.reload()
+    other.chats.locator("a").click()
+    expect(other.answers.locator(".answer")).to_contain_text("word word")
+    monkeypatch.setattr(fake_server[1].chats.replies, "_grace_s", 0.1)
+    page.close()
+    length = len(other.answers.locator(".answer").inner_text())
+    other.wait_until(lambda: len(other.answers.locator(".answer").inner_text()) > length + 2000)
+    assert backend.active == 1
+    other.stop_button.click()
+    other.wait_answered()
+
+
+def test_an_answer_can_be_stopped_before_there_is_news_of_it(open_page: OpenPage, backend: FakeBackend) -> None:
+    """A page knows at its start which answers are in progress; a slow machine tells of them later."""
+    page, other = open_page(), open_page()
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    other.page.route("**/queue/join*", lambda route: None)
+    other.page.reload()
+    other.chats.locator("a").click()
+    expect(other.answers.locator(".answer")).to_contain_text("word word")
+    other.stop_button.click()
+    page.wait_answered()
+    assert backend.active == 0
+    other.page.unroute_all(behavior="ignoreErrors")
+
+
+def test_a_new_chat_during_an_answer_leaves_it_running(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    page.new_chat()
+    page.ask("echo beside")
+    assert page.wait_answered() == "beside"
+    assert backend.active == 1
+    page.chats.filter(has_text="slow").locator("a").click()
+    expect(page.stop_button).to_be_visible()
+    length = len(page.answers.locator(".answer").inner_text())
+    page.wait_until(lambda: len(page.answers.locator(".answer").inner_text()) > length)
+    page.stop_button.click()
+    page.wait_answered()
+
+
+def test_conversations_are_found_renamed_and_deleted(page: ChatPage) -> None:
+    for text in ("echo apples", "echo pears"):
+        page.ask(text)
+        page.wait_answered()
+        page.new_chat()
+    expect(page.chats).to_have_count(2)
+    page.page.get_by_label("Search the conversations").fill("APPLES")
+    expect(page.titles).to_have_text(["echo apples"])
+    page.page.get_by_label("More about echo apples").click()
+    page.page.get_by_role("button", name="Rename").click()
+    page.page.get_by_label("Title").fill("Fruit")
+    page.page.get_by_label("Title").press("Enter")
+    expect(page.titles).to_have_text(["Fruit"])
+    page.page.get_by_label("More about Fruit").click()
+    page.page.locator(".chat").get_by_role("button", name="Delete").click()
+    page.dialog.get_by_role("button", name="Delete").click()
+    expect(page.chats).to_have_count(0)
+    page.page.get_by_label("Search the conversations").fill("")
+    expect(page.titles).to_have_text(["echo pears"])
+
+
+def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path: Path) -> None:
+    page.ask("which?", [samples / "one-shape.png"])
+    page.wait_answered()
+    with page.page.expect_download() as download:
+        page.page.get_by_role("button", name="Save all conversations").click()
+    path = tmp_path / "chats.zip"
+    download.value.save_as(path)
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        assert any(name.startswith("media/") for name in names)
+        (conversation,) = [json.loads(archive.read(name)) for name in names if name.startswith("conversations/")]
+        assert "1 image" in json.dumps(conversation)
+    with page.page.expect_file_chooser() as chooser:
+        page.page.get_by_role("button", name="Take in an archive").click()
+    chooser.value.set_files([str(path)])
+    expect(page.toasts).to_contain_text("1 conversations were taken in.")
+    expect(page.chats).to_have_count(2)
+    page.chats.first.locator("a").click()
+    expect(page.questions.locator("img")).to_have_count(1)
+    expect(page.answers.locator(".answer")).to_contain_text("1 image")
+
+
+def test_a_conversation_is_saved_as_markdown(page: ChatPage, tmp_path: Path) -> None:
+    page.ask("echo Hello there")
+    page.wait_answered()
+    page.page.get_by_label("More about echo Hello there").click()
+    with page.page.expect_download() as download:
+        page.page.get_by_role("button", name="Save as Markdown").click()
+    download.value.save_as(tmp_path / "chat.md")
+    text = (tmp_path / "chat.md").read_text(encoding="utf-8")
+    assert "echo Hello there" in text
+    assert "Hello there" in text.split("echo Hello there")[-1]
+
+
+def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.MonkeyPatch, samples: Path) -> None:
+    monkeypatch.setattr("qwen35mm.web.serving.is_shared", lambda host: True)
+    backend = FakeBackend()
+    server: Server = serve(backend, port=0)
+    try:
+        with chat_pages(browser, server.url) as open_page:
+            ann, ben = open_page(), open_page()
+            ann.ask("which secret?", [samples / "one-shape.png"])
+            ann.wait_answered()
+            picture = ann.questions.locator("img").get_attribute("src")
+            ben.page.reload()
+            ben.ask("echo mine")
+            ben.wait_answered()
+            expect(ben.titles).to_have_text(["echo mine"])
+            expect(ann.titles).to_have_text(["which secret?"])
+            address = ann.page.url
+            assert backend.calls[0].tenant != backend.calls[1].tenant
+            assert ann.context.request.get(str(picture)).status == 200
+            assert ben.context.request.get(str(picture)).status == 404
+            ben.page.goto(address)
+            expect(ben.toasts).to_contain_text("conversation")
+            expect(ben.questions).to_have_count(0)
+    finally:
+        server.close()
+
+
+def test_one_answer_at_a_time_where_strangers_share(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35mm.web.serving.is_shared", lambda host: True)
+    server: Server = serve(FakeBackend(), port=0)
+    try:
+        with chat_pages(browser, server.url) as open_page:
+            page = open_page()
+            page.ask("slow")
+            expect(page.answers.locator(".answer")).to_contain_text("word word")
+            page.new_chat()
+            page.ask("echo too much")
+            expect(page.toasts).to_contain_text("You have 1 answers in progress already")
+            expect(page.box).to_have_value("echo too much")
+    finally:
+        server.close()
+
+
+def test_ending_the_server_keeps_what_was_shown(browser: Browser, tmp_path: Path) -> None:
+    backend = FakeBackend()
+    server = serve(backend, port=0, data_dir=tmp_path / "data")
+    with chat_pages(browser, server.url) as open_page:
+        page = open_page()
+        page.ask("slow")
+        expect(page.answers.locator(".answer")).to_contain_text("word word")
+        shown = page.answers.locator(".answer").inner_text().strip()
+        server.close()
+        page.wait_until(lambda: backend.active == 0)
+        page.problems.clear()
+        again = serve(backend, port=int(server.url.rstrip("/").rsplit(":", 1)[1]), data_dir=tmp_path / "data")
+        page.page.reload()
+        expect(page.answers.locator(".answer")).to_contain_text(shown)
+        page.tool(page.answers.last, "Continue").click()
+        page.wait_ending("and its end.")
+        page.problems.clear()
+        again.close()

@@ -1,0 +1,219 @@
+"""The whole way in a real browser: the page, the real engine, the bundled demo model."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from qwen35mm.assets import asset_path, demo_model_path
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.web import Server, serve
+from qwen35mm.web.examples import choose_examples, load_samples
+from tests.web.browser import ChatPage, chat_pages
+
+pytestmark = pytest.mark.browser
+
+SAMPLES = asset_path("samples")
+TURNS = {entry["file"]: entry["turns"] for entry in json.loads((SAMPLES / "samples.json").read_text())}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LocalBackend]:
+    backend = LocalBackend.load(demo_model_path())
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def demo_server(demo: LocalBackend) -> Iterator[Server]:
+    server = serve(demo, port=0)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def page(browser: Browser, demo_server: Server) -> Iterator[ChatPage]:
+    demo_server.chats.store.delete_owner("local")
+    with chat_pages(browser, demo_server.url) as opener:
+        yield opener()
+
+
+def test_the_page_says_that_this_is_a_demo(page: ChatPage) -> None:
+    banner = page.page.locator(".banner")
+    expect(banner).to_contain_text("It knows coloured shapes in drawn pictures and short clips, and nothing else.")
+    command = banner.get_by_text("make chat MODEL=Qwen/Qwen3.5-2B")
+    expect(command).not_to_be_visible()
+    banner.locator("summary").click()
+    expect(command).to_be_visible()
+
+
+@pytest.mark.parametrize("name", ["one-shape.png", "two-shapes.jpg", "moves-right.mp4", "moves-left.gif"])
+def test_an_upload_is_answered_rightly(page: ChatPage, name: str) -> None:
+    files = [SAMPLES / name]
+    for number, turn in enumerate(TURNS[name], start=1):
+        page.ask(turn["question"], files)
+        assert page.wait_answered(number) == turn["answer"]
+        files = []
+    expect(page.cost).to_contain_text("tokens/s")
+
+
+def test_examples_are_answered_rightly(page: ChatPage) -> None:
+    examples = choose_examples(load_samples())
+    expect(page.examples).to_have_count(len(examples))
+    for index in (0, len(examples) - 1):
+        expect(page.examples.nth(index)).to_contain_text(examples[index].question)
+        page.examples.nth(index).click()
+        assert page.wait_answered() == TURNS[examples[index].path.name][0]["answer"]
+        page.new_chat()
+
+
+def test_several_images_and_a_clip_and_text_alone_get_an_answer(page: ChatPage) -> None:
+    page.ask("How many shapes are there?", [SAMPLES / "wide.jpg", SAMPLES / "tall.png", SAMPLES / "moves-down.webm"])
+    assert page.wait_answered(1)
+    page.ask("And now?")
+    assert page.wait_answered(2)
+    page.new_chat()
+    page.ask("Hello")
+    assert page.wait_answered(1)
+    expect(page.page.locator(".problem:visible")).to_have_count(0)
+
+
+@pytest.mark.parametrize("name", ["one-shape.png", "moves-right.mp4"])
+def test_a_cut_file_is_explained_and_the_page_goes_on(
+    page: ChatPage, demo: LocalBackend, name: str, tmp_path: Path
+) -> None:
+    content = (SAMPLES / name).read_bytes()
+    cut = tmp_path / f"cut-{name}"
+    cut.write_bytes(content[: len(content) // 8])
+    page.attach(cut)
+    page.ask("What is this?")
+    explained = page.page.locator(".answer + .problem, .toast, .thumbnail.bad .label").filter(has_text=f"'cut-{name}'")
+    expect(explained.first).to_be_visible()
+    page.page.reload()
+    page.new_chat()
+    question = TURNS[name][0]
+    page.ask(question["question"], [SAMPLES / name])
+    assert page.wait_answered() == question["answer"]
+    page.wait_until(lambda: demo.engine.idle)
+
+
+class StepByStep:
+    """Lets an engine make one step for each permit while anybody waits for a reply, and counts these steps."""
+
+    def __init__(self, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.permits = threading.Semaphore(0)
+        self.num_begun = 0
+        self._free = False
+        self._engine = backend.engine._engine
+        self._step = self._engine.step
+        monkeypatch.setattr(self._engine, "step", self._wait_and_step)
+
+    def let_go(self) -> None:
+        """Steps need no permits from here on."""
+        self._free = True
+        self.permits.release()
+
+    def _wait_and_step(self) -> object:
+        # What the engine does for nobody, such as computing a conversation's history, goes on by itself.
+        if self._engine.has_requests and not self._free:
+            self.num_begun += 1
+            self.permits.acquire()
+        return self._step()
+
+
+@pytest.fixture
+def steps(demo: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepByStep]:
+    steps = StepByStep(demo, monkeypatch)
+    yield steps
+    steps.let_go()
+
+
+@pytest.mark.parametrize("num_steps", [0, 2, 8])
+def test_stop_ends_the_engine_within_one_step(
+    page: ChatPage, demo: LocalBackend, steps: StepByStep, num_steps: int
+) -> None:
+    """Stopped before the image is encoded, while it is, and while the answer is written."""
+    for _ in range(num_steps):
+        steps.permits.release()
+    page.ask("What is in this picture?", [SAMPLES / "three-shapes.png"])
+    page.wait_until(lambda: steps.num_begun == num_steps + 1)
+    page.stop_button.click()
+    page.wait_answered()
+    # The step in hand ends, and no other begins.
+    steps.permits.release()
+    page.wait_until(lambda: demo.engine.idle)
+    assert steps.num_begun == num_steps + 1
+    steps.let_go()
+    page.ask("How many shapes are there?", [SAMPLES / "three-shapes.png"])
+    assert page.wait_answered(2) == "There are three shapes."
+
+
+def test_leaving_the_page_ends_the_engine(
+    page: ChatPage, demo: LocalBackend, demo_server: Server, steps: StepByStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_server.chats.replies, "_grace_s", 0.1)
+    page.ask("What is in this picture?", [SAMPLES / "three-shapes.png"])
+    page.wait_until(lambda: steps.num_begun == 1)
+    closed, page.page = page.page, page.context.new_page()
+    closed.close()
+    # Steps go on until the server notices that nobody is there.
+    page.wait_until(lambda: steps.permits.release() or demo.engine.idle)
+    demo.engine._engine.check_integrity()
+
+
+def test_stop_while_a_video_is_read_ends_the_reading(
+    page: ChatPage, demo: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a video is: its reader notices with the next frame, and the engine answers the next question."""
+    ended = threading.Event()
+
+    def read_for_ever(source: Any, plan: Any, processing: Any, limits: Any, progress: Any) -> Any:
+        try:
+            while True:
+                progress(1, 1000)
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("qwen35mm_preprocess.processor.video_patches", read_for_ever)
+        page.ask("What happens in the video?", [SAMPLES / "moves-right.mp4"])
+        expect(page.work).to_contain_text("Reading video, 1/1,000 frames")
+        page.stop_button.click()
+        page.wait_answered()
+        page.wait_until(ended.is_set)
+    expect(page.answers.locator(".problem")).to_contain_text("Stopped before the answer")
+    assert demo.engine.idle
+    page.ask("How many shapes are there?", [SAMPLES / "three-shapes.png"])
+    assert page.wait_answered(2) == "There are three shapes."
+
+
+def test_a_larger_context_where_the_memory_allows(browser: Browser) -> None:
+    from qwen35mm.engine import EngineSettings
+    from qwen35mm.model_library import BackendOptions, BackendSwitch
+
+    options = BackendOptions(settings=EngineSettings(context_length=256))
+    switch = BackendSwitch(options.load(demo_model_path()), options)
+    server = serve(switch, port=0)
+    try:
+        with chat_pages(browser, server.url) as opener:
+            page = opener()
+            page.box.fill("Describe the picture. " * 60)
+            trouble = page.page.locator(".trouble")
+            expect(trouble).to_contain_text("This won't fit")
+            trouble.get_by_role("button", name="Make room for").click()
+            page.wait_until(lambda: switch.context_length > 256)
+            expect(trouble).to_be_hidden()
+            page.box.press("Enter")
+            page.wait_answered()
+            page.problems = [each for each in page.problems if "request to another place" in each]
+    finally:
+        server.close()
+        switch.close()

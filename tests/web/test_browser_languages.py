@@ -1,0 +1,102 @@
+"""What Python says, written by the page in the person's language."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from qwen35mm.web.say import decimal, percent, say, size
+from tests.web.browser import ChatPage, OpenPage
+from tests.web.english import english
+from tests.web.fake_backend import FakeBackend
+
+pytestmark = pytest.mark.browser
+
+WORDS = [
+    "photo of me.png: it can't be read",
+    1234,
+    decimal(40, 1),
+    decimal(1234.56, 1),
+    percent(0.5),
+    *(size(number) for number in (0, 1, 1023, 1024, 10 * 1024, 18 * 2**20, 5000 * 2**30)),
+    say("Writing"),
+    say("{n} of {m} pages are taken, and no more.", n=32, m=1000),
+    say("{work}, {done}/{total} tokens", work=say("Reading the prompt"), done=512, total=1024),
+    say("{tokens}, {size} of cache", tokens=say("1 token"), size=size(1.5 * 2**30)),
+    say("Downloading {name}, {done} of {total}", name="Qwen/{n}", done=size(0), total=size(2**40)),
+]
+
+
+def write(page: ChatPage, words: Any) -> str:
+    """What the page's `said` makes of it."""
+    script = "async (words) => (await import(new URL('./qwen35mm/web/words.js', document.baseURI).href)).said(words)"
+    return page.page.evaluate(script, words)
+
+
+def test_an_english_page_writes_what_the_tests_read(page: ChatPage) -> None:
+    assert [write(page, words) for words in WORDS] == [english(words) for words in WORDS]
+
+
+@pytest.mark.parametrize(
+    ("locale", "speed", "share", "small", "large", "cost"),
+    [
+        ("de-DE", "1.234,6 Tokens/s", "50 %", "1.023 Byte", "1,5 GiB", "1 Token, 1,5 GiB Cache"),
+        ("fr-FR", "1 234,6 tokens/s", "50 %", "1 023 octets", "1,5 GiB", "1 token, 1,5 GiB de cache"),
+        ("es-ES", "1234,6 tokens/s", "50 %", "1023 bytes", "1,5 GiB", "1 token, 1,5 GiB de caché"),
+        ("zh-CN", "每秒 1,234.6 个 token", "50%", "1,023字节", "1.5 GiB", "1 个 token，缓存 1.5 GiB"),
+    ],
+)
+def test_numbers_are_written_as_the_language_does(
+    open_page: OpenPage, locale: str, speed: str, share: str, small: str, large: str, cost: str
+) -> None:
+    page = open_page(locale=locale)
+    words = [
+        say("{n} tokens/s", n=decimal(1234.56, 1)),
+        percent(0.5),
+        size(1023),
+        size(1.5 * 2**30),
+        say("{tokens}, {size} of cache", tokens=say("1 token"), size=size(1.5 * 2**30)),
+    ]
+    # Which of its spaces a language takes is the browser's to know.
+    written = [re.sub(r"\s", " ", write(page, each)) for each in words]
+    assert written == [speed, share, small, large, cost]
+
+
+def test_a_german_page_is_german_where_python_speaks(open_page: OpenPage, backend: FakeBackend, samples: Path) -> None:
+    page = open_page(locale="de-DE")
+    page.page.locator(".composer input[type=file]").set_input_files(samples / "moves-right.mp4")
+    cost = re.compile(r"^\d+ Einzelbilder, [\d.]+ Tokens, [\d.,]+ (KiB|MiB) Cache$")
+    expect(page.thumbnails.locator(".label")).to_have_text(cost)
+    page.box.fill("phases")
+    page.box.press("Enter")
+    for words in (
+        "In der Warteschlange, 1 davor",
+        "Liest das Video, 12/24 Einzelbilder",
+        re.compile(r"^Kodiert das Video, 50\s%$"),
+        "Liest den Prompt, 512/1.024 Tokens",
+    ):
+        expect(page.work.locator("span")).to_have_text(words)
+        backend.next_phase()
+    expect(page.cost).to_have_text("2 Tokens · 40,0 Tokens/s · erstes nach 0,3 s · Prompt: 3 Tokens")
+    page.cost.click()
+    rows = page.answers.last.locator(".cost dl")
+    expect(rows).to_contain_text("Prompt3 Tokens, davon 3 berechnet")
+    expect(rows).to_contain_text("Aus dem Cachenichts")
+    gauge = page.page.locator(".gauge")
+    expect(gauge).to_have_attribute(
+        "aria-label", re.compile(r"Cache: Schlüssel und Werte 1,0 MiB von 2,0 MiB, Zustände")
+    )
+
+
+def test_a_german_page_offers_what_fits_in_german(open_page: OpenPage) -> None:
+    page = open_page(locale="de-DE")
+    page.box.fill("echo " + "alte Worte " * 900)
+    page.box.press("Enter")
+    expect(page.cost).to_contain_text("Tokens")
+    page.box.fill("neue Worte " * 400)
+    offers = page.page.locator(".trouble button")
+    expect(offers).to_have_text(["Neuen Chat mit einer Zusammenfassung von diesem beginnen"])

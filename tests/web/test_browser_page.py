@@ -1,0 +1,377 @@
+"""The page in a browser, against a backend that answers as asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gradio.context import LocalContext
+from PIL import Image
+from playwright.sync_api import expect
+
+from tests.web.browser import ChatPage, OpenPage
+from tests.web.fake_backend import FakeBackend
+
+pytestmark = pytest.mark.browser
+
+
+def test_a_question_is_answered(page: ChatPage) -> None:
+    page.ask("echo Hello there")
+    assert page.wait_answered() == "Hello there"
+    expect(page.questions).to_contain_text("echo Hello there")
+    expect(page.box).to_have_value("")
+    expect(page.cost).to_contain_text("2 tokens · 40.0 tokens/s")
+
+
+def test_a_reply_knows_the_request_that_watches_it(
+    page: ChatPage, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroGPU's `spaces` looks there for whose quota pays."""
+    seen: list[Any] = []
+    stream = backend.stream
+
+    async def noting(*args: Any, **options: Any) -> AsyncIterator[Any]:
+        seen.append(LocalContext.request.get(None))
+        async for event in stream(*args, **options):
+            yield event
+
+    monkeypatch.setattr(backend, "stream", noting)
+    page.ask("echo Hello")
+    page.wait_answered()
+    assert [request.headers["user-agent"] for request in seen] == [page.page.evaluate("navigator.userAgent")]
+
+
+def test_enter_sends_and_shift_enter_begins_a_line(page: ChatPage, backend: FakeBackend) -> None:
+    page.box.fill("echo one")
+    page.box.press("Shift+Enter")
+    page.box.press_sequentially("two")
+    page.box.press("Enter")
+    page.wait_answered()
+    assert backend.calls[0].messages[-1].text == "echo one\ntwo"
+
+
+def test_images_and_a_video_in_one_message(page: ChatPage, backend: FakeBackend, samples: Path) -> None:
+    page.ask("which?", [samples / "one-shape.png", samples / "two-shapes.jpg", samples / "moves-right.mp4"])
+    assert page.wait_answered() == "2 images, 1 video"
+    expect(page.questions.locator("img")).to_have_count(2)
+    expect(page.questions.locator("video")).to_have_count(1)
+    assert [type(part).__name__ for part in backend.calls[0].messages[0].media] == ["Image", "Image", "Video"]
+    for picture in page.questions.locator("img").all():
+        page.wait_until(lambda picture=picture: picture.evaluate("img => img.naturalWidth > 0"))
+    video = page.questions.locator("video")
+    video.evaluate("video => { video.preload = 'auto'; video.load(); }")
+    page.wait_until(lambda: video.evaluate("video => video.readyState >= HTMLMediaElement.HAVE_CURRENT_DATA"))
+
+
+def test_an_animated_gif_plays_in_its_message(page: ChatPage, backend: FakeBackend, tmp_path: Path) -> None:
+    first, *others = [Image.new("RGB", (64, 48), colour) for colour in ("red", "green", "blue", "white")]
+    first.save(tmp_path / "moves.gif", save_all=True, append_images=others, duration=200)
+    page.ask("which?", [tmp_path / "moves.gif"])
+    assert page.wait_answered() == "1 video"
+    picture = page.questions.locator("img")
+    page.wait_until(lambda: picture.evaluate("img => img.naturalWidth") == 64)
+    assert picture.evaluate("async img => (await fetch(img.src)).headers.get('content-type')") == "image/gif"
+
+
+def test_each_mediums_cost_is_shown_before_sending(page: ChatPage, samples: Path) -> None:
+    page.attach(samples / "moves-right.mp4")
+    label = page.thumbnails.locator(".label")
+    expect(label).to_have_text(re.compile(r"^\d+ frames, \d+ tokens, \d+ (KiB|MiB) of cache$"))
+    expect(page.page.locator(".room")).to_contain_text("room for")
+    before = label.inner_text()
+    slider = page.page.get_by_label("Frames of a video").first
+    slider.fill("0")
+    expect(label).not_to_have_text(before)
+    expect(label).to_contain_text("2 frames")
+
+
+def test_a_message_that_does_not_fit_brings_offers(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("echo " + "old words " * 700)
+    page.wait_answered()
+    page.ask("echo few")
+    page.wait_answered(2)
+    page.box.fill("new words " * 400)
+    trouble = page.page.locator(".trouble")
+    expect(trouble).to_contain_text("This won't fit")
+    page.box.press("Enter")
+    expect(page.dialog).to_contain_text("This conversation would take")
+    page.dialog.get_by_role("button", name="Leave the oldest 2 messages out of the prompt").click()
+    expect(trouble).to_be_hidden()
+    expect(page.page.locator(".message.left-out")).to_have_count(2)
+    page.box.press("Enter")
+    page.wait_answered(3)
+    assert len(backend.calls[-1].messages) == 3
+
+
+def test_a_new_chat_with_a_summary(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("echo " + "old words " * 700)
+    page.wait_answered()
+    page.box.fill("new words " * 400)
+    page.page.locator(".trouble").get_by_role("button", name="Start a new chat with a summary of this one").click()
+    expect(page.page.locator(".title")).to_contain_text("After:")
+    page.wait_answered()
+    page.box.fill("echo and then?")
+    page.box.press("Enter")
+    page.wait_answered(2)
+    system, *rest = backend.calls[-1].messages
+    assert system.role == "system"
+    assert "A summary of the conversation so far" in system.text
+    assert [message.role for message in rest] == ["user"]
+
+
+def test_progress_of_each_phase(page: ChatPage, backend: FakeBackend, samples: Path) -> None:
+    page.ask("phases", [samples / "moves-right.mp4"])
+    for words in ("Waiting in line, 1 ahead", "Reading video, 12/24 frames", "Encoding video, 50%", "512/1,024 tokens"):
+        expect(page.work).to_contain_text(words)
+        backend.next_phase()
+    page.wait_answered()
+    expect(page.work).to_be_hidden()
+
+
+def test_thinking_is_open_while_it_is_written_and_folded_after_it(page: ChatPage) -> None:
+    page.ask("think Four")
+    assert page.wait_answered() == "Four"
+    thought = page.answers.locator(".thinking")
+    expect(thought.locator("summary")).to_have_text(re.compile(r"Thought for \d+\.\d s"))
+    assert thought.evaluate("details => details.open") is False
+    thought.locator("summary").click()
+    expect(thought).to_contain_text("Let me see. That is it.")
+
+
+def test_code_tables_and_formulas_are_rendered_and_nothing_else(page: ChatPage) -> None:
+    page.ask("markdown")
+    page.wait_answered()
+    answer = page.answers.locator(".answer")
+    expect(answer.locator("pre code")).to_have_text('print("shapes")\n')
+    expect(answer.locator("td").first).to_have_text("circle")
+    expect(answer.locator("math")).to_have_count(1)
+    expect(answer).to_contain_text("<b>not</b> markup")
+    expect(answer.locator("img")).to_have_count(0)
+
+
+def test_an_error_is_said_in_words_and_can_be_tried_again(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("refuse It's <too> long")
+    page.wait_answered()
+    expect(page.answers.locator(".problem")).to_have_text("It's <too> long")
+    page.tool(page.answers.last, "Answer again").click()
+    page.wait_until(lambda: len(backend.calls) == 2)
+    page.wait_answered()
+
+
+def test_a_bug_shows_no_detail(page: ChatPage) -> None:
+    page.ask("break")
+    page.wait_answered()
+    expect(page.answers.locator(".problem")).to_contain_text("Something went wrong inside the program")
+    assert "secret detail" not in page.page.content()
+
+
+def test_a_prompt_that_the_engine_finds_too_long_is_offered_help(page: ChatPage) -> None:
+    page.ask("too long")
+    expect(page.dialog).to_contain_text("5,000 tokens")
+    page.dialog.get_by_role("button", name="Change the message").click()
+    page.wait_answered()
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n broken", b"\x00\x01 nothing", b""])
+def test_a_broken_file_is_explained_by_its_name(page: ChatPage, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "photo of me.png"
+    path.write_bytes(content)
+    with page.page.expect_file_chooser() as chooser:
+        page.page.get_by_role("button", name="Add pictures, videos, texts or PDFs").click()
+    chooser.value.set_files([str(path)])
+    if content.startswith(b"\x89PNG"):
+        expect(page.page.locator(".thumbnail.bad .label")).to_contain_text("'photo of me.png'")
+        page.page.get_by_role("button", name="Remove photo of me.png").click()
+    else:
+        expect(page.toasts).to_contain_text("photo of me.png")
+    expect(page.thumbnails).to_have_count(0)
+    page.ask("echo all is well")
+    assert page.wait_answered() == "all is well"
+
+
+def test_text_files_are_context(page: ChatPage, backend: FakeBackend, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("The square is yellow.", encoding="utf-8")
+    page.ask("echo read", [path])
+    page.wait_answered()
+    assert "The square is yellow." in backend.calls[0].messages[0].text
+    assert "notes.txt" in backend.calls[0].messages[0].text
+    expect(page.questions.locator(".document")).to_have_text("notes.txt")
+
+
+def test_an_answer_that_was_cut_says_so_and_is_continued(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("length")
+    assert page.wait_answered() == "no media"
+    expect(page.answers.locator(".problem")).to_contain_text("ended at its limit")
+    page.tool(page.answers.last, "Continue").click()
+    page.wait_ending("and its end.")
+    expect(page.answers.locator(".problem")).to_be_hidden()
+    assert backend.calls[1].continue_reply
+    assert backend.calls[1].messages[-1].role == "assistant"
+
+
+def test_nothing_is_not_sent(page: ChatPage, backend: FakeBackend) -> None:
+    expect(page.send_button).to_be_disabled()
+    page.box.press("Enter")
+    expect(page.toasts).to_contain_text("Type a question")
+    assert backend.calls == []
+
+
+def test_settings_reach_the_backend_and_stay_with_the_chat(page: ChatPage, backend: FakeBackend) -> None:
+    panel = page.open_settings()
+    panel.get_by_label("Temperature").first.fill("0.25")
+    panel.get_by_label("Longest answer").fill("77")
+    panel.get_by_label("Seed").fill("5")
+    panel.get_by_label("System prompt").fill("Be brief.")
+    panel.get_by_label("Think first").check()
+    page.ask("echo Hello")
+    page.wait_answered()
+    call = backend.calls[0]
+    assert (call.params.temperature, call.params.max_tokens, call.params.seed) == (0.25, 77, 5)
+    assert call.enable_thinking is True
+    assert (call.messages[0].role, call.messages[0].text) == ("system", "Be brief.")
+    page.page.reload()
+    expect(page.open_settings().get_by_label("Longest answer")).to_have_value("77")
+    page.open_settings().get_by_role("button", name="Back to the model's own settings").click()
+    expect(page.open_settings().get_by_label("Longest answer")).to_have_value("")
+
+
+def test_presets_are_saved_and_taken(page: ChatPage) -> None:
+    panel = page.open_settings()
+    panel.get_by_label("Longest answer").fill("33")
+    panel.get_by_role("button", name="Save as preset").click()
+    page.dialog.get_by_label("Name").fill("Short")
+    page.dialog.get_by_role("button", name="Save", exact=True).click()
+    panel.get_by_role("button", name="Back to the model's own settings").click()
+    expect(panel.get_by_label("Longest answer")).to_have_value("")
+    panel.get_by_label("Take a preset").select_option("Short")
+    expect(panel.get_by_label("Longest answer")).to_have_value("33")
+
+
+def test_a_wrong_setting_is_not_taken(page: ChatPage, backend: FakeBackend) -> None:
+    box = page.open_settings().get_by_role("spinbutton", name="Top k")
+    box.fill("1000")
+    box.press("Tab")
+    assert box.evaluate("input => input.validity.valid") is False
+    page.ask("echo Hello")
+    page.wait_answered()
+    assert backend.calls[0].params.top_k == 20
+
+
+def test_markup_in_a_question_is_shown_as_typed(page: ChatPage) -> None:
+    page.ask("echo <img src=x onerror=alert(1)> **a** `b`")
+    page.wait_answered()
+    expect(page.questions.locator(".bubble")).to_have_text("echo <img src=x onerror=alert(1)> **a** `b`")
+    expect(page.answers.locator("img")).to_have_count(0)
+
+
+def test_long_pasted_text_is_sent_as_text(page: ChatPage, backend: FakeBackend) -> None:
+    text = "echo " + "word " * 2000
+    page.box.evaluate(
+        """(box, text) => {
+            const data = new DataTransfer();
+            data.setData('text/plain', text);
+            const event = new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true });
+            if (box.dispatchEvent(event)) { box.value = text; box.dispatchEvent(new Event('input')); }
+        }""",
+        text,
+    )
+    page.box.press("Enter")
+    page.wait_answered()
+    assert backend.calls[0].messages[-1].text == text
+    assert not backend.calls[0].messages[-1].media
+
+
+def test_a_pasted_picture_is_attached(page: ChatPage, backend: FakeBackend, samples: Path) -> None:
+    data = list((samples / "one-shape.png").read_bytes())
+    page.box.evaluate(
+        """(box, data) => {
+            const files = new DataTransfer();
+            files.items.add(new File([new Uint8Array(data)], 'pasted.png', { type: 'image/png' }));
+            box.dispatchEvent(new ClipboardEvent('paste', { clipboardData: files, bubbles: true, cancelable: true }));
+        }""",
+        data,
+    )
+    expect(page.thumbnails).to_have_count(1)
+    page.ask("which?")
+    assert page.wait_answered() == "1 image"
+
+
+def test_files_can_be_dropped_anywhere(page: ChatPage, samples: Path) -> None:
+    data = list((samples / "one-shape.png").read_bytes())
+    page.page.locator(".transcript").evaluate(
+        """(element, data) => {
+            const files = new DataTransfer();
+            files.items.add(new File([new Uint8Array(data)], 'dropped.png', { type: 'image/png' }));
+            for (const kind of ['dragenter', 'dragover', 'drop'])
+                element.dispatchEvent(new DragEvent(kind, { dataTransfer: files, bubbles: true, cancelable: true }));
+        }""",
+        data,
+    )
+    expect(page.thumbnails.locator(".name")).to_have_text("dropped.png")
+    page.ask("which?")
+    assert page.wait_answered() == "1 image"
+
+
+def test_escape_stops_and_up_edits_the_last_message(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    page.box.press("Escape")
+    page.wait_answered()
+    assert backend.active == 0
+    page.box.press("ArrowUp")
+    expect(page.box).to_have_value("slow")
+    expect(page.page.locator(".editing")).to_be_visible()
+    page.box.press("Escape")
+    expect(page.box).to_have_value("")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_has_room_for_everything(open_page: OpenPage, scheme: str, samples: Path) -> None:
+    page = open_page(viewport={"width": 375, "height": 667}, color_scheme=scheme, is_mobile=True, has_touch=True)
+    page.ask("which?", [samples / "two-shapes.jpg", samples / "moves-right.mp4"])
+    page.wait_answered()
+    page.cost.click()
+    outside = page.page.evaluate(
+        """() => [...document.querySelectorAll('.main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+            .map(e => e.outerHTML.slice(0, 100))"""
+    )
+    assert outside == []
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert page.page.evaluate("document.body.classList.contains('dark')") is (scheme == "dark")
+    expect(page.send_button).to_be_in_viewport()
+    expect(page.chats).not_to_be_in_viewport()
+    page.page.get_by_role("button", name="Conversations").click()
+    expect(page.chats).to_be_in_viewport()
+    page.page.locator(".shade").click(position={"x": 350, "y": 300})
+    expect(page.chats).not_to_be_in_viewport()
+
+
+def test_everything_to_press_has_a_name(page: ChatPage, samples: Path) -> None:
+    page.ask("think Four", [samples / "one-shape.png"])
+    page.wait_answered()
+    page.open_settings()
+    nameless = page.page.evaluate(
+        """() => [...document.querySelectorAll('.app :is(button, input, textarea, select, summary, video)')]
+            .filter(e => e.type !== 'file' && !e.ariaHidden)
+            .filter(e => !(e.ariaLabel || e.textContent.trim() || e.closest('label')?.innerText.trim()))
+            .map(e => e.outerHTML.slice(0, 120))"""
+    )
+    assert nameless == []
+
+
+def test_a_photo_and_a_clip_from_the_camera(page: ChatPage, backend: FakeBackend) -> None:
+    page.page.get_by_role("button", name="Take a picture or a clip").click()
+    page.dialog.get_by_role("button", name="Take a photo").click()
+    expect(page.thumbnails).to_have_count(1)
+    page.page.get_by_role("button", name="Take a picture or a clip").click()
+    page.dialog.get_by_role("button", name="Record a clip").click()
+    page.page.wait_for_timeout(1200)  # a clip has a length
+    page.dialog.get_by_role("button", name="End the clip").click()
+    expect(page.thumbnails).to_have_count(2)
+    expect(page.thumbnails.last.locator(".label")).to_contain_text("frames")
+    page.ask("which?")
+    assert page.wait_answered() == "1 image, 1 video"

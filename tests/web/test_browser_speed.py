@@ -1,0 +1,113 @@
+"""How the page feels: it neither jumps nor stalls while an answer is written."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from qwen35mm.chat.store import new_id
+from qwen35mm.chat.tree import Node
+from qwen35mm.web import Server
+from tests.web.browser import ChatPage
+from tests.web.fake_backend import MARKDOWN, FakeBackend
+
+pytestmark = pytest.mark.browser
+
+
+def test_drawing_is_10_to_20_times_a_second(page: ChatPage, backend: FakeBackend) -> None:
+    """Whatever the model's speed: this one writes hundreds of words a second."""
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    page.page.evaluate(
+        """() => {
+            window.drawn = 0;
+            new MutationObserver(() => window.drawn++).observe(
+                document.querySelector('.answer'), { childList: true, subtree: true, characterData: true });
+        }"""
+    )
+    page.page.wait_for_timeout(3000)
+    drawn = page.page.evaluate("window.drawn")
+    page.stop_button.click()
+    page.wait_answered()
+    # The upper bound holds on any machine; the lower one leaves room for a busy one.
+    assert 3 * 4 <= drawn <= 3 * 20 + 2
+
+
+def test_the_page_does_not_jump_while_it_is_written(page: ChatPage) -> None:
+    """Nothing outside the answer moves, and the box keeps its place."""
+    page.page.evaluate(
+        """() => {
+            window.shifts = [];
+            new PerformanceObserver(list => {
+                for (const entry of list.getEntries())
+                    for (const source of entry.sources ?? [])
+                        if (source.node?.closest?.('.composer, .top, .sidebar, .user')) window.shifts.push(entry.value);
+            }).observe({ type: 'layout-shift', buffered: true });
+        }"""
+    )
+    before = page.page.locator(".composer").bounding_box()
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    page.page.evaluate("window.shifts = []")
+    page.page.wait_for_timeout(1500)
+    assert page.page.locator(".composer").bounding_box() == before
+    assert page.page.evaluate("window.shifts") == []
+    page.stop_button.click()
+    page.wait_answered()
+
+
+def test_200_messages_stay_responsive_while_an_answer_is_written(
+    page: ChatPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "context_length", 1_000_000)
+    store = fake_server[1].chats.store
+    conversation = store.create("local", title="A long one")
+    parent = None
+    for number in range(200):
+        role = "assistant" if number % 2 else "user"
+        text = f"Message {number}. " + (MARKDOWN if number % 2 else "What is that? " * 20)
+        node = Node(new_id(), parent, role, time.time() + number / 1000, text=text)
+        store.add("local", conversation.id, node)
+        parent = node.id
+    page.page.goto(f"{page.url}#{conversation.id}")
+    page.page.reload()
+    expect(page.questions).to_have_count(100)
+    page.ask("slow")
+    expect(page.answers.last.locator(".answer")).to_contain_text("word word")
+    gaps = page.page.evaluate(
+        """() => new Promise(resolve => {
+            const gaps = [];
+            let last = performance.now();
+            const tick = now => {
+                gaps.push(now - last);
+                last = now;
+                now - start < 3000 ? requestAnimationFrame(tick) : resolve(gaps.slice(1));
+            };
+            const start = last;
+            requestAnimationFrame(tick);
+        })"""
+    )
+    page.box.press_sequentially("typed while it goes on")
+    expect(page.box).to_have_value("typed while it goes on")
+    page.stop_button.click()
+    page.wait_answered(101)
+    gaps.sort()
+    print(f"\nms between frames: median {gaps[len(gaps) // 2]:.0f}, longest {gaps[-1]:.0f}")
+    # Where every update drew all messages again, half of the frames would take longer than this.
+    assert gaps[len(gaps) // 2] < 100
+
+
+def test_long_answers_scroll_along_unless_one_reads_above(page: ChatPage, samples: Path) -> None:
+    page.ask("slow")
+    transcript = page.page.locator(".transcript")
+    page.wait_until(lambda: transcript.evaluate("e => e.scrollHeight > e.clientHeight + 300"))
+    page.wait_until(lambda: transcript.evaluate("e => e.scrollHeight - e.scrollTop - e.clientHeight < 90"))
+    transcript.evaluate("e => { e.scrollTop = 0; }")
+    height = transcript.evaluate("e => e.scrollHeight")
+    page.wait_until(lambda: transcript.evaluate("e => e.scrollHeight") > height + 50)
+    assert transcript.evaluate("e => e.scrollTop") < 50
+    page.stop_button.click()
+    page.wait_answered()

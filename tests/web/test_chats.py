@@ -1,0 +1,251 @@
+"""What a person does with conversations: messages, branches, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.chat import Attachment
+from qwen35mm.errors import (
+    ConfigError,
+    MediaError,
+    NotFoundError,
+    PromptError,
+    QueueFullError,
+    RequestError,
+)
+from qwen35mm.web.chats import MAX_ATTACHMENTS, MAX_TEXT_CHARS
+from tests.web.chat_kit import ME, OTHER, PICTURE, ChatKit
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> ChatKit:
+    return ChatKit(tmp_path)
+
+
+def statuses(kit: ChatKit, conversation: str) -> list[tuple[str, str, str]]:
+    return [(node.role, node.text.strip(), node.status) for node in kit.path(conversation)]
+
+
+async def test_a_message_and_its_answer(kit: ChatKit) -> None:
+    asked = await kit.ask("echo one", settings={"system": "Be short.", "temperature": 0.5, "thinking": True})
+    assert statuses(kit, asked.conversation) == [("user", "echo one", "finished"), ("assistant", "one", "finished")]
+    (call,) = kit.backend.calls
+    assert kit.prompt == [("system", "Be short."), ("user", "echo one")]
+    assert (call.params.temperature, call.params.top_k, call.enable_thinking) == (0.5, 20, True)
+    assert (call.conversation, call.retain, call.tenant) == (asked.conversation, "conversation", None)
+    assert kit.node(asked.conversation, asked.reply).model == "Fake-1B"
+    again = await kit.ask("echo two", asked.conversation, asked.reply)
+    assert again.conversation == asked.conversation
+    # What isn't said again stays as it was.
+    assert kit.prompt == [("system", "Be short."), ("user", "echo one"), ("assistant", "one"), ("user", "echo two")]
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [("\n  echo hello \nmore", "echo hello"), ("echo " + "x" * 80, "echo " + "x" * 54 + "…"), ("", "a.png, b.png")],
+)
+async def test_a_conversation_is_called_by_its_first_line(kit: ChatKit, text: str, title: str) -> None:
+    files = [] if text else [kit.attach(PICTURE, name="a.png"), kit.attach(PICTURE, name="b.png")]
+    asked = await kit.ask(text, files=files)
+    assert kit.store.get(ME.owner, asked.conversation).title == title
+
+
+async def test_an_edit_is_a_branch(kit: ChatKit) -> None:
+    first = await kit.ask("echo one")
+    second = await kit.ask("echo two", first.conversation, first.reply)
+    edited = await kit.ask("echo other", first.conversation, first.reply)
+    assert kit.prompt == [("user", "echo one"), ("assistant", "one"), ("user", "echo other")]
+    assert [text for _, text, _ in statuses(kit, first.conversation)] == ["echo one", "one", "echo other", "other"]
+    await kit.chats.show_branch(ME, first.conversation, kit.node(first.conversation, second.reply).parent or "")
+    assert kit.path(first.conversation)[-1].id == second.reply
+    root = await kit.ask("echo root", first.conversation)
+    assert kit.prompt == [("user", "echo root")]
+    chat = await kit.chats.open(ME, first.conversation)
+    assert chat["messages"][0]["branch"]["of"] == 2
+    assert {edited.conversation, root.conversation} == {first.conversation}
+
+
+async def test_another_answer_stands_beside_the_first(kit: ChatKit) -> None:
+    asked = await kit.ask("echo one")
+    question = kit.path(asked.conversation)[0].id
+    reply_id = await kit.chats.answer_again(ME, asked.conversation, question)
+    await kit.watch(reply_id)
+    assert kit.prompt == [("user", "echo one")]
+    tree = kit.store.tree(ME.owner, asked.conversation)
+    assert [node.id for node in tree.children(question)] == [asked.reply, reply_id]
+    with pytest.raises(PromptError, match="Only a question"):
+        await kit.chats.answer_again(ME, asked.conversation, reply_id)
+
+
+async def test_a_cut_answer_goes_on(kit: ChatKit) -> None:
+    asked = await kit.ask("length of it")
+    assert asked.view["status"] == "length"
+    before = kit.node(asked.conversation, asked.reply)
+    assert await kit.chats.go_on(ME, asked.conversation, asked.reply) == asked.reply
+    assert kit.node(asked.conversation, asked.reply).text == before.text
+    view = await kit.watch(asked.reply)
+    assert kit.backend.calls[-1].continue_reply
+    assert kit.backend.calls[-1].messages[-1].text == before.text
+    assert kit.node(asked.conversation, asked.reply).text == f"{before.text}and its end."
+    assert view["status"] == "finished"
+    with pytest.raises(PromptError, match="can be continued"):
+        await kit.chats.go_on(ME, asked.conversation, asked.reply)
+
+
+async def test_an_answer_that_was_cut_in_its_thinking_goes_on(kit: ChatKit) -> None:
+    asked = await kit.ask("think it")
+    kit.store.update(ME.owner, asked.reply, status="length", text="")
+    await kit.chats.go_on(ME, asked.conversation, asked.reply)
+    assert (await kit.watch(asked.reply))["status"] == "finished"
+    last = kit.backend.calls[-1].messages[-1]
+    assert (last.text, last.reasoning) == ("", "Let me see. That is it.")
+    assert kit.node(asked.conversation, asked.reply).text == "and its end."
+
+
+async def test_a_reply_that_a_killed_process_left_can_be_continued(kit: ChatKit) -> None:
+    asked = await kit.ask("echo half")
+    kit.store.update(ME.owner, asked.reply, status="running")
+    chat = await kit.chats.open(ME, asked.conversation)
+    assert (chat["messages"][-1]["status"], chat["running"]) == ("interrupted", [])
+    await kit.chats.go_on(ME, asked.conversation, asked.reply)
+    assert (await kit.watch(asked.reply))["status"] == "finished"
+
+
+async def test_questions_without_answers_are_left_out(kit: ChatKit) -> None:
+    failed = await kit.ask("refuse no")
+    await kit.ask("echo on", failed.conversation, failed.reply)
+    assert kit.prompt == [("user", "echo on")]
+    question = kit.path(failed.conversation)[-2].id
+    with pytest.raises(PromptError, match="can't follow a question"):
+        await kit.send("echo x", failed.conversation, question)
+
+
+async def test_one_answer_at_a_time_in_a_conversation(kit: ChatKit) -> None:
+    conversation, reply_id = await kit.send("slow")
+    question = kit.path(conversation)[0].id
+    for attempt in (
+        kit.send("echo x", conversation, reply_id),
+        kit.chats.answer_again(ME, conversation, question),
+        kit.chats.go_on(ME, conversation, reply_id),
+    ):
+        with pytest.raises(RequestError, match="One answer at a time"):
+            await attempt
+    await kit.chats.stop(ME, reply_id)
+    assert len(kit.path(conversation)) == 2
+
+
+async def test_a_person_has_so_many_answers_at_one_time(kit: ChatKit) -> None:
+    replies = [(await kit.send("slow"))[1] for _ in range(ME.max_replies)]
+    with pytest.raises(QueueFullError, match="You have 2 answers"):
+        await kit.send("echo x")
+    assert (await kit.ask("echo mine", person=OTHER)).view["status"] == "finished"
+    await kit.chats.stop(ME, replies[0])
+    await kit.ask("echo y")
+    await kit.chats.stop(ME, replies[1])
+
+
+async def test_requests_at_the_same_moment_count(kit: ChatKit) -> None:
+    asked = await kit.ask("echo one")
+    sent = await asyncio.gather(
+        *(kit.send("slow", asked.conversation, asked.reply) for _ in range(3)), return_exceptions=True
+    )
+    assert sorted(type(each).__name__ for each in sent) == ["RequestError", "RequestError", "tuple"]
+    assert len(kit.store.tree(ME.owner, asked.conversation).nodes) == 4
+    new = await asyncio.gather(*(kit.send("slow") for _ in range(3)), return_exceptions=True)
+    assert sorted(type(each).__name__ for each in new) == ["QueueFullError", "QueueFullError", "tuple"]
+    for reply in kit.replies.of(ME.owner):
+        await reply.stop()
+    await kit.ask("echo two")
+
+
+async def test_what_can_t_be_a_message_is_refused(kit: ChatKit, tmp_path: Path) -> None:
+    picture = kit.attach(PICTURE)
+    with pytest.raises(PromptError, match="Type a question"):
+        await kit.send(" \n")
+    with pytest.raises(PromptError, match="at most 2,000,000 characters"):
+        await kit.send("x" * (MAX_TEXT_CHARS + 1))
+    with pytest.raises(PromptError, match="at most 64 files; got 65"):
+        await kit.send("x", files=[picture] * (MAX_ATTACHMENTS + 1))
+    with pytest.raises(PromptError, match="no messages before"):
+        await kit.send("x", None, "0" * 32)
+    with pytest.raises(ConfigError, match="Temperature"):
+        await kit.send("x", settings={"temperature": 9})
+    (tmp_path / "broken.png").write_bytes(PICTURE.read_bytes()[:20])
+    broken = kit.attach(tmp_path / "broken.png")
+    with pytest.raises(MediaError, match=r"broken\.png") as caught:
+        await kit.send("x", files=[broken])
+    assert broken.digest not in str(caught.value)
+    assert kit.store.list(ME.owner) == []
+    assert kit.backend.calls == []
+
+
+async def test_only_own_files_are_attached(kit: ChatKit) -> None:
+    theirs = kit.attach(PICTURE, OTHER)
+    for digest in (theirs.digest, "0" * 64, "../../etc/passwd"):
+        with pytest.raises(NotFoundError, match=r"'mine\.png' isn't there"):
+            await kit.send("x", files=[Attachment(digest, "image", "mine.png", 0)])
+    assert kit.store.list(ME.owner) == []
+
+
+async def test_a_file_that_is_gone_is_said_to_be(kit: ChatKit) -> None:
+    picture = kit.attach(PICTURE)
+    kit.store.media.delete(picture.digest)
+    with pytest.raises(NotFoundError, match="Add it again"):
+        await kit.send("x", files=[picture])
+
+
+async def test_another_person_finds_nothing(kit: ChatKit) -> None:
+    asked = await kit.ask("echo one")
+    question = kit.path(asked.conversation)[0].id
+    before = kit.store.snapshot(ME.owner, asked.conversation)
+    conversation, reply_id = asked.conversation, asked.reply
+    for attempt in (
+        kit.chats.open(OTHER, conversation),
+        kit.chats.measure(OTHER, conversation, reply_id, text="x"),
+        kit.send("x", conversation, reply_id, person=OTHER),
+        kit.chats.answer_again(OTHER, conversation, question),
+        kit.chats.go_on(OTHER, conversation, reply_id),
+        kit.chats.delete_message(OTHER, conversation, question),
+        kit.chats.delete(OTHER, conversation),
+        kit.chats.show_branch(OTHER, conversation, question),
+        kit.chats.shorten(OTHER, conversation, reply_id),
+        kit.chats.summarise(OTHER, conversation),
+    ):
+        with pytest.raises(NotFoundError):
+            await attempt
+    after = kit.store.snapshot(ME.owner, asked.conversation)
+    assert (after[0], dict(after[1].nodes)) == (before[0], dict(before[1].nodes))
+    assert kit.store.list(OTHER.owner) == []
+
+
+async def test_deleting_ends_what_is_written_there_only(kit: ChatKit) -> None:
+    asked = await kit.ask("echo one")
+    conversation, reply_id, watching = await kit.begin("slow", conversation=asked.conversation, parent=asked.reply)
+    elsewhere = await kit.ask("echo two")
+    with pytest.raises(NotFoundError):
+        await kit.chats.delete_message(ME, elsewhere.conversation, reply_id)
+    assert kit.replies.of(ME.owner, conversation)
+    side = kit.path(elsewhere.conversation)[-1].id
+    await kit.chats.delete_message(ME, elsewhere.conversation, side)
+    assert len(kit.path(elsewhere.conversation)) == 1
+    await kit.chats.delete_message(ME, conversation, reply_id)
+    assert (await watching)["status"] == "stopped"
+    assert [node.text.strip() for node in kit.path(conversation)] == ["echo one", "one", "slow"]
+    assert kit.backend.active == 0
+    _, _, watching = await kit.begin("slow")
+    running = kit.replies.of(ME.owner)[0].work.conversation_id
+    await kit.chats.delete(ME, running)
+    await watching
+    with pytest.raises(NotFoundError):
+        kit.store.get(ME.owner, running)
+    assert kit.backend.active == 0
+
+
+async def test_each_tenant_has_a_cache_apart(kit: ChatKit) -> None:
+    from qwen35mm.web.people import Person
+
+    await kit.ask("echo one", person=Person("ann", "ann"))
+    assert kit.backend.calls[-1].tenant == "ann"

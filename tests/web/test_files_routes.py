@@ -1,0 +1,161 @@
+"""Files that go out: media and thumbnails of one's own messages, exports, and what comes back by an import."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from PIL import Image
+
+from qwen35mm.web.examples import NUM_EXAMPLES
+from tests.web.chat_kit import CLIP, PICTURE
+from tests.web.page_client import BOB, PageClient, problem
+
+FOREVER = "private, max-age=31536000, immutable"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> PageClient:
+    return PageClient(tmp_path)
+
+
+async def attach(page: PageClient, data: bytes, name: str) -> dict[str, Any]:
+    (attachment,) = (await page.upload(data, name)).json()["attachments"]
+    return attachment
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (PICTURE.read_bytes(), "image/png"),
+        (CLIP.read_bytes(), "video/mp4"),
+        (b"<html><script>alert(1)</script>", "application/octet-stream"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "application/octet-stream"),
+    ],
+)
+async def test_a_file_is_given_as_what_it_is_and_does_nothing(page: PageClient, data: bytes, kind: str) -> None:
+    attachment = await attach(page, data, "a.html")
+    response = await page.request("GET", f"media/{attachment['digest']}", header=False)
+    assert (response.status_code, response.content) == (200, data)
+    assert response.headers["content-type"] == kind
+    assert response.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["cache-control"] == FOREVER
+
+
+async def test_a_player_asks_for_a_part(page: PageClient) -> None:
+    data = CLIP.read_bytes()
+    url = f"media/{(await attach(page, data, 'a.mp4'))['digest']}"
+    part = await page.request("GET", url, headers={"range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, data[10:20])
+    assert part.headers["content-range"] == f"bytes 10-19/{len(data)}"
+    assert (await page.request("GET", url, headers={"range": "bytes=-5"})).content == data[-5:]
+    assert (await page.request("GET", url, headers={"range": f"bytes={len(data)}-"})).status_code == 416
+    assert (await page.request("GET", url, headers={"range": "bytes=x"})).status_code in (200, 400)
+
+
+@pytest.mark.parametrize("route", ["media", "thumbnail"])
+async def test_only_own_files_are_given(page: PageClient, route: str) -> None:
+    attachment = await attach(page, PICTURE.read_bytes(), "a.png")
+    url = f"{route}/{attachment['digest']}"
+    assert (await page.request("GET", url, BOB)).status_code == 404
+    assert (await page.request("GET", url, "nobody")).status_code == 404
+    for digest in ("0" * 64, "x", "%2e%2e%2fconversations.sqlite", attachment["digest"].upper()):
+        assert (await page.request("GET", f"{route}/{digest}")).status_code == 404
+    await page.ask("look", attachments=[attachment])
+    assert (await page.request("GET", url, BOB)).status_code == 404
+    assert (await page.request("GET", url)).status_code == 200
+    page.store.media.delete(attachment["digest"])
+    assert (await page.request("GET", url)).status_code == 404
+
+
+@pytest.mark.parametrize("path", [PICTURE, CLIP])
+async def test_a_thumbnail_is_a_small_jpeg(page: PageClient, path: Path) -> None:
+    attachment = await attach(page, path.read_bytes(), path.name)
+    response = await page.request("GET", f"thumbnail/{attachment['digest']}")
+    assert (response.headers["content-type"], response.headers["cache-control"]) == ("image/jpeg", FOREVER)
+    with Image.open(io.BytesIO(response.content)) as picture:
+        assert (picture.format, max(picture.size) <= 640) == ("JPEG", True)
+
+
+async def test_a_thumbnail_is_upright_and_flat(page: PageClient) -> None:
+    turned = Image.new("RGB", (1600, 800), "red")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = io.BytesIO()
+    turned.save(data, "JPEG", exif=exif)
+    clear = io.BytesIO()
+    Image.new("RGBA", (10, 10), (0, 0, 0, 0)).save(clear, "PNG")
+    sizes, corners = [], []
+    for each in (data, clear):
+        digest = (await attach(page, each.getvalue(), "a"))["digest"]
+        with Image.open(io.BytesIO((await page.request("GET", f"thumbnail/{digest}")).content)) as picture:
+            sizes.append(picture.size)
+            corners.append(picture.convert("RGB").getpixel((0, 0)))
+    assert sizes == [(320, 640), (10, 10)]
+    assert corners[1] == (255, 255, 255)
+
+
+async def test_no_thumbnail_is_an_error_without_a_digest(page: PageClient) -> None:
+    (attachment,) = (await page.upload(b"only words", "a.txt")).json()["attachments"]
+    response = await page.request("GET", f"thumbnail/{attachment['digest']}")
+    assert (response.status_code, problem(response)) == (400, "There is no picture of this file.")
+
+
+async def test_each_example_has_a_poster(page: PageClient) -> None:
+    for number in range(NUM_EXAMPLES):
+        response = await page.request("GET", f"poster/{number}", header=False)
+        assert response.headers["content-type"] == "image/jpeg"
+        with Image.open(io.BytesIO(response.content)) as picture:
+            assert (picture.format, max(picture.size) <= 640) == ("JPEG", True)
+    assert (await page.request("GET", f"poster/{NUM_EXAMPLES}")).status_code == 404
+
+
+async def test_conversations_go_out_and_come_back(page: PageClient) -> None:
+    attachment = await attach(page, PICTURE.read_bytes(), "a.png")
+    chat = await page.ask("look", attachments=[attachment])
+    await page.ask("echo two")
+    everything = await page.request("GET", "export", header=False)
+    assert everything.headers["content-type"] == "application/zip"
+    assert int(everything.headers["content-length"]) == len(everything.content)
+    assert everything.headers["content-disposition"].startswith("attachment;")
+    names = zipfile.ZipFile(io.BytesIO(everything.content)).namelist()
+    assert len([name for name in names if name.startswith("conversations/")]) == 2
+    one = await page.request("GET", "export", params={"ids": chat["id"]})
+    imported = await page.request("POST", "import", BOB, content=one.content)
+    (line,) = imported.json()["conversations"]
+    assert (line["title"], line["id"] == chat["id"]) == ("look", False)
+    theirs = (await page.call("open", BOB, conversation=line["id"])).json()
+    assert [message["text"] for message in theirs["messages"]] == ["look", "1 image "]
+    assert (await page.request("GET", f"media/{attachment['digest']}", BOB)).status_code == 200
+
+
+async def test_a_conversation_goes_out_for_reading(page: PageClient) -> None:
+    chat = await page.ask("echo Grüße")
+    await page.call("rename", conversation=chat["id"], title='../a "b"\r\nSet-Cookie: x/Grüße')
+    response = await page.request("GET", "export", params={"ids": chat["id"], "form": "md"})
+    assert response.headers["content-type"] == "text/markdown; charset=utf-8"
+    assert unquote(response.headers["content-disposition"]) == "attachment; filename*=UTF-8''Grüße.md"
+    assert "set-cookie" not in response.headers
+    assert "echo Grüße" in response.text
+
+
+async def test_nobody_exports_another_one_s_conversation(page: PageClient) -> None:
+    chat = await page.ask("echo one")
+    for params in ({"ids": chat["id"]}, {"ids": chat["id"], "form": "md"}, {"form": "md"}):
+        assert (await page.request("GET", "export", BOB, params=params)).status_code == 404
+    nothing = await page.request("GET", "export", BOB)
+    assert zipfile.ZipFile(io.BytesIO(nothing.content)).namelist() == []
+    assert (await page.request("GET", "export", "nobody")).status_code == 404
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", b"PK\x03\x04 cut off"])
+async def test_what_is_no_archive_is_refused_in_words(page: PageClient, data: bytes) -> None:
+    response = await page.request("POST", "import", content=data)
+    assert (response.status_code, len(problem(response)) > 20) == (400, True)
+    assert (await page.request("POST", "import", header=False, content=data)).status_code == 404
+    assert (await page.call("list")).json()["conversations"] == []

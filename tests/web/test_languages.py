@@ -1,0 +1,150 @@
+"""The page's languages: each has every text that the page can ask for, and no other."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import qwen35mm.web
+from qwen35mm.assets import asset_path
+
+PYTHON = Path(qwen35mm.web.__file__).parent
+WEB = asset_path("web")
+TABLES = sorted((WEB / "languages").glob("*.json"))
+# `t(` as a call: not a method, not the end of another name, not the function's own head.
+CALL = re.compile(r"(?<![\w.$])(?<!function )t\(\s*")
+LITERAL = re.compile(r'("(?:[^"\\\n]|\\.)*")\s*(?=[,)])')
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+ENDS = {".": ".。", "?": "?？", ":": ":：", ",": ",，"}
+
+
+def texts_asked_for(file: str, script: str) -> set[str]:
+    """The texts of a script's calls of `t`.
+
+    Raises:
+        ValueError: a call's text can't be known from here, or a placeholder gets no value.
+    """
+    texts: set[str] = set()
+    for call in CALL.finditer(script):
+        rest = script[call.end() :].split("\n", 1)[0]
+        line = f"{file}, line {script.count(chr(10), 0, call.start()) + 1}: t({rest[:60]}"
+        literal = LITERAL.match(rest)
+        if not literal:
+            raise ValueError(f"{line}: expected a text in double quotes")
+        text = json.loads(literal[1])
+        for placeholder in PLACEHOLDER.findall(text):
+            if not re.search(rf"[{{,]\s*{placeholder}\s*[:,}}]", rest[literal.end() :]):
+                raise ValueError(f"{line}: {{{placeholder}}} gets no value")
+        texts.add(text)
+    return texts
+
+
+def texts_said(file: str, source: str) -> set[str]:
+    """The texts of a module's calls of `say`.
+
+    Raises:
+        ValueError: a call's text can't be known from here, or its placeholders and values differ.
+    """
+    texts: set[str] = set()
+    for call in ast.walk(ast.parse(source)):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "say"):
+            continue
+        line = f"{file}, line {call.lineno}: {ast.unparse(call)[:60]}"
+        match call.args:
+            case [ast.Constant(value=str(text))]:
+                pass
+            case _:
+                raise ValueError(f"{line}: expected one text, written out")
+        if sorted(PLACEHOLDER.findall(text)) != sorted(str(keyword.arg) for keyword in call.keywords):
+            raise ValueError(f"{line}: expected a value for each placeholder, and no other")
+        texts.add(text)
+    return texts
+
+
+def all_texts() -> set[str]:
+    asked = [texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.glob("*.js")]
+    said = [texts_said(path.name, path.read_text("utf-8")) for path in PYTHON.rglob("*.py")]
+    return set().union(*asked, *said)
+
+
+def read_table(path: Path) -> dict[str, str]:
+    def once(pairs: list[tuple[str, str]]) -> dict[str, str]:
+        names = [name for name, _ in pairs]
+        assert len(names) == len(set(names)), [name for name in names if names.count(name) > 1]
+        return dict(pairs)
+
+    return json.loads(path.read_text("utf-8"), object_pairs_hook=once)
+
+
+def test_the_page_offers_the_languages_there_are() -> None:
+    listed = re.search(r"LANGUAGES = \{(.*?)\}", (WEB / "words.js").read_text("utf-8"))
+    assert listed
+    assert sorted(re.findall(r"(\w+):", listed[1])) == sorted(["en", *(path.stem for path in TABLES)])
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_text_is_translated_and_nothing_else(path: Path) -> None:
+    assert set(read_table(path)) == all_texts()
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_translations_are_whole(path: Path) -> None:
+    for text, translation in read_table(path).items():
+        assert isinstance(translation, str), text
+        assert translation == translation.strip() != "", text
+        assert sorted(PLACEHOLDER.findall(translation)) == sorted(PLACEHOLDER.findall(text)), text
+        assert not re.search(r"[<>&\n]|\bundefined\b", translation), text
+        assert translation[-1] in ENDS[text[-1]] if text[-1] in ENDS else translation[-1] not in ".。:：,，", text
+        # Typographic quotes and apostrophes, one sign for an ellipsis.
+        assert not re.search(r"[\"'`]|\.\.\.| {2}", translation), text
+
+
+def test_french_has_its_spaces() -> None:
+    for translation in read_table(WEB / "languages/fr.json").values():
+        assert not re.search(r"[^\u00a0\u202f][;?!»]|[^\u00a0\u202f]:(?!//)|«[^\u00a0\u202f]", translation), translation
+
+
+def test_chinese_has_its_marks() -> None:
+    for translation in read_table(WEB / "languages/zh.json").values():
+        assert not re.search(r"[\u4e00-\u9fff][,;:?!.]|[,;:?!][\u4e00-\u9fff]", translation), translation
+        # A space between Chinese and Latin writing, placeholders too.
+        assert not re.search(r"[\u4e00-\u9fff][A-Za-z0-9{]|[A-Za-z0-9}][\u4e00-\u9fff]", translation), translation
+
+
+def test_calls_are_found() -> None:
+    script = 'h(t("One"), { title: t( "{n} of {m}", { n, m: 3 }) }); insert(x); this.t(y); start("Two");'
+    script += "\nexport function t(text) {}"
+    assert texts_asked_for("x.js", script) == {"One", "{n} of {m}"}
+    module = 'ROWS = {"a": say("One")}\nsay("{n} of {m}", m=say("Two"), n=3)\npage.say(x)\ndef say(text): ...'
+    assert texts_said("x.py", module) == {"One", "{n} of {m}", "Two"}
+
+
+@pytest.mark.parametrize(
+    "script", ["t(words)", "t(`Hello`)", "t('Hello')", 't("a" + b)', "t(\n'x')", 't("{n} left")', 't("{n}", { no: 1 })']
+)
+def test_a_text_that_cannot_be_known_is_refused(script: str) -> None:
+    with pytest.raises(ValueError, match=r"x\.js, line 1"):
+        texts_asked_for("x.js", script)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "say(words)",
+        'say(f"{n} left", n=1)',
+        'say("{n} " + "left", n=1)',
+        'say("a", "b")',
+        'say("{n:,} left", n=1)',
+        'say("{n} left")',
+        'say("{n}", no=1)',
+        'say("left", n=1)',
+        'say("{n}", **values)',
+    ],
+)
+def test_a_said_text_that_cannot_be_known_is_refused(call: str) -> None:
+    with pytest.raises(ValueError, match=r"x\.py, line 1"):
+        texts_said("x.py", call)

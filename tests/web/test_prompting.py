@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.chat import Attachment, Node, Tree
+from qwen35mm.chat.media import MediaStore
+from qwen35mm.errors import NotFoundError, PromptError
+from qwen35mm.web.prompting import num_media, pin, prompt_messages, prompt_path, prompt_path_before, with_names
+from tests.web.chat_kit import PICTURE, ChatKit
+
+
+def path_of(shape: str) -> list[Node]:
+    """`q` a question, `a` an answer, `-` one without a word; ids are positions."""
+    nodes: list[Node] = []
+    for number, letter in enumerate(shape):
+        role = "user" if letter == "q" else "assistant"
+        text = "" if letter == "-" else f"{letter}{number}"
+        nodes.append(Node(f"{number:032x}", nodes[-1].id if nodes else None, role, float(number), text))
+    return nodes
+
+
+def numbers(nodes: list[Node]) -> list[int]:
+    return [int(node.id, 16) for node in nodes]
+
+
+@pytest.mark.parametrize(
+    ("shape", "first", "kept"),
+    [
+        ("", None, []),
+        ("q", None, [0]),
+        ("qaqa", None, [0, 1, 2, 3]),
+        ("qaqa", 2, [2, 3]),
+        ("qaqa", 9, [0, 1, 2, 3]),
+        ("qaqa", 1, [1, 2, 3]),
+        ("q-q", None, [2]),
+        ("q-q-qa", None, [4, 5]),
+        ("qaq-q", 0, [0, 1, 4]),
+        ("q-", None, [0, 1]),
+        ("qaq-", 2, [2, 3]),
+    ],
+)
+def test_a_prompt_holds_what_was_answered(shape: str, first: int | None, kept: list[int]) -> None:
+    assert numbers(prompt_path(path_of(shape), None if first is None else f"{first:032x}")) == kept
+
+
+@pytest.mark.parametrize(("shape", "kept"), [("qa", [0, 1]), ("q-", []), ("qaq-", [0, 1]), ("q-qa", [2, 3])])
+def test_before_a_new_message(shape: str, kept: list[int]) -> None:
+    nodes = path_of(shape)
+    assert numbers(prompt_path_before(Tree(nodes), nodes[-1].id, None)) == kept
+
+
+def test_a_question_follows_no_question() -> None:
+    nodes = path_of("qaq")
+    with pytest.raises(PromptError, match="can't follow a question"):
+        prompt_path_before(Tree(nodes), nodes[-1].id, None)
+    with pytest.raises(NotFoundError):
+        prompt_path_before(Tree(nodes), "f" * 32, None)
+    assert prompt_path_before(Tree(nodes), None, None) == []
+
+
+def test_messages_carry_files_before_words(tmp_path: Path) -> None:
+    kit = ChatKit(tmp_path)
+    (tmp_path / "a.txt").write_text("text `` of a file", encoding="utf-8")
+    files = (kit.attach(tmp_path / "a.txt", kind="text", name="notes.txt"), kit.attach(PICTURE))
+    question = Node("0" * 32, None, "user", 1.0, "and?", attachments=files)
+    answer = Node("1" * 32, question.id, "assistant", 2.0, "so", reasoning="hm")
+    user, assistant = prompt_messages([question, answer], kit.store.media)
+    assert [type(part).__name__ for part in user.content] == ["Text", "Image", "Text"]
+    assert user.text == 'Document "notes.txt":\n```\ntext `` of a file\n```\n\n\nand?'
+    assert (assistant.role, assistant.text, assistant.reasoning) == ("assistant", "so", "hm")
+
+
+def test_a_summary_goes_into_the_system_prompt(tmp_path: Path) -> None:
+    _, answer, question = path_of("qaq")
+    system, user = prompt_messages([answer, question], MediaStore(tmp_path), "Be short.")
+    assert (system.role, system.text) == ("system", "Be short.\n\nA summary of the conversation so far:\n\na1")
+    assert (user.role, user.text) == ("user", "q2")
+
+
+def test_a_text_file_that_is_gone_or_damaged(tmp_path: Path) -> None:
+    kit = ChatKit(tmp_path)
+    gone = Node("0" * 32, None, "user", 1.0, "x", attachments=(Attachment("ab" * 32, "text", "a.txt", 1),))
+    with pytest.raises(NotFoundError):
+        prompt_messages([gone], kit.store.media)
+    (tmp_path / "a").write_bytes(b"a\xffb")
+    damaged = Node("0" * 32, None, "user", 1.0, "x", attachments=(kit.attach(tmp_path / "a", kind="text"),))
+    assert "a\ufffdb" in prompt_messages([damaged], kit.store.media)[0].text
+
+
+def test_plans_are_pinned_in_order(tmp_path: Path) -> None:
+    kit = ChatKit(tmp_path)
+    plan = kit.backend.media.plan(PICTURE, "image")
+    files = tuple(Attachment(f"{number:064x}", kind, "x", 1) for number, kind in enumerate(("image", "text", "image")))
+    node = pin(Node("0" * 32, None, "user", 1.0, attachments=files), [plan, plan.unpinned()])
+    assert [attachment.plan for attachment in node.attachments] == [plan, None, plan]
+    assert num_media(node) == 2
+
+
+def test_files_are_called_by_their_names() -> None:
+    file = Attachment("ab" * 32, "image", "holiday.png", 1)
+    assert with_names(f"'{file.digest}' is damaged, {file.digest}!", [file]) == "'holiday.png' is damaged, holiday.png!"

@@ -1,0 +1,162 @@
+"""The served page, looked at without a browser."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from qwen35mm.assets import asset_path
+from qwen35mm.errors import ConfigError
+from qwen35mm.web import Server, serve
+from qwen35mm.web.examples import NUM_EXAMPLES
+from tests.web.fake_backend import FakeBackend
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = serve(FakeBackend(is_demo=True), port=0)
+    yield server
+    server.close()
+
+
+def test_a_used_port_is_said_to_be_used(server: Server) -> None:
+    port = int(server.url.rstrip("/").rsplit(":", 1)[1])
+    with pytest.raises(ConfigError, match=rf"Port {port} on 127.0.0.1 can't be used .* --port {port + 1}"):
+        serve(FakeBackend(), port=port)
+
+
+def test_a_foreign_address_is_said_to_be_foreign() -> None:
+    with pytest.raises(ConfigError, match=r"203\.0\.113\.1"):
+        serve(FakeBackend(), host="203.0.113.1")
+
+
+def test_only_this_machine_is_served(server: Server) -> None:
+    port = int(server.url.rstrip("/").rsplit(":", 1)[1])
+    with socket.create_server(("127.0.0.2", port)):
+        pass  # nobody listens on the machine's other addresses
+
+
+def test_the_page_names_no_other_machine(server: Server) -> None:
+    page = httpx.get(server.url).text
+    without_preview_texts = re.sub(r'<meta\s+(?:property|name)="(?:og|twitter):[^>]*>', "", page)
+    scripts = re.findall(r'(?:src|href)="(https?:[^"]*)"', without_preview_texts)
+    assert scripts == []
+    assert "fonts.googleapis" not in httpx.get(f"{server.url}theme.css").text
+
+
+def test_the_browser_is_told_to_ask_no_other_machine(server: Server) -> None:
+    policy = httpx.get(server.url).headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "http" not in policy
+
+
+def test_nothing_that_was_not_asked_for_is_served(server: Server) -> None:
+    config = httpx.get(f"{server.url}config").json()
+    assert config["analytics_enabled"] is False
+    for path in ("monitoring", "gradio_api/mcp/sse", "gradio_api/monitoring"):
+        assert httpx.get(f"{server.url}{path}").status_code in (403, 404), path
+    info = httpx.get(f"{server.url}gradio_api/info").json()
+    assert (info["named_endpoints"], info["unnamed_endpoints"]) == ({}, {})
+
+
+@pytest.mark.parametrize("path", ["pyproject.toml", "assets/demo/config.json", "/etc/passwd"])
+def test_files_of_the_machine_are_not_served(server: Server, path: str) -> None:
+    absolute = path if path.startswith("/") else asset_path("..") / path
+    response = httpx.get(f"{server.url}gradio_api/file={absolute}")
+    assert response.status_code == 403
+
+
+def ask(server: Server, method: str, /, cookies: dict[str, str] | None = None, **arguments: Any) -> httpx.Response:
+    """One of the page's requests."""
+    url = f"{server.url}qwen35mm/api/{method}"
+    return httpx.post(url, json=arguments, headers={"x-qwen35mm": "1"}, cookies=cookies)
+
+
+def test_the_page_is_told_what_it_shows(server: Server) -> None:
+    app = ask(server, "start").json()["app"]
+    assert (app["model"], app["is_demo"], app["context_length"]) == ("Fake-1B", True, 4096)
+    assert len(app["examples"]) == NUM_EXAMPLES
+    for example in app["examples"]:
+        assert httpx.get(server.url + example["url"].removeprefix("./")).status_code == 200
+    assert httpx.get(f"{server.url}qwen35mm/web/main.js").status_code == 200
+
+
+def test_only_the_demo_has_a_banner() -> None:
+    server = serve(FakeBackend(), port=0)
+    try:
+        assert ask(server, "start").json()["app"]["is_demo"] is False
+    finally:
+        server.close()
+
+
+def test_a_name_that_was_pointed_here_is_not_served(server: Server) -> None:
+    for path in ("", "config", "qwen35mm/web/main.js"):
+        response = httpx.get(server.url + path, headers={"host": "127.0.0.1.example.org"})
+        assert response.status_code == 421, path
+
+
+def test_a_route_of_files_keeps_its_own_policy(server: Server) -> None:
+    headers = {"x-qwen35mm": "1"}
+    upload = httpx.post(f"{server.url}qwen35mm/upload", params={"name": "a.txt"}, content=b"words", headers=headers)
+    digest = upload.json()["attachments"][0]["digest"]
+    response = httpx.get(f"{server.url}qwen35mm/media/{digest}")
+    assert response.headers.get_list("content-security-policy") == ["default-src 'none'; sandbox"]
+
+
+def test_people_who_log_in_have_own_conversations() -> None:
+    server = serve(FakeBackend(), port=0, auth=[("ann", "secret"), ("bob", "other")])
+    try:
+        assert ask(server, "start").status_code == 401
+        assert httpx.post(f"{server.url}login", data={"username": "ann", "password": "other"}).status_code == 400
+        cookies = [
+            dict(httpx.post(f"{server.url}login", data={"username": name, "password": password}).cookies)
+            for name, password in (("ann", "secret"), ("bob", "other"))
+        ]
+        assert ask(server, "save_preset", cookies[0], name="mine", settings={}).status_code == 200
+        presets = [ask(server, "start", each).json()["presets"] for each in cookies]
+        assert presets == [{"mine": {}}, {}]
+        assert ask(server, "start", dict.fromkeys(cookies[0], "made up")).status_code == 401
+    finally:
+        server.close()
+
+
+def test_strangers_have_private_cookies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPACE_ID", "someone/something")
+    server = serve(FakeBackend(), port=0)
+    try:
+        assert ask(server, "start").status_code == 401
+        # Secure cookies come over HTTPS, as on a Space: the token is taken by hand.
+        tokens = [httpx.get(server.url).headers["set-cookie"].partition(";")[0].partition("=") for _ in range(2)]
+        first, second = ({name: token} for name, _, token in tokens)
+        assert ask(server, "save_preset", first, name="mine", settings={}).status_code == 200
+        assert ask(server, "start", first).json()["presets"] == {"mine": {}}
+        assert ask(server, "start", second).json()["presets"] == {}
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_conversations_outlive_the_server_where_they_have_a_folder(tmp_path: Path, kept: bool) -> None:
+    for presets in ({}, {"mine": {}} if kept else {}):
+        server = serve(FakeBackend(), port=0, data_dir=tmp_path if kept else None)
+        try:
+            assert ask(server, "start").json()["presets"] == presets
+            ask(server, "save_preset", name="mine", settings={})
+        finally:
+            server.close()
+
+
+def test_the_page_can_be_installed_as_an_app(server: Server) -> None:
+    manifest = httpx.get(f"{server.url}manifest.json").json()
+    assert manifest["name"] == "qwen35mm"
+    assert manifest["display"] == "standalone"
+    (icon, *_) = manifest["icons"]
+    picture = httpx.get(f"{server.url.rstrip('/')}/{icon['src'].lstrip('/')}", follow_redirects=True)
+    assert picture.status_code == 200
+    assert b"#4f46e5" in picture.content

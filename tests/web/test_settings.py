@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from qwen35mm.errors import ConfigError
+from qwen35mm.sampling import SamplingParams
+from qwen35mm.web.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe_settings
+from qwen35mm_preprocess import MediaBudget
+from tests.web.english import english
+from tests.web.fake_backend import FakeBackend
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_taken_within_its_range_only(name: str) -> None:
+    field = NUMBERS[name]
+    for value in (field.low, field.high):
+        assert Settings.read({name: value}).values == {name: value}
+    wrong: list[Any] = [field.low - 1, field.high + 1, "1", True, [1], {}, math.nan, math.inf, -math.inf, 10**400]
+    if field.whole:
+        wrong.append(field.low + 0.5)
+    for value in wrong:
+        with pytest.raises(ConfigError, match=f"“{english(field.label)}” must be") as caught:
+            Settings.read({name: value})
+        assert len(str(caught.value)) < 250
+
+
+def test_a_message_says_the_range() -> None:
+    with pytest.raises(ConfigError, match="must be a whole number from 1 to 1,000,000,000, or empty; got 0"):
+        Settings.read({"max_tokens": 0})
+    with pytest.raises(ConfigError, match=r"must be a number from 0\.01 to 1, or empty; got 'xxx") as caught:
+        Settings.read({"top_p": "x" * 10**6})
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (None, "object of names"),
+        ([], "object of names"),
+        ("seed", "object of names"),
+        ({"color": 1}, "no setting 'color'"),
+        ({1: 1}, "no setting '1'"),
+        ({"x" * 10**6: 1}, "no setting 'xxx"),
+        ({"thinking": 1}, "true or false"),
+        ({"system": 1}, "system prompt must be a text"),
+        ({"system": "x" * (MAX_SYSTEM_CHARS + 1)}, "at most 100,000 characters"),
+    ],
+)
+def test_settings_of_another_form_are_refused(values: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        Settings.read(values)
+    assert len(str(caught.value)) < 400
+
+
+def test_stored_settings_are_taken_as_far_as_they_can_be_used() -> None:
+    stored = {"temperature": 0.5, "color": "red", "top_k": -3, "system": ["x"], "thinking": True, "seed": None}
+    assert Settings.kept(stored).values == {"temperature": 0.5, "thinking": True}
+
+
+def test_what_is_not_set_is_the_checkpoint_s() -> None:
+    settings = Settings.read(
+        {"temperature": 0, "top_k": None, "max_tokens": 7.0, "max_frames": 4, "system": " Be short.\n"}
+    )
+    defaults = SamplingParams(temperature=0.7, top_k=20)
+    assert settings.params(defaults) == SamplingParams(temperature=0.0, top_k=20, max_tokens=7)
+    assert settings.budget(MediaBudget(max_image_tokens=9)) == MediaBudget(max_image_tokens=9, max_frames=4)
+    assert settings.system == "Be short."
+    assert [settings.enable_thinking(default) for default in (False, True)] == [False, True]
+    assert Settings.read({"thinking": False}).enable_thinking(True) is False
+    assert Settings.read({"system": ""}).values == {}
+
+
+def test_the_page_is_told_ranges_and_defaults() -> None:
+    backend = FakeBackend()
+    told = describe_settings(backend)
+    assert set(told["fields"]) == set(NUMBERS)
+    assert told["fields"]["max_tokens"]["high"] == backend.context_length
+    assert set(told["defaults"]) == {*NUMBERS, "thinking"}
+    assert told["defaults"]["temperature"] == 0.7
+    assert told["defaults"]["max_image_tokens"] == 1280
+    assert told["defaults"]["max_frames"] >= 1
+    shown = {name: value for name, value in told["defaults"].items() if value is not None}
+    assert Settings.read(shown).values == shown

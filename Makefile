@@ -34,8 +34,8 @@ ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg
 test: lint type  ## ruff, pyright and pytest
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-slow: $(STAMP)  ## the long checks that `make test` leaves out
-	$(PY) -m pytest -m 'slow and not gpu' $(ARGS)
+test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out, and properties with many examples
+	$(PY) -m pytest -m 'not gpu' --hypothesis-profile=thorough $(ARGS)
 
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
 	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu -n $(GPU_WORKERS) tests/gpu tests/kernels/gpu $(ARGS)

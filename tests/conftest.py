@@ -6,12 +6,19 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 # Before transformers is imported: a test that reaches for the network must fail, not wait.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 # Before triton is imported: without a card its kernels run in its interpreter; `make test-gpu` says 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# How many examples a property gets: the same ones each time here, new ones with `--hypothesis-profile=thorough`,
+# which `make test-slow` takes. A busy machine is no failure, so there is no deadline.
+settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True, database=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile("quick")
 
 if TYPE_CHECKING:
     from qwen35mm.model import LoadedModel

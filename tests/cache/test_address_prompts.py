@@ -6,7 +6,7 @@ import hashlib
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.assets import demo_model_path
@@ -98,7 +98,6 @@ def conversation(turns: list[dict]) -> list[tuple[list[Message], list[MediaPlan]
     return states
 
 
-@settings(deadline=None)
 @given(turns=turns, enable_thinking=st.booleans(), min_segment=st.sampled_from([16, 64]))
 def test_a_history_shares_all_its_addresses_with_the_next_turns_prompt(building, turns, enable_thinking, min_segment):
     states = conversation(turns)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import make_random
@@ -146,7 +146,6 @@ def test_without_reuse_nothing_is_kept():
     assert taken.kv_bytes == plan().kv_bytes
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["0.8B", "9B", "27B"]),
     st.integers(1, 100_000),

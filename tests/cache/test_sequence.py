@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.cache import CachePools, OutOfBlocksError, OutOfSlotsError, SequenceCache
@@ -328,7 +328,6 @@ def test_bytes_are_those_of_the_config(pools: CachePools, config: ModelConfig) -
     assert stored == 3 * pools.states.slot_bytes == 3 * config.state_bytes(torch.float32)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["new", "append", "clone", "reserve", "free"]), st.integers(0, 2), st.integers(1, 9)),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.chat import Attachment, Node
@@ -54,7 +54,6 @@ def test_a_message_comes_back_exactly() -> None:
 
 
 @pytest.mark.parametrize("plan", [IMAGE_PLAN, VIDEO_PLAN], ids=lambda plan: plan.kind)
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_damaged_plan_is_a_plan_or_a_typed_error(plan: MediaPlan, data: st.DataObject) -> None:
     values = plan_to_json(plan)

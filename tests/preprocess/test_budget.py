@@ -6,7 +6,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -158,7 +158,6 @@ def test_warnings_of_the_probe_stand_in_the_notes() -> None:
 _sides = st.integers(16, 2200)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     st.integers(1, 3000),
     st.sampled_from([5.0, 24.0, 30.0]),
@@ -191,7 +190,6 @@ def test_a_video_never_passes_its_limit(
     assert bool(plan.notes) >= (plan != free)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(3, 5000))
 def test_an_image_never_passes_its_limit(height: int, width: int, max_tokens: int) -> None:
     height, width = max(height, -(-width // 200)), max(width, -(-height // 200))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -62,7 +62,6 @@ def test_photographs_equal_the_oracle(path: Path, processing: ImageProcessing) -
         _assert_equals_oracle(path, picture, processing)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 99), st.sampled_from([DEFAULT, SMALL]))
 def test_odd_sizes_equal_the_oracle(height: int, width: int, seed: int, processing: ImageProcessing) -> None:
     height, width = max(height, -(-width // 200)), max(width, -(-height // 200))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
@@ -73,7 +73,6 @@ def test_a_lazy_pil_image_that_is_cut_off(tmp_path: Path, processor: MediaProces
         processor.prepare(half)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.sampled_from(FORMATS), st.integers(0, 10**6), st.binary(min_size=1, max_size=40))
 def test_damage_never_raises_anything_else(format: str, at: int, patch: bytes) -> None:
     data = bytearray(FILES[format])

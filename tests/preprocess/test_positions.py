@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm_preprocess import GridTHW, Run, TextRun, VisionRun, mrope_positions
@@ -27,7 +27,6 @@ def _check(runs: list[Run], types: list[int], images: list[list[int]], videos: l
     assert delta == expected_delta
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.lists(st.one_of(_texts, _images, _videos), max_size=6))
 def test_layouts_of_real_prompts(items: list) -> None:
     """Media with the marks and timestamps around them, next to each other, at the start and at the end."""
@@ -48,7 +47,6 @@ def test_layouts_of_real_prompts(items: list) -> None:
     _check(runs, types, grids["image"], grids["video"])
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(_texts, st.booleans(), st.integers(1, 6), st.integers(1, 6)), max_size=6), _texts)
 def test_vision_runs_without_text_between(items: list[tuple[TextRun, bool, int, int]], last: TextRun) -> None:
     """Empty text at the start, at the end and between two media; the oracle needs two kinds to tell them apart."""

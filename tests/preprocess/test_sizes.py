@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -25,7 +25,6 @@ VIDEOS = [
 ]
 
 
-@settings(deadline=None, max_examples=300)
 @given(_sides, _sides, st.sampled_from(IMAGES))
 def test_image_size_equals_the_oracle(height: int, width: int, processing: ImageProcessing) -> None:
     assume(max(height, width) <= 200 * min(height, width))
@@ -33,14 +32,12 @@ def test_image_size_equals_the_oracle(height: int, width: int, processing: Image
     assert image_size((height, width), processing) == expected
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.integers(2, 800), _sides, _sides, st.sampled_from(VIDEOS[:2]))
 def test_video_size_equals_the_oracle(frames: int, height: int, width: int, processing: VideoProcessing) -> None:
     assume(max(height, width) <= 150 * min(height, width))
     assert video_size((height, width), frames, processing) == oracles.video_size(frames, height, width, processing)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.integers(2, 800), st.integers(32, 4000), st.integers(32, 4000), st.sampled_from(VIDEOS))
 def test_video_patches_equal_the_oracle(frames: int, height: int, width: int, processing: VideoProcessing) -> None:
     size = video_size((height, width), frames, processing)
@@ -52,7 +49,6 @@ def test_one_frame_has_the_size_of_two() -> None:
     assert video_size((480, 640), 1, VIDEOS[0]) == oracles.video_size(2, 480, 640, VIDEOS[0])
 
 
-@settings(deadline=None, max_examples=300)
 @given(_sides, _sides, st.integers(1, 5000), st.sampled_from(IMAGES))
 def test_shrunk_size_keeps_its_bound(height: int, width: int, max_tokens: int, processing: ImageProcessing) -> None:
     assume(max(height, width) <= 200 * min(height, width))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm_preprocess import VideoProcessing
@@ -41,7 +41,6 @@ def varying(*times_s: float, last_s: float) -> VideoInfo:
 _rates = st.one_of(st.sampled_from([24.0, 25.0, 30.0, 60.0, 30000 / 1001, 24000 / 1001]), st.floats(0.5, 240))
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     st.integers(1, 20000),
     _rates,
@@ -79,7 +78,6 @@ def test_varying_rate_keeps_the_minimum() -> None:
     assert sample_frames(info, 4, min_frames=4) == (0, 2, 4, 6)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.lists(st.floats(0.001, 20), min_size=1, max_size=60), st.floats(0.1, 10), st.integers(1, 8))
 def test_varying_rate_is_in_order_and_in_bounds(steps: list[float], fps: float, min_frames: int) -> None:
     info = varying(*np.concatenate([[0.0], np.cumsum(steps)]).tolist(), last_s=0.1)

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from transformers import AutoTokenizer
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.config import ModelConfig
 from qwen35mm.prompt import ChatTemplate, Message, build_prompt
 from qwen35mm.tokenizer import Tokenizer
-
-# A busy machine is no failure.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.web.markdown import MAX_BRACKETS, render_blocks
@@ -377,7 +377,6 @@ PIECES += [
 ]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=20))
 def test_any_text_brings_nothing_active(pieces: list[str]) -> None:
     checked("".join(pieces))

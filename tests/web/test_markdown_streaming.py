@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.web import markdown
@@ -53,7 +53,6 @@ PIECES = [
 PIECES += ["[a]: http://x\n", "[a]", "]: ", "---", "**", "`", "\r", "\t", "www.a.com", "|", "|-|", "\n|-|\n"]
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=20))
 def test_any_text_is_rendered_as_the_whole_is(pieces: list[str]) -> None:
     text, streaming = "".join(pieces), StreamingMarkdown()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.captioning.texts.cleanup import REPETITION_REMOVED, TRUNCATED, Cleaned, clean, wrap
@@ -125,7 +125,6 @@ pieces = st.lists(st.sampled_from([*MARKS, *TEXTS]) | st.text(max_size=4), max_s
 
 
 @given(pieces, st.booleans(), st.booleans(), st.booleans())
-@settings(max_examples=1000, deadline=None)
 def test_a_clean_caption_stays_as_it_is(text: str, finished: bool, keep_unfinished: bool, one_line: bool) -> None:
     once = clean(text, finished=finished, keep_unfinished=keep_unfinished, one_line=one_line)
     assert clean(once.text, finished=True, one_line=one_line) == Cleaned(once.text)

@@ -12,7 +12,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.sources.probe import failure_kind
 from qwen35mm.captioning.texts.cleanup import clean, wrap
-from qwen35mm.captioning.texts.schema import JsonSchema
+from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.engine import Finished, Result
 from qwen35mm.errors import CaptioningError, ContextTooLongError, EngineError, MediaError, RefusedError, RequestError

@@ -117,5 +117,5 @@ class Looks:
             assert plan is not None
             height, width = plan.source_size
             facts = MediumFacts(width, height, plan.duration_s, self._original(item) if self._needs_sidecar else None)
-        question = self._prompts.choose(item, content)
+        question = self._prompts.choose(content)
         return self._prompts.fill(question, item, facts), self._prompts.fill_system(item, facts)

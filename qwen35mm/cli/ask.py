@@ -84,7 +84,7 @@ def ask(
 
 def _read_schema(path: Path) -> str:
     """The schema's text, checked before a model is loaded for it."""
-    from qwen35mm.captioning.texts.schema import JsonSchema
+    from qwen35mm.captioning.texts.json_schema import JsonSchema
     from qwen35mm.engine import check_json_schema
 
     text = JsonSchema.read(path).text

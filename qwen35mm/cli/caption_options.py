@@ -86,7 +86,8 @@ class PromptOptions:
 
     def prompts(self, seed: int) -> PromptSet:
         """Raises CaptioningError."""
-        from qwen35mm.captioning.texts.prompts import PromptSet, Question, preset_question, read_prompt_file
+        from qwen35mm.captioning.texts.presets import preset_question
+        from qwen35mm.captioning.texts.prompts import PromptSet, Question, read_prompt_file
 
         questions = [Question(text) for text in self.prompt or ()]
         questions += [question for path in self.prompt_file or () for question in read_prompt_file(path)]
@@ -124,7 +125,7 @@ class CaptionOptions:
     def style(self) -> CaptionStyle:
         """Raises CaptioningError, MissingExtraError."""
         from qwen35mm.captioning.captioner import CaptionStyle
-        from qwen35mm.captioning.texts.schema import JsonSchema
+        from qwen35mm.captioning.texts.json_schema import JsonSchema
         from qwen35mm.captioning.texts.words import Words
 
         return CaptionStyle(

@@ -10,7 +10,7 @@ import pytest
 from qwen35mm.captioning.captioner import Captioner, CaptionStyle, UnmetError
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.records import Caption
-from qwen35mm.captioning.texts.schema import JsonSchema
+from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.sampling import SamplingParams
 from tests.captioning.fake_model import Asked, FakeModel, picture

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from qwen35mm.captioning.texts.loops import without_loop
-from qwen35mm.captioning.texts.sentences import cut_back
 from qwen35mm.captioning.texts.words import contains
 
 TRUNCATED = "truncated"
@@ -142,3 +140,140 @@ def _without_quotes(text: str, *, finished: bool) -> str:
     if opening in bare or closing in bare or not (is_closed or (not finished and opening not in "'`‘")):
         return text
     return inner.strip()
+
+
+# Loops: the end of the reply is the same again and again.
+_MIN_ROUNDS = 4
+_MIN_CHARS = 48
+# Leader dots, ruled lines and rows of zeros belong to a text that was read off a picture.
+_MIN_CHARS_WITHOUT_LETTERS = 200
+# What stands between two rounds is missing after the last one: `, ` or an empty line.
+_SEPARATOR_CHARS = 2
+_SEPARATORS = ",，、;；"
+
+
+def without_loop(text: str) -> str | None:
+    """The text with one round of the loop at its end, or None where it doesn't end in one.
+
+    A loop is at least 4 rounds of the same characters, 48 characters in all; 200 where they have no letter. The last
+    round may be cut off anywhere. Its time grows linearly with the text.
+    """
+    if len(text) < _MIN_CHARS:
+        return None
+    repeats = _prefix_lengths(text[::-1])
+    for period in range(1, (len(text) + _SEPARATOR_CHARS) // _MIN_ROUNDS + 1):
+        run = period + repeats[period]
+        if run < _MIN_CHARS or run + _SEPARATOR_CHARS < _MIN_ROUNDS * period:
+            continue
+        if run >= _MIN_CHARS_WITHOUT_LETTERS or any(char.isalpha() for char in text[-period:]):
+            return _one_round(text, len(text) - run, period)
+    return None
+
+
+def _one_round(text: str, start: int, period: int) -> str:
+    """Cut after the first whole round.
+
+    The run may begin in the middle of a round, where what stands before the loop happens to end like it. So the cut
+    is where a line, a sentence, a tag or a word ends, within the round that follows.
+    """
+    first = start + period
+    window = range(first, min(first + period, len(text) - 1) + 1)
+    ends = {start + end for end in sentence_ends(text[start : window[-1] + 1])}
+    at_line = (at for at in window if "\n" in text[at - 1 : at + 1])
+    at_sentence = (at for at in window if _without_space(text, at) in ends)
+    at_tag = (at for at in window if text[at] in _SEPARATORS or text[_without_space(text, at) - 1] in _SEPARATORS)
+    at_word = (at for at in window if not (text[at - 1].isalnum() and text[at].isalnum()))
+    for ends_here in (at_line, at_sentence, at_tag, at_word):
+        for at in ends_here:
+            return text[:at].rstrip().rstrip(_SEPARATORS)
+    return text[:first]
+
+
+def _without_space(text: str, at: int) -> int:
+    while at > 0 and text[at - 1].isspace():
+        at -= 1
+    return at
+
+
+def _prefix_lengths(text: str) -> list[int]:
+    """For each offset, how many characters from there on are the same as from the beginning (the Z function)."""
+    lengths = [0] * len(text)
+    left = right = 0
+    for at in range(1, len(text)):
+        length = min(right - at, lengths[at - left]) if at < right else 0
+        while at + length < len(text) and text[length] == text[at + length]:
+            length += 1
+        if at + length > right:
+            left, right = at, at + length
+        lengths[at] = length
+    return lengths
+
+
+# Where sentences, lines and tags end, as far as punctuation tells.
+_CLOSERS = "\"'”’»)\\]}」』）】*_`"
+_END = re.compile(rf"(?:[.!?…؟۔।]+[{_CLOSERS}]*(?=\s|\Z))|(?:[。！？｡]+[{_CLOSERS}]*)")
+_SEPARATOR = re.compile(f"[{_SEPARATORS}]")
+
+# They end in a full stop in the middle of a sentence. A single letter does so too, as in `J. Smith`.
+_ABBREVIATIONS = frozenset(
+    {"mr", "mrs", "ms", "dr", "prof", "st", "mt", "ft", "vs", "fig", "vol", "approx", "cf", "e.g", "i.e", "u.s", "u.k"}
+)
+_LONGEST_ABBREVIATION = max(len(word) for word in _ABBREVIATIONS)
+
+_MIN_TAGS = 4
+_MAX_WORDS_OF_A_TAG = 4
+_MAX_CHARS_OF_A_TAG = 30
+
+
+def sentence_ends(text: str) -> list[int]:
+    """Offsets after each sentence's last character, closing quotation marks and brackets included.
+
+    A full stop after an abbreviation, an initial or a list's number is no end. Chinese and Japanese stops need no space
+    behind them.
+    """
+    return [match.end() for match in _END.finditer(text) if not _stays_open(text, match)]
+
+
+def cut_back(text: str) -> str:
+    """A text that was cut off, up to the end of its last whole sentence or line; a list of tags, up to its last comma.
+
+    A line that ends in a colon announces what is missing, and goes too. Where there is no such end the text stays.
+    """
+    ends = sentence_ends(text)
+    if ends and ends[-1] == len(text):
+        return text
+    end = max(ends[-1] if ends else 0, _end_of_last_line(text))
+    if end == 0 and _is_list_of_tags(text):
+        end = [match.start() for match in _SEPARATOR.finditer(text)][-1]
+    return text[:end].rstrip() if end else text
+
+
+def _stays_open(text: str, match: re.Match[str]) -> bool:
+    if match[0] != ".":
+        return False
+    start = max(0, match.start() - _LONGEST_ABBREVIATION - 2)
+    before = text[start : match.start()]
+    word = re.split(r"[\s(\"'“‘]", before)[-1]
+    if len(word) == 1 and word.isalpha():
+        return True
+    line_start = text.rfind("\n", 0, match.start()) + 1
+    return word.casefold() in _ABBREVIATIONS or text[line_start : match.start()].strip().isdigit()
+
+
+def _end_of_last_line(text: str) -> int:
+    """Where the last line that is whole and announces nothing ends; 0 if there is none."""
+    end = text.rfind("\n")
+    while end > 0:
+        start = text.rfind("\n", 0, end)
+        line = text[start + 1 : end].strip()
+        if line and line[-1] not in ":：":
+            return end
+        end = start
+    return 0
+
+
+def _is_list_of_tags(text: str) -> bool:
+    tags = _SEPARATOR.split(text)
+    return len(tags) >= _MIN_TAGS and all(
+        len(tag.split()) <= _MAX_WORDS_OF_A_TAG and len(tag.strip()) <= _MAX_CHARS_OF_A_TAG for tag in tags
+    )

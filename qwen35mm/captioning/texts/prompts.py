@@ -7,13 +7,12 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.records import printable
-from qwen35mm.captioning.texts.presets import PRESETS
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind
 
@@ -34,7 +33,6 @@ class Question:
     Attributes:
         text: what is asked of an image, and of a video too where `video_text` is None.
         weight: how often it is chosen, relative to the other questions of a run.
-        name: the preset's name; None for somebody's own text.
         video_text: what is asked of a video.
 
     Raises:
@@ -43,7 +41,6 @@ class Question:
 
     text: str
     weight: float = 1.0
-    name: str | None = None
     video_text: str | None = None
 
     def __post_init__(self) -> None:
@@ -118,8 +115,8 @@ class PromptSet:
         parts = [part for template in self._templates.values() for part in template]
         return frozenset(part.name for part in parts if isinstance(part, _Placeholder))
 
-    def choose(self, item: Item, content: bytes) -> Question:
-        """An item's question in the wording for its kind; the same for the same content in every run with this seed.
+    def choose(self, content: bytes) -> Question:
+        """A medium's question; the same for the same content in every run with this seed.
 
         Each question draws a number from seed, content and its own place in the list, and the best draw for its weight
         wins (weighted rendezvous hashing). So a question that is put at the end takes its share from the others and
@@ -134,11 +131,10 @@ class PromptSet:
             uniform = (int.from_bytes(digest[:8], "big") + 0.5) / 2**64
             return -math.log(uniform) / self.questions[index].weight
 
-        question = self.questions[min(range(len(self.questions)), key=draw)]
-        return replace(question, text=question.wording(item.kind), video_text=None)
+        return self.questions[min(range(len(self.questions)), key=draw)]
 
     def fill(self, question: Question, item: Item, facts: MediumFacts | None) -> str:
-        """The text of a question that `choose` gave, for this item.
+        """The text of a question for this item, in the wording for its kind.
 
         Args:
             facts: None where `needs()` has none of `FACTS`.
@@ -154,18 +150,6 @@ class PromptSet:
 
     def _fill(self, text: str, item: Item, facts: MediumFacts | None) -> str:
         return "".join(part if isinstance(part, str) else _value(part, item, facts) for part in self._templates[text])
-
-
-def preset_question(name: str, weight: float = 1.0) -> Question:
-    """A preset as a question.
-
-    Raises:
-        CaptioningError: there is no such preset.
-    """
-    preset = PRESETS.get(name)
-    if preset is None:
-        raise CaptioningError(f"There is no preset {name!r}. There are: {', '.join(PRESETS)}.")
-    return Question(preset.text("image"), weight, name, preset.text("video"))
 
 
 def read_prompt_file(path: Path) -> list[Question]:

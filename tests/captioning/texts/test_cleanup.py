@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.captioning.texts.cleanup import REPETITION_REMOVED, TRUNCATED, Cleaned, clean, wrap
+from qwen35mm.captioning.texts.cleanup import (
+    REPETITION_REMOVED,
+    TRUNCATED,
+    Cleaned,
+    _prefix_lengths,
+    clean,
+    cut_back,
+    sentence_ends,
+    without_loop,
+    wrap,
+)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +145,12 @@ def test_a_clean_caption_stays_as_it_is(text: str, finished: bool, keep_unfinish
 
 
 @pytest.mark.parametrize(
-    "unit", ["<think>", "<think></think>", "Caption: ", "\"'`", "```\n", "\n", "a. ", "a\n:\n", "Mr. "]
+    "unit",
+    [
+        *("<think>", "<think></think>", "Caption: ", "\"'`", "```\n", "\n", "a. ", "a\n:\n", "Mr. "),
+        # Loops, of which a naive search would be at for hours.
+        *("a", "ab", "a" * 999 + "b", "A cat. "),
+    ],
 )
 @pytest.mark.parametrize("finished", [True, False])
 def test_hostile_replies_take_no_longer(unit: str, finished: bool) -> None:
@@ -151,3 +166,125 @@ def test_wrap() -> None:
     assert wrap("A ZWX cat", trigger="zwx") == "A ZWX cat"
     assert wrap("a zwxy cat", trigger="zwx") == "zwx, a zwxy cat"
     assert wrap("a cat", prefix="zwx style, ", trigger="zwx") == "zwx style, a cat"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A dog runs. " + "A cat sits on a mat. " * 9, "A dog runs. A cat sits on a mat."),
+        ("A cat sits on a mat. " * 9 + "A cat si", "A cat sits on a mat."),
+        # What stands before the loop ends like its round does.
+        ("The cat sat. " + "A cat. " * 12 + "A c", "The cat sat. A cat."),
+        ("Dog. " + "Cat. " * 20, "Dog. Cat."),
+        ("- bat\n" + "- cat\n" * 12 + "- c", "- bat\n- cat"),
+        ("Intro\n" + "One. Two.\n" * 8, "Intro\nOne. Two."),
+        ("Zero. Two.\n" + "One. Two.\n" * 8, "Zero. Two.\nOne. Two."),
+        ("It is" + " very" * 20, "It is very"),
+        ("blue" + ", red" * 20, "blue, red"),
+        ("cat, dog, " + "red hat, blue hat, " * 8 + "red h", "cat, dog, red hat, blue hat"),
+        ("一只狗。" + "一只猫坐着。" * 12 + "一只", "一只狗。一只猫坐着。"),
+        ("猫" + "很大的猫" * 20, "猫很大的"),
+        ("ha" * 40, "ha"),
+        ("!" * 300, "!"),
+        ("A wall." + " |" * 150, "A wall. |"),
+        ("A cat sits on a mat. " * 4, "A cat sits on a mat."),
+    ],
+)
+def test_one_round_of_a_loop_stays(text: str, expected: str) -> None:
+    assert without_loop(text.strip()) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "red, red and blue circles",
+        "A red circle, a red circle, a red circle and a blue square on a white table.",
+        "A red circle, a red square, a red star, a red heart, a red moon, a red sun",
+        # A refrain that was read off a poster.
+        "We will rock you. We will rock you. We will rock you.",
+        "very, very, very, very old",
+        "no no no no no no no no",
+        "A form: " + "_" * 100,
+        "Total " + "." * 80,
+        "0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |",
+        "A cat. " * 30 + "The end.",
+        "00:00-00:01 He walks\n00:01-00:02 He walks\n00:02-00:03 He walks\n00:03-00:04 He walks\n00:04-00:05 He walks",
+    ],
+)
+def test_what_is_no_loop_at_the_end_stays(text: str) -> None:
+    assert without_loop(text.strip()) is None
+
+
+@given(st.text("ab ,.\n", max_size=30), st.text("abc ,.\n", min_size=1, max_size=20), st.integers(0, 19))
+def test_every_loop_goes_wherever_its_last_round_was_cut(before: str, unit: str, cut: int) -> None:
+    text = before + unit * (220 // len(unit) + 4) + unit[:cut]
+    left = without_loop(text)
+    assert left is not None
+    assert text.startswith(left)
+    assert len(left) <= len(before) + 2 * len(unit)
+    # Nothing before the loop is lost, save white space and commas at its end.
+    assert len(left) >= len(before.rstrip().rstrip(",").rstrip(" ,")) or before.startswith(left)
+
+
+@given(st.text("ab", max_size=40))
+def test_prefix_lengths_are_those_of_the_naive_twin(text: str) -> None:
+    def naive(at: int) -> int:
+        length = 0
+        while at + length < len(text) and text[length] == text[at + length]:
+            length += 1
+        return length
+
+    assert _prefix_lengths(text)[1:] == [naive(at) for at in range(1, len(text))]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("A cat. A dog! A hen? Yes… no", ["A cat.", " A dog!", " A hen?", " Yes…"]),
+        ("It costs 3.50 a kilo. Then", ["It costs 3.50 a kilo."]),
+        ("Mr. Smith and Dr. J. Watson, e.g. here. Go", ["Mr. Smith and Dr. J. Watson, e.g. here."]),
+        ("(As in St. Ives.) She said “no.” Then", ["(As in St. Ives.)", " She said “no.”"]),
+        ("**Done.** Next", ["**Done.**"]),
+        ("1. A cat.\n2. A dog", ["1. A cat."]),
+        ("Wait... What?! Yes", ["Wait...", " What?!"]),
+        ("一只猫。一只狗！「走。」他", ["一只猫。", "一只狗！", "「走。」"]),
+        ("example.com is open", []),
+        ("", []),
+    ],
+)
+def test_where_sentences_end(text: str, sentences: list[str]) -> None:
+    ends = sentence_ends(text)
+    assert [text[start:end] for start, end in zip([0, *ends], ends, strict=False)] == sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A cat sits. A dog lies on the", "A cat sits."),
+        ("A cat sits. A dog lies.", "A cat sits. A dog lies."),
+        ("A cat that sits on a", "A cat that sits on a"),
+        ("A photograph of Mr. Smith, who", "A photograph of Mr. Smith, who"),
+        ("一只猫坐在垫子上。旁边有", "一只猫坐在垫子上。"),
+        ("cat, black fur, on a red mat, indoors, soft li", "cat, black fur, on a red mat, indoors"),
+        ("猫，黑色，垫子，室", "猫，黑色，垫子"),
+        ("cat, dog, a very long clause that is not a tag, and", "cat, dog, a very long clause that is not a tag, and"),
+        ("cat, do", "cat, do"),
+        ("00:00-00:03 A man walks\n00:03-00:05 He si", "00:00-00:03 A man walks"),
+        ("- a cat\n- a dog\n- a bi", "- a cat\n- a dog"),
+        ("1. A cat.\n2.", "1. A cat."),
+        ("There are two:\n- a c", "There are two:\n- a c"),
+        ("A table. It has:\n\n- a c", "A table."),
+        ("First paragraph.\n\nSecond par", "First paragraph."),
+        ("", ""),
+    ],
+)
+def test_what_was_cut_off_goes(text: str, expected: str) -> None:
+    assert cut_back(text) == expected
+
+
+@given(st.text(st.sampled_from("aB1 .,:!?\n。，“”)")))
+def test_cutting_back_keeps_a_beginning_and_never_empties(text: str) -> None:
+    cut = cut_back(text)
+    assert text.startswith(cut)
+    assert cut or not text.strip() or not any(char.isalnum() for char in text)

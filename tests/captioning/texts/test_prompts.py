@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.texts.presets import PRESETS
-from qwen35mm.captioning.texts.prompts import MediumFacts, PromptSet, Question, preset_question, read_prompt_file
+from qwen35mm.captioning.texts.presets import PRESETS, preset_question
+from qwen35mm.captioning.texts.prompts import MediumFacts, PromptSet, Question, read_prompt_file
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind
 
@@ -150,29 +151,26 @@ def test_the_system_prompt_is_filled() -> None:
 def test_a_preset_asks_videos_in_its_own_words() -> None:
     prompts = PromptSet([preset_question("events")])
     for kind in ("image", "video"):
-        chosen = prompts.choose(item(kind=kind), digest(1))
-        assert chosen.name == "events"
-        assert prompts.fill(chosen, item(kind=kind), None) == PRESETS["events"].text(kind)
-    assert PRESETS["events"].text("image") != PRESETS["events"].text("video")
+        assert prompts.fill(prompts.choose(digest(1)), item(kind=kind), None) == PRESETS["events"].wording(kind)
+    assert PRESETS["events"].wording("image") != PRESETS["events"].wording("video")
 
 
 def test_choosing_depends_on_seed_and_content_alone() -> None:
     questions = [Question(text) for text in "abcd"]
     first, again, other = PromptSet(questions, seed=1), PromptSet(questions, seed=1), PromptSet(questions, seed=2)
-    named, renamed = item("a.jpg"), item("elsewhere/b.png", metadata={"title": "new"})
     for number in range(50):
-        assert first.choose(named, digest(number)) == again.choose(renamed, digest(number))
-    assert any(first.choose(named, digest(n)) != other.choose(named, digest(n)) for n in range(50))
+        assert first.choose(digest(number)) == again.choose(digest(number))
+    assert any(first.choose(digest(n)) != other.choose(digest(n)) for n in range(50))
 
 
 def test_choosing_stays_the_same_across_versions() -> None:
     prompts = PromptSet([Question("a"), Question("b", 2.0), Question("c", 0.5)], seed=7)
-    assert "".join(prompts.choose(item(), digest(n)).text for n in range(20)) == "baabbbcababbcbaabcbb"
+    assert "".join(prompts.choose(digest(n)).text for n in range(20)) == "baabbbcababbcbaabcbb"
 
 
 def test_weights_are_shares() -> None:
     prompts = PromptSet([Question("a", 1), Question("b", 2), Question("c", 5)])
-    counts = Counter(prompts.choose(item(), digest(n)).text for n in range(8000))
+    counts = Counter(prompts.choose(digest(n)).text for n in range(8000))
     # Four standard deviations of a binomial count.
     for text, share in (("a", 1 / 8), ("b", 2 / 8), ("c", 5 / 8)):
         assert abs(counts[text] - 8000 * share) < 4 * (8000 * share * (1 - share)) ** 0.5
@@ -181,9 +179,9 @@ def test_weights_are_shares() -> None:
 def test_a_question_at_the_end_moves_only_what_it_takes() -> None:
     before = PromptSet([Question("a"), Question("b")])
     after = PromptSet([Question("a"), Question("b"), Question("c")])
-    moved = [n for n in range(300) if before.choose(item(), digest(n)) != after.choose(item(), digest(n))]
+    moved = [n for n in range(300) if before.choose(digest(n)) != after.choose(digest(n))]
     assert moved
-    assert all(after.choose(item(), digest(n)).text == "c" for n in moved)
+    assert all(after.choose(digest(n)).text == "c" for n in moved)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
@@ -238,3 +236,22 @@ def test_a_prompt_file_that_can_not_be_used(tmp_path: Path, content: bytes, mess
 def test_a_prompt_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CaptioningError, match=r"none\.txt can't be read: No such file"):
         read_prompt_file(tmp_path / "none.txt")
+
+
+def test_the_presets_are_the_promised_ones() -> None:
+    assert list(PRESETS) == ["short", "detailed", "tags", "alt-text", "ocr", "events", "plain"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_can_be_asked_and_names_its_kind_of_medium(name: str) -> None:
+    preset = PRESETS[name]
+    assert PromptSet([preset_question(name, 2.0)]).needs() == frozenset()
+    assert re.search("image|picture", preset.wording("image"))
+    assert "video" not in preset.wording("image")
+    assert "video" in preset.wording("video")
+    assert "  " not in preset.wording("image") + preset.wording("video")
+
+
+def test_an_unknown_preset_names_the_known_ones() -> None:
+    with pytest.raises(CaptioningError, match=r"'tgas'.*short, detailed, tags"):
+        preset_question("tgas")

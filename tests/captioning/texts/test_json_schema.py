@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.captioning.texts.schema import JsonSchema
+from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.errors import CaptioningError, MissingExtraError
 
 SCHEMA = {

@@ -130,9 +130,9 @@ class _Rows(Generic[T]):
 
     def find(self, frames: Sequence[int], max_distance: int) -> T | None:
         near = np.arange(len(self._values))
-        totals = np.zeros(len(self._values), np.uint64)
+        totals = np.zeros(len(self._values), np.int64)
         for row, frame in zip(self._hashes, frames, strict=True):
-            distances = _count_bits(row[near] ^ np.uint64(frame))
+            distances = np.bitwise_count(row[near] ^ np.uint64(frame)).astype(np.int64)
             kept = distances <= max_distance
             near, totals = near[kept], totals[kept] + distances[kept]
         return self._values[near[totals.argmin()]] if len(near) else None
@@ -143,15 +143,3 @@ def _unpacked(similarity: int) -> list[int]:
     assert num_frames > 0, "similarity() was given no frame"
     assert rest == 0, "not a number that similarity() made"
     return [similarity >> _FRAME_BITS * index & _FRAME_MASK for index in reversed(range(num_frames))]
-
-
-def _count_bits(values: np.ndarray) -> np.ndarray:
-    """Bits that are set in each uint64, added up in ever wider fields (Warren, Hacker's Delight, section 5-1).
-
-    NumPy has `bitwise_count` from 2.0 on only.
-    """
-    one, two, four, top = (np.uint64(shift) for shift in (1, 2, 4, 56))
-    pairs = values - (values >> one & np.uint64(0x5555555555555555))
-    nibbles = (pairs & np.uint64(0x3333333333333333)) + (pairs >> two & np.uint64(0x3333333333333333))
-    octets = nibbles + (nibbles >> four) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return octets * np.uint64(0x0101010101010101) >> top

@@ -14,10 +14,10 @@ import skimage
 from PIL import Image
 
 from qwen35mm.assets import asset_path, demo_model_path
+from qwen35mm.captioning.media import similar
 from qwen35mm.captioning.media.similar import (
     SUGGESTED_MAX_DISTANCE,
     SimilarIndex,
-    _count_bits,
     media_similarity,
     perceptual_hash,
     similarity,
@@ -150,7 +150,9 @@ def test_pixels_of_another_kind_are_refused(pixels: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("num_frames", [1, 3])
-def test_the_index_finds_what_a_naive_search_finds(num_frames: int) -> None:
+def test_the_index_finds_what_a_naive_search_finds(num_frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So that it grows a few times.
+    monkeypatch.setattr(similar, "_INITIAL_CAPACITY", 32)
     rng = random.Random(num_frames)
     index: SimilarIndex[int] = SimilarIndex(6)
     kept: list[list[int]] = []
@@ -165,8 +167,7 @@ def test_the_index_finds_what_a_naive_search_finds(num_frames: int) -> None:
         return [frame ^ sum(1 << bit for bit in rng.sample(range(64), rng.randint(0, 8))) for frame in frames]
 
     found = 0
-    # More than the index first has room for.
-    for number in range(1500):
+    for number in range(300):
         frames = (
             changed(rng.choice(kept))
             if kept and rng.random() < 0.5
@@ -181,7 +182,7 @@ def test_the_index_finds_what_a_naive_search_finds(num_frames: int) -> None:
         found += bool(near)
         index.add(packed(frames), number)
         kept.append(frames)
-    assert found > 100
+    assert found > 20
 
 
 def test_the_first_added_wins_among_equals() -> None:
@@ -215,11 +216,6 @@ def test_every_frame_has_to_be_near() -> None:
 def test_a_distance_that_makes_no_sense(max_distance: int) -> None:
     with pytest.raises(ValueError, match="0 to 64 bits"):
         SimilarIndex(max_distance)
-
-
-def test_bits_are_counted() -> None:
-    values = [0, 1, 2**64 - 1, 2**63, 0x5555555555555555, *(random.Random(0).getrandbits(64) for _ in range(500))]
-    assert _count_bits(np.array(values, np.uint64)).tolist() == [value.bit_count() for value in values]
 
 
 def test_a_prepared_medium_is_hashed_as_its_pixels_are() -> None:

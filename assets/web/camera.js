@@ -12,14 +12,23 @@ export async function takePicture() {
   const shoot = h("button.strong", { type: "button", disabled: true }, t("Take a photo"));
   const record = h("button.plain", { type: "button", disabled: true }, t("Record a clip"));
   const close = h("button.plain", { type: "button" }, t("Close"));
-  const dialog = h("dialog.dialog.camera", { "aria-label": t("Camera") }, view, words, h("div.dialog-buttons", {}, shoot, record, close));
+  const dialog = h(
+    "dialog.dialog.camera",
+    { "aria-label": t("Camera") },
+    view,
+    words,
+    h("div.dialog-buttons", {}, shoot, record, close),
+  );
   document.querySelector("#qwen35mm .app").append(dialog);
   dialog.showModal();
   let stream = null;
   let recorder = null;
   let open = true;
   const file = await new Promise((resolve) => {
-    dialog.addEventListener("close", () => { open = false; resolve(null); });
+    dialog.addEventListener("close", () => {
+      open = false;
+      resolve(null);
+    });
     close.onclick = () => dialog.close();
     shoot.onclick = () => photo(view).then(resolve);
     record.onclick = () => {
@@ -46,7 +55,9 @@ export async function takePicture() {
         };
         view.srcObject = given;
       },
-      () => { words.textContent = t("There is no camera, or it isn't allowed here."); },
+      () => {
+        words.textContent = t("There is no camera, or it isn't allowed here.");
+      },
     );
   });
   stop(stream);
@@ -56,13 +67,15 @@ export async function takePicture() {
 }
 
 function stop(stream) {
-  stream?.getTracks().forEach((track) => track.stop());
+  for (const track of stream?.getTracks() ?? []) track.stop();
 }
 
 function photo(view) {
   const canvas = h("canvas", { width: view.videoWidth, height: view.videoHeight });
   canvas.getContext("2d").drawImage(view, 0, 0);
-  return new Promise((resolve) => canvas.toBlob((blob) => resolve(new File([blob], t("photo") + ".jpg", { type: "image/jpeg" })), "image/jpeg", 0.92));
+  return new Promise((resolve) =>
+    canvas.toBlob((blob) => resolve(new File([blob], `${t("photo")}.jpg`, { type: "image/jpeg" })), "image/jpeg", 0.92),
+  );
 }
 
 function clip(stream, done) {
@@ -70,7 +83,8 @@ function clip(stream, done) {
   const recorder = new MediaRecorder(stream, type ? { mimeType: type } : {});
   const chunks = [];
   recorder.ondataavailable = (event) => chunks.push(event.data);
-  recorder.onstop = () => done(new File(chunks, `${t("clip")}.${type?.includes("mp4") ? "mp4" : "webm"}`, { type: recorder.mimeType }));
+  recorder.onstop = () =>
+    done(new File(chunks, `${t("clip")}.${type?.includes("mp4") ? "mp4" : "webm"}`, { type: recorder.mimeType }));
   recorder.start();
   return recorder;
 }

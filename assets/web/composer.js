@@ -9,8 +9,8 @@ const MEASURE_AFTER_MS = 150;
 
 export class Composer {
   /**
-   * `page`: `context()` gives {conversation, parent, settings}; `send(message)`, `stop()`, `editLast()`, `changeSettings(values)`,
-   * `takeOffer(offer)`, `say(words, kind)` do what they say.
+   * `page`: `context()` gives {conversation, parent, settings}; `send(message)`, `stop()`, `editLast()`,
+   * `changeSettings(values)`, `takeOffer(offer)`, `say(words, kind)` do what they say.
    */
   constructor(page) {
     this.page = page;
@@ -23,28 +23,66 @@ export class Composer {
 
   build() {
     this.text = h("textarea", {
-      rows: 1, placeholder: t("Ask about a picture or a video"), "aria-label": t("Message"), autofocus: true, spellcheck: true, "aria-describedby": "qwen35mm-room",
-      oninput: () => { this.grow(); this.measure(); this.remember(); },
+      rows: 1,
+      placeholder: t("Ask about a picture or a video"),
+      "aria-label": t("Message"),
+      autofocus: true,
+      spellcheck: true,
+      "aria-describedby": "qwen35mm-room",
+      oninput: () => {
+        this.grow();
+        this.measure();
+        this.remember();
+      },
       onkeydown: (event) => this.key(event),
       onpaste: (event) => this.paste(event),
     });
-    this.picker = h("input", { type: "file", multiple: true, hidden: true, accept: "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml",
-      onchange: () => { this.attach(this.picker.files); this.picker.value = ""; } });
+    this.picker = h("input", {
+      type: "file",
+      multiple: true,
+      hidden: true,
+      accept: "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml",
+      onchange: () => {
+        this.attach(this.picker.files);
+        this.picker.value = "";
+      },
+    });
     this.strip = h("div.strip", { role: "group", "aria-label": t("Attached files") });
     this.limits = h("div.limits", { hidden: true });
-    this.banner = h("div.editing", { hidden: true }, h("span", {}, t("You are changing an earlier message: a new branch begins there.")),
-      iconButton("close", t("Leave it as it was"), () => this.stopEditing()));
+    this.banner = h(
+      "div.editing",
+      { hidden: true },
+      h("span", {}, t("You are changing an earlier message: a new branch begins there.")),
+      iconButton("close", t("Leave it as it was"), () => this.stopEditing()),
+    );
     this.trouble = h("div.trouble", { hidden: true, role: "alert" });
     this.room = h("span.room", { id: "qwen35mm-room" });
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "icon-button round send" });
-    this.stopButton = iconButton("stop", t("Stop"), () => this.page.stop(), { class: "icon-button round stop", hidden: true });
-    this.element = h("form.composer", { onsubmit: (event) => event.preventDefault(), "aria-label": t("Message") },
-      this.banner, this.trouble, this.strip, this.limits, this.text,
-      h("div.bar", {},
-        iconButton("clip", t("Add pictures, videos, texts or PDFs"), () => this.picker.click(), { class: "icon-button attach" }),
+    this.stopButton = iconButton("stop", t("Stop"), () => this.page.stop(), {
+      class: "icon-button round stop",
+      hidden: true,
+    });
+    this.element = h(
+      "form.composer",
+      { onsubmit: (event) => event.preventDefault(), "aria-label": t("Message") },
+      this.banner,
+      this.trouble,
+      this.strip,
+      this.limits,
+      this.text,
+      h(
+        "div.bar",
+        {},
+        iconButton("clip", t("Add pictures, videos, texts or PDFs"), () => this.picker.click(), {
+          class: "icon-button attach",
+        }),
         iconButton("camera", t("Take a picture or a clip"), () => this.camera(), { class: "icon-button shoot" }),
-        this.room, this.sendButton, this.stopButton),
-      this.picker);
+        this.room,
+        this.sendButton,
+        this.stopButton,
+      ),
+      this.picker,
+    );
   }
 
   key(event) {
@@ -78,14 +116,20 @@ export class Composer {
     for (const file of files) {
       const entry = { name: file.name || t("pasted"), share: 0, kind: null, digest: null };
       this.files.push(entry);
-      const sending = upload(file, (share) => { entry.share = share; this.drawStrip(); });
-      entry.cancel = sending.cancel;
-      entry.ready = sending.promise.then((found) => this.replace(entry, found), (problem) => {
-        this.files = this.files.filter((each) => each !== entry);
-        if (problem.kind !== "cancelled") this.page.say(`${entry.name}: ${problem.message}`);
+      const sending = upload(file, (share) => {
+        entry.share = share;
         this.drawStrip();
-        return problem.kind === "cancelled";
       });
+      entry.cancel = sending.cancel;
+      entry.ready = sending.promise.then(
+        (found) => this.replace(entry, found),
+        (problem) => {
+          this.files = this.files.filter((each) => each !== entry);
+          if (problem.kind !== "cancelled") this.page.say(`${entry.name}: ${problem.message}`);
+          this.drawStrip();
+          return problem.kind === "cancelled";
+        },
+      );
     }
     this.drawStrip();
     this.text.focus();
@@ -110,21 +154,35 @@ export class Composer {
 
   drawStrip() {
     this.strip.classList.toggle("filled", this.files.length > 0);
-    clear(this.strip, this.files.map((file) => this.thumbnail(file)));
+    clear(
+      this.strip,
+      this.files.map((file) => this.thumbnail(file)),
+    );
     this.drawLimits();
     this.updateButtons();
   }
 
   thumbnail(file) {
     const loaded = file.digest !== null;
-    const picture = !loaded || file.kind === "text" ? icon("file") : h("img", { src: thumbnailUrl(file.digest), alt: "" });
+    const picture =
+      !loaded || file.kind === "text" ? icon("file") : h("img", { src: thumbnailUrl(file.digest), alt: "" });
     const cost = file.label ? said(file.label) : "";
     const label = file.error ?? (loaded ? cost : t("Uploading, {p}%", { p: Math.round(100 * (file.share ?? 0)) }));
-    return h(`div.thumbnail${file.error ? ".bad" : ""}`, { title: [file.name, label, ...(file.notes ?? [])].join("\n") },
+    return h(
+      `div.thumbnail${file.error ? ".bad" : ""}`,
+      { title: [file.name, label, ...(file.notes ?? [])].join("\n") },
       h("div.shot", {}, picture, file.kind === "video" ? h("span.badge", {}, t("clip")) : null),
-      h("div.about", {}, h("span.name", {}, file.name), h("span.label", {}, label),
-        file.pdf ? h("button.link", { type: "button", onclick: () => this.asPictures(file) }, t("Use its pages as pictures")) : null),
-      iconButton("close", t("Remove {name}", { name: file.name }), () => this.drop(file)));
+      h(
+        "div.about",
+        {},
+        h("span.name", {}, file.name),
+        h("span.label", {}, label),
+        file.pdf
+          ? h("button.link", { type: "button", onclick: () => this.asPictures(file) }, t("Use its pages as pictures"))
+          : null,
+      ),
+      iconButton("close", t("Remove {name}", { name: file.name }), () => this.drop(file)),
+    );
   }
 
   drop(file) {
@@ -138,11 +196,17 @@ export class Composer {
   /** Sliders for what media may cost; moving one counts again at once. */
   drawLimits() {
     const kinds = new Set(this.files.map((file) => file.kind));
-    const names = [...(kinds.has("video") ? ["max_frames", "max_video_tokens"] : []), ...(kinds.has("image") ? ["max_image_tokens"] : [])];
+    const names = [
+      ...(kinds.has("video") ? ["max_frames", "max_video_tokens"] : []),
+      ...(kinds.has("image") ? ["max_image_tokens"] : []),
+    ];
     this.limits.hidden = !names.length;
     if (this.limits.dataset.names === names.join()) return;
     this.limits.dataset.names = names.join();
-    clear(this.limits, names.map((name) => this.slider(name)));
+    clear(
+      this.limits,
+      names.map((name) => this.slider(name)),
+    );
   }
 
   slider(name) {
@@ -153,11 +217,23 @@ export class Composer {
     const low = name === "max_frames" ? 2 : 64;
     const toValue = (position) => Math.round(low * (top / low) ** (position / steps));
     const position = Math.round((steps * Math.log(Math.max(shown, low) / low)) / Math.log(top / low));
-    const input = h("input", { type: "range", min: "0", max: String(steps), "aria-label": said(label),
-      oninput: () => { tell(toValue(Number(input.value))); this.page.changeSettings({ [name]: toValue(Number(input.value)) }); this.measure(); } });
+    const input = h("input", {
+      type: "range",
+      min: "0",
+      max: String(steps),
+      "aria-label": said(label),
+      oninput: () => {
+        tell(toValue(Number(input.value)));
+        this.page.changeSettings({ [name]: toValue(Number(input.value)) });
+        this.measure();
+      },
+    });
     input.value = String(Math.min(position, steps));
     // The slider's own value is a position.
-    const tell = (amount) => { value.textContent = number(amount); input.setAttribute("aria-valuetext", number(amount)); };
+    const tell = (amount) => {
+      value.textContent = number(amount);
+      input.setAttribute("aria-valuetext", number(amount));
+    };
     tell(shown);
     return h("label", {}, h("span", {}, said(label)), input, value);
   }
@@ -170,12 +246,14 @@ export class Composer {
   }
 
   async measureNow() {
-    const counted = (this.counting = Symbol("measure"));
+    const counted = Symbol("measure");
+    this.counting = counted;
     if (!this.text.value && !this.files.length) return this.drawRoom(null);
     try {
       const cost = await call("measure", this.message());
       if (counted !== this.counting) return;
-      for (const media of cost.media) Object.assign(this.files.find((file) => file.digest === media.digest) ?? {}, media);
+      for (const media of cost.media)
+        Object.assign(this.files.find((file) => file.digest === media.digest) ?? {}, media);
       this.drawStrip();
       this.drawRoom(cost);
     } catch (problem) {
@@ -192,7 +270,14 @@ export class Composer {
     this.room.textContent = t("{n} tokens, room for {r}", { n: number(all - history), r: number(room) });
     this.room.title = t("The prompt will have {a} of the context's {c} tokens", { a: number(all), c: number(context) });
     if (cost.fits) this.showTrouble(null);
-    else this.showTrouble(t("This won't fit: it takes {a} tokens, and the context holds {c} with the answer.", { a: number(all), c: number(context) }), cost.offers);
+    else
+      this.showTrouble(
+        t("This won't fit: it takes {a} tokens, and the context holds {c} with the answer.", {
+          a: number(all),
+          c: number(context),
+        }),
+        cost.offers,
+      );
   }
 
   showTrouble(words, offers = []) {
@@ -202,18 +287,27 @@ export class Composer {
     if (drawn === this.troubleDrawn) return;
     this.troubleDrawn = drawn;
     if (!words) return this.trouble.replaceChildren();
-    clear(this.trouble, h("span", {}, words), offers.map((offer) => h("button.plain", { type: "button", onclick: () => this.page.takeOffer(offer) }, said(offer.label))));
+    clear(
+      this.trouble,
+      h("span", {}, words),
+      offers.map((offer) =>
+        h("button.plain", { type: "button", onclick: () => this.page.takeOffer(offer) }, said(offer.label)),
+      ),
+    );
   }
 
   message() {
-    const attachments = this.files.filter((file) => file.digest).map(({ digest, kind, name, num_bytes }) => ({ digest, kind, name, num_bytes }));
+    const attachments = this.files
+      .filter((file) => file.digest)
+      .map(({ digest, kind, name, num_bytes }) => ({ digest, kind, name, num_bytes }));
     const context = this.page.context();
     return { ...context, ...(this.editing ? { parent: this.editing.parent } : {}), text: this.text.value, attachments };
   }
 
   async submit() {
     if (this.running || this.sending) return;
-    if (!this.text.value.trim() && !this.files.length) return this.page.say(t("Type a question, or add a picture or a video."), "note");
+    if (!this.text.value.trim() && !this.files.length)
+      return this.page.say(t("Type a question, or add a picture or a video."), "note");
     if (document.activeElement === this.sendButton) this.text.focus();
     this.sending = true;
     this.updateButtons();
@@ -280,13 +374,17 @@ export class Composer {
   remember() {
     try {
       sessionStorage.setItem("qwen35mm-draft", this.editing ? "" : this.text.value);
-    } catch { /* full, or not allowed: it is a convenience */ }
+    } catch {
+      /* full, or not allowed: it is a convenience */
+    }
   }
 
   restore() {
     try {
       this.text.value = sessionStorage.getItem("qwen35mm-draft") ?? "";
-    } catch { /* not allowed */ }
+    } catch {
+      /* not allowed */
+    }
     this.grow();
   }
 }

@@ -86,15 +86,34 @@ export function ask(title, body, buttons) {
   return new Promise((resolve) => {
     let answer = null;
     const row = buttons.map(({ label, value, kind }) =>
-      h(`button.${kind || "plain"}`, { type: "button", onclick: () => { answer = typeof value === "function" ? value() : value; dialog.close(); } }, label),
+      h(
+        `button.${kind || "plain"}`,
+        {
+          type: "button",
+          onclick: () => {
+            answer = typeof value === "function" ? value() : value;
+            dialog.close();
+          },
+        },
+        label,
+      ),
     );
     const enter = (event) => {
       if (event.key !== "Enter" || event.isComposing || event.target.tagName !== "INPUT") return;
       event.preventDefault();
       row.at(-1).click();
     };
-    const dialog = h("dialog.dialog", { "aria-label": title, onkeydown: enter }, h("h2", {}, title), ...[body].flat(), h("div.dialog-buttons", {}, row));
-    dialog.addEventListener("close", () => { dialog.remove(); resolve(answer); });
+    const dialog = h(
+      "dialog.dialog",
+      { "aria-label": title, onkeydown: enter },
+      h("h2", {}, title),
+      ...[body].flat(),
+      h("div.dialog-buttons", {}, row),
+    );
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(answer);
+    });
     document.querySelector("#qwen35mm .app").append(dialog);
     dialog.showModal();
   });

@@ -48,42 +48,89 @@ class Page {
       branch: (node) => this.act("branch", { node }),
       remove: (message) => this.removeMessage(message),
       enlarge: (digest, name) => this.enlarge(digest, name),
-      tooLong: (id, words) => this.offer(words, []),
+      tooLong: (words) => this.offer(words, []),
     });
     this.sidebar = new Sidebar({
-      open: (id) => this.open(id), begin: () => this.newChat(), gone: (id) => id === this.chat.id && this.newChat(),
-      renamed: (id, title) => { if (id === this.chat.id) this.title.textContent = title; },
-      showSettings: () => this.toggleSettings(true), say: (words, kind) => this.say(words, kind),
+      open: (id) => this.open(id),
+      begin: () => this.newChat(),
+      gone: (id) => id === this.chat.id && this.newChat(),
+      renamed: (id, title) => {
+        if (id === this.chat.id) this.title.textContent = title;
+      },
+      showSettings: () => this.toggleSettings(true),
+      say: (words, kind) => this.say(words, kind),
     });
     this.composer = new Composer({
-      context: () => ({ conversation: this.chat.id, parent: this.chat.messages.at(-1)?.id ?? null, settings: this.settings }),
-      send: (message) => this.send(message), stop: () => this.stop(), editLast: () => this.editLast(), say: (words, kind) => this.say(words, kind),
-      changeSettings: (values) => this.changeSettings({ ...this.settings, ...values }), takeOffer: (offer) => this.takeOffer(offer),
+      context: () => ({
+        conversation: this.chat.id,
+        parent: this.chat.messages.at(-1)?.id ?? null,
+        settings: this.settings,
+      }),
+      send: (message) => this.send(message),
+      stop: () => this.stop(),
+      editLast: () => this.editLast(),
+      say: (words, kind) => this.say(words, kind),
+      changeSettings: (values) => this.changeSettings({ ...this.settings, ...values }),
+      takeOffer: (offer) => this.takeOffer(offer),
       mediaLimit: (name) => this.mediaLimit(name),
     });
-    this.panel = new SettingsPanel({
-      changed: (values) => { this.changeSettings(values); this.composer.redrawLimits(); }, changePreferences: (values) => this.changePreferences(values),
-      say: (words) => this.say(words), close: () => this.toggleSettings(false),
-    }, this.app.settings, presets, this.preferences);
+    this.panel = new SettingsPanel(
+      {
+        changed: (values) => {
+          this.changeSettings(values);
+          this.composer.redrawLimits();
+        },
+        changePreferences: (values) => this.changePreferences(values),
+        say: (words) => this.say(words),
+        close: () => this.toggleSettings(false),
+      },
+      this.app.settings,
+      presets,
+      this.preferences,
+    );
     this.models = new Models({ say: (words, kind) => this.say(words, kind), changed: () => location.reload() });
     this.panel.models = this.app.models ? this.models : null;
     this.title = h("h1.title");
     this.gauge = h("div.gauge", { role: "img" });
     this.toasts = new Toasts();
     this.spoken = h("div.unseen", { role: "status" });
-    this.menuButton = iconButton("menu", t("Conversations"), () => this.toggleSidebar(true),
-      { class: "icon-button menu-button", "aria-controls": this.sidebar.element.id, "aria-expanded": "false" });
-    this.settingsButton = iconButton("settings", t("Settings"), () => this.toggleSettings(this.panel.element.hidden),
-      { class: "icon-button", "aria-controls": this.panel.element.id, "aria-expanded": "false" });
-    const main = h("div.main", {},
-      h("header.top", {},
+    this.menuButton = iconButton("menu", t("Conversations"), () => this.toggleSidebar(true), {
+      class: "icon-button menu-button",
+      "aria-controls": this.sidebar.element.id,
+      "aria-expanded": "false",
+    });
+    this.settingsButton = iconButton("settings", t("Settings"), () => this.toggleSettings(this.panel.element.hidden), {
+      class: "icon-button",
+      "aria-controls": this.panel.element.id,
+      "aria-expanded": "false",
+    });
+    const main = h(
+      "div.main",
+      {},
+      h(
+        "header.top",
+        {},
         this.menuButton,
-        this.title, h("span.model", { title: t("The model that answers") }, this.app.model), this.gauge,
-        this.settingsButton),
+        this.title,
+        h("span.model", { title: t("The model that answers") }, this.app.model),
+        this.gauge,
+        this.settingsButton,
+      ),
       this.app.is_demo ? this.demoBanner() : null,
-      this.transcript.element, this.composer.element);
-    this.frame = h("div.app", {}, this.sidebar.element, h("div.shade", { onclick: () => this.toggleSidebar(false) }), main, this.panel.element, this.toasts.element, this.spoken,
-      h("div.drop-here", { "aria-hidden": "true" }, t("Drop pictures, videos, texts or PDFs here")));
+      this.transcript.element,
+      this.composer.element,
+    );
+    this.frame = h(
+      "div.app",
+      {},
+      this.sidebar.element,
+      h("div.shade", { onclick: () => this.toggleSidebar(false) }),
+      main,
+      this.panel.element,
+      this.toasts.element,
+      this.spoken,
+      h("div.drop-here", { "aria-hidden": "true" }, t("Drop pictures, videos, texts or PDFs here")),
+    );
     this.sidebar.element.querySelector(".brand").innerHTML = this.app.brand;
     clear(this.root, this.frame);
     this.takeDrops();
@@ -92,18 +139,68 @@ class Page {
   }
 
   demoBanner() {
-    return h("details.banner", {}, h("summary", {}, h("b", {}, t("Demo model.")), " ", t("It knows coloured shapes in drawn pictures and short clips, and nothing else.")),
-      h("p", {}, t("The model bundled with qwen35mm is small and trained from scratch on scenes that a program drew, so that everything can be tried without a download. It names shapes, their colours, places and number, and says how a shape moves or changes its colour. It doesn't know photographs, people, writing, or the world.")),
-      h("p", {}, t("For a real one, end this with Ctrl-C and start:"), " ", h("code", {}, "make chat MODEL=Qwen/Qwen3.5-2B")));
+    return h(
+      "details.banner",
+      {},
+      h(
+        "summary",
+        {},
+        h("b", {}, t("Demo model.")),
+        " ",
+        t("It knows coloured shapes in drawn pictures and short clips, and nothing else."),
+      ),
+      h(
+        "p",
+        {},
+        t(
+          "The model bundled with qwen35mm is small and trained from scratch on scenes that a program drew, so that " +
+            "everything can be tried without a download. It names shapes, their colours, places and number, and says " +
+            "how a shape moves or changes its colour. It doesn't know photographs, people, writing, or the world.",
+        ),
+      ),
+      h(
+        "p",
+        {},
+        t("For a real one, end this with Ctrl-C and start:"),
+        " ",
+        h("code", {}, "make chat MODEL=Qwen/Qwen3.5-2B"),
+      ),
+    );
   }
 
   welcome() {
-    return h("div.welcome", {}, h("h2", {}, t("Ask about pictures and videos")), h("p", {}, t("Add one below, or try an example.")),
-      h("div.examples", {}, this.app.examples.map((example, number) =>
-        h("button.example", { type: "button", onclick: () => this.sendExample(number, example) },
-          h("span.shot", {}, example.kind === "video" ? h("video", { src: new URL(example.url, document.baseURI).href, poster: new URL(example.poster, document.baseURI).href, muted: true, autoplay: !matchMedia("(prefers-reduced-motion: reduce)").matches, loop: true, playsInline: true }) : h("img", { src: new URL(example.url, document.baseURI).href, alt: "" }),
-            example.kind === "video" ? h("span.badge", {}, t("clip")) : null),
-          h("span.words", {}, example.text)))));
+    return h(
+      "div.welcome",
+      {},
+      h("h2", {}, t("Ask about pictures and videos")),
+      h("p", {}, t("Add one below, or try an example.")),
+      h(
+        "div.examples",
+        {},
+        this.app.examples.map((example, number) =>
+          h(
+            "button.example",
+            { type: "button", onclick: () => this.sendExample(number, example) },
+            h(
+              "span.shot",
+              {},
+              example.kind === "video"
+                ? h("video", {
+                    src: new URL(example.url, document.baseURI).href,
+                    poster: new URL(example.poster, document.baseURI).href,
+                    muted: true,
+                    autoplay: !matchMedia("(prefers-reduced-motion: reduce)").matches,
+                    loop: true,
+                    playsInline: true,
+                  })
+                : h("img", { src: new URL(example.url, document.baseURI).href, alt: "" }),
+              example.kind === "video" ? h("span.badge", {}, t("clip")) : null,
+            ),
+            h("span.words", {}, example.text),
+          ),
+        ),
+      ),
+    );
   }
 
   // Which conversation is shown
@@ -139,11 +236,12 @@ class Page {
     history.replaceState(null, "", chat.id ? `#${chat.id}` : location.pathname + location.search);
     document.title = chat.title ? `${chat.title} · qwen35mm` : "qwen35mm";
     this.title.textContent = chat.title;
-    this.settings = { ...(chat.id ? chat.settings : this.preferences.settings ?? {}) };
+    this.settings = { ...(chat.id ? chat.settings : (this.preferences.settings ?? {})) };
     if (isOther || !this.panelShown) this.panel.show(this.settings);
     this.panelShown = true;
     this.transcript.show(chat, () => this.welcome());
-    for (const id of chat.running) if (this.live.get(id)) this.transcript.update(this.live.get(id)); // none before the first news
+    // Of some there is no news yet.
+    for (const id of chat.running) if (this.live.get(id)) this.transcript.update(this.live.get(id));
     if (chat.running.length) this.follow(chat.running);
     this.composer.setRunning(chat.running.length > 0);
     this.sidebar.mark(chat.id);
@@ -175,14 +273,18 @@ class Page {
     } catch (problem) {
       return this.say(problem.message);
     }
-    if (await this.send({ conversation: null, parent: null, settings: this.settings, text, attachments: [attachment] })) this.composer.text.focus();
+    if (await this.send({ conversation: null, parent: null, settings: this.settings, text, attachments: [attachment] }))
+      this.composer.text.focus();
   }
 
   async act(method, args) {
     try {
       const { chat, reply } = await call(method, { conversation: this.chat.id, ...args });
       this.show(chat);
-      if (reply) { this.transcript.toEnd(); this.follow([reply]); }
+      if (reply) {
+        this.transcript.toEnd();
+        this.follow([reply]);
+      }
     } catch (problem) {
       if (problem.kind === "too long") this.offer(problem.message, problem.offers);
       else this.say(problem.message);
@@ -225,7 +327,11 @@ class Page {
     const ids = [...this.live.keys()];
     this.live.clear();
     this.follow(ids);
-    if (this.chat.id) call("open", { conversation: this.chat.id }).then((chat) => chat.id === this.chat.id && this.show(chat), () => {});
+    if (this.chat.id)
+      call("open", { conversation: this.chat.id }).then(
+        (chat) => chat.id === this.chat.id && this.show(chat),
+        () => {},
+      );
   }
 
   async stop() {
@@ -244,16 +350,24 @@ class Page {
   }
 
   async removeMessage(message) {
-    const sure = await ask(t("Delete this message?"), h("p", {}, t("What follows it on this branch goes with it.")),
-      [{ label: t("Cancel"), value: null }, { label: t("Delete"), value: true, kind: "danger" }]);
+    const sure = await ask(t("Delete this message?"), h("p", {}, t("What follows it on this branch goes with it.")), [
+      { label: t("Cancel"), value: null },
+      { label: t("Delete"), value: true, kind: "danger" },
+    ]);
     if (sure) this.act("delete_message", { node: message.id });
   }
 
   // What doesn't fit
 
   async offer(words, offers) {
-    const choice = await ask(t("This doesn't fit"), [h("p", {}, words)],
-      [...offers.map((offer) => ({ label: said(offer.label), value: offer })), { label: t("Change the message"), value: null }]);
+    const choice = await ask(
+      t("This doesn't fit"),
+      [h("p", {}, words)],
+      [
+        ...offers.map((offer) => ({ label: said(offer.label), value: offer })),
+        { label: t("Change the message"), value: null },
+      ],
+    );
     if (choice) this.takeOffer(choice);
   }
 
@@ -308,7 +422,9 @@ class Page {
   }
 
   useColours() {
-    const dark = this.preferences.colours ? this.preferences.colours === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    const dark = this.preferences.colours
+      ? this.preferences.colours === "dark"
+      : matchMedia("(prefers-color-scheme: dark)").matches;
     document.body.classList.toggle("dark", dark);
   }
 
@@ -326,10 +442,13 @@ class Page {
   toggleSettings(open) {
     if (open && this.panel.element.hidden) this.opener = document.activeElement;
     this.panel.element.hidden = !open;
-    for (const button of [this.settingsButton, this.sidebar.settingsButton]) button.setAttribute("aria-expanded", String(open));
+    for (const button of [this.settingsButton, this.sidebar.settingsButton])
+      button.setAttribute("aria-expanded", String(open));
     this.showSidebar(false);
-    if (open) { this.panel.show(this.settings); this.panel.element.querySelector("button").focus(); }
-    else (this.opener?.checkVisibility() ? this.opener : this.composer.text).focus();
+    if (open) {
+      this.panel.show(this.settings);
+      this.panel.element.querySelector("button").focus();
+    } else (this.opener?.checkVisibility() ? this.opener : this.composer.text).focus();
   }
 
   // The rest
@@ -344,7 +463,10 @@ class Page {
   takeDrops() {
     const has = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
     let depth = 0;
-    const mark = (change) => { depth = Math.max(depth + change, 0); this.frame.classList.toggle("dropping", depth > 0); };
+    const mark = (change) => {
+      depth = Math.max(depth + change, 0);
+      this.frame.classList.toggle("dropping", depth > 0);
+    };
     this.frame.addEventListener("dragenter", (event) => has(event) && mark(1));
     this.frame.addEventListener("dragleave", (event) => has(event) && mark(-1));
     this.frame.addEventListener("dragover", (event) => has(event) && event.preventDefault());
@@ -357,7 +479,15 @@ class Page {
   }
 
   enlarge(digest, name) {
-    ask(name, h("img.large", { src: mediaUrl(digest), alt: name, onerror: (event) => event.target.replaceWith(t("Browsers don't show this format.")) }), [{ label: t("Close"), value: null }]);
+    ask(
+      name,
+      h("img.large", {
+        src: mediaUrl(digest),
+        alt: name,
+        onerror: (event) => event.target.replaceWith(t("Browsers don't show this format.")),
+      }),
+      [{ label: t("Close"), value: null }],
+    );
   }
 
   async drawGauge() {
@@ -365,14 +495,30 @@ class Page {
     const length = this.app.context_length;
     const used = context?.used ?? 0;
     let memory = null;
-    try { memory = await call("memory"); } catch { /* said elsewhere */ }
+    try {
+      memory = await call("memory");
+    } catch {
+      /* said elsewhere */
+    }
     const share = used / length;
     const held = memory && said(memory.words);
-    const words = [t("{u} of {l} tokens of context", { u: number(used), l: number(length) }), ...(held ? [held] : [])].join("\n");
+    const words = [
+      t("{u} of {l} tokens of context", { u: number(used), l: number(length) }),
+      ...(held ? [held] : []),
+    ].join("\n");
     this.gauge.title = words;
     this.gauge.setAttribute("aria-label", words);
-    const meter = (part, label, kind) => h("span.meter", { title: label }, h(`span.fill.${kind}`, { style: `width:${Math.min(100 * part, 100).toFixed(1)}%` }));
-    clear(this.gauge, meter(share, words, share > 0.85 ? "full" : "context"), memory ? meter(memory.share, held, "memory") : null);
+    const meter = (part, label, kind) =>
+      h(
+        "span.meter",
+        { title: label },
+        h(`span.fill.${kind}`, { style: `width:${Math.min(100 * part, 100).toFixed(1)}%` }),
+      );
+    clear(
+      this.gauge,
+      meter(share, words, share > 0.85 ? "full" : "context"),
+      memory ? meter(memory.share, held, "memory") : null,
+    );
   }
 
   say(words, kind) {
@@ -384,6 +530,10 @@ class Page {
 export function start(element, watch, onNews) {
   const page = new Page(element, watch);
   onNews((value) => page.news(value));
-  page.begin().catch((problem) => clear(element, h("p.lost", { role: "alert" }, icon("close"), problem.message || String(problem))));
+  page
+    .begin()
+    .catch((problem) =>
+      clear(element, h("p.lost", { role: "alert" }, icon("close"), problem.message || String(problem))),
+    );
   return page;
 }

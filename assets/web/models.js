@@ -20,17 +20,32 @@ export class Models {
     } catch (problem) {
       return this.page.say(problem.message);
     }
-    const select = h("select", { onchange: () => this.chosen(select.value, found) },
-      found.models.map((each) => h("option", { value: each.source, selected: each.current, disabled: Boolean(each.reason), title: each.reason ?? "" }, `${each.name} (${each.reason ? t("not usable") : said(each.size)})`)),
-      h("option", { value: "" }, t("Another one from Hugging Face")));
+    const select = h(
+      "select",
+      { onchange: () => this.chosen(select.value, found) },
+      found.models.map((each) =>
+        h(
+          "option",
+          { value: each.source, selected: each.current, disabled: Boolean(each.reason), title: each.reason ?? "" },
+          `${each.name} (${each.reason ? t("not usable") : said(each.size)})`,
+        ),
+      ),
+      h("option", { value: "" }, t("Another one from Hugging Face")),
+    );
     clear(this.element, h("span", {}, t("Model")), select);
   }
 
   async chosen(source, { models }) {
     if (source) return models.find((each) => each.source === source)?.current ? null : this.change({ source });
     const input = h("input", { "aria-label": t("Hugging Face id"), placeholder: "Qwen/Qwen3.5-2B" });
-    const id = await ask(t("Get a model from Hugging Face"), [h("p", {}, t("It is downloaded once, and kept.")), input],
-      [{ label: t("Cancel"), value: null }, { label: t("Download"), value: () => input.value.trim(), kind: "strong" }]);
+    const id = await ask(
+      t("Get a model from Hugging Face"),
+      [h("p", {}, t("It is downloaded once, and kept.")), input],
+      [
+        { label: t("Cancel"), value: null },
+        { label: t("Download"), value: () => input.value.trim(), kind: "strong" },
+      ],
+    );
     if (id) return this.change({ source: id, is_new: true });
     return this.load();
   }
@@ -40,7 +55,14 @@ export class Models {
     const bar = h("progress");
     const label = h("p", { role: "status" });
     const stop = h("button.plain", { type: "button", onclick: () => call("cancel_change") }, t("Stop the download"));
-    const dialog = h("dialog.dialog", { "aria-label": t("Another model") }, h("h2", {}, t("Another model")), label, bar, args.is_new ? h("div.dialog-buttons", {}, stop) : null);
+    const dialog = h(
+      "dialog.dialog",
+      { "aria-label": t("Another model") },
+      h("h2", {}, t("Another model")),
+      label,
+      bar,
+      args.is_new ? h("div.dialog-buttons", {}, stop) : null,
+    );
     dialog.addEventListener("cancel", (event) => event.preventDefault());
     document.querySelector("#qwen35mm .app").append(dialog);
     dialog.showModal();

@@ -9,21 +9,41 @@ export class Sidebar {
   constructor(page) {
     this.page = page;
     this.current = null;
-    this.search = h("input", { type: "search", placeholder: t("Search"), "aria-label": t("Search the conversations"), oninput: debounce(180, () => this.load()) });
+    this.search = h("input", {
+      type: "search",
+      placeholder: t("Search"),
+      "aria-label": t("Search the conversations"),
+      oninput: debounce(180, () => this.load()),
+    });
     this.list = h("ul.chats", { role: "list", "aria-label": t("Conversations") });
     this.picker = h("input", { type: "file", accept: ".zip", hidden: true, onchange: () => this.import() });
-    this.settingsButton = h("button.plain", { type: "button", onclick: () => this.page.showSettings(), "aria-controls": "qwen35mm-settings", "aria-expanded": "false" },
-      icon("settings"), t("Settings"));
-    this.element = h("aside.sidebar", { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
+    this.settingsButton = h(
+      "button.plain",
+      {
+        type: "button",
+        onclick: () => this.page.showSettings(),
+        "aria-controls": "qwen35mm-settings",
+        "aria-expanded": "false",
+      },
+      icon("settings"),
+      t("Settings"),
+    );
+    this.element = h(
+      "aside.sidebar",
+      { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
       h("div.brand"),
       h("button.new-chat", { type: "button", onclick: () => this.page.begin() }, icon("plus"), t("New chat")),
       h("div.search", {}, icon("search"), this.search),
       this.list,
-      h("div.side-foot", {},
+      h(
+        "div.side-foot",
+        {},
         iconButton("upload", t("Take in an archive"), () => this.picker.click()),
         iconButton("download", t("Save all conversations"), () => this.download("zip", [])),
-        this.settingsButton),
-      this.picker);
+        this.settingsButton,
+      ),
+      this.picker,
+    );
   }
 
   async load() {
@@ -36,9 +56,14 @@ export class Sidebar {
 
   show({ conversations, more }) {
     this.conversations = conversations;
-    clear(this.list, conversations.map((each) => this.line(each)),
+    clear(
+      this.list,
+      conversations.map((each) => this.line(each)),
       more ? h("li.hint", {}, t("There are more: search for them.")) : null,
-      conversations.length ? null : h("li.hint", {}, this.search.value ? t("Nothing found") : t("Your conversations will be here.")));
+      conversations.length
+        ? null
+        : h("li.hint", {}, this.search.value ? t("Nothing found") : t("Your conversations will be here.")),
+    );
     this.mark(this.current);
   }
 
@@ -52,28 +77,57 @@ export class Sidebar {
   }
 
   line(chat) {
-    const link = h("a", { href: `#${chat.id}`, title: chat.title, onclick: (event) => { event.preventDefault(); this.page.open(chat.id); } }, chat.title || t("Untitled"));
-    const menu = h("details.menu", {
-      ontoggle: () => { if (menu.open) { this.closeOthers(menu); menu.lastChild.scrollIntoView({ block: "nearest" }); } },
-      onfocusout: (event) => { if (event.relatedTarget && !menu.contains(event.relatedTarget)) menu.open = false; },
-      onkeydown: (event) => {
-        if (event.key !== "Escape" || !menu.open) return;
-        event.stopPropagation();
-        menu.open = false;
-        menu.firstChild.focus();
+    const link = h(
+      "a",
+      {
+        href: `#${chat.id}`,
+        title: chat.title,
+        onclick: (event) => {
+          event.preventDefault();
+          this.page.open(chat.id);
+        },
       },
-    },
+      chat.title || t("Untitled"),
+    );
+    const menu = h(
+      "details.menu",
+      {
+        ontoggle: () => {
+          if (menu.open) {
+            this.closeOthers(menu);
+            menu.lastChild.scrollIntoView({ block: "nearest" });
+          }
+        },
+        onfocusout: (event) => {
+          if (event.relatedTarget && !menu.contains(event.relatedTarget)) menu.open = false;
+        },
+        onkeydown: (event) => {
+          if (event.key !== "Escape" || !menu.open) return;
+          event.stopPropagation();
+          menu.open = false;
+          menu.firstChild.focus();
+        },
+      },
       h("summary", { "aria-label": t("More about {title}", { title: chat.title }) }, icon("more")),
-      h("div.menu-list", {},
+      h(
+        "div.menu-list",
+        {},
         this.entry("edit", t("Rename"), () => this.rename(chat, menu)),
         this.entry("download", t("Save as Markdown"), () => this.download("md", [chat.id])),
         this.entry("download", t("Save with its files"), () => this.download("zip", [chat.id])),
-        this.entry("trash", t("Delete"), () => this.remove(chat))));
+        this.entry("trash", t("Delete"), () => this.remove(chat)),
+      ),
+    );
     return h("li.chat", { "data-id": chat.id }, link, menu);
   }
 
   entry(drawing, label, run) {
-    return h("button", { type: "button", onclick: (event) => this.choose(event.currentTarget.closest("details"), run) }, icon(drawing), label);
+    return h(
+      "button",
+      { type: "button", onclick: (event) => this.choose(event.currentTarget.closest("details"), run) },
+      icon(drawing),
+      label,
+    );
   }
 
   /** The focus goes back to what opened the menu, where a dialog returns it to. */
@@ -112,7 +166,10 @@ export class Sidebar {
     };
     input.addEventListener("keydown", (event) => {
       if (event.key === "Enter") finish(true);
-      if (event.key === "Escape") { event.stopPropagation(); finish(false); }
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        finish(false);
+      }
     });
     input.addEventListener("blur", () => finish(true));
     clear(line, input);
@@ -121,8 +178,14 @@ export class Sidebar {
   }
 
   async remove(chat) {
-    const sure = await ask(t("Delete this conversation?"), h("p", {}, t("“{title}” and its files will be gone.", { title: chat.title })),
-      [{ label: t("Cancel"), value: null }, { label: t("Delete"), value: true, kind: "danger" }]);
+    const sure = await ask(
+      t("Delete this conversation?"),
+      h("p", {}, t("“{title}” and its files will be gone.", { title: chat.title })),
+      [
+        { label: t("Cancel"), value: null },
+        { label: t("Delete"), value: true, kind: "danger" },
+      ],
+    );
     if (!sure) return;
     try {
       await call("delete", { conversation: chat.id });

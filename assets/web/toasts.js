@@ -8,7 +8,12 @@ const MAX_SHOWN = 4;
 
 export class Toasts {
   constructor() {
-    this.element = h("div.toasts", { "aria-live": "polite", onfocusin: ({ relatedTarget }) => { if (!this.element.contains(relatedTarget)) this.from = relatedTarget; } });
+    this.element = h("div.toasts", {
+      "aria-live": "polite",
+      onfocusin: ({ relatedTarget }) => {
+        if (!this.element.contains(relatedTarget)) this.from = relatedTarget;
+      },
+    });
     this.from = null;
   }
 
@@ -20,7 +25,12 @@ export class Toasts {
     // Shown anew: a screen reader says it again.
     same?.remove();
     if (this.element.children.length >= MAX_SHOWN) this.leastNeeded().remove();
-    const toast = h(`div.toast.${kind}`, {}, h("span", {}, words), iconButton("close", t("Close the notice"), () => this.close(toast)));
+    const toast = h(
+      `div.toast.${kind}`,
+      {},
+      h("span", {}, words),
+      iconButton("close", t("Close the notice"), () => this.close(toast)),
+    );
     this.element.append(toast);
     if (kind !== "bad") goLater(toast);
   }

@@ -17,10 +17,14 @@ export class Transcript {
     this.element = h("div.transcript", { tabindex: "0", role: "region", "aria-label": t("Conversation") }, this.list);
     this.following = true;
     this.top = 0;
-    this.element.addEventListener("scroll", () => {
-      const { scrollHeight, scrollTop, clientHeight } = this.element;
-      this.following = scrollHeight - scrollTop - clientHeight < FOLLOW_PX;
-    }, { passive: true });
+    this.element.addEventListener(
+      "scroll",
+      () => {
+        const { scrollHeight, scrollTop, clientHeight } = this.element;
+        this.following = scrollHeight - scrollTop - clientHeight < FOLLOW_PX;
+      },
+      { passive: true },
+    );
     this.list.addEventListener("click", (event) => {
       const button = event.target.closest("[data-copy]");
       if (button) copied(button, button.closest(".code").querySelector("code").innerText);
@@ -32,7 +36,11 @@ export class Transcript {
   show(chat, welcome) {
     const held = heldFocus(this.list);
     const shown = new Set(chat.messages.map((message) => message.id));
-    for (const [id, row] of this.rows) if (!shown.has(id)) { row.element.remove(); this.rows.delete(id); }
+    for (const [id, row] of this.rows)
+      if (!shown.has(id)) {
+        row.element.remove();
+        this.rows.delete(id);
+      }
     this.list.classList.toggle("empty", !chat.messages.length);
     this.list.querySelector(".welcome")?.remove();
     if (!chat.messages.length) this.list.append(welcome());
@@ -85,7 +93,12 @@ class Row {
     this.drawn = "";
     this.body = h("div.body");
     this.tools = h("div.tools");
-    this.element = h(`article.message.${role}`, { "data-id": id, "aria-label": role === "user" ? t("You") : t("Answer") }, this.body, this.tools);
+    this.element = h(
+      `article.message.${role}`,
+      { "data-id": id, "aria-label": role === "user" ? t("You") : t("Answer") },
+      this.body,
+      this.tools,
+    );
   }
 
   show(message) {
@@ -99,10 +112,15 @@ class Row {
 
   branches({ branch }) {
     if (branch.of < 2) return null;
-    return h("span.branches", { role: "group", "aria-label": t("Branches") },
-      iconButton("left", t("The branch before"), () => this.actions.branch(branch.previous), { disabled: !branch.previous }),
+    return h(
+      "span.branches",
+      { role: "group", "aria-label": t("Branches") },
+      iconButton("left", t("The branch before"), () => this.actions.branch(branch.previous), {
+        disabled: !branch.previous,
+      }),
       h("span.count", {}, `${branch.at}/${branch.of}`),
-      iconButton("right", t("The next branch"), () => this.actions.branch(branch.next), { disabled: !branch.next }));
+      iconButton("right", t("The next branch"), () => this.actions.branch(branch.next), { disabled: !branch.next }),
+    );
   }
 
   copyButton(text) {
@@ -117,25 +135,45 @@ class Question extends Row {
 
   draw(message) {
     const files = message.attachments.map((each) => this.file(each));
-    this.body.replaceChildren(...[files.length ? h("div.files", {}, files) : null, message.text ? h("div.bubble", {}, message.text) : null].filter(Boolean));
-    this.tools.replaceChildren(...[
-      this.branches(message),
-      this.copyButton(message.text),
-      iconButton("edit", t("Edit"), () => this.actions.edit(message)),
-      iconButton("trash", t("Delete"), () => this.actions.remove(message)),
-    ].filter(Boolean));
+    this.body.replaceChildren(
+      ...[
+        files.length ? h("div.files", {}, files) : null,
+        message.text ? h("div.bubble", {}, message.text) : null,
+      ].filter(Boolean),
+    );
+    this.tools.replaceChildren(
+      ...[
+        this.branches(message),
+        this.copyButton(message.text),
+        iconButton("edit", t("Edit"), () => this.actions.edit(message)),
+        iconButton("trash", t("Delete"), () => this.actions.remove(message)),
+      ].filter(Boolean),
+    );
   }
 
   file({ digest, kind, name, size }) {
     // A GIF is a video for the model, and a picture for a browser.
     const moves = kind === "video" && /\.gif$/i.test(name);
     if (kind === "video" && !moves)
-      return h("video", { src: mediaUrl(digest), poster: thumbnailUrl(digest), controls: true, muted: true, preload: "none", title: name, "aria-label": name });
-    if (kind === "text") return h("a.document", { href: mediaUrl(digest), target: "_blank", rel: "noopener" }, icon("file"), name);
+      return h("video", {
+        src: mediaUrl(digest),
+        poster: thumbnailUrl(digest),
+        controls: true,
+        muted: true,
+        preload: "none",
+        title: name,
+        "aria-label": name,
+      });
+    if (kind === "text")
+      return h("a.document", { href: mediaUrl(digest), target: "_blank", rel: "noopener" }, icon("file"), name);
     const image = h("img", { src: moves ? mediaUrl(digest) : thumbnailUrl(digest), alt: name, loading: "lazy" });
     // Known before it is loaded, so that nothing jumps.
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
-    return h("button.picture", { type: "button", title: name, "aria-label": name, onclick: () => this.actions.enlarge(digest, name) }, image);
+    return h(
+      "button.picture",
+      { type: "button", title: name, "aria-label": name, onclick: () => this.actions.enlarge(digest, name) },
+      image,
+    );
   }
 }
 
@@ -146,7 +184,10 @@ class Answer extends Row {
     this.thoughtTitle = h("span");
     this.thoughtText = h("div.prose");
     this.thought = h("details.fold.thinking", { hidden: true }, h("summary", {}, this.thoughtTitle), this.thoughtText);
-    this.thought.addEventListener("toggle", () => { if (!this.settingOpen) this.opened = true; this.settingOpen = false; });
+    this.thought.addEventListener("toggle", () => {
+      if (!this.settingOpen) this.opened = true;
+      this.settingOpen = false;
+    });
     this.answer = h("div.prose.answer");
     this.problem = h("div.problem", { hidden: true });
     this.work = h("div.work", { hidden: true });
@@ -157,14 +198,20 @@ class Answer extends Row {
     this.update(message, true);
     const unfinished = ["stopped", "length", "interrupted", "failed"].includes(message.status);
     const running = message.status === "running";
-    this.tools.replaceChildren(...(running ? [] : [
-      this.branches(message),
-      this.copyButton(message.text),
-      iconButton("again", t("Answer again"), () => this.actions.again(message)),
-      unfinished && (message.text || message.reasoning.length) ? iconButton("goOn", t("Continue"), () => this.actions.goOn(message), { class: "icon-button strong" }) : null,
-      iconButton("trash", t("Delete"), () => this.actions.remove(message)),
-      this.cost(message),
-    ].filter(Boolean)));
+    this.tools.replaceChildren(
+      ...(running
+        ? []
+        : [
+            this.branches(message),
+            this.copyButton(message.text),
+            iconButton("again", t("Answer again"), () => this.actions.again(message)),
+            unfinished && (message.text || message.reasoning.length)
+              ? iconButton("goOn", t("Continue"), () => this.actions.goOn(message), { class: "icon-button strong" })
+              : null,
+            iconButton("trash", t("Delete"), () => this.actions.remove(message)),
+            this.cost(message),
+          ].filter(Boolean)),
+    );
   }
 
   update(view, settled = false) {
@@ -173,7 +220,7 @@ class Answer extends Row {
     drawBlocks(this.answer, view.blocks);
     this.drawThinking(view, running);
     this.drawNotes(view.notes);
-    this.drawWork(running ? view.work ?? { label: t("Getting ready"), share: null } : null);
+    this.drawWork(running ? (view.work ?? { label: t("Getting ready"), share: null }) : null);
     this.drawEnd(view, running, settled);
   }
 
@@ -182,10 +229,17 @@ class Answer extends Row {
     if (!reasoning.length) return;
     drawBlocks(this.thoughtText, reasoning);
     const live = running && !blocks.length;
-    this.thoughtTitle.textContent = live ? t("Thinking") : seconds === null ? t("Thought") : t("Thought for {s} s", { s: number(seconds, 1) });
+    this.thoughtTitle.textContent = live
+      ? t("Thinking")
+      : seconds === null
+        ? t("Thought")
+        : t("Thought for {s} s", { s: number(seconds, 1) });
     this.thought.classList.toggle("live", live);
     // Open while it is written, then folded, unless the person decided otherwise.
-    if (!this.opened && this.thought.open !== live) { this.settingOpen = true; this.thought.open = live; }
+    if (!this.opened && this.thought.open !== live) {
+      this.settingOpen = true;
+      this.thought.open = live;
+    }
   }
 
   drawNotes(notes) {
@@ -193,7 +247,14 @@ class Answer extends Row {
     const drawn = notes.join("\n");
     if (drawn === this.notesDrawn) return;
     this.notesDrawn = drawn;
-    this.notes.replaceChildren(h("summary", {}, t("What the model was shown")), h("ul", {}, notes.map((note) => h("li", {}, note))));
+    this.notes.replaceChildren(
+      h("summary", {}, t("What the model was shown")),
+      h(
+        "ul",
+        {},
+        notes.map((note) => h("li", {}, note)),
+      ),
+    );
   }
 
   drawWork(work) {
@@ -211,24 +272,42 @@ class Answer extends Row {
   }
 
   drawEnd({ status, error, blocks, unsaved, too_long: tooLong }, running, settled) {
-    const words = unsaved ? t("This answer isn't stored: {why}", { why: unsaved })
-      : error ? error
-      : running ? ""
-      : status === "length" ? t("The answer ended at its limit. It can be continued.")
-      : status === "interrupted" ? t("The program ended in the middle of this answer.")
-      : status === "stopped" ? (blocks.length ? "" : t("Stopped before the answer. The model won't see this question again."))
-      : status === "finished" && !blocks.length ? t("The model answered nothing.") : "";
+    const words = unsaved
+      ? t("This answer isn't stored: {why}", { why: unsaved })
+      : error
+        ? error
+        : running
+          ? ""
+          : status === "length"
+            ? t("The answer ended at its limit. It can be continued.")
+            : status === "interrupted"
+              ? t("The program ended in the middle of this answer.")
+              : status === "stopped"
+                ? blocks.length
+                  ? ""
+                  : t("Stopped before the answer. The model won't see this question again.")
+                : status === "finished" && !blocks.length
+                  ? t("The model answered nothing.")
+                  : "";
     this.problem.hidden = !words;
     this.problem.classList.toggle("mild", !error && !unsaved);
     if (this.problem.firstChild?.textContent !== words) this.problem.replaceChildren(words);
-    if (tooLong && !settled) this.actions.tooLong(this.id, error);
+    if (tooLong && !settled) this.actions.tooLong(error);
   }
 
   cost({ stats, model }) {
     if (!stats) return null;
     const rows = [...stats.rows, ...(model ? [[t("Model"), model]] : [])];
-    return h("details.cost", {}, h("summary", { title: t("What this answer cost") }, stats.line.map(said).join(" · ")),
-      h("dl", {}, rows.flatMap(([name, value]) => [h("dt", {}, said(name)), h("dd", {}, said(value))])));
+    return h(
+      "details.cost",
+      {},
+      h("summary", { title: t("What this answer cost") }, stats.line.map(said).join(" · ")),
+      h(
+        "dl",
+        {},
+        rows.flatMap(([name, value]) => [h("dt", {}, said(name)), h("dd", {}, said(value))]),
+      ),
+    );
   }
 }
 
@@ -254,7 +333,9 @@ function heldFocus(list) {
   const at = rows.indexOf(button.closest(".message"));
   return (otherwise) => {
     if (button.isConnected) return;
-    const same = [...(list.querySelectorAll(".message")[at]?.querySelectorAll("button:not(:disabled)") ?? [])].filter((each) => each.getAttribute("aria-label") === label || each.closest(".branches") && button.closest(".branches"));
+    const same = [...(list.querySelectorAll(".message")[at]?.querySelectorAll("button:not(:disabled)") ?? [])].filter(
+      (each) => each.getAttribute("aria-label") === label || (each.closest(".branches") && button.closest(".branches")),
+    );
     (same[0] ?? otherwise).focus({ preventScroll: true });
   };
 }
@@ -264,5 +345,8 @@ async function copied(button, text) {
   const before = [...button.childNodes];
   button.replaceChildren(icon("check"));
   button.classList.add("done");
-  setTimeout(() => { button.replaceChildren(...before); button.classList.remove("done"); }, 1200);
+  setTimeout(() => {
+    button.replaceChildren(...before);
+    button.classList.remove("done");
+  }, 1200);
 }

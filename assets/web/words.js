@@ -20,7 +20,8 @@ export async function useLanguage(chosen) {
 const written = (value, how) => value.toLocaleString(document.documentElement.lang, how);
 
 /** A number as the language writes it; `digits` after the point, or as many as it has. */
-export const number = (value, digits) => written(value, { minimumFractionDigits: digits, maximumFractionDigits: digits });
+export const number = (value, digits) =>
+  written(value, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 const fill = (text, value) => (table[text] ?? text).replace(/\{(\w+)\}/g, (_, name) => value(name) ?? "");
 

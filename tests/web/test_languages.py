@@ -17,7 +17,9 @@ WEB = asset_path("web")
 TABLES = sorted((WEB / "languages").glob("*.json"))
 # `t(` as a call: not a method, not the end of another name, not the function's own head.
 CALL = re.compile(r"(?<![\w.$])(?<!function )t\(\s*")
-LITERAL = re.compile(r'("(?:[^"\\\n]|\\.)*")\s*(?=[,)])')
+STRING = r'"(?:[^"\\\n]|\\.)*"'
+# A long text stands on several lines; a call of values with braces in them isn't written here.
+TEXT = re.compile(rf"({STRING}(?:\s*\+\s*{STRING})*)\s*(?:,\s*(?:(\{{[^{{}}]*\}})\s*,?\s*)?)?\)")
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 ENDS = {".": ".。", "?": "?？", ":": ":：", ",": ",，"}
 
@@ -30,14 +32,13 @@ def texts_asked_for(file: str, script: str) -> set[str]:
     """
     texts: set[str] = set()
     for call in CALL.finditer(script):
-        rest = script[call.end() :].split("\n", 1)[0]
-        line = f"{file}, line {script.count(chr(10), 0, call.start()) + 1}: t({rest[:60]}"
-        literal = LITERAL.match(rest)
+        line = f"{file}, line {script.count(chr(10), 0, call.start()) + 1}: {script[call.start() : call.end() + 60]}"
+        literal = TEXT.match(script, call.end())
         if not literal:
-            raise ValueError(f"{line}: expected a text in double quotes")
-        text = json.loads(literal[1])
+            raise ValueError(f"{line}: expected a text in double quotes, and values")
+        text = "".join(json.loads(part) for part in re.findall(STRING, literal[1]))
         for placeholder in PLACEHOLDER.findall(text):
-            if not re.search(rf"[{{,]\s*{placeholder}\s*[:,}}]", rest[literal.end() :]):
+            if not re.search(rf"[{{,]\s*{placeholder}\s*[:,}}]", literal[2] or ""):
                 raise ValueError(f"{line}: {{{placeholder}}} gets no value")
         texts.add(text)
     return texts
@@ -117,8 +118,9 @@ def test_chinese_has_its_marks() -> None:
 
 def test_calls_are_found() -> None:
     script = 'h(t("One"), { title: t( "{n} of {m}", { n, m: 3 }) }); insert(x); this.t(y); start("Two");'
+    script += '\nh(t(\n  "A long " +\n    "text, {n}",\n  { n: number(3) },\n));'
     script += "\nexport function t(text) {}"
-    assert texts_asked_for("x.js", script) == {"One", "{n} of {m}"}
+    assert texts_asked_for("x.js", script) == {"One", "{n} of {m}", "A long text, {n}"}
     module = 'ROWS = {"a": say("One")}\nsay("{n} of {m}", m=say("Two"), n=3)\npage.say(x)\ndef say(text): ...'
     assert texts_said("x.py", module) == {"One", "{n} of {m}", "Two"}
 

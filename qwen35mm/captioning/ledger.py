@@ -114,7 +114,7 @@ class Ledger:
 
     async def begin(self, look: Look) -> int:
         """Counts a beginning; see `Manifest.begin`."""
-        return await self._write(self._manifest.begin, look.key, look.item.name)
+        return await self._write(self._manifest.begin, look.key)
 
     async def take_back(self, look: Look) -> None:
         """The beginning was ended on purpose."""
@@ -123,7 +123,7 @@ class Ledger:
     async def finish(self, look: Look, caption: Caption, similarity: int | None) -> None:
         """Keeps a caption in the manifest, durably."""
         key, name = look.key, look.item.name
-        await self._write(lambda: self._manifest.finish(key, look.content, caption, name=name, similarity=similarity))
+        await self._write(lambda: self._manifest.finish(key, caption, name=name, similarity=similarity))
         if similarity is not None:
             self._index(key, similarity, name)
 

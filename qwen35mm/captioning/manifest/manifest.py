@@ -14,20 +14,17 @@ import os
 import shutil
 import sqlite3
 import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35mm.captioning.manifest.files import disk_errors, json_text, replacing
 from qwen35mm.captioning.manifest.run_lock import RunLock
-from qwen35mm.captioning.manifest.schema import MIGRATIONS
+from qwen35mm.captioning.manifest.tables import MIGRATIONS
 from qwen35mm.captioning.records import Caption, printable
 from qwen35mm.chat.database import Database
 from qwen35mm.errors import CaptioningError, OutputError, StorageError
 
-# Digests that are stored at once: losing some costs only reading their files again.
-_DIGESTS_AT_ONCE = 256
 # Rows that are read at once, so that no transaction is open while a caller works on one.
 _ROWS_AT_ONCE = 500
 
@@ -58,8 +55,6 @@ class Manifest:
         self._base = os.path.abspath(folder)  # noqa: PTH100
         self._lock = lock
         self._database = Database(path, migrations=MIGRATIONS)
-        self._digests: dict[bytes, tuple[int, int, int, bytes]] = {}
-        self._digests_lock = threading.Lock()
 
     @classmethod
     def open(cls, path: Path) -> Manifest:
@@ -111,8 +106,6 @@ class Manifest:
 
     def close(self) -> None:
         """Gives the manifest back to other runs; no method may be called afterwards."""
-        with contextlib.suppress(OutputError):  # without its last digests the next run only reads more
-            self._store_digests()
         self._database.close()
         if self._lock is not None:
             self._lock.release()
@@ -145,33 +138,25 @@ class Manifest:
 
     def digest(self, path: Path, status: os.stat_result) -> bytes | None:
         """The digest that was remembered for a file, if it has been left alone since."""
-        place, state = self.place(path), _state(status)
-        with self._digests_lock:
-            waiting = self._digests.get(place)
-        if waiting is not None:
-            return waiting[3] if waiting[:3] == state else None
         with self.reading() as connection:
             row = connection.execute(
                 "SELECT digest FROM digests WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?",
-                (place, *state),
+                (self.place(path), *file_state(status)),
             ).fetchone()
         return None if row is None else row[0]
 
     def remember_digest(self, path: Path, status: os.stat_result, digest: bytes) -> None:
-        """Remembers a file's digest; not at once on the disk."""
-        with self._digests_lock:
-            self._digests[self.place(path)] = (*_state(status), digest)
-            enough = len(self._digests) >= _DIGESTS_AT_ONCE
-        if enough:
-            self._store_digests()
+        """Remembers a file's digest."""
+        with self.writing(durable=False) as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)",
+                (self.place(path), *file_state(status), digest),
+            )
 
     def forget_digest(self, path: Path) -> None:
         """A file has changed without looking changed."""
-        place = self.place(path)
-        with self._digests_lock:
-            self._digests.pop(place, None)
-            with self.writing(durable=False) as connection:
-                connection.execute("DELETE FROM digests WHERE place = ?", (place,))
+        with self.writing(durable=False) as connection:
+            connection.execute("DELETE FROM digests WHERE place = ?", (self.place(path),))
 
     def caption(self, key: bytes) -> Caption | None:
         """The finished caption of this work."""
@@ -179,13 +164,12 @@ class Manifest:
             row = connection.execute("SELECT caption FROM results WHERE key = ?", (key,)).fetchone()
         return None if row is None else load_caption(row[0])
 
-    def begin(self, key: bytes, name: str) -> int:
+    def begin(self, key: bytes) -> int:
         """Counts a beginning; how many there were until now, this one and those that a crash ended included."""
         with self.writing(durable=False) as connection:
             return connection.execute(
-                "INSERT INTO attempts VALUES (?, ?, 1) "
-                "ON CONFLICT (key) DO UPDATE SET name = excluded.name, count = count + 1 RETURNING count",
-                (key, os.fsencode(name)),
+                "INSERT INTO attempts VALUES (?, 1) ON CONFLICT (key) DO UPDATE SET count = count + 1 RETURNING count",
+                (key,),
             ).fetchone()[0]
 
     def take_back(self, key: bytes) -> None:
@@ -199,27 +183,19 @@ class Manifest:
             row = connection.execute("SELECT count FROM attempts WHERE key = ?", (key,)).fetchone()
         return 0 if row is None else row[0]
 
-    def finish(
-        self, key: bytes, content: bytes, caption: Caption, *, name: str = "", similarity: int | None = None
-    ) -> None:
+    def finish(self, key: bytes, caption: Caption, *, name: str = "", similarity: int | None = None) -> None:
         """Keeps a caption, durably; this key's failures are forgotten.
 
         Args:
             name: of the item that it was written for.
             similarity: the medium's perceptual hash, of any number of bits.
         """
-        values = (
-            key,
-            content,
-            _dump_caption(caption),
-            os.fsencode(name),
-            None if similarity is None else f"{similarity:x}",
-        )
+        text = json.dumps(dataclasses.asdict(caption))
         with self.writing() as connection:
             connection.execute(
-                "INSERT INTO results (key, content, caption, first_name, similarity) VALUES (?, ?, ?, ?, ?) "
+                "INSERT INTO results (key, caption, first_name, similarity) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (key) DO NOTHING",
-                values,
+                (key, text, os.fsencode(name), None if similarity is None else f"{similarity:x}"),
             )
             connection.execute("DELETE FROM attempts WHERE key = ?", (key,))
             connection.execute("DELETE FROM failures WHERE key = ?", (key,))
@@ -240,7 +216,7 @@ class Manifest:
             row = connection.execute(
                 "SELECT name, path, kind, message, key FROM failures WHERE key = ? ORDER BY sequence LIMIT 1", (key,)
             ).fetchone()
-        return None if row is None else _failure(row)
+        return None if row is None else _failure(*row)
 
     def forget_failure(self, name: str) -> None:
         """The item of this name is all right now, or gone."""
@@ -249,44 +225,36 @@ class Manifest:
 
     def failures(self) -> Iterator[Failure]:
         """All failures, the oldest first."""
-        for row in self.rows("SELECT sequence, name, path, kind, message, key FROM failures WHERE sequence > ?"):
-            yield _failure(row[1:])
+        query = (
+            "SELECT sequence, name, path, kind, message, key FROM failures WHERE sequence > ? ORDER BY sequence LIMIT ?"
+        )
+        for _, *columns in self.rows(query):
+            yield _failure(*columns)
 
     def similarities(self) -> Iterator[tuple[int, bytes, str]]:
         """Perceptual hash, key and item's name of every finished result that has a hash, the oldest first."""
-        columns = "sequence, similarity, key, first_name"
-        query = f"SELECT {columns} FROM results WHERE similarity IS NOT NULL AND sequence > ?"
+        query = (
+            "SELECT sequence, similarity, key, first_name FROM results "
+            "WHERE similarity IS NOT NULL AND sequence > ? ORDER BY sequence LIMIT ?"
+        )
         for _, similarity, key, name in self.rows(query):
             yield int(similarity, 16), key, os.fsdecode(name)
 
-    def rows(self, query: str, arguments: tuple[object, ...] = ()) -> Iterator[tuple]:
-        """Rows of a query by their first column, a number, in steps; nothing is locked while the caller has one.
+    def rows(self, query: str, *arguments: object) -> Iterator[tuple]:
+        """Rows of a query, some at a time: nothing is locked while the caller has one.
 
         Args:
-            query: ends in a comparison of that column, `> ?`, for which it gets the last row's.
-            arguments: for the question marks before.
+            query: for the rows behind a number, sorted by it, up to some: its first column is that number, and its
+                last two arguments, which are not among `arguments`, are the last row's number and how many are wanted.
         """
-        column, last = query.split()[1].rstrip(","), -1
+        last = -1
         while True:
             with self.reading() as connection:
-                found = connection.execute(
-                    f"{query} ORDER BY {column} LIMIT {_ROWS_AT_ONCE}", (*arguments, last)
-                ).fetchall()
+                found = connection.execute(query, (*arguments, last, _ROWS_AT_ONCE)).fetchall()
             yield from found
             if len(found) < _ROWS_AT_ONCE:
                 return
             last = found[-1][0]
-
-    def _store_digests(self) -> None:
-        with self._digests_lock:
-            waiting = list(self._digests.items())
-            if waiting:
-                with self.writing(durable=False) as connection:
-                    connection.executemany(
-                        "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)",
-                        [(place, *state) for place, state in waiting],
-                    )
-            self._digests.clear()
 
 
 def write_failures(manifest: Manifest, path: Path) -> None:
@@ -330,17 +298,13 @@ def load_caption(text: str) -> Caption:
     return Caption(**values | {"flags": tuple(values["flags"])})
 
 
-def _dump_caption(caption: Caption) -> str:
-    return json.dumps(dataclasses.asdict(caption))
-
-
-def _state(status: os.stat_result) -> tuple[int, int, int]:
+def file_state(status: os.stat_result) -> tuple[int, int, int]:
+    """By which a file is known to have been left alone: size, time of its last change, inode."""
     # SQLite's numbers have a sign; a Windows file's number may use all 64 bits.
     return status.st_size, status.st_mtime_ns, status.st_ino - (1 << 64 if status.st_ino >= 1 << 63 else 0)
 
 
-def _failure(row: tuple) -> Failure:
-    name, path, kind, message, key = row
+def _failure(name: bytes, path: bytes | None, kind: str, message: str, key: bytes | None) -> Failure:
     return Failure(os.fsdecode(name), None if path is None else os.fsdecode(path), kind, message, key)
 
 

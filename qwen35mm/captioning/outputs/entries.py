@@ -93,9 +93,9 @@ class Entries:
         """Every record, in order; its item has no medium to read."""
         query = (
             "SELECT position, owner, name, entries.key, entries.content, path, metadata, caption FROM entries "
-            "JOIN results ON results.key = entries.key WHERE output = ? AND position > ?"
+            "JOIN results ON results.key = entries.key WHERE output = ? AND position > ? ORDER BY position LIMIT ?"
         )
-        for _, owner, name, key, content, path, metadata, text in self._manifest.rows(query, (self._output,)):
+        for _, owner, name, key, content, path, metadata, text in self._manifest.rows(query, self._output):
             caption = load_caption(text)
             where = None if path is None else self._path(owner, name, Path(os.fsdecode(path)))
             item = Item(os.fsdecode(name), where or b"", caption.kind, where, json.loads(metadata))

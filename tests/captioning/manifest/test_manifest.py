@@ -12,15 +12,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qwen35mm.captioning.manifest.manifest import Failure, Manifest, write_failures
-from qwen35mm.captioning.manifest.run_lock import RunLock
+from qwen35mm.captioning.manifest.tables import MIGRATIONS
 from qwen35mm.captioning.records import Caption
+from qwen35mm.chat.database import Database
 from qwen35mm.errors import CaptioningError, OutputError
 from tests.children import environment
 
@@ -60,9 +59,9 @@ def num_finished(manifest: Manifest) -> int:
 def test_a_caption_survives(path: Path) -> None:
     manifest = Manifest.open(path)
     assert manifest.caption(key(1)) is None
-    manifest.finish(key(1), key(9), CAPTION, name="cats/\udcff.jpg", similarity=(1 << 192) - 1)
-    manifest.finish(key(2), key(9), CAPTION, similarity=0)
-    manifest.finish(key(3), key(9), CAPTION)
+    manifest.finish(key(1), CAPTION, name="cats/\udcff.jpg", similarity=(1 << 192) - 1)
+    manifest.finish(key(2), CAPTION, similarity=0)
+    manifest.finish(key(3), CAPTION)
     manifest.close()
     manifest = Manifest.open(path)
     assert manifest.caption(key(1)) == CAPTION
@@ -72,13 +71,13 @@ def test_a_caption_survives(path: Path) -> None:
 
 def test_beginnings_are_counted_until_the_end(path: Path) -> None:
     manifest = Manifest.open(path)
-    assert manifest.begin(key(1), ODD_NAME) == 1
+    assert manifest.begin(key(1)) == 1
     manifest.close()
     manifest = Manifest.open(path)
-    assert manifest.begin(key(1), "renamed.png") == 2
-    assert manifest.begin(key(2), ODD_NAME) == 1
-    manifest.finish(key(1), key(9), CAPTION)
-    assert manifest.begin(key(1), ODD_NAME) == 1
+    assert manifest.begin(key(1)) == 2
+    assert manifest.begin(key(2)) == 1
+    manifest.finish(key(1), CAPTION)
+    assert manifest.begin(key(1)) == 1
     manifest.close()
 
 
@@ -108,7 +107,7 @@ def test_failures(path: Path, tmp_path: Path) -> None:
     }
     assert [row["name"] for row in rows[1:]] == ["b.png", "c.png"]
 
-    manifest.finish(key(1), key(9), CAPTION)
+    manifest.finish(key(1), CAPTION)
     manifest.forget_failure("b.png")
     assert [failure.name for failure in manifest.failures()] == ["c.png"]
     manifest.forget_failure("c.png")
@@ -121,7 +120,7 @@ def test_failures(path: Path, tmp_path: Path) -> None:
 def test_a_manifest_is_borrowed_while_a_run_writes_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Manifest.open(path)
     for number in range(50):
-        manifest.finish(key(number), key(9), CAPTION)
+        manifest.finish(key(number), CAPTION)
     copy = shutil.copyfile
 
     def between(source: Path, target: Path) -> None:
@@ -133,7 +132,7 @@ def test_a_manifest_is_borrowed_while_a_run_writes_to_it(path: Path, monkeypatch
     monkeypatch.setattr(shutil, "copyfile", between)
     with Manifest.borrowed(path) as borrowed:
         assert all(borrowed.caption(key(number)) == CAPTION for number in range(50))
-        manifest.finish(key(50), key(9), CAPTION)
+        manifest.finish(key(50), CAPTION)
     manifest.close()
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
@@ -165,17 +164,6 @@ def test_digests_belong_to_a_file_as_it_was(path: Path, tmp_path: Path) -> None:
     manifest.close()
 
 
-def test_many_digests_are_stored_without_being_asked(path: Path, tmp_path: Path) -> None:
-    manifest = Manifest.open(path)
-    status = tmp_path.stat()
-    for number in range(600):
-        manifest.remember_digest(tmp_path / str(number), status, key(number))
-    assert all(manifest.digest(tmp_path / str(number), status) == key(number) for number in range(600))
-    with manifest.reading() as connection:
-        assert connection.execute("SELECT count(*) FROM digests").fetchone()[0] >= 512
-    manifest.close()
-
-
 def test_places_move_with_the_folder(tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     manifest = Manifest.open(before / ".qwen35mm" / "manifest.sqlite")
@@ -196,9 +184,9 @@ def test_threads_share_it(path: Path, tmp_path: Path) -> None:
     def work(thread: int) -> None:
         try:
             for number in range(thread * 100, thread * 100 + 50):
-                manifest.begin(key(number), f"{number}")
+                manifest.begin(key(number))
                 manifest.remember_digest(tmp_path / str(number), tmp_path.stat(), key(number))
-                manifest.finish(key(number), key(number), CAPTION)
+                manifest.finish(key(number), CAPTION)
                 assert manifest.caption(key(number)) == CAPTION
                 list(manifest.failures())
         except BaseException as error:
@@ -245,22 +233,6 @@ def test_one_run_at_a_time_and_no_lock_outlives_a_kill(path: Path) -> None:
     assert list(path.parent.glob("*.lock")) == []
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
-def test_the_lock_that_is_held_is_the_one_that_others_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_file = os.open
-
-    def opened_as_another_run_ends(*arguments: Any) -> int:
-        descriptor = open_file(*arguments)
-        monkeypatch.undo()
-        (tmp_path / "lock").unlink()
-        return descriptor
-
-    monkeypatch.setattr(os, "open", opened_as_another_run_ends)
-    lock = RunLock(tmp_path / "lock", "here")
-    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-    lock.release()
-
-
 def test_a_closed_manifest_can_be_opened_by_others(path: Path) -> None:
     Manifest.open(path).close()
     child = _other_run(path, "manifest.close()")
@@ -276,7 +248,7 @@ def test_a_kill_loses_nothing_that_was_finished(path: Path, kills: int) -> None:
         "with manifest.reading() as connection:\n"
         "    (first,) = connection.execute('SELECT count(*) FROM results').fetchone()\n"
         "for number in itertools.count(first):\n"
-        "    manifest.finish(number.to_bytes(32, 'big'), bytes(32), Caption('x' * 5000, 'image', 1, 1, '', ''))\n"
+        "    manifest.finish(number.to_bytes(32, 'big'), Caption('x' * 5000, 'image', 1, 1, '', ''))\n"
         "    print(number, flush=True)"
     )
     for _ in range(kills):
@@ -291,6 +263,19 @@ def test_a_kill_loses_nothing_that_was_finished(path: Path, kills: int) -> None:
         assert num_finished(manifest) in (said[-1] + 1, said[-1] + 2)
         assert manifest.caption(key(said[-1])) is not None
         manifest.close()
+
+
+def test_a_manifest_of_the_first_format_goes_on(path: Path) -> None:
+    database = Database(path, migrations=MIGRATIONS[:1])
+    with database.writing() as connection:
+        row = (key(1), key(9), json.dumps(dataclasses.asdict(CAPTION)), b"a.png")
+        connection.execute("INSERT INTO results (key, content, caption, first_name) VALUES (?, ?, ?, ?)", row)
+        connection.execute("INSERT INTO attempts VALUES (?, ?, 2)", (key(2), b"b.png"))
+    database.close()
+    manifest = Manifest.open(path)
+    assert manifest.caption(key(1)) == CAPTION
+    assert manifest.begin(key(2)) == 3
+    manifest.close()
 
 
 def test_damaged_foreign_and_newer_files_are_refused(path: Path) -> None:
@@ -314,13 +299,13 @@ def test_damaged_foreign_and_newer_files_are_refused(path: Path) -> None:
 
 def test_a_full_disk_is_said(path: Path) -> None:
     manifest = Manifest.open(path)
-    manifest.finish(key(1), key(9), CAPTION)
+    manifest.finish(key(1), CAPTION)
     with manifest.reading() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count={pages}")
     large = dataclasses.replace(CAPTION, text="x" * 1_000_000)
     with pytest.raises(OutputError, match="full") as error:
-        manifest.finish(key(2), key(9), large)
+        manifest.finish(key(2), large)
     assert error.value.errno == errno.ENOSPC
     manifest.close()
     manifest = Manifest.open(path)
@@ -334,30 +319,9 @@ def test_finishing_is_durable(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     seen: list[str] = []
     with manifest.reading() as connection:
         connection.set_trace_callback(seen.append)
-    manifest.begin(key(1), "a.png")
+    manifest.begin(key(1))
     assert [line for line in seen if "synchronous" in line] == ["PRAGMA synchronous=NORMAL"]
     seen.clear()
-    manifest.finish(key(1), key(9), CAPTION)
+    manifest.finish(key(1), CAPTION)
     assert [line for line in seen if "synchronous" in line] == ["PRAGMA synchronous=FULL"]
-    manifest.close()
-
-
-def test_twenty_thousand_results_stay_quick(path: Path) -> None:
-    """Time grows no faster than the number of results; generous, since other programs run too."""
-    manifest = Manifest.open(path)
-
-    def seconds_for(numbers: range) -> float:
-        begin = time.perf_counter()
-        for number in numbers:
-            manifest.begin(key(number), f"{number}")
-        return time.perf_counter() - begin
-
-    seconds_for(range(500))
-    first = seconds_for(range(500, 1500))
-    with manifest.writing() as connection:
-        connection.executemany(
-            "INSERT INTO attempts VALUES (?, ?, 1)", [(key(number), b"x") for number in range(1500, 20_000)]
-        )
-    last = seconds_for(range(20_000, 21_000))
-    assert last < 5 * first + 0.5
     manifest.close()

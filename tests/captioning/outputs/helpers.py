@@ -91,7 +91,7 @@ def run(
             wanted = []
             for each in records:
                 if manifest.caption(each.key) is None:
-                    manifest.finish(each.key, each.content, each.caption)
+                    manifest.finish(each.key, each.caption)
                 wanted.append(output.wants(each.item, each.key))
                 if wanted[-1] is Wants.CAPTION:
                     output.write(each)

@@ -46,7 +46,7 @@ def test_lines_appear_as_they_are_done(tmp_path: Path, path: Path) -> None:
     manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
     output = JsonLines(manifest, path)
     for number, each in enumerate(records_of(tmp_path, HARD_NAMES), 1):
-        manifest.finish(each.key, each.content, each.caption)
+        manifest.finish(each.key, each.caption)
         assert output.wants(each.item, None) is output.wants(each.item, each.key) is Wants.CAPTION
         for _ in range(2):
             output.write(each)

@@ -48,7 +48,7 @@ def test_several_at_once(tmp_path: Path) -> None:
     outputs = open_outputs(specs, manifest, folder=None, mode="skip", embed_media=False)
     assert [output.label for output in outputs] == [".txt files", ".caption files", "c.jsonl", "d", "p", "w"]
     for each in records_of(tmp_path / "media", ["a.png", "b.png"]):
-        manifest.finish(each.key, each.content, each.caption)
+        manifest.finish(each.key, each.caption)
         for output in outputs:
             assert output.wants(each.item, None) is Wants.CAPTION
             output.write(each)
@@ -82,7 +82,7 @@ def test_an_output_is_one_runs_at_a_time(tmp_path: Path, first: str, second: str
     out = tmp_path / "out"
     manifests = [Manifest.open(tmp_path / f"state{number}" / "manifest.sqlite") for number in range(2)]
     (one,) = records_of(tmp_path / "media", ["a.png"])
-    manifests[0].finish(one.key, one.content, one.caption)
+    manifests[0].finish(one.key, one.caption)
     (output,) = opened(manifests[0], first)
     with pytest.raises(CaptioningError, match=f"process {os.getpid()}.*to (out|metadata.jsonl)"):
         opened(manifests[1], second)

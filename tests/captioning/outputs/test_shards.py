@@ -181,7 +181,7 @@ def test_nothing_of_a_failed_record_stays_in_its_shard(tmp_path: Path, out: Path
     manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
     output = TarShards(manifest, out, 10)
     for each in records:
-        manifest.finish(each.key, each.content, each.caption)
+        manifest.finish(each.key, each.caption)
     output.write(records[0])
     with pytest.raises(CaptioningError, match="was changed"):
         output.write(records[1])

@@ -191,7 +191,7 @@ def test_the_original_is_the_persons_text(tmp_path: Path, mode: Mode) -> None:
     for text in ("one", "two"):
         assert sidecars.original(item) == "mine, all mine"
         made = one(tmp_path, text)
-        manifest.finish(made.key, made.content, made.caption)
+        manifest.finish(made.key, made.caption)
         sidecars.write(made)
     assert sidecars.original(item) == "mine, all mine"
     path.write_text(path.read_text() + "edited")

@@ -113,4 +113,10 @@ _FIRST = (
     "CREATE INDEX entries_by_shard ON entries (output, shard, row)",
 )
 
-MIGRATIONS: Final = (_FIRST,)
+# Columns that nothing ever read.
+_SECOND = (
+    "ALTER TABLE results DROP COLUMN content",
+    "ALTER TABLE attempts DROP COLUMN name",
+)
+
+MIGRATIONS: Final = (_FIRST, _SECOND)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 
 import typer
 
@@ -42,10 +43,14 @@ def root(
         raise typer.Exit
 
 
-def main() -> None:
-    """Runs the command line; an error that is ours becomes one line and exit code 1."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line; an error that is ours becomes one line and exit code 1.
+
+    Args:
+        arguments: None takes the program's own.
+    """
     try:
-        app()
+        app(arguments)
     except (Qwen35mmError, MediaError) as error:
         typer.echo(f"qwen35mm: {error}", err=True)
         sys.exit(1)

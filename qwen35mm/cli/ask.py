@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qwen35mm.cli.options import DEMO_NOTE, ModelOptions, file_path, with_options
+from qwen35mm.settings import DEMO_NOTE, ModelOptions, with_options
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
@@ -52,8 +52,8 @@ def ask(
     from qwen35mm.prompt import Image, Message, Text, Video
 
     json_schema = None if schema is None else _read_schema(schema)
-    media = [Image(file_path(path)) for path in image or []]
-    media += [Video(file_path(path)) for path in video or []]
+    media = [Image(_file(path)) for path in image or []]
+    media += [Video(_file(path)) for path in video or []]
     text = sys.stdin.read() if question == "-" else question
     messages = [Message("system", (Text(system),))] if system else []
     messages.append(Message("user", (*media, Text(text))))
@@ -80,6 +80,13 @@ def ask(
         typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
     elif result.finish_reason == "length":
         typer.echo("(The reply was cut off: it reached the limit of its tokens.)", err=True)
+
+
+def _file(path: Path) -> Path:
+    """Checked before a model is loaded for it."""
+    if not path.is_file():
+        raise typer.BadParameter(f"there is no file '{path}'.")
+    return path
 
 
 def _read_schema(path: Path) -> str:

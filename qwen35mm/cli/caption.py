@@ -22,7 +22,7 @@ from qwen35mm.cli.caption_options import (
     RunOptions,
     SourceOptions,
 )
-from qwen35mm.cli.options import DEMO_NOTE, ModelOptions, with_options
+from qwen35mm.settings import DEMO_NOTE, ModelOptions, with_options
 
 if TYPE_CHECKING:
     from qwen35mm.captioning.estimate import Estimate

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.run import RunSettings
     from qwen35mm.captioning.sources.scan import ScanOptions
     from qwen35mm.captioning.texts.prompts import PromptSet
-    from qwen35mm.cli.options import ModelOptions
     from qwen35mm.sampling import SamplingParams
+    from qwen35mm.settings import ModelOptions
 
 # The engine's own number.
 DEFAULT_SLOTS = 4

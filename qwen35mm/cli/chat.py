@@ -1,28 +1,155 @@
-"""`qwen35mm chat`: the chat page on this machine."""
+"""`qwen35mm chat`: the chat page, for the person at this machine or, on another address or a Space, for strangers."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from qwen35mm.cli.folders import user_cache_folder, user_data_folder
-from qwen35mm.cli.options import ModelOptions, data_dir_option, with_options
+from qwen35mm.errors import ConfigError
+from qwen35mm.settings import ModelOptions, PageOptions, given, with_options
+
+if TYPE_CHECKING:
+    from qwen35mm.backends.local import LocalBackend
+    from qwen35mm.backends.zero_gpu import ZeroGpuBackend
+    from qwen35mm.model_library import BackendSwitch
+    from qwen35mm_preprocess import MediaLimits
+
+# Where strangers share the page, what isn't set is tight.
+_FOR_STRANGERS = {"slots": 2, "max_image_tokens": 1_280, "max_video_tokens": 4_096, "max_frames": 64}
+_STRANGERS_CONTEXT = 16_384
+_STRANGERS_UPLOAD_BYTES = 100 * 10**6
+# A disk cache that lives as long as the program has only the Space's own disk.
+_TEMPORARY_DISK_BYTES = 4 << 30
 
 
 @with_options
 def chat(
-    options: ModelOptions,
-    port: Annotated[int, typer.Option(help="The port on 127.0.0.1.", min=0, max=65535)] = 7860,
+    model: ModelOptions,
+    page: PageOptions,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
-    data_dir: Annotated[Path | None, data_dir_option] = None,
 ) -> None:
     """Open the chat page; it runs until Ctrl-C."""
-    from qwen35mm.web import launch
+    with open_page(model, page) as (backend, how):
+        from qwen35mm.web import launch
 
-    backend = options.load_switch(default_cache_dir=user_cache_folder())
+        launch(backend, open_browser=open_browser, **how)
+
+
+@contextlib.contextmanager
+def open_page(
+    model: ModelOptions, page: PageOptions
+) -> Iterator[tuple[LocalBackend | BackendSwitch | ZeroGpuBackend, dict[str, Any]]]:
+    """Loads the model; gives what answers, closed at the end, and the other arguments of `qwen35mm.web.serve`.
+
+    One person's page keeps its cache and its conversations, and can change its model. What strangers say is nobody's
+    to keep, and their caches can't be found again once their pages are gone. On ZeroGPU each reply is a GPU call.
+
+    Raises:
+        Qwen35mmError: the model or a setting can't be used.
+    """
+    # `spaces` comes before everything that might touch CUDA.
+    gpu = zero_gpu()
+    from qwen35mm.backends.zero_gpu import ZeroGpuBackend
+    from qwen35mm.model import load
+    from qwen35mm.model_library import BackendSwitch
+    from qwen35mm.web import is_shared
+
+    shared = is_shared(page.host)
+    with contextlib.ExitStack() as stack:
+        if shared:
+            model = replace(model, **{name: n for name, n in _FOR_STRANGERS.items() if getattr(model, name) is None})
+        if gpu is not None and model.cache_dir is None and not model.no_disk_cache:
+            # Calls have nothing else in common.
+            folder = stack.enter_context(_own_folder())
+            model = replace(model, cache_dir=folder, cache_size=model.cache_size or _TEMPORARY_DISK_BYTES)
+        options = model.backend_options(None if shared else user_folder("cache"))
+        engine = replace(options.settings, **given(max_waiting=page.max_queue))
+        options = replace(options, limits=_limits(page, shared), settings=engine)
+        loaded = load(model.source, dtype=model.dtype, device=model.device)
+        if shared and model.context_length is None:
+            options = options.with_context(min(_STRANGERS_CONTEXT, loaded.config.text.max_position_embeddings))
+        if gpu is not None:
+            backend = ZeroGpuBackend(
+                loaded,
+                gpu,
+                budget=options.budget,
+                limits=options.limits,
+                settings=options.settings,
+                cache=options.cache,
+                max_duration_s=page.max_gpu_seconds,
+            )
+        else:
+            local = options.start(loaded)
+            backend = local if shared else BackendSwitch(local, options)
+        stack.callback(backend.close)
+        data_dir = page.data_dir or (None if shared else user_folder("data"))
+        yield backend, {"host": page.host, "port": page.port, "auth": page.auth or (), "data_dir": data_dir}
+
+
+def zero_gpu() -> Callable[..., Any] | None:
+    """`spaces.GPU` on ZeroGPU, else None. `spaces` must be imported before anything touches CUDA: call this first.
+
+    Raises:
+        ConfigError: the environment says ZeroGPU, and there is no `spaces`.
+    """
+    if os.environ.get("SPACES_ZERO_GPU", "").lower() not in ("1", "t", "true"):
+        return None
     try:
-        launch(backend, port=port, open_browser=open_browser, data_dir=data_dir or user_data_folder())
+        return importlib.import_module("spaces").GPU
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "SPACES_ZERO_GPU is set, and the package `spaces` isn't installed (Hugging Face installs it on every "
+            f"Gradio Space; missing here: {error.name}). Install it, or take the variable away."
+        ) from None
+
+
+def user_folder(kind: Literal["cache", "data"]) -> Path | None:
+    """The person's folder for what can be made again (`cache`) or can't (`data`), where each platform has it.
+
+    It isn't made here; None for a user without a home.
+    """
+    try:
+        if sys.platform == "win32":
+            local = os.environ.get("LOCALAPPDATA")
+            folder = Path(local) if local else Path.home() / "AppData" / "Local"
+        elif sys.platform == "darwin":
+            folder = Path.home() / "Library" / ("Caches" if kind == "cache" else "Application Support")
+        else:
+            # The XDG base directory specification: a relative path is invalid and to be ignored.
+            folder = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", ""))
+            if not folder.is_absolute():
+                folder = Path.home() / (".cache" if kind == "cache" else ".local/share")
+    except RuntimeError:  # Path.home() finds none
+        return None
+    return folder / "qwen35mm"
+
+
+def _limits(page: PageOptions, shared: bool) -> MediaLimits:
+    from qwen35mm_preprocess import MediaLimits
+
+    upload = given(max_video_bytes=page.max_upload)
+    if not shared:
+        return MediaLimits(**upload)
+    tight = {"max_video_bytes": _STRANGERS_UPLOAD_BYTES, **upload}
+    return MediaLimits(max_image_bytes=20 << 20, max_source_pixels=50_000_000, max_duration_s=600.0, **tight)
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[Path]:
+    """A private folder that ends with this process: a forked child that ends on its own leaves it alone."""
+    owner, folder = os.getpid(), Path(tempfile.mkdtemp(prefix="qwen35mm-cache-"))
+    try:
+        yield folder
     finally:
-        backend.close()
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)

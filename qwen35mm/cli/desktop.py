@@ -7,28 +7,24 @@ from typing import Annotated
 
 import typer
 
-from qwen35mm.cli.folders import user_cache_folder, user_data_folder
-from qwen35mm.cli.options import ModelOptions, data_dir_option, with_options
+from qwen35mm.cli.chat import open_page, user_folder
+from qwen35mm.settings import ModelOptions, PageOptions, data_dir_option, with_options
 
 
 @with_options
-def desktop(options: ModelOptions, data_dir: Annotated[Path | None, data_dir_option] = None) -> None:
+def desktop(model: ModelOptions, data_dir: Annotated[Path | None, data_dir_option] = None) -> None:
     """Open the chat in a window of its own; closing it ends the program."""
     from qwen35mm.web import launch
     from qwen35mm.web.desktop import has_display, run_window, window_problem
 
     problem = window_problem()
-    folder = user_data_folder()
-    data_dir = data_dir or folder
-    backend = options.load_switch(default_cache_dir=user_cache_folder())
-    try:
+    with open_page(model, PageOptions(port=0, data_dir=data_dir)) as (backend, how):
         if problem is None:
-            run_window(backend, storage=folder / "window" if folder else None, data_dir=data_dir)
+            folder = user_folder("data")
+            run_window(backend, storage=folder / "window" if folder else None, data_dir=how["data_dir"])
             return
         # Without a display the browser would be one that takes the terminal.
         opens = has_display()
         instead = "The page opens in your browser instead." if opens else "Open this address in a browser instead."
         typer.echo(f"{problem} {instead}", err=True)
-        launch(backend, port=0, open_browser=opens, data_dir=data_dir)
-    finally:
-        backend.close()
+        launch(backend, open_browser=opens, **how)

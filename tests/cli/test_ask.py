@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from PIL import Image as PILImage
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from qwen35mm.assets import asset_path, demo_model_path
+from qwen35mm.settings import ModelOptions
+from tests.cli.conftest import Run
 from tests.oracle import greedy_reply, load_demo_oracle
 
 SAMPLES = json.loads((asset_path("samples") / "samples.json").read_text("utf-8"))
@@ -28,18 +30,12 @@ def first_turn(kind: str) -> dict[str, str]:
 PICTURE, CLIP = first_turn("image"), first_turn("video")
 
 
-def ask(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "qwen35mm", "ask", *args], input=stdin, capture_output=True, text=True, check=False
-    )
-
-
 def sample_path(sample: dict[str, str]) -> str:
     return str(asset_path("samples") / sample["file"])
 
 
-def test_json_is_one_object_that_transformers_agrees_with() -> None:
-    done = ask("--image", sample_path(PICTURE), "--json", "--dtype", "float32", PICTURE["question"])
+def test_json_is_one_object_that_transformers_agrees_with(qwen35mm: Run) -> None:
+    done = qwen35mm("ask", "--image", sample_path(PICTURE), "--json", "--dtype", "float32", PICTURE["question"])
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert list(result) == [
@@ -84,8 +80,8 @@ def test_json_is_one_object_that_transformers_agrees_with() -> None:
     assert result["token_ids"] == greedy_reply(load_demo_oracle(), result["prompt_token_ids"], dict(inputs), 100)
 
 
-def test_the_answer_streams_to_stdout_and_the_rest_to_stderr() -> None:
-    done = ask("--video", sample_path(CLIP), CLIP["question"])
+def test_the_answer_streams_to_stdout_and_the_rest_to_stderr(qwen35mm: Run) -> None:
+    done = qwen35mm("ask", "--video", sample_path(CLIP), CLIP["question"])
     assert done.returncode == 0, done.stderr
     assert done.stdout == CLIP["answer"] + "\n"
     assert "bundled demo model" in done.stderr
@@ -100,29 +96,28 @@ def test_verbose_tells_what_the_cache_did() -> None:
     assert "cache" not in done.stdout
 
 
-def test_a_question_that_is_asked_once_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+def test_a_question_that_is_asked_once_leaves_nothing_on_the_disk(qwen35mm: Run, tmp_path: Path) -> None:
     """States and embeddings are large, and of use to a conversation that goes on."""
     question = ("--video", sample_path(CLIP), "--json", "--cache-dir", str(tmp_path), CLIP["question"])
-    done = json.loads(ask(*question).stdout)
+    done = json.loads(qwen35mm("ask", *question).stdout)
     assert {path.suffix for path in tmp_path.rglob("*.*") if path.is_file()} == {".json"}
     assert done["cache"]["num_encoded_units"] > 0
 
 
-def test_a_question_from_stdin_with_sampling_is_repeatable() -> None:
-    runs = [
-        ask("--temperature", "1.5", "--seed", "7", "--max-tokens", "12", "--json", "-", stdin="hello") for _ in "ab"
-    ]
+def test_a_question_from_stdin_with_sampling_is_repeatable(qwen35mm: Run) -> None:
+    question = ("--temperature", "1.5", "--seed", "7", "--max-tokens", "12", "--json", "-")
+    runs = [qwen35mm("ask", *question, stdin="hello") for _ in "ab"]
     first, second = (json.loads(done.stdout) for done in runs)
     assert first["token_ids"] == second["token_ids"]
     assert first["seed"] == 7
     assert first["num_generated_tokens"] <= 12
 
 
-def test_an_answer_satisfies_a_schema(tmp_path: Path) -> None:
+def test_an_answer_satisfies_a_schema(qwen35mm: Run, tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"shape": {"enum": ["circle", "square"]}}, "required": ["shape"]}
     path = tmp_path / "shape.json"
     path.write_text(json.dumps(schema | {"additionalProperties": False}))
-    done = ask("--image", sample_path(PICTURE), "--schema", str(path), PICTURE["question"])
+    done = qwen35mm("ask", "--image", sample_path(PICTURE), "--schema", str(path), PICTURE["question"])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) in ({"shape": "circle"}, {"shape": "square"})
 
@@ -132,12 +127,12 @@ def test_an_answer_satisfies_a_schema(tmp_path: Path) -> None:
     [(None, "shape.json can't be read"), ("{", "as JSON"), ('{"uniqueItems": true}', "Unimplemented keys")],
 )
 def test_a_schema_that_cannot_be_used_is_told_before_a_model_is_loaded(
-    tmp_path: Path, schema: str | None, message: str
+    qwen35mm: Run, tmp_path: Path, schema: str | None, message: str
 ) -> None:
     path = tmp_path / "shape.json"
     if schema is not None:
         path.write_text(schema)
-    done = ask("--model", "nowhere/at/all", "--schema", str(path), "hi")
+    done = qwen35mm("ask", "--model", "nowhere/at/all", "--schema", str(path), "hi")
     assert done.returncode == 1
     assert message in done.stderr
 
@@ -155,49 +150,25 @@ def test_a_schema_that_cannot_be_used_is_told_before_a_model_is_loaded(
         (("--context-length", "10", "hello there, who are you?"), 1, "context holds 10"),
     ],
 )
-def test_mistakes_are_told_in_a_line(args: tuple[str, ...], code: int, message: str) -> None:
-    done = ask(*args)
+def test_mistakes_are_told_in_a_line(qwen35mm: Run, args: tuple[str, ...], code: int, message: str) -> None:
+    done = qwen35mm("ask", *args)
     assert done.returncode == code
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_a_broken_picture_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_broken_picture_is_told_in_a_line(qwen35mm: Run, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(Path(sample_path(PICTURE)).read_bytes()[:200])
-    done = ask("--image", str(broken), "what is this?")
+    done = qwen35mm("ask", "--image", str(broken), "what is this?")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert str(tmp_path) not in done.stderr
 
 
-def test_help_names_every_option() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "qwen35mm", "ask", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
-    )
-    for option in (
-        "--image",
-        "--video",
-        "--system",
-        "--model",
-        "--max-tokens",
-        "--temperature",
-        "--seed",
-        "--schema",
-        "--think",
-        "--no-think",
-        "--dtype",
-        "--slots",
-        "--kv-memory",
-        "--state-memory",
-        "--cache-dir",
-        "--no-disk-cache",
-        "--cache-size",
-        "--json",
-    ):
-        assert option in done.stdout
+def test_help_names_every_option(qwen35mm: Run) -> None:
+    help = qwen35mm("ask", "--help").stdout
+    own = "image video system max-tokens temperature seed think no-think thinking-budget schema json"
+    names = [*own.split(), *(each.name.replace("_", "-") for each in fields(ModelOptions))]
+    assert [name for name in names if f"--{name}" not in help] == []

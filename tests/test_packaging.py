@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     tomllib = pytest.importorskip("tomli")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 COLOURS = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
 

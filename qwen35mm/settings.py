@@ -1,0 +1,300 @@
+"""Every setting of a model and of the chat page, once: its name, type, limits and words.
+
+The command line and the environment are both made from these classes: `max_frames` is the option `--max-frames` and the
+variable QWEN35MM_MAX_FRAMES. The option wins, and an empty variable counts as not set.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+
+import typer
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from qwen35mm.backends.local import LocalBackend
+    from qwen35mm.cache.settings import CacheSettings
+    from qwen35mm.model_library import BackendOptions
+    from qwen35mm_preprocess import MediaBudget
+
+logger = logging.getLogger(__name__)
+
+DEMO_NOTE = (
+    "This is the bundled demo model: it knows coloured shapes and nothing else. For a real one: --model Qwen/Qwen3.5-2B"
+)
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+# Twelve digits and three after the point say all that is of use, and are quickly read.
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "8GiB", "8G" (the same), "8GB" (of 1,000 MB), "0.5 GiB", "1000000" or "0".
+
+    Raises:
+        typer.BadParameter: it is no such size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    unit = _UNITS.get(found[2].lower()) if found else None
+    if found is None or unit is None:
+        raise typer.BadParameter(f"expected a size such as 8GiB, 500MB or 0; got '{text}'.")
+    return int(Decimal(found[1]) * unit)
+
+
+class Logins(tuple[tuple[str, str], ...]):
+    """Names and passwords; a class, since typer takes no nested types."""
+
+
+def parse_logins(text: str) -> Logins:
+    """Names and passwords of `name:password` pairs, one a line or with commas between.
+
+    Raises:
+        typer.BadParameter: they are no such pairs; the message repeats none of them.
+    """
+    pairs = []
+    for entry in re.split(r"[\n,]", text):
+        if not entry.strip():
+            continue
+        name, colon, password = entry.strip().partition(":")
+        if not (name and colon and password):
+            raise typer.BadParameter(
+                f"expected name:password pairs, one a line or with commas between them; pair {len(pairs) + 1} is none. "
+                "A password can hold colons, but no commas."
+            )
+        pairs.append((name, password))
+    if text.strip() and not pairs:
+        raise typer.BadParameter("it holds no name:password pair; empty it to let everybody in.")
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise typer.BadParameter("it names a person twice; give each a name of their own.")
+    return Logins(pairs)
+
+
+# The help shows them under these headings.
+_model = functools.partial(typer.Option, rich_help_panel="Model")
+_media = functools.partial(typer.Option, rich_help_panel="Media")
+_cache = functools.partial(typer.Option, rich_help_panel="Cache")
+_page = functools.partial(typer.Option, rich_help_panel="Page")
+_size = functools.partial(typer.Option, parser=parse_size, metavar="SIZE")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model, what it may use, and what is kept of its work; None leaves a choice to the model or the machine."""
+
+    ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
+
+    model: Annotated[
+        str | None, _model(help="A checkpoint's folder or Hugging Face id; the bundled demo without it.")
+    ] = None
+    dtype: Annotated[str, _model(help="auto, bfloat16 or float32.")] = "auto"
+    device: Annotated[
+        str,
+        _model(
+            help="auto, cpu, cuda or cuda:N. cuda:0,cuda:1 splits the layers over cards; with cuda:0,cpu the processor "
+            "computes those that don't fit, slowly."
+        ),
+    ] = "auto"
+    context_length: Annotated[
+        int | None, _model(help="Most tokens of a conversation; the model's limit, up to 32,768, without it.", min=1)
+    ] = None
+    slots: Annotated[int | None, _model(help="Most replies that are written at one time; 4 without it.", min=1)] = None
+    batch_invariant: Annotated[
+        bool | None,
+        _model(
+            "--batch-invariant/--no-batch-invariant",
+            help="A reply's bits don't depend on what is written beside it; without it: where that costs little.",
+        ),
+    ] = None
+
+    max_image_tokens: Annotated[int | None, _media(help="Most tokens of one image.", min=1)] = None
+    max_video_tokens: Annotated[int | None, _media(help="Most tokens of one video.", min=1)] = None
+    max_frames: Annotated[int | None, _media(help="Most frames of one video.", min=1)] = None
+    fps: Annotated[float | None, _media(help="Frames a second taken from a video.", min=0.001)] = None
+
+    kv_memory: Annotated[
+        int | None,
+        _size(rich_help_panel="Cache", help="Memory for keys and values, of replies at work and of kept prompts."),
+    ] = None
+    state_memory: Annotated[
+        int | None, _size(rich_help_panel="Cache", help="Memory for the recurrent states of kept prompts.")
+    ] = None
+    cache_dir: Annotated[Path | None, _cache(help="The folder of the disk cache, which outlives the program.")] = None
+    no_disk_cache: Annotated[
+        bool, _cache("--no-disk-cache", help="Keep nothing on disk, whatever else names a folder.")
+    ] = False
+    cache_size: Annotated[
+        int | None, _size(rich_help_panel="Cache", help="Most that the disk cache may take; 8GiB without it.")
+    ] = None
+
+    @property
+    def source(self) -> str | Path:
+        """The checkpoint to load."""
+        return self.model or demo_model_path()
+
+    def load(self) -> LocalBackend:
+        """Loads the model and starts its engine, with a disk cache only where a folder is named.
+
+        Raises:
+            Qwen35mmError: the model or a setting can't be used.
+        """
+        return self.backend_options().load(self.source)
+
+    def backend_options(self, default_cache_dir: Path | None = None) -> BackendOptions:
+        """What a backend is made with, apart from its checkpoint.
+
+        Args:
+            default_cache_dir: the disk cache's folder where none is named; None is no disk cache. When it can't be
+                used, the log says so and there is no disk cache; a folder that was named is an error.
+
+        Raises:
+            ConfigError: a setting can't be used.
+        """
+        from qwen35mm.engine import EngineSettings
+        from qwen35mm.model_library import BackendOptions
+
+        chosen = given(context_length=self.context_length, slots=self.slots, batch_invariant=self.batch_invariant)
+        return BackendOptions(
+            self.dtype,
+            self.device,
+            budget=self._media_budget(),
+            settings=EngineSettings(**chosen),
+            cache=self._cache_settings(default_cache_dir),
+        )
+
+    def _cache_settings(self, default_directory: Path | None) -> CacheSettings:
+        from qwen35mm.cache import CacheSettings, DiskStore
+
+        directory = None if self.no_disk_cache else self.cache_dir or default_directory
+        if directory is None and self.cache_size is not None:
+            raise typer.BadParameter("--cache-size is for the disk cache, and there is none.")
+        chosen = given(kv_bytes=self.kv_memory, state_bytes=self.state_memory, disk_bytes=self.cache_size)
+        cache = CacheSettings(directory=directory, **chosen)
+        if directory is None:
+            return cache
+        try:
+            # Tried here, because a model may take minutes to load; with this root it leaves nothing behind.
+            DiskStore(directory, root=bytes(32), max_bytes=cache.disk_bytes)
+        except ConfigError as error:
+            if directory == self.cache_dir:
+                raise
+            logger.warning("There is no disk cache, so a restart forgets everything: %s", error)
+            return replace(cache, directory=None)
+        return cache
+
+    def _media_budget(self) -> MediaBudget:
+        import torch
+
+        from qwen35mm.backends.requests import default_budget
+
+        on_gpu = "cuda" in self.device or (self.device == "auto" and torch.cuda.is_available())
+        chosen = given(
+            max_image_tokens=self.max_image_tokens,
+            max_video_tokens=self.max_video_tokens,
+            max_frames=self.max_frames,
+            fps=self.fps,
+        )
+        return replace(default_budget(torch.device("cuda" if on_gpu else "cpu")), **chosen)
+
+
+data_dir_option = _page(
+    help="The folder that keeps conversations; without it your user's data folder, and none where strangers share the "
+    "page.",
+    envvar="QWEN35MM_DATA_DIR",
+)
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """The chat page: where it is, for whom, and what they may ask for."""
+
+    ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
+
+    host: Annotated[
+        str, _page(help="The address. Any but this machine's own, or a Space's, is one that strangers share.")
+    ] = "127.0.0.1"
+    port: Annotated[int, _page(help="The port; 0 takes a free one.", min=0, max=65_535)] = 7860
+    auth: Annotated[
+        Logins | None,
+        _page(
+            parser=parse_logins,
+            metavar="PAIRS",
+            help="Who may log in: name:password, one a line or with commas between; everybody without it. The variable "
+            "keeps it out of the list of processes.",
+        ),
+    ] = None
+    data_dir: Annotated[Path | None, data_dir_option] = None
+    max_upload: Annotated[
+        int | None,
+        _size(rich_help_panel="Page", help="Most bytes of a video; 512MiB without it, 100MB where strangers share."),
+    ] = None
+    max_queue: Annotated[
+        int | None, _page(help="Requests that may wait for the model; 16 without it.", min=1, max=10_000)
+    ] = None
+    max_gpu_seconds: Annotated[int, _page(help="Most seconds that one call on ZeroGPU asks for.", min=15, max=600)] = 60
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command, in place of each parameter whose type is a dataclass of options, an option for each field.
+
+    Of a class with an ENVIRONMENT, each option is a variable with that prefix, too.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
+    own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
+    added = []
+    for group in groups.values():
+        hints = get_type_hints(group, include_extras=True)
+        prefix = getattr(group, "ENVIRONMENT", None)
+        for each in fields(group):
+            option = hints[each.name].__metadata__[0]
+            if prefix:
+                option.envvar = f"{prefix}{each.name.upper()}"
+            kind = inspect.Parameter.KEYWORD_ONLY
+            added.append(inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]))
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        made = {
+            name: group(**{each.name: values.pop(each.name) for each in fields(group)})
+            for name, group in groups.items()
+        }
+        return command(**values, **made)
+
+    run.__signature__ = signature.replace(parameters=[*own, *added])  # pyright: ignore[reportAttributeAccessIssue]
+    return run
+
+
+def read_options(arguments: Sequence[str], *groups: type) -> list[Any]:
+    """An object of each class of options, as a command gets it from these arguments and the environment.
+
+    Raises:
+        Exception: typer's usage error, for a value that can't be used.
+    """
+    parameters = [inspect.Parameter(each.__name__, inspect.Parameter.KEYWORD_ONLY, annotation=each) for each in groups]
+
+    def command(**made: Any) -> list[Any]:
+        return list(made.values())
+
+    command.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    app = typer.Typer(add_completion=False)
+    app.command()(with_options(command))
+    return app(list(arguments), standalone_mode=False)
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The values that aren't None: the others are left to somebody else's default."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,37 @@
+"""The command line in this process: a start of Python with torch in it takes longer than most commands."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from qwen35mm.cli import main
+
+Run = Callable[..., "Done"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def qwen35mm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the command line with arguments, and `stdin` if there is one."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object, stdin: str = "") -> Done:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        output = capsys.readouterr()
+        return Done(int(ended.value.code or 0), output.out, output.err)
+
+    return run

@@ -1,0 +1,220 @@
+"""From the command line and the environment to what the engine is started with; no model is loaded here."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from qwen35mm.cache.settings import CacheSettings
+from qwen35mm.engine import EngineSettings
+from qwen35mm.errors import ConfigError
+from qwen35mm.settings import ModelOptions, PageOptions, parse_logins, parse_size, read_options, with_options
+from qwen35mm_preprocess import MediaBudget
+
+# Every setting but `no_disk_cache`, as a person writes it and as it arrives.
+MODEL: dict[str, tuple[str, Any]] = {
+    "model": ("m", "m"),
+    "dtype": ("float32", "float32"),
+    "device": ("cpu", "cpu"),
+    "context_length": ("4096", 4096),
+    "slots": ("2", 2),
+    "max_image_tokens": ("10", 10),
+    "max_video_tokens": ("20", 20),
+    "max_frames": ("3", 3),
+    "fps": ("0.5", 0.5),
+    "kv_memory": ("1GiB", 1 << 30),
+    "state_memory": ("500MB", 500_000_000),
+    "cache_dir": ("c", Path("c")),
+    "cache_size": ("2G", 2 << 30),
+}
+PAGE: dict[str, tuple[str, Any]] = {
+    "host": ("0.0.0.0", "0.0.0.0"),
+    "port": ("0", 0),
+    "auth": ("ann:a:b\nbob:c", (("ann", "a:b"), ("bob", "c"))),
+    "data_dir": ("/data", Path("/data")),
+    "max_upload": ("2 MiB", 2 << 20),
+    "max_queue": ("5", 5),
+    "max_gpu_seconds": ("120", 120),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variables of the machine's, and a folder of the test's own."""
+    for group in (ModelOptions, PageOptions):
+        for each in fields(group):
+            monkeypatch.delenv(f"QWEN35MM_{each.name.upper()}", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_what_is_not_set_is_left_to_the_model_and_the_machine(monkeypatch: pytest.MonkeyPatch, empty: bool) -> None:
+    for name in [*MODEL, *PAGE] if empty else ():
+        monkeypatch.setenv(f"QWEN35MM_{name.upper()}", "")
+    assert read_options([], ModelOptions, PageOptions) == [ModelOptions(), PageOptions()]
+
+
+@pytest.mark.parametrize(("group", "values"), [(ModelOptions, MODEL), (PageOptions, PAGE)])
+def test_every_setting_is_an_option_and_a_variable(
+    group: type[Any], values: dict[str, tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = group(**{name: value for name, (_, value) in values.items()})
+    arguments = [word for name, (text, _) in values.items() for word in (f"--{name.replace('_', '-')}", text)]
+    assert read_options(arguments, group) == [expected]
+    for name, (text, _) in values.items():
+        monkeypatch.setenv(f"QWEN35MM_{name.upper()}", text)
+    assert read_options([], group) == [expected]
+
+
+def test_flags_are_variables_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ModelOptions(batch_invariant=True, no_disk_cache=True)
+    assert read_options(["--batch-invariant", "--no-disk-cache"], ModelOptions) == [given]
+    monkeypatch.setenv("QWEN35MM_NO_DISK_CACHE", "1")
+    assert read_options(["--batch-invariant"], ModelOptions) == [given]
+
+
+def test_an_option_wins_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QWEN35MM_CACHE_DIR", "c")
+    assert read_options(["--cache-dir", "d"], ModelOptions) == [ModelOptions(cache_dir=Path("d"))]
+
+
+def test_a_command_has_its_own_parameters_beside_the_groups() -> None:
+    got: list[Any] = []
+
+    @with_options
+    def command(
+        model: ModelOptions,
+        question: Annotated[str, typer.Argument()],
+        loud: Annotated[bool, typer.Option("--loud/--quiet")] = False,
+    ) -> None:
+        got.extend([model, question, loud])
+
+    app = typer.Typer()
+    app.command()(command)
+    assert CliRunner().invoke(app, ["--slots", "2", "why?", "--loud"]).exit_code == 0
+    assert got == [ModelOptions(slots=2), "why?", True]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "65536"),
+        ("context_length", "many"),
+        ("slots", "0"),
+        ("max_frames", "²"),
+        ("max_upload", "100 megs"),
+        ("kv_memory", "much"),
+        ("cache_size", "-1"),
+        ("max_queue", "-1"),
+        ("max_gpu_seconds", "5"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_told_with_its_names(name: str, value: str) -> None:
+    variable = f"QWEN35MM_{name.upper()}"
+    done = CliRunner().invoke(_app(), [], env={variable: value, "COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == 2
+    assert f"--{name.replace('_', '-')}" in done.output
+    assert variable in done.output
+
+
+def _app() -> typer.Typer:
+    @with_options
+    def command(model: ModelOptions, page: PageOptions) -> None:
+        raise AssertionError("it must not begin")
+
+    app = typer.Typer()
+    app.command()(command)
+    return app
+
+
+@pytest.mark.parametrize("value", ["hunter2", "ann:", ":hunter2", "ann:x,hunter2", ",", "ann:hunter2,ann:x"])
+def test_logins_that_cannot_be_used_are_not_repeated(value: str) -> None:
+    with pytest.raises(typer.BadParameter) as caught:
+        parse_logins(value)
+    assert "hunter2" not in str(caught.value)
+    done = CliRunner().invoke(_app(), [], env={"QWEN35MM_AUTH": value})
+    assert (done.exit_code, "hunter2" in done.output) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("0", 0),
+        ("1000000", 1_000_000),
+        ("12B", 12),
+        ("8GiB", 8 << 30),
+        ("8 gib", 8 << 30),
+        ("8G", 8 << 30),
+        ("8GB", 8_000_000_000),
+        ("512k", 512 << 10),
+        ("1.5MiB", 3 << 19),
+        ("0.001kB", 1),
+        (" 2TiB ", 2 << 40),
+    ],
+)
+def test_a_size(text: str, num_bytes: int) -> None:
+    assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1", "1e9", "nan", "8 Gibi", "8GiBs", "1,5GB", "٣GB", "1.GB", "1.2345GB", "9" * 13]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="expected a size such as 8GiB"):
+        parse_size(text)
+
+
+def test_what_is_given_reaches_the_engine_and_the_rest_keeps_its_default() -> None:
+    options = ModelOptions(device="cpu", slots=2, batch_invariant=False, kv_memory=5, max_frames=3).backend_options()
+    assert options.budget == replace(MediaBudget.for_cpu(), max_frames=3)
+    assert options.settings == EngineSettings(slots=2, batch_invariant=False)
+    assert options.cache == CacheSettings(kv_bytes=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (ModelOptions(), CacheSettings(directory=Path("default"))),
+        (ModelOptions(cache_dir=Path("c")), CacheSettings(directory=Path("c"))),
+        (ModelOptions(no_disk_cache=True), CacheSettings()),
+        (ModelOptions(no_disk_cache=True, cache_dir=Path("c")), CacheSettings()),
+        (
+            ModelOptions(cache_size=7, state_memory=0),
+            CacheSettings(state_bytes=0, directory=Path("default"), disk_bytes=7),
+        ),
+    ],
+)
+def test_where_the_disk_cache_is(options: ModelOptions, expected: CacheSettings) -> None:
+    assert options.backend_options(Path("default")).cache == expected
+    made = [path for path in Path().rglob("*") if path.is_dir()]
+    assert {path.parts[0] for path in made} == ({str(expected.directory)} if expected.directory else set())
+    assert not [path for path in Path().rglob("*") if path.is_file() or path.name == "0" * 64]
+
+
+@pytest.mark.parametrize("options", [ModelOptions(cache_size=7), ModelOptions(cache_size=7, no_disk_cache=True)])
+def test_the_size_of_no_disk_cache_is_a_mistake(options: ModelOptions) -> None:
+    with pytest.raises(typer.BadParameter, match="there is none"):
+        options.backend_options()
+
+
+def test_an_unusable_default_folder_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    Path("default").write_text("not a folder")
+    with caplog.at_level(logging.WARNING):
+        assert ModelOptions(kv_memory=5).backend_options(Path("default")).cache == CacheSettings(kv_bytes=5)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "There is no disk cache, so a restart forgets everything: The cache folder 'default' can't be used: "
+    )
+
+
+@pytest.mark.parametrize("default", [None, Path("default"), Path("c")])
+def test_an_unusable_folder_that_was_asked_for_is_an_error(default: Path | None) -> None:
+    Path("c").write_text("not a folder")
+    with pytest.raises(ConfigError, match="The cache folder 'c' can't be used"):
+        ModelOptions(cache_dir=Path("c")).backend_options(default)

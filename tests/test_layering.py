@@ -14,12 +14,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # From top to bottom; the names on one line are one layer.
 LAYERS = [
     ["app", "qwen35mm.__main__"],
-    ["qwen35mm.cli"],
+    ["qwen35mm.cli", "qwen35mm.settings"],
     ["qwen35mm.web"],
     ["qwen35mm.server"],
     ["qwen35mm.captioning"],
     ["qwen35mm.chat"],
-    ["qwen35mm.space"],
     ["qwen35mm.backends.zero_gpu"],
     ["qwen35mm.model_library"],
     ["qwen35mm.backends"],

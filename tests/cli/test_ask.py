@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.settings import ModelOptions
+from tests import forked
 from tests.cli.conftest import Run
 from tests.oracle import greedy_reply, load_demo_oracle
 
@@ -89,9 +88,7 @@ def test_the_answer_streams_to_stdout_and_the_rest_to_stderr(qwen35mm: Run) -> N
 
 
 def test_verbose_tells_what_the_cache_did() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "qwen35mm", "--verbose", "ask", "hello"], capture_output=True, text=True, check=True
-    )
+    done = forked.run("qwen35mm", "--verbose", "ask", "hello")
     assert "prompt tokens were in the cache" in done.stderr
     assert "cache" not in done.stdout
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -17,6 +18,7 @@ import pytest
 from qwen35mm.assets import asset_path
 from tests.backends.remote.server import closes, fails, running_server
 from tests.captioning.fake_model import picture
+from tests.cli.conftest import Done, Run
 
 SAMPLES = asset_path("samples")
 SCHEMA = {
@@ -27,9 +29,12 @@ SCHEMA = {
 }
 
 
-def caption(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "qwen35mm", "caption", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+Caption = Callable[..., Done]
+
+
+@pytest.fixture
+def caption(qwen35mm: Run) -> Caption:
+    return functools.partial(qwen35mm, "caption")
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(folder: Path) -> None:
+def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(caption: Caption, folder: Path) -> None:
     looked = caption(folder, "--preset", "plain", "--dry-run")
     assert looked.returncode == 0, looked.stderr
     assert "To caption: 2" in looked.stdout
@@ -57,17 +62,15 @@ def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(fo
     assert (again.returncode, "0 done, 2 skipped" in again.stderr) == (0, True), again.stderr
 
 
-def test_a_dry_run_shows_names_that_are_no_text(tmp_path: Path) -> None:
+def test_a_dry_run_shows_names_that_are_no_text(caption: Caption, tmp_path: Path) -> None:
     picture(0).save(tmp_path / "a.png")
     (tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"caf\xe9\n\x1b[31m.png"))
-    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    command = [sys.executable, "-m", "qwen35mm", "caption", str(tmp_path), "--preset", "plain", "--dry-run"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+    done = caption(tmp_path, "--preset", "plain", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "  caf\\xe9  [31m.png: " in done.stdout
 
 
-def test_records_satisfy_a_schema(folder: Path, tmp_path: Path) -> None:
+def test_records_satisfy_a_schema(caption: Caption, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     lines = tmp_path / "all.jsonl"
     done = caption(folder, "--schema", tmp_path / "schema.json", "--max-tokens", "60", "--output", f"jsonl:{lines}")
@@ -80,36 +83,35 @@ def test_records_satisfy_a_schema(folder: Path, tmp_path: Path) -> None:
     assert not list(folder.glob("*.txt"))
 
 
-def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_and_the_same_command_goes_on(caption: Caption, tmp_path: Path) -> None:
     folder = tmp_path / "media"
     folder.mkdir()
-    for seed in range(150):
+    for seed in range(60):
         picture(seed).save(folder / f"{seed:03}.png")
-    command = [sys.executable, "-m", "qwen35mm", "caption", str(folder), "--preset", "plain", "--max-tokens", "4"]
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Where the tests run in the background, SIGINT is ignored by inheritance.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    deadline = time.monotonic() + 60
-    while not list(folder.glob("*.txt")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "The same command goes on where this ended." in errors
+    command = (folder, "--preset", "plain", "--max-tokens", "4")
+
+    def press() -> None:
+        deadline = time.monotonic() + 60
+        while not list(folder.glob("*.txt")) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    stopped = caption(*command)
+    presser.join()
+    assert stopped.returncode == 130, stopped.stderr
+    assert "The same command goes on where this ended." in stopped.stderr
     written = {path: path.stat().st_mtime_ns for path in folder.glob("*.txt")}
-    assert 0 < len(written) < 150
-    done = caption(*command[4:])
+    assert 0 < len(written) < 60
+    done = caption(*command)
     assert done.returncode == 0, done.stderr
-    assert f"{150 - len(written)} done" in done.stderr
-    assert len(list(folder.glob("*.txt"))) == 150
+    assert f"{60 - len(written)} done" in done.stderr
+    assert len(list(folder.glob("*.txt"))) == 60
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
-def test_failures_are_listed_and_tell_the_exit_code(folder: Path) -> None:
+def test_failures_are_listed_and_tell_the_exit_code(caption: Caption, folder: Path) -> None:
     (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
     done = caption(folder, "--preset", "plain")
     assert done.returncode == 3, done.stderr
@@ -118,7 +120,7 @@ def test_failures_are_listed_and_tell_the_exit_code(folder: Path) -> None:
     assert str(folder / ".qwen35mm" / "failures.jsonl") in done.stderr
 
 
-def test_another_server_captions_with_bounded_requests_and_its_failures(tmp_path: Path) -> None:
+def test_another_server_captions_with_bounded_requests_and_its_failures(caption: Caption, tmp_path: Path) -> None:
     folder = tmp_path / "media"
     folder.mkdir()
     for seed in range(12):
@@ -163,18 +165,14 @@ def test_another_server_captions_with_bounded_requests_and_its_failures(tmp_path
         ([".", "--backend", "http://localhost:1", "--thinking-budget", "50"], "thinking budget"),
     ],
 )
-def test_what_cannot_be_meant_is_said_at_once(tmp_path: Path, args: list[str], words: str) -> None:
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "qwen35mm", "caption", *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "QWEN35MM_MODEL": "./no-such-model"},
-    )
+def test_what_cannot_be_meant_is_said_before_a_model_is_looked_for(
+    caption: Caption, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QWEN35MM_MODEL", "./no-such-model")
+    done = caption(*args)
     assert done.returncode == 1, done.stderr
     assert words in done.stderr
-    assert "no-such-model" not in done.stderr, f"a model was looked for first ({time.monotonic() - began:.1f} s)"
+    assert "no-such-model" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

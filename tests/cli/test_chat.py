@@ -1,7 +1,8 @@
-"""`qwen35mm chat`, started and ended as a person or a service manager does."""
+"""`qwen35mm chat`: what it opens for one person and for strangers, and how it is started and ended."""
 
 from __future__ import annotations
 
+import inspect
 import signal
 import stat
 import sys
@@ -9,6 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.cli.chat import open_page, user_folder, zero_gpu
+from qwen35mm.errors import ConfigError
+from qwen35mm.model_library import BackendSwitch
+from qwen35mm.settings import Logins, ModelOptions, PageOptions
+from qwen35mm.web import serve
+from qwen35mm_preprocess import MediaBudget, MediaLimits
+from tests.cli.conftest import Run
 from tests.web.process import PageProcess
 
 CHAT = [sys.executable, "-m", "qwen35mm", "chat", "--port", "0"]
@@ -40,9 +49,109 @@ def test_without_a_usable_cache_folder_it_starts_all_the_same(tmp_path: Path) ->
     assert errors.count("\n") == 1
 
 
-def test_a_folder_that_was_asked_for_must_be_usable(tmp_path: Path) -> None:
+def test_a_folder_that_was_asked_for_must_be_usable(qwen35mm: Run, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("not a folder")
-    code, errors = PageProcess([*CHAT, "--cache-dir", "taken"], tmp_path).wait()
-    assert code == 1
-    assert errors.startswith("qwen35mm: ")
-    assert errors.count("\n") == 1
+    done = qwen35mm("chat", "--port", "0", "--cache-dir", tmp_path / "taken")
+    assert done.returncode == 1
+    assert done.stderr.startswith("qwen35mm: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A person's folders, on a machine that is no Space."""
+    for name in ("SPACE_ID", "SPACES_ZERO_GPU"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path
+
+
+def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> None:
+    page = PageOptions(max_upload=1000, max_queue=5, auth=Logins([("ann", "x")]))
+    with open_page(ModelOptions(device="cpu"), page) as (backend, how):
+        assert isinstance(backend, BackendSwitch)
+        assert backend.media.budget == MediaBudget.for_cpu()
+        assert backend.media.limits == MediaLimits(max_video_bytes=1000)
+        assert how == {
+            "host": "127.0.0.1",
+            "port": 7860,
+            "auth": (("ann", "x"),),
+            "data_dir": home / "data" / "qwen35mm",
+        }
+        assert how.keys() <= inspect.signature(serve).parameters.keys()
+    assert (home / "caches" / "qwen35mm").is_dir()
+
+
+def test_strangers_find_tight_limits_and_nothing_is_kept(home: Path) -> None:
+    model = ModelOptions(device="cpu", max_frames=6, max_image_tokens=99)
+    with open_page(model, PageOptions(host="0.0.0.0")) as (backend, how):
+        assert isinstance(backend, LocalBackend)
+        assert backend.context_length == 8192, "the demo's limit, which is under the public default"
+        assert backend.media.budget == MediaBudget(max_image_tokens=99, max_video_tokens=4096, max_frames=6)
+        assert backend.media.limits.max_video_bytes == 100_000_000
+        assert backend.media.limits.max_image_bytes == 20 << 20
+        assert how["data_dir"] is None
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ["", "0", "false"])
+def test_without_zero_gpu_there_is_no_decorator(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("SPACES_ZERO_GPU", value)
+    assert zero_gpu() is None
+
+
+def test_zero_gpu_without_its_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+    monkeypatch.setitem(sys.modules, "spaces", None)
+    with pytest.raises(ConfigError, match="spaces"):
+        zero_gpu()
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "folder"),
+    [
+        ("linux", {}, "home/.cache/qwen35mm"),
+        ("linux", {"XDG_CACHE_HOME": ""}, "home/.cache/qwen35mm"),
+        ("linux", {"XDG_CACHE_HOME": "relative"}, "home/.cache/qwen35mm"),
+        ("linux", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/qwen35mm"),
+        ("freebsd14", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/qwen35mm"),
+        ("darwin", {"XDG_CACHE_HOME": "/elsewhere"}, "home/Library/Caches/qwen35mm"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/qwen35mm"),
+        ("win32", {}, "home/AppData/Local/qwen35mm"),
+    ],
+)
+def test_each_platform_has_its_place(
+    platform: str, variables: dict[str, str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    assert user_folder("cache") == tmp_path / folder
+
+
+@pytest.mark.parametrize(
+    ("platform", "folder"),
+    [("linux", ".local/share"), ("darwin", "Library/Application Support"), ("win32", "AppData/Local")],
+)
+def test_conversations_have_another_place(
+    platform: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert user_folder("data") == tmp_path / folder / "qwen35mm"
+
+
+def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert user_folder("cache") is None

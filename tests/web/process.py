@@ -6,28 +6,40 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.forked import ForkedProcess
 
 # Only reached where a test fails.
 PATIENCE_S = 60
 
 
 class PageProcess:
-    """A command that serves the page on the bundled model; keeps everything that it writes under `folder`."""
+    """A command that serves the page on the bundled model; keeps everything that it writes under `folder`.
+
+    `python -m MODULE` is forked from a process that has imported everything; any other command is started.
+    """
 
     def __init__(self, command: Sequence[str], folder: Path, **environment: str) -> None:
         own = {"GRADIO_TEMP_DIR": str(folder / "uploads"), "XDG_CACHE_HOME": str(folder / "caches")}
+        own["XDG_DATA_HOME"] = str(folder / "data")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("QWEN35MM_")}
-        self._process = subprocess.Popen(
-            [*command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**inherited, **own, **environment},
-            cwd=folder,
-            preexec_fn=_answer_signals,
-        )
+        variables = {**inherited, **own, **environment}
+        self._process: ForkedProcess | subprocess.Popen[str]
+        if command[:2] == [sys.executable, "-m"]:
+            self._process = ForkedProcess(*command[2:], cwd=folder, env=variables)
+        else:
+            self._process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=variables,
+                cwd=folder,
+                preexec_fn=_answer_signals,
+            )
 
     def wait_for_url(self) -> str:
         """The page's address, once it is served."""
@@ -54,6 +66,7 @@ class PageProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise
+        assert self._process.returncode is not None
         return self._process.returncode, errors
 
 

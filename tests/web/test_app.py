@@ -24,14 +24,13 @@ runpy.run_path(checkout + "/app.py", run_name="__main__")
 """
 
 
-def run_app(tmp_path: Path, **environment: str) -> PageProcess:
-    checkout = tmp_path / "a check out"
-    checkout.symlink_to(ROOT, target_is_directory=True)
-    return PageProcess([sys.executable, "-c", UNINSTALLED, str(checkout)], tmp_path, **environment)
+APP = [sys.executable, "-m", "app"]
 
 
 def test_the_demo_is_served_until_it_is_told_to_end(tmp_path: Path) -> None:
-    app = run_app(tmp_path, GRADIO_SERVER_PORT="0")
+    checkout = tmp_path / "a check out"
+    checkout.symlink_to(ROOT, target_is_directory=True)
+    app = PageProcess([sys.executable, "-c", UNINSTALLED, str(checkout)], tmp_path, GRADIO_SERVER_PORT="0")
     url = app.wait_for_url()
     headers = {"x-qwen35mm": "1"}
     start = httpx.post(f"{url}qwen35mm/api/start", headers=headers, json={}).json()
@@ -47,16 +46,17 @@ def test_the_demo_is_served_until_it_is_told_to_end(tmp_path: Path) -> None:
 def test_on_a_space_nothing_is_kept_on_disk_unless_a_folder_is_named(tmp_path: Path, named: bool) -> None:
     folder = tmp_path / "named"
     environment = {"QWEN35MM_CACHE_DIR": str(folder)} if named else {}
-    app = run_app(tmp_path, GRADIO_SERVER_PORT="0", SPACE_ID="someone/something", **environment)
+    app = PageProcess(APP, tmp_path, GRADIO_SERVER_PORT="0", SPACE_ID="someone/something", **environment)
     app.wait_for_url()
     code, errors = app.end()
     assert code == 0, errors
     assert not (tmp_path / "caches").exists()
+    assert not (tmp_path / "data").exists()
     assert folder.exists() is named
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    code, errors = run_app(tmp_path, QWEN35MM_MODEL="./nowhere").wait()
+    code, errors = PageProcess(APP, tmp_path, QWEN35MM_MODEL="./nowhere").wait()
     assert code == 1
     assert errors.startswith("qwen35mm: There is no folder './nowhere'")
     assert errors.count("\n") == 1

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess"), str(Path(__file__).parent / "fake")]
 
-from qwen35mm.space import SpaceSettings, open_backend, zero_gpu  # noqa: E402
+from qwen35mm.cli.chat import open_page, zero_gpu  # noqa: E402
+from qwen35mm.settings import ModelOptions, PageOptions  # noqa: E402
 
-GPU = zero_gpu(os.environ)
+assert zero_gpu() is not None
 
 import spaces  # noqa: E402  # pyright: ignore[reportMissingImports]
 
@@ -151,8 +152,7 @@ def describe(result: Result) -> dict[str, Any]:
 
 
 def main() -> None:
-    settings = SpaceSettings.from_environment(os.environ, is_shared=lambda host: True)
-    with open_backend(settings, GPU) as backend:
+    with open_page(ModelOptions(), PageOptions()) as (backend, _):
         told = asyncio.run(drive(backend))
     told["parent"] = os.getpid()
     print(json.dumps(told))

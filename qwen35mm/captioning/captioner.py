@@ -8,9 +8,8 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.items import Item, failure_kind
 from qwen35mm.captioning.records import Caption
-from qwen35mm.captioning.sources.probe import failure_kind
 from qwen35mm.captioning.texts.cleanup import clean, wrap
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words

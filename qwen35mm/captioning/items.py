@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-from qwen35mm_preprocess import MediaKind
+from qwen35mm_preprocess import (
+    MediaDecodeError,
+    MediaError,
+    MediaKind,
+    MediaLimitError,
+    MediaSourceError,
+)
+from qwen35mm_preprocess.formats import HEAD_BYTES, MediaFormat, sniff
+
+_PIECE_BYTES = 1 << 20
+# Suffixes of media by their format's name; the first is given to media that have none of them.
+_SUFFIXES = {
+    "JPEG": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "WebP": (".webp",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif",),
+    "GIF": (".gif",),
+    "MP4/MOV": (".mp4", ".mov", ".m4v"),
+    "WebM/MKV": (".webm", ".mkv"),
+    "AVI": (".avi",),
+    "MPEG-TS": (".ts", ".m2ts", ".mts"),
+}
 
 
 @dataclass(frozen=True)
@@ -20,21 +45,65 @@ class FileSlice:
 
 
 @dataclass(frozen=True)
-class Item:
-    """One medium. It pickles, so that a worker process can read it.
+class Medium:
+    """The bytes of an image or a video. Every method raises OSError where they can't be read.
+
+    Attributes:
+        source: a file, a part of one, or the bytes themselves.
+    """
+
+    name: str
+    source: Path | FileSlice | bytes
+
+    def open(self) -> BinaryIO:
+        """The medium's own bytes, from the first to the last; they can't be sought in where they are part of a file."""
+        if isinstance(self.source, bytes):
+            return io.BytesIO(self.source)
+        if isinstance(self.source, FileSlice):
+            return cast("BinaryIO", io.BufferedReader(_SliceReader(self.source)))
+        return self.source.open("rb")
+
+    def read(self) -> Path | bytes:
+        """What `MediaProcessor` reads: the file, or the medium's bytes."""
+        if isinstance(self.source, Path):
+            return self.source
+        with self.open() as file:
+            return file.read()
+
+    def sniff(self) -> MediaFormat | None:
+        """Its format, by its first bytes."""
+        with self.open() as file:
+            return sniff(file.read(HEAD_BYTES))
+
+    def digest(self) -> bytes:
+        """SHA-256 of its bytes."""
+        sha256 = hashlib.sha256()
+        with self.open() as file:
+            while piece := file.read(_PIECE_BYTES):
+                sha256.update(piece)
+        return sha256.digest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        if isinstance(self.source, Path):
+            return self.source.stat().st_size
+        return len(self.source) if isinstance(self.source, bytes) else self.source.num_bytes
+
+
+@dataclass(frozen=True)
+class Item(Medium):
+    """One medium among those of a run. It pickles, so that a worker process can read it.
 
     Attributes:
         name: its own among all items of a run: the path below its source, with forward slashes, such as
             `cats/a.jpg`; in a container, the container's name and its own, such as `train.parquet/000017.png`. A file
             name that isn't UTF-8 has surrogates in it, as `os.fsdecode` makes them.
-        source: a file, a part of one, or the medium's bytes.
         kind: by its content.
         path: its file, also where a container's row only names it; None where the bytes lie in a container.
         metadata: what its source says of it besides; JSON values.
     """
 
-    name: str
-    source: Path | FileSlice | bytes
     kind: MediaKind
     path: Path | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -49,17 +118,11 @@ class Item:
         """The name of the folder that it lies in; empty at the top."""
         return PurePosixPath(self.name).parent.name
 
-    def read(self) -> Path | bytes:
-        """What `MediaProcessor` reads: the file, or the medium's bytes.
-
-        Raises:
-            OSError: the file that holds it can't be read.
-        """
-        if not isinstance(self.source, FileSlice):
-            return self.source
-        with self.source.path.open("rb") as file:
-            file.seek(self.source.offset)
-            return file.read(self.source.num_bytes)
+    def suffix(self) -> str:
+        """The suffix that its content asks for, in lower case; its own where it fits. Raises OSError."""
+        found, own = self.sniff(), PurePosixPath(self.name).suffix.lower()
+        known = _SUFFIXES.get(found.name, ()) if found is not None else ()
+        return own if own in known or not known else known[0]
 
 
 @dataclass(frozen=True)
@@ -77,3 +140,33 @@ class Unreadable:
     kind: str
     message: str
     path: Path | None = None
+
+
+def failure_kind(error: MediaError) -> str:
+    """How `failures.jsonl` calls what is wrong with a medium."""
+    if isinstance(error, MediaSourceError):
+        return "unreadable"
+    if isinstance(error, MediaDecodeError):
+        return "damaged"
+    return "too large" if isinstance(error, MediaLimitError) else "unsupported"
+
+
+class _SliceReader(io.RawIOBase):
+    """A part of a file as a file of its own."""
+
+    def __init__(self, part: FileSlice) -> None:
+        self._file = part.path.open("rb")
+        self._file.seek(part.offset)
+        self._num_left = part.num_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        num_read = self._file.readinto(memoryview(buffer)[: self._num_left])
+        self._num_left -= num_read
+        return num_read
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

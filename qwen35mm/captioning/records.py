@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen35mm.captioning.items import Item
+from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind, MediaPlan
+
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,16 @@ class Record:
     content: bytes
     caption: Caption
 
+    def pieces(self) -> Iterator[bytes]:
+        """The medium's bytes. Raises CaptioningError, at their end where they aren't what was captioned."""
+        sha256 = hashlib.sha256()
+        with still_there(self.item), self.item.open() as file:
+            while piece := file.read(_PIECE_BYTES):
+                sha256.update(piece)
+                yield piece
+        if sha256.digest() != self.content:
+            raise CaptioningError(f"{printable(self.item.name)} was changed after it was captioned. Run again.")
+
     def to_dict(self) -> dict[str, Any]:
         """The record as outputs with fields show it; JSON values."""
         caption, path = self.caption, self.item.path
@@ -79,6 +94,17 @@ class Record:
             "metadata": dict(self.item.metadata),
         }
         return {name: value for name, value in values.items() if value is not None}
+
+
+@contextlib.contextmanager
+def still_there(item: Item) -> Iterator[None]:
+    """Raises CaptioningError where the item's medium can't be read any more."""
+    try:
+        yield
+    except OSError as error:
+        raise CaptioningError(
+            f"{printable(item.name)} can't be read any more: it was moved, removed or locked. Run again."
+        ) from error
 
 
 def shared(caption: Caption, name: str, item: Item, plan: MediaPlan) -> Caption:

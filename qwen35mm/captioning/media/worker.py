@@ -7,7 +7,6 @@ parent that was killed.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import queue
@@ -16,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Union
 
-from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.items import Item, failure_kind
 from qwen35mm.captioning.media.similar import media_similarity
-from qwen35mm.captioning.sources.probe import failure_kind
 from qwen35mm_preprocess import MediaError, MediaPlan, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from qwen35mm.prompt import EncodedMedium
 
 _HEADER_BYTES = 8
-_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,7 @@ def write_message(stream: BinaryIO, value: object) -> None:
 def _look(task: Look, processor: MediaProcessor) -> Seen:
     source = task.item.read()
     status = source.stat() if isinstance(source, Path) else None
-    digest = _digest(source) if task.with_digest else None
+    digest = task.item.digest() if task.with_digest else None
     plan = processor.plan(source, task.item.kind) if task.with_plan else None
     return Seen(digest, plan, status)
 
@@ -164,7 +161,7 @@ def _look(task: Look, processor: MediaProcessor) -> Seen:
 def _decode(task: Decode, processor: MediaProcessor) -> Decoded | Failed:
     source = task.item.read()
     media = processor.prepare(source, kind=task.item.kind)
-    if _digest(source) != task.digest:
+    if task.item.digest() != task.digest:
         return CHANGED
     processing = processor.image_processing if task.item.kind == "image" else processor.video_processing
     return Decoded(media, media_similarity(media, processing) if task.with_similarity else None)
@@ -178,15 +175,4 @@ def _encode(task: Encode, processor: MediaProcessor) -> EncodedMedium | Failed:
     source = task.item.read()
     part = Image(source) if task.item.kind == "image" else Video(source)
     medium = encode_medium(part, processor, task.video)
-    return medium if _digest(source) == task.digest else CHANGED
-
-
-def _digest(source: Path | bytes) -> bytes:
-    """SHA-256 of a file's or a medium's bytes."""
-    if isinstance(source, bytes):
-        return hashlib.sha256(source).digest()
-    digest = hashlib.sha256()
-    with source.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.digest()
+    return medium if task.item.digest() == task.digest else CHANGED

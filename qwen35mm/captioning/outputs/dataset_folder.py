@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path, PurePosixPath
 
-from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.items import Item, Medium
 from qwen35mm.captioning.manifest.files import (
     disk_errors,
     json_text,
@@ -18,9 +18,8 @@ from qwen35mm.captioning.manifest.files import (
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode, Wants
 from qwen35mm.captioning.outputs.jsonl import JsonLines
-from qwen35mm.captioning.outputs.media import has_content, pieces_of, suffix_of
 from qwen35mm.captioning.outputs.names import Claims, fit, numbered, owner_of, parts_inside, portable
-from qwen35mm.captioning.records import Record
+from qwen35mm.captioning.records import Record, still_there
 
 DATASET_METADATA = "metadata.jsonl"
 
@@ -82,7 +81,8 @@ class DatasetFolder(JsonLines):
 
     def _claim(self, item: Item) -> str:
         *folders, last = [portable(part) for part in parts_inside(item.name)]
-        suffix = suffix_of(item)
+        with still_there(item):
+            suffix = item.suffix()
         stem = PurePosixPath(last).stem
         parents = [fit(part, "") for part in folders]
         return self._claims.claim(
@@ -95,15 +95,22 @@ class DatasetFolder(JsonLines):
     def _put_medium(self, record: Record) -> None:
         """Puts the medium at its place, whole and checked."""
         path = self._medium(self._owner(record.item))
-        if has_content(path, record.content):
+        if _has_content(path, record.content):
             return
         with disk_errors(self.label):
             path.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(record.item.source, Path) and _link(record.item.source, path, record.content):
                 return
         with replacing(path) as file:
-            for piece in pieces_of(record):
+            for piece in record.pieces():
                 file.write(piece)
+
+
+def _has_content(path: Path, content: bytes) -> bool:
+    """Whether a file with this SHA-256 is at `path`."""
+    with contextlib.suppress(OSError):
+        return Medium(path.name, path).digest() == content
+    return False
 
 
 def _link(source: Path, path: Path, content: bytes) -> bool:
@@ -115,7 +122,7 @@ def _link(source: Path, path: Path, content: bytes) -> bool:
         os.link(os.path.realpath(source), temporary)
     except OSError:
         return False
-    if not has_content(temporary, content):
+    if not _has_content(temporary, content):
         temporary.unlink()
         return False
     temporary.replace(path)

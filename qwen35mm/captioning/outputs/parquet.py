@@ -8,7 +8,6 @@ from typing import Any
 from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode
-from qwen35mm.captioning.outputs.media import pieces_of
 from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
 from qwen35mm.captioning.outputs.shards import Shards
 from qwen35mm.captioning.records import Record, printable
@@ -66,7 +65,7 @@ class _ParquetWriter(ShardWriter):
         for name in _JSON_COLUMNS:
             row[name] = json_text(row[name]) if name in row else None
         if "image" in self._schema.names and record.caption.kind == "image":
-            medium = b"".join(pieces_of(record))
+            medium = b"".join(record.pieces())
             row["image"] = {"bytes": medium, "path": printable(record.item.name)}
             self._num_bytes += len(medium)
         self._rows.append(row)

@@ -10,11 +10,10 @@ from typing import BinaryIO
 from qwen35mm.captioning.manifest.files import json_text, pieces
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode
-from qwen35mm.captioning.outputs.media import num_bytes_of, pieces_of, suffix_of
 from qwen35mm.captioning.outputs.names import Claims, fit, numbered, owner_of, parts_inside, portable
 from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
 from qwen35mm.captioning.outputs.shards import Shards
-from qwen35mm.captioning.records import Record
+from qwen35mm.captioning.records import Record, still_there
 
 _MEMBERS = 3
 # The longest suffix of a member, so that a key fits a disk's names with every one of them.
@@ -45,11 +44,13 @@ class _TarWriter(ShardWriter):
 
     def add(self, record: Record) -> None:
         key = self._key(record)
+        with still_there(record.item):
+            suffix, num_bytes = record.item.suffix(), record.item.num_bytes
         text = record.caption.text.encode("utf-8", "backslashreplace")
         values = json_text(record.to_dict()).encode()
         begin, crc = self._file.num_bytes, self._file.crc
         try:
-            self._member(key + suffix_of(record.item), num_bytes_of(record.item), pieces_of(record))
+            self._member(key + suffix, num_bytes, record.pieces())
             self._member(f"{key}.txt", len(text), iter([text]))
             self._member(f"{key}.json", len(values), iter([values]))
         except BaseException:

@@ -24,7 +24,7 @@ from qwen35mm.captioning.sources.dataset_sources import PARQUET_MAGIC, open_data
 from qwen35mm.captioning.sources.folders import walk
 from qwen35mm.captioning.sources.globs import NameFilter
 from qwen35mm.captioning.sources.names import Names, absolute, is_one_of, shard_of
-from qwen35mm.captioning.sources.probe import Candidate, probe, probe_candidate
+from qwen35mm.captioning.sources.probe import Candidate, probe
 from qwen35mm.captioning.sources.tar_sources import is_tar, tar_members
 from qwen35mm.errors import CaptioningError, MissingExtraError
 from qwen35mm_preprocess import MediaLimits
@@ -163,7 +163,7 @@ class _Scan:
         if name.lower().endswith(_COMPRESSED_TARS):
             message = f"'{printable(path.name)}' is a compressed tar, which is not read here. Uncompress it first."
             yield Unreadable(name, "unsupported", message, path)
-        elif found := probe(name, path, self._options.limits, expected=True):
+        elif found := probe(Candidate(name, path, is_expected=True), name, self._options.limits):
             yield found
 
     def _folder(self, root: Path, below: str) -> Iterator[Item | Unreadable]:
@@ -173,7 +173,7 @@ class _Scan:
                 yield replace(file, name=self._names.claim(_joined(below, file.name), root))
             elif self._names.claim_file(file.folder, file.path.name):
                 name = self._names.claim(_joined(below, file.name), root)
-                if self._in_shard(name) and (found := probe(name, file.path, self._options.limits)):
+                if self._in_shard(name) and (found := probe(Candidate(name, file.path), name, options.limits)):
                     # Looked up for media only: it is read from the metadata file each time.
                     yield replace(found, metadata=file.metadata()) if isinstance(found, Item) else found
 
@@ -185,7 +185,7 @@ class _Scan:
                 yield replace(candidate, name=self._names.claim(_joined(container, candidate.name), folder))
             elif self._filter.takes(candidate.name):
                 name = self._names.claim(_joined(container, candidate.name), folder)
-                if self._in_shard(name) and (found := probe_candidate(name, candidate, self._options.limits)):
+                if self._in_shard(name) and (found := probe(candidate, name, self._options.limits)):
                     yield found
 
     def _is_new(self, path: Path) -> bool:

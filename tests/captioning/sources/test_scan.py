@@ -16,6 +16,7 @@ from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.sources import folders
 from qwen35mm.captioning.sources import scan as scan_module
 from qwen35mm.captioning.sources.names import shard_of
+from qwen35mm.captioning.sources.probe import Candidate
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaLimits
@@ -326,10 +327,10 @@ def test_what_nobody_expected_ends_one_source_only(tmp_path: Path, monkeypatch: 
     write(tmp_path, "list.txt", data=b"one\ntwo\n")
     real = scan_module.probe
 
-    def probe(name: str, *args: Any, **named: Any) -> Any:
+    def probe(candidate: Candidate, name: str, limits: MediaLimits) -> Any:
         if name.endswith("b.png"):
             raise ArithmeticError("a form that no reader knows")
-        return real(name, *args, **named)
+        return real(candidate, name, limits)
 
     monkeypatch.setattr(scan_module, "probe", probe)
     assert scanned(tmp_path / "one", tmp_path / "d.png") == ["a.png", "!one", "d.png"]

@@ -19,15 +19,14 @@ import torch
 import qwen35mm
 import qwen35mm_kernels
 import qwen35mm_preprocess
-from qwen35mm.cache.weights_digest import weights_digest
 from qwen35mm.cpu import cpu_capabilities
 from qwen35mm_kernels import dispatch
 
-__all__ = ["arithmetic", "fingerprint", "sources_digest", "weights_digest"]
+__all__ = ["arithmetic", "fingerprint", "sources_digest"]
 
 _FINGERPRINT = b"qwen35mm fingerprint 1\n"
 # The parts of qwen35mm that decide which numbers are computed from a prompt, and beside which others.
-_COMPUTING = ("cache", "config", "engine", "model", "prompt")
+_COMPUTING = ("cache", "checkpoints", "config", "engine", "model", "prompt")
 # How users steer the libraries below torch.
 _ENVIRONMENT = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "OMP_DYNAMIC")
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from qwen35mm.cache.weights_digest import weights_digest
 from qwen35mm.captioning.captioner import CaptionBackend, Captioner, CaptionStyle
 from qwen35mm.captioning.counts import Counts
 from qwen35mm.captioning.estimate import Estimate, estimate
@@ -22,6 +21,7 @@ from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.captioning.texts.prompts import PromptSet
+from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.errors import OutputError
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor

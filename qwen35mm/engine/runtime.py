@@ -20,7 +20,7 @@ from qwen35mm.cache import (
 )
 from qwen35mm.cache.fingerprint import arithmetic, fingerprint
 from qwen35mm.cache.pools import DEFAULT_BLOCK_SIZE
-from qwen35mm.cache.weights_digest import weights_digest
+from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH, EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
 from qwen35mm.errors import ConfigError

@@ -14,7 +14,7 @@ from qwen35mm.backends.zero_gpu.child import Child
 from qwen35mm.backends.zero_gpu.duration import DurationModel
 from qwen35mm.backends.zero_gpu.job import Failure, Job
 from qwen35mm.cache import CacheSettings, DiskStore
-from qwen35mm.cache.weights_digest import weights_digest
+from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine import EngineSettings, Event, Finished, Progress, Request
 from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH
 from qwen35mm.errors import ConfigError, ContextTooLongError, QueueFullError

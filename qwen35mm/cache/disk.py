@@ -1,47 +1,56 @@
-"""The disk tier: entries that outlive the process, in a folder that several processes may share.
+"""The disk tier's files: entries that outlive the process, in a folder that several processes may share.
+
+    <directory>/v1/<root>/<address>.<kind>    a SHA-256 over the file's label and all that follows, then safetensors
+    <directory>/v1/unfinished                 what is being written
+    <directory>/v1/lock                       held by whoever writes or evicts
 
 Nothing that happens to the files is an error to the caller: what can't be read exactly as it was written is a miss,
 what can't be written isn't kept. Both are one line in the log.
+
+Readers take no lock: a file appears whole, by a rename, and may vanish at any time. There is no fsync: a process that
+is killed leaves whole files, since the kernel has what was written; a machine that loses power may leave any bytes
+under a final name, and the checksum refuses those. What is lost can be computed again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import logging
-import threading
+import os
+import re
+import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from io import FileIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+import filelock
+import safetensors
+import safetensors.torch
 import torch
 
-from qwen35mm.cache.disk_file import remove
-from qwen35mm.cache.disk_folder import CacheFolder
-from qwen35mm.cache.disk_format import (
-    HEAD_BYTES,
-    DiskEntry,
-    Kind,
-    Label,
-    PackedEntry,
-    UnusableFileError,
-    checksum_in,
-    pack,
-    unpack,
-)
 from qwen35mm.errors import ConfigError
-
-__all__ = ["DiskEntry", "DiskStore", "Kind"]
 
 logger = logging.getLogger(__name__)
 
+Kind = Literal["kv", "state", "vision"]
+
 # How long nothing is written after a write failed: a full disk stays full for a while.
 WRITE_PAUSE_S = 60.0
+LOCK_TIMEOUT_S = 10.0
+_FORMAT = b"qwen35mm disk 2\n"
+_DIGEST_BYTES = 32
+_ROOT_NAME = re.compile(r"[0-9a-f]{64}")
+# Also the unfinished files of earlier versions, which lay beside their places.
+_ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.[a-z]+(\.tmp-[0-9a-f]{16})?")
 
 
 class DiskStore:
     """Entries of one root in `directory`; the files of other roots count towards the budget and are left alone.
 
-    Synchronous. One thread may write while another reads, looks up and touches.
+    Synchronous. One thread may write, touch and remove while another reads and looks up.
 
     Args:
         directory: made if it isn't there, for this user alone. Its parents too.
@@ -51,7 +60,6 @@ class DiskStore:
 
     Raises:
         ConfigError: the directory is no folder, belongs to another user, or can't be written to.
-        ValueError: a root that isn't 32 bytes.
     """
 
     def __init__(
@@ -59,102 +67,99 @@ class DiskStore:
     ) -> None:
         if max_bytes < 0:
             raise ConfigError(f"The disk cache's size must be 0 bytes or more; got {max_bytes}.")
-        # A label checks the root.
-        self._root = Label("state", bytes(32), root).root
+        self._base = directory.absolute() / "v1"
+        self._root = root
         self._max_bytes = max_bytes
         self._clock = clock
-        self._folder = CacheFolder(directory, root=root, max_bytes=max_bytes)
-        self._writing = threading.Lock()
+        self._lock = filelock.FileLock(self._base / "lock", timeout=LOCK_TIMEOUT_S, mode=0o600)
         self._paused_until: float | None = None
         self._told_too_large = False
+        self._uncounted_bytes = 0
+        self._last_tick_ns = 0
+        try:
+            with self._writing():
+                self._unfinished.touch(0o600)  # proves that files can be made here
+                self._evict(0)
+                self._remove_empty_folders()
+        except filelock.Timeout:
+            logger.warning("disk cache: another process has held the lock for %.0f s", LOCK_TIMEOUT_S)
+        except OSError as error:
+            # What is kept can be read from a full disk too.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise ConfigError(
+                    f"The cache folder {directory.name!r} can't be used: {_reason(error)}. "
+                    "Name another with --cache-dir."
+                ) from error
 
-    @property
-    def num_bytes(self) -> int:
-        """The size of all files in the directory, of all roots; counted anew each time."""
-        return sum(file.num_bytes for file in self._folder.scan())
-
-    def contains(self, kind: Kind, address: bytes) -> bool:
-        """Whether there is a file for this entry. It isn't read: `read` may still find it damaged."""
-        return self.contains_under(self._root, kind, address)
-
-    def contains_under(self, root: bytes, kind: Kind, address: bytes) -> bool:
-        """`contains` for another model or other settings: tells why there is no match here."""
-        return self._folder.holds_file(self._folder.path(Label(kind, address, root)))
+    def contains(self, kind: Kind, address: bytes, *, root: bytes | None = None) -> bool:
+        """Whether there is a file for this entry, of another root if asked. `read` may still find it damaged."""
+        try:
+            return stat.S_ISREG(self._path(kind, address, root).lstat().st_mode)
+        except OSError:
+            return False
 
     def other_roots(self) -> list[bytes]:
-        """The roots of other models or settings that have entries in this directory."""
-        return [root for root in self._folder.roots() if root != self._root]
+        """The roots of other models or settings that have a folder here."""
+        try:
+            names = [folder.name for folder in self._base.iterdir() if _ROOT_NAME.fullmatch(folder.name)]
+        except OSError:
+            return []
+        return [bytes.fromhex(name) for name in names if name != self._root.hex()]
 
-    def read(self, kind: Kind, address: bytes) -> DiskEntry | None:
-        """The entry bit for bit as it was written, or None.
+    def read(self, kind: Kind, address: bytes) -> dict[str, torch.Tensor] | None:
+        """The entry's tensors in host memory, bit for bit as they were written, or None.
 
         None where there is no file, and for a file that is truncated, changed, of another kind, address or root, not
         finite, not a regular file, or over the budget: such a file is removed, with one line in the log.
         """
-        label = Label(kind, address, self._root)
-        path = self._folder.path(label)
+        path = self._path(kind, address)
         try:
-            with self._folder.open(path) as file:
-                checksum = checksum_in(file.read(HEAD_BYTES) or b"")
-                return unpack(_read_rest(file), checksum, label)
+            info = path.lstat()
+            if not stat.S_ISREG(info.st_mode) or info.st_size > self._max_bytes:
+                raise _UnusableFileError("not a regular file of a size within the budget")
+            with path.open("rb") as file:
+                return _unpack(file.read(_DIGEST_BYTES), file.read(), self._label(kind, address))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except UnusableFileError as error:
-            outcome = "removed" if remove(path) else "it can't be removed"
+        except _UnusableFileError as error:
+            outcome = "removed" if _remove(path) else "it can't be removed"
             logger.warning("disk cache: %s is %s; %s", path.name, error, outcome)
         except (OSError, MemoryError) as error:
             # Too many open files, or a disk with a bad day: no proof that the file is bad.
             logger.warning("disk cache: %s can't be read (%s)", path.name, _reason(error))
         return None
 
-    def write(
-        self, kind: Kind, address: bytes, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
-    ) -> bool:
+    def write(self, kind: Kind, address: bytes, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Keeps an entry; True where it is in the folder afterwards, also because it was there already.
 
         False where it is larger than the whole budget, and where writing fails: then nothing is written for
         `WRITE_PAUSE_S`, with one line in the log. The tensors must not change during the call.
-
-        Raises:
-            ValueError: tensors or metadata that no file can hold, or an address that isn't 32 bytes.
         """
-        label = Label(kind, address, self._root)
-        path = self._folder.path(label)
-        with self._writing:
-            if self._folder.holds_file(path):
-                self._folder.touch([path])
-                return True
-            if self._paused_until is not None and self._clock() < self._paused_until:
-                return False
-            packed = pack(tensors, metadata, label)
-            return self._fits(packed) and self._put(path, packed)
-
-    def touch(self, entries: Sequence[tuple[Kind, bytes]]) -> None:
-        """Marks entries as used now, in this order: the last one is removed last. Missing ones are passed over."""
-        self._folder.touch(self._folder.path(Label(kind, address, self._root)) for kind, address in entries)
-
-    def remove(self, kind: Kind, address: bytes) -> None:
-        """Takes an entry out of the folder, if it is there."""
-        path = self._folder.path(Label(kind, address, self._root))
-        if self._folder.holds_file(path):
-            remove(path)
-
-    def _fits(self, packed: PackedEntry) -> bool:
-        if packed.num_bytes <= self._max_bytes:
+        if self.contains(kind, address):
+            self.touch([(kind, address)])
             return True
-        if not self._told_too_large:
+        if self._paused_until is not None and self._clock() < self._paused_until:
+            return False
+        image = safetensors.torch.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+        digest = hashlib.sha256(self._label(kind, address))
+        digest.update(image)
+        num_bytes = _DIGEST_BYTES + len(image)
+        if num_bytes > self._max_bytes:
+            if not self._told_too_large:
+                text = "disk cache: an entry of %d bytes isn't kept, all of them may take %d; this is said once"
+                logger.warning(text, num_bytes, self._max_bytes)
             self._told_too_large = True
-            logger.warning(
-                "disk cache: an entry of %d bytes isn't kept, all of them may take %d; this is said once",
-                packed.num_bytes,
-                self._max_bytes,
-            )
-        return False
-
-    def _put(self, path: Path, packed: PackedEntry) -> bool:
+            return False
+        path = self._path(kind, address)
         try:
-            with self._folder.writing(path, packed.num_bytes) as file:
-                packed.write_to(file)
+            with self._writing():
+                self._make_room(num_bytes)
+                with open(self._unfinished, "xb", opener=_open_private) as file:
+                    file.write(digest.digest())
+                    file.write(image)
+                self._mark_used(self._unfinished)
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                self._unfinished.replace(path)
         except OSError as error:
             self._paused_until = self._clock() + WRITE_PAUSE_S
             logger.warning(
@@ -164,23 +169,144 @@ class DiskStore:
         self._paused_until = None
         return True
 
+    def touch(self, entries: Sequence[tuple[Kind, bytes]]) -> None:
+        """Marks entries as used now, in this order: the last one is removed last. Missing ones are passed over."""
+        for kind, address in entries:
+            with contextlib.suppress(OSError):
+                self._mark_used(self._path(kind, address))
 
-def _read_rest(file: FileIO) -> torch.Tensor:
-    """What is left of a file as uint8, read straight into the tensor's memory."""
-    total = file.seek(0, 2) - HEAD_BYTES
-    file.seek(HEAD_BYTES)
+    def remove(self, kind: Kind, address: bytes) -> None:
+        """Takes an entry out of the folder, if it is there."""
+        _remove(self._path(kind, address))
+
+    @property
+    def _unfinished(self) -> Path:
+        return self._base / "unfinished"
+
+    def _path(self, kind: Kind, address: bytes, root: bytes | None = None) -> Path:
+        return self._base / (root or self._root).hex() / f"{address.hex()}.{kind}"
+
+    def _label(self, kind: Kind, address: bytes) -> bytes:
+        """What a file's checksum begins with, so that a file at another's place is refused, too."""
+        return _FORMAT + self._root + address + kind.encode()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The folder is there and this process's alone to write in; what is unfinished at the end, or was left by a
+        writer that was killed, is removed."""
+        _make_private(self._base)
+        with self._lock:
+            _remove(self._unfinished)
+            try:
+                yield
+            finally:
+                _remove(self._unfinished)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Removes what was used least recently until a file of `num_bytes` fits.
+
+        Counting costs time, so it is done only after a 64th of the budget was written, and files are kept under
+        15/16 of it: so up to four processes that know nothing of each other's last writes stay within it.
+        """
+        self._uncounted_bytes += num_bytes
+        if self._uncounted_bytes > self._max_bytes // 64 and self._evict(num_bytes) > self._max_bytes:
+            raise OSError(errno.ENOSPC, "the folder's budget is taken by files that can't be removed")
+
+    def _evict(self, coming_bytes: int) -> int:
+        """Removes entries until they and what is to come are within the limit; what they take then in bytes."""
+        # A file that this budget could never hold goes before all that it would push out.
+        files = sorted(self._files(), key=lambda file: (file[1].st_size <= self._max_bytes, file[1].st_mtime_ns))
+        total = sum(info.st_size for _, info in files) + coming_bytes
+        limit = max(self._max_bytes - self._max_bytes // 16, coming_bytes)
+        for path, info in files:
+            if total <= limit:
+                break
+            if _remove(path):
+                total -= info.st_size
+        self._uncounted_bytes = 0
+        return total
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Every file of all roots, also of earlier versions; what isn't named like one of ours isn't counted."""
+        for folder, _, names in os.walk(self._base):
+            for path in (Path(folder, name) for name in names if _ENTRY_NAME.fullmatch(name)):
+                with contextlib.suppress(OSError):
+                    yield path, path.lstat()
+
+    def _remove_empty_folders(self) -> None:
+        for folder, _, _ in os.walk(self._base, topdown=False):
+            with contextlib.suppress(OSError):  # rmdir refuses a folder with anything in it, as this one's lock
+                Path(folder).rmdir()
+
+    def _mark_used(self, path: Path) -> None:
+        # A clock that stands still or goes back must not turn the order of two marks around; some file systems count
+        # in steps of 100 ns.
+        self._last_tick_ns = tick = max(time.time_ns(), self._last_tick_ns + 1000)
+        os.utime(path, ns=(tick, tick))
+
+
+class _UnusableFileError(Exception):
+    """Why a file can't be used."""
+
+
+def _unpack(digest: bytes, image: bytes, label: bytes) -> dict[str, torch.Tensor]:
+    expected = hashlib.sha256(label)
+    expected.update(image)
+    if expected.digest() != digest:
+        raise _UnusableFileError("damaged, or another entry's")
     try:
-        image = torch.empty(total, dtype=torch.uint8)
-    except RuntimeError as error:
-        raise MemoryError(f"no memory for {total} bytes") from error
-    view = image.numpy().data
-    done = 0
-    while done < total:
-        count = file.readinto(view[done:])
-        if not count:
-            raise UnusableFileError("truncated")
-        done += count
-    return image
+        tensors = safetensors.torch.load(image)
+    except safetensors.SafetensorError as error:
+        raise _UnusableFileError("not a safetensors image") from error
+    bad = next((name for name, tensor in tensors.items() if not is_finite(tensor)), None)
+    if bad is not None:
+        raise _UnusableFileError(f"not finite in {bad!r}")
+    return tensors
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity.
+
+    Through the extremes, which NaN passes into: some 30 times faster than `torch.isfinite` on a CPU.
+    """
+    if not tensor.dtype.is_floating_point or tensor.numel() == 0:
+        return True
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+
+
+def _make_private(base: Path) -> None:
+    """Makes a folder and what is missing above it, for this user alone.
+
+    The folder above it may be shared on purpose; what is ours in it is not, and nobody else can put a link there.
+    """
+    directory = base.parent
+    for missing in reversed([folder for folder in (directory, *directory.parents) if not folder.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    _check_owner(directory.stat())
+    base.mkdir(mode=0o700, exist_ok=True)
+    _check_owner(base.lstat())
+    if stat.S_IMODE(base.stat().st_mode) & 0o077:
+        base.chmod(0o700)
+
+
+def _check_owner(info: os.stat_result) -> None:
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
+    if hasattr(os, "geteuid") and info.st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "it belongs to another user")
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _remove(path: Path) -> bool:
+    """Removes a file or a link; False where something is still there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def _reason(error: OSError | MemoryError) -> str:

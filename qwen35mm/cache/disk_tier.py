@@ -1,4 +1,4 @@
-"""The disk behind the prefix cache: what is still to be written, and what can be read for a chain.
+"""The disk behind the caches: what is still to be written, and what can be read for a chain.
 
 Everything that touches files runs in the background; the methods here only hand work over. Tensors are copied before
 they are handed over, so that a writer never sees a block that has been given to somebody else.
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 # Copies that wait for the disk; more of them wait where they are.
 MAX_PENDING_BYTES = 256 << 20
 
-Content = tuple[Mapping[str, torch.Tensor], Mapping[str, str]]
-# Gives an entry's content by its address, or None where it is gone.
-GetContent = Callable[[bytes], Content | None]
+Tensors = Mapping[str, torch.Tensor]
+# Gives an entry's tensors by its address, or None where it is gone.
+GetTensors = Callable[[bytes], Tensors | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Loaded:
     """
 
     num_segments: int = 0
-    kv: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    kv: Mapping[int, Tensors] = field(default_factory=dict)
     state: Checkpoint | None = None
     miss: MissReason | None = None
 
@@ -59,18 +59,13 @@ class DiskTier:
         self._store = store
         self._background = background
         self._pools = pools
-        self._sources: dict[Kind, GetContent] = {}
+        self._sources: dict[Kind, GetTensors] = {}
         self._dirty: OrderedDict[tuple[Kind, bytes], None] = OrderedDict()
         self._pending: list[tuple[Future[bool], int]] = []
 
-    @property
-    def num_dirty(self) -> int:
-        """Entries that are still to be handed to the writer."""
-        return len(self._dirty)
-
-    def provide(self, kind: Kind, get_content: GetContent) -> None:
+    def provide(self, kind: Kind, get_tensors: GetTensors) -> None:
         """Says who has the entries of a kind."""
-        self._sources[kind] = get_content
+        self._sources[kind] = get_tensors
 
     def mark(self, kind: Kind, address: bytes) -> None:
         """Notes that an entry is to be written some time."""
@@ -115,9 +110,11 @@ class DiskTier:
         self._background.write(lambda: self._store.touch(entries))
 
     def flush(self) -> None:
-        """Waits until the writer has done everything that it was handed."""
-        wait([future for future, _ in self._pending])
-        self._pending.clear()
+        """Hands everything on the list to the writer, and waits until it has done all that."""
+        while self._dirty or self._pending:
+            if not self.write_next():
+                wait([future for future, _ in self._pending])
+                self._pending.clear()
 
     def load(self, chain: Chain, has_kv: Sequence[bool], has_state: Sequence[bool], more_than: int) -> Future[Loaded]:
         """Reads what a chain lacks in memory, where that gives more than its first `more_than` segments."""
@@ -129,78 +126,65 @@ class DiskTier:
 
     def _load_vision(self, addresses: Sequence[bytes]) -> dict[bytes, torch.Tensor]:
         entries = {address: self._store.read("vision", address) for address in addresses}
-        return {address: entry.tensors["features"] for address, entry in entries.items() if entry is not None}
+        return {address: tensors["features"] for address, tensors in entries.items() if tensors is not None}
 
     def _load(self, chain: Chain, has_kv: Sequence[bool], has_state: Sequence[bool], more_than: int) -> Loaded:
-        limit = 0
-        while limit < len(chain) and (has_kv[limit] or self._store.contains("kv", chain.addresses[limit])):
-            limit += 1
-        kv: dict[int, Mapping[str, torch.Tensor]] = {}
-        num_segments = limit
+        num_held = 0
+        while num_held < len(chain) and (has_kv[num_held] or self._store.contains("kv", chain.addresses[num_held])):
+            num_held += 1
+        kv: dict[int, Tensors] = {}
+        num_segments = num_held
         while num_segments > more_than:
-            state = None
-            if not has_state[num_segments - 1]:
-                state = self._read_state(chain, num_segments - 1)
-                if state is None:
-                    num_segments -= 1
-                    continue
-            lost = next((i for i in range(num_segments) if not self._read_kv(chain, i, has_kv, kv)), None)
+            last, state = num_segments - 1, None
+            if not has_state[last] and (state := self._read_state(chain, last)) is None:
+                num_segments = last
+                continue
+            lost = next((i for i in range(num_segments) if not (has_kv[i] or self._read_kv(chain, i, kv))), None)
             if lost is None:
                 return Loaded(num_segments, {i: kv[i] for i in kv if i < num_segments}, state)
             num_segments = lost
-        return Loaded(miss=self._why_missing(chain) if limit == 0 and len(chain) else None)
+        return Loaded(miss=self._why_missing(chain) if num_held == 0 and len(chain) else None)
 
-    def _read_kv(
-        self, chain: Chain, index: int, has_kv: Sequence[bool], kv: dict[int, Mapping[str, torch.Tensor]]
-    ) -> bool:
-        if has_kv[index] or index in kv:
+    def _read_kv(self, chain: Chain, index: int, kv: dict[int, Tensors]) -> bool:
+        if index in kv:
             return True
-        entry = self._store.read("kv", chain.addresses[index])
-        if entry is None:
+        tensors = self._store.read("kv", chain.addresses[index])
+        if tensors is None:
             return False
-        tensors = dict(entry.tensors)
-        token_ids = tensors.pop("token_ids", None)
+        token_ids = tensors.pop("token_ids", torch.empty(0))
         ids = chain.ids(index)
-        if (
-            token_ids is None
-            or not np.array_equal(token_ids.numpy(), ids)
-            or not self._pools.kv.fits(tensors, len(ids))
-        ):
-            logger.warning("a cached segment on the disk is not what its address says; it is computed again")
-            self._store.remove("kv", chain.addresses[index])
+        if not np.array_equal(token_ids.numpy(), ids) or not self._pools.kv.fits(tensors, len(ids)):
+            self._remove_foreign("kv", chain.addresses[index])
             return False
         kv[index] = tensors
         return True
 
     def _read_state(self, chain: Chain, index: int) -> Checkpoint | None:
-        if not self._store.contains("state", chain.addresses[index]):
+        tensors = self._store.read("state", chain.addresses[index])
+        if tensors is None:
             return None
-        entry = self._store.read("state", chain.addresses[index])
-        if entry is None:
-            return None
+        place = tensors.pop("length_and_rope_delta", torch.empty(0))
         length, rope_delta = chain.segments[index].stop, chain.rope_deltas[index]
-        expected = {"length": str(length), "rope_delta": str(rope_delta)}
-        if any(entry.metadata.get(k) != v for k, v in expected.items()) or not self._pools.states.fits(entry.tensors):
-            logger.warning("a checkpoint on the disk is not what its address says; it is computed again")
-            self._store.remove("state", chain.addresses[index])
-            return None
-        return Checkpoint(length, rope_delta, entry.tensors)
+        if place.tolist() == [length, rope_delta] and self._pools.states.fits(tensors):
+            return Checkpoint(length, rope_delta, tensors)
+        self._remove_foreign("state", chain.addresses[index])
+        return None
+
+    def _remove_foreign(self, kind: Kind, address: bytes) -> None:
+        logger.warning("a %s entry on the disk is not what its address says; it is computed again", kind)
+        self._store.remove(kind, address)
 
     def _why_missing(self, chain: Chain) -> MissReason | None:
-        others = self._store.other_roots()
-        if any(self._store.contains_under(root, "kv", chain.first_address(root)) for root in others):
-            return "other model"
-        return None
+        found = any(self._store.contains("kv", chain.first_address(r), root=r) for r in self._store.other_roots())
+        return "other model" if found else None
 
     def _pending_bytes(self) -> int:
         self._pending = [(future, size) for future, size in self._pending if not future.done()]
         return sum(size for _, size in self._pending)
 
     def _write(self, kind: Kind, address: bytes) -> None:
-        content = self._sources[kind](address)
-        if content is None:
-            return
-        tensors, metadata = content
-        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        future = self._background.write(lambda: self._store.write(kind, address, tensors, metadata))
-        self._pending.append((future, num_bytes))
+        tensors = self._sources[kind](address)
+        if tensors is not None:
+            num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            future = self._background.write(lambda: self._store.write(kind, address, tensors))
+            self._pending.append((future, num_bytes))

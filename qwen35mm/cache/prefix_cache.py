@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from qwen35mm.cache.chain import Chain, Checkpoint
-from qwen35mm.cache.disk_tier import Content, DiskTier, Loaded
+from qwen35mm.cache.disk_tier import DiskTier, Loaded, Tensors
 from qwen35mm.cache.placement import stack_in_place
 from qwen35mm.cache.pools import CachePools
 from qwen35mm.cache.report import MissReason, Tier
@@ -62,8 +62,8 @@ class PrefixCache:
         self._sightings = Sightings()
         pools.kv.reclaim = self.reclaim
         if disk is not None:
-            disk.provide("kv", self._kv_content)
-            disk.provide("state", self._state_content)
+            disk.provide("kv", self._kv_tensors)
+            disk.provide("state", self._state_tensors)
 
     @property
     def state_bytes(self) -> int:
@@ -359,19 +359,19 @@ class PrefixCache:
         offset = segment.start % self._pools.kv.block_size
         return self._pools.kv.export(segment.blocks, offset, offset + len(segment.token_ids))
 
-    def _kv_content(self, address: bytes) -> Content | None:
+    def _kv_tensors(self, address: bytes) -> Tensors | None:
         segment = self._index.find(address)
         if segment is None:
             return None
         kv = segment.host_kv if segment.host_kv is not None else self._export(segment)
-        return {**kv, "token_ids": torch.from_numpy(segment.token_ids)}, {"start": str(segment.start)}
+        return {**kv, "token_ids": torch.from_numpy(segment.token_ids)}
 
-    def _state_content(self, address: bytes) -> Content | None:
+    def _state_tensors(self, address: bytes) -> Tensors | None:
         segment = self._index.find(address)
         if segment is None or segment.state is None:
             return None
         state = segment.state.on_host()
-        return state.tensors, {"length": str(state.length), "rope_delta": str(state.rope_delta)}
+        return {**state.tensors, "length_and_rope_delta": torch.tensor([state.length, state.rope_delta])}
 
 
 def _overlay(segments: Sequence[CachedSegment], block_size: int) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from qwen35mm.cache.disk_tier import Content, DiskTier
+from qwen35mm.cache.disk_tier import DiskTier, Tensors
 from qwen35mm.cache.sightings import Sightings
 
 
@@ -29,7 +29,7 @@ class VisionCache:
         self._unsettled: list[bytes] = []
         self._sightings = Sightings()
         if disk is not None:
-            disk.provide("vision", self._content)
+            disk.provide("vision", self._tensors)
 
     @property
     def num_bytes(self) -> int:
@@ -83,7 +83,7 @@ class VisionCache:
         assert self._num_bytes == sum(features.nbytes for features in self._features.values()), "vision bytes are off"
         assert self._num_bytes <= self._max_bytes, "the vision embeddings are over their budget"
 
-    def _content(self, address: bytes) -> Content | None:
+    def _tensors(self, address: bytes) -> Tensors | None:
         self.settle()
         features = self._features.get(address)
-        return None if features is None else ({"features": features}, {})
+        return None if features is None else {"features": features}

@@ -180,9 +180,6 @@ class Engine:
         self._commits.clear()
         disk = self.runtime.disk
         if disk is not None:
-            while disk.num_dirty:
-                if not disk.write_next():
-                    disk.flush()
             disk.flush()
 
     def check_integrity(self) -> None:

@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import safetensors.torch
 import torch
 
-from qwen35mm.cache.disk import DiskEntry, DiskStore, Kind
-from qwen35mm.cache.disk_format import Label, pack
+from qwen35mm.cache.disk import DiskStore, Kind
 
 ROOT = hashlib.sha256(b"one model").digest()
 OTHER_ROOT = hashlib.sha256(b"another model").digest()
-METADATA = {"length": "128", "note": "Grüße ☃"}
+KINDS: tuple[Kind, ...] = ("kv", "state", "vision")
 
 
 def address_of(*parts: object) -> bytes:
@@ -44,12 +44,17 @@ def tensors_of(kind: Kind, address: bytes, size: int = 48) -> dict[str, torch.Te
     return {"features": _narrow(address, size).view(-1, 4)}
 
 
-def same(entry: DiskEntry | None, tensors: Mapping[str, torch.Tensor]) -> bool:
+def same(found: Mapping[str, torch.Tensor] | None, tensors: Mapping[str, torch.Tensor]) -> bool:
     """Whether an entry holds exactly these tensors: names, dtypes, shapes, bits."""
-    return entry is not None and (
-        {name: (tensor.dtype, tensor.shape) for name, tensor in entry.tensors.items()}
-        == {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-        and all(torch.equal(bits(entry.tensors[name]), bits(tensors[name])) for name in tensors)
+    return (
+        found is not None
+        and found.keys() == tensors.keys()
+        and all(
+            found[name].dtype == tensor.dtype
+            and found[name].shape == tensor.shape
+            and torch.equal(bits(found[name]), bits(tensor))
+            for name, tensor in tensors.items()
+        )
     )
 
 
@@ -60,23 +65,20 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def file_of(directory: Path, kind: Kind, address: bytes, root: bytes = ROOT) -> Path:
     """Where an entry lies, as the contract of the layout says."""
-    return directory / "v1" / root.hex() / address.hex()[:2] / f"{address.hex()}.{kind}"
+    return directory / "v1" / root.hex() / f"{address.hex()}.{kind}"
 
 
 def files_in(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def temporaries_in(directory: Path) -> list[Path]:
-    return [path for path in files_in(directory) if ".tmp-" in path.name]
+    """Everything but the lock."""
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != "lock")
 
 
 def entries_in(directory: Path) -> Iterator[tuple[Kind, bytes]]:
     """Kind and address of each file under its final name."""
     for path in files_in(directory):
-        if ".tmp-" not in path.name:
+        if path.name != "unfinished":
             kind = path.suffix[1:]
-            assert kind in ("kv", "state", "vision")
+            assert kind in KINDS
             yield kind, bytes.fromhex(path.stem)
 
 
@@ -95,12 +97,16 @@ def budget_for(count: int) -> int:
 def put(store: DiskStore, number: int, size: int = 48, kind: Kind = "state") -> bytes:
     """Writes the entry of a number, which must succeed; its address."""
     address = address_of(number)
-    assert store.write(kind, address, tensors_of(kind, address, size), METADATA)
+    assert store.write(kind, address, tensors_of(kind, address, size))
     return address
+
+
+def holds(store: DiskStore, number: int, size: int = 48, kind: Kind = "state") -> bool:
+    """Whether the entry that `put` wrote comes back bit for bit."""
+    return same(store.read(kind, address_of(number)), tensors_of(kind, address_of(number), size))
 
 
 @functools.cache
 def file_bytes() -> int:
-    """The size of every file that `put` makes of a state of the usual size."""
-    address = address_of(0)
-    return pack(tensors_of("state", address), METADATA, Label("state", address, ROOT)).num_bytes
+    """The size of every file that `put` makes of a state of the usual size: the checksum, then safetensors."""
+    return 32 + len(safetensors.torch.save(tensors_of("state", address_of(0))))

@@ -7,13 +7,11 @@ import os
 import random
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from qwen35mm.cache import disk_file, disk_folder
 from qwen35mm.cache.disk import DiskStore
 from qwen35mm.errors import ConfigError
 from tests.cache.disk_helpers import (
@@ -25,9 +23,8 @@ from tests.cache.disk_helpers import (
     file_bytes,
     file_of,
     files_in,
+    holds,
     put,
-    same,
-    temporaries_in,
     tensors_of,
 )
 
@@ -42,30 +39,30 @@ def numbers_in(store: DiskStore, count: int) -> list[int]:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
-def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_everything_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark_used, written = DiskStore._mark_used, []
+    monkeypatch.setattr(
+        DiskStore, "_mark_used", lambda self, path: written.append(path.stat()) or mark_used(self, path)
+    )
     before = os.umask(0)
     try:
-        store = DiskStore(tmp_path / "new" / "cache", root=ROOT, max_bytes=BUDGET)
-        put(store, 0)
-        with store._folder.writing(file_of(tmp_path / "new" / "cache", "kv", address_of(1)), 10):
-            paths = list((tmp_path / "new").rglob("*"))
-            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new", *paths)}
+        put(DiskStore(tmp_path / "new" / "cache", root=ROOT, max_bytes=BUDGET), 0)
     finally:
         os.umask(before)
-    folders = {path.name for path in (tmp_path / "new", *paths) if path.is_dir()}
-    assert len(modes) - len(folders) == 2
-    assert {modes[name] for name in folders} == {0o700}
-    assert {modes[name] for name in modes.keys() - folders} == {0o600}
+    paths = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir()} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_file()} == {0o600}
+    assert {stat.S_IMODE(info.st_mode) for info in written} == {0o600}, "while they are written, too"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
 def test_a_folder_that_was_open_to_others_is_closed_but_not_the_one_that_was_named(tmp_path: Path) -> None:
     put(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
-    folders = [tmp_path, tmp_path / "v1", tmp_path / "v1" / ROOT.hex()]
+    folders = [tmp_path, tmp_path / "v1"]
     for folder in folders:
         folder.chmod(0o755)
     DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in folders] == [0o755, 0o700, 0o700]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folders] == [0o755, 0o700]
 
 
 def test_a_folder_that_can_not_be_used_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +83,11 @@ def test_a_folder_that_can_not_be_used_is_refused_in_words(tmp_path: Path, monke
 
 
 def test_without_user_ids_the_owner_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows, which also locks no files and renames none that is open."""
+    """As on Windows."""
     monkeypatch.delattr(os, "geteuid")
-    monkeypatch.setattr(disk_file, "fcntl", None)
-    monkeypatch.setattr(disk_folder, "_CAN_RENAME_OPEN_FILES", False)
     store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-    address = put(store, 0)
-    assert same(store.read("state", address), tensors_of("state", address))
-    assert temporaries_in(tmp_path) == []
+    put(store, 0)
+    assert holds(store, 0)
 
 
 @pytest.fixture
@@ -114,7 +108,7 @@ def user_s_folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
 def test_a_read_only_folder(user_s_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = DiskStore(user_s_folder, root=ROOT, max_bytes=BUDGET)
-    address, damaged = put(store, 0), put(store, 1)
+    damaged = (put(store, 0), put(store, 1))[1]
     os.truncate(file_of(user_s_folder, "state", damaged), 99)
     folders = [path for path in user_s_folder.rglob("*") if path.is_dir()]
     for folder in (user_s_folder, *folders):
@@ -124,9 +118,9 @@ def test_a_read_only_folder(user_s_folder: Path, caplog: pytest.LogCaptureFixtur
             DiskStore(user_s_folder, root=ROOT, max_bytes=BUDGET)
         with pytest.raises(ConfigError, match="can't be used: Permission denied"):
             DiskStore(user_s_folder, root=OTHER_ROOT, max_bytes=BUDGET)
-        assert same(store.read("state", address), tensors_of("state", address))
+        assert holds(store, 0)
         assert store.read("state", damaged) is None
-        assert not store.write("state", address_of(2), tensors_of("state", address_of(2)), {})
+        assert not store.write("state", address_of(2), tensors_of("state", address_of(2)))
         assert [message.split("; ")[1] for message in caplog.messages] == [
             "it can't be removed",
             "nothing is written for 60 s",
@@ -137,86 +131,46 @@ def test_a_read_only_folder(user_s_folder: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_a_full_disk_can_still_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = put(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
+    put(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
 
-    def fail(**_options: object) -> None:
+    def fail(*_args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
-    assert DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET).read("state", address) is not None
+    monkeypatch.setattr(Path, "touch", fail)
+    assert holds(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
 
 
 # Leftovers.
 
 
-def test_leftovers_go_when_a_store_opens_and_what_is_being_written_stays(tmp_path: Path) -> None:
+def test_a_killed_writer_s_file_goes_with_the_next_one_that_opens_or_writes(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-    address = address_of(0)
-    path = file_of(tmp_path, "state", address)
-    with store._folder.writing(path, 4) as file:
-        (living,) = temporaries_in(tmp_path)
-        dead = [path.with_name(f"{path.name}.tmp-{number:016x}") for number in range(3)]
-        foreign = file_of(tmp_path, "state", address, OTHER_ROOT)
-        foreign.parent.mkdir(parents=True)
-        dead.append(foreign.with_name(f"{foreign.name}.tmp-{7:016x}"))
-        for leftover in dead:
-            leftover.write_bytes(b"partial")
-        stranger = path.with_name("notes.txt")
-        stranger.write_text("not ours")
-        second = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-        assert files_in(tmp_path) == sorted([living, stranger])
-        assert not foreign.parent.parent.exists()
-        assert second.num_bytes == 4
-        file.write(b"full")
-    assert path.read_bytes() == b"full"
-    assert temporaries_in(tmp_path) == []
-
-
-def test_where_files_can_not_be_locked_only_old_ones_are_leftovers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
-    path = file_of(tmp_path, "state", address_of(0))
-    old, young = (path.with_name(f"{path.name}.tmp-{number:016x}") for number in (1, 2))
-    for leftover, age_s in ((old, 3700), (young, 60)):
-        leftover.write_bytes(b"partial")
-        os.utime(leftover, (time.time() - age_s, time.time() - age_s))
-    monkeypatch.setattr(disk_file, "fcntl", None)
+    unfinished, stranger = tmp_path / "v1" / "unfinished", tmp_path / "v1" / "notes.txt"
+    stranger.write_text("not ours")
+    unfinished.write_bytes(b"partial")
     DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-    assert temporaries_in(tmp_path) == [young]
+    assert files_in(tmp_path) == [stranger]
+    unfinished.write_bytes(b"partial")
+    put(store, 0)
+    assert files_in(tmp_path) == [file_of(tmp_path, "state", address_of(0)), stranger]
+    assert holds(store, 0)
 
 
-def test_a_writer_whose_new_file_is_taken_for_a_leftover_makes_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A store opens between the making of a temporary file and its lock."""
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-    lock, opened = disk_file._lock, []
-
-    def open_first(descriptor: int) -> bool | None:
-        if not opened:
-            opened.append(True)
-            DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-            assert temporaries_in(tmp_path) == []
-        return lock(descriptor)
-
-    monkeypatch.setattr(disk_file, "_lock", open_first)
-    address = put(store, 0)
-    assert opened
-    assert same(store.read("state", address), tensors_of("state", address))
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows renames no open file")
-def test_a_file_that_is_about_to_be_renamed_is_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-    rename = store._folder._put
-
-    def open_first(temporary: Path, path: Path) -> None:
-        DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-        rename(temporary, path)
-
-    monkeypatch.setattr(store._folder, "_put", open_first)
-    assert same(store.read("state", put(store, 0)), tensors_of("state", address_of(0)))
+def test_files_of_earlier_versions_go_first_when_room_is_needed(tmp_path: Path) -> None:
+    """They lay in folders by their addresses' first digits, an unfinished one beside its place."""
+    address = address_of(0).hex()
+    folder = tmp_path / "v1" / OTHER_ROOT.hex() / address[:2]
+    folder.mkdir(parents=True)
+    for name in (f"{address}.state", f"{address}.state.tmp-{7:016x}"):
+        (folder / name).write_bytes(bytes(file_bytes()))
+    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(3))
+    assert len(files_in(tmp_path)) == 2
+    for number in range(3):
+        put(store, number)
+    assert numbers_in(store, 3) == [0, 1, 2]
+    assert len(files_in(tmp_path)) == 3
+    DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    assert sorted(path.name for path in (tmp_path / "v1").iterdir()) == sorted([ROOT.hex(), "lock"])
 
 
 # The budget.
@@ -226,7 +180,7 @@ def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(4))
     for number in range(4):
         put(store, number)
-    assert store.num_bytes == 4 * file_bytes() == bytes_in(tmp_path)
+    assert bytes_in(tmp_path) == 4 * file_bytes()
     store.touch([("state", address_of(2)), ("state", address_of(9)), ("state", address_of(0))])
     put(store, 4)
     assert numbers_in(store, 9) == [0, 2, 3, 4]
@@ -256,18 +210,16 @@ def test_the_budget_spans_roots_and_kinds(tmp_path: Path) -> None:
         put(first, number)
     second = DiskStore(tmp_path, root=ROOT, max_bytes=budget)
     assert second.other_roots() == [OTHER_ROOT]
-    assert second.contains_under(OTHER_ROOT, "state", address_of(3))
+    assert second.contains("state", address_of(3), root=OTHER_ROOT)
     assert not second.contains("state", address_of(3))
     for number in range(3):
         put(second, number)
     assert numbers_in(first, 4) == [3]
-    assert second.num_bytes == first.num_bytes == 4 * file_bytes()
+    assert bytes_in(tmp_path) == 4 * file_bytes()
     put(second, 3)
-    assert second.other_roots() == []
-    assert first.other_roots() == [ROOT]
     # The empty folder of the other root is gone after the next start.
-    DiskStore(tmp_path, root=ROOT, max_bytes=budget)
-    assert [path.name for path in (tmp_path / "v1").iterdir()] == [ROOT.hex()]
+    assert DiskStore(tmp_path, root=ROOT, max_bytes=budget).other_roots() == []
+    assert first.other_roots() == [ROOT]
 
 
 def test_a_smaller_budget_counts_from_the_start(tmp_path: Path) -> None:
@@ -279,7 +231,8 @@ def test_a_smaller_budget_counts_from_the_start(tmp_path: Path) -> None:
     # What could never fit goes first, though it was used last.
     assert not smaller.contains("state", large)
     assert numbers_in(smaller, 8) == [5, 6, 7]
-    assert DiskStore(tmp_path, root=ROOT, max_bytes=0).num_bytes == 0
+    DiskStore(tmp_path, root=ROOT, max_bytes=0)
+    assert files_in(tmp_path) == []
 
 
 def test_sizes_of_all_sorts_stay_within_the_budget(tmp_path: Path) -> None:
@@ -290,7 +243,7 @@ def test_sizes_of_all_sorts_stay_within_the_budget(tmp_path: Path) -> None:
     for number in range(80):
         address = address_of(number)
         size = 48 * chosen.choice([1, 1, 1, 10, 100, 400, 2000])
-        fits = store.write("state", address, tensors_of("state", address, size), {})
+        fits = store.write("state", address, tensors_of("state", address, size))
         assert fits == (size < 48 * 2000)
         assert bytes_in(tmp_path) <= budget
         fullest = max(fullest, bytes_in(tmp_path))
@@ -300,8 +253,8 @@ def test_sizes_of_all_sorts_stay_within_the_budget(tmp_path: Path) -> None:
 def test_the_folder_is_not_counted_for_every_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(640))
     scans = []
-    scan = disk_folder.CacheFolder.scan
-    monkeypatch.setattr(disk_folder.CacheFolder, "scan", lambda self: scans.append(1) or scan(self))
+    files = DiskStore._files
+    monkeypatch.setattr(DiskStore, "_files", lambda self: scans.append(1) or files(self))
     for number in range(100):
         put(store, number)
     assert 5 <= len(scans) <= 10

@@ -18,7 +18,7 @@ from PIL import ImageGrab
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.web import serve
-from qwen35mm.web.desktop import show_window, window_problem
+from qwen35mm.web.desktop.window import show_window, window_problem
 
 TARGET = Path(__file__).resolve().parent / "images" / "desktop.png"
 PATIENCE_S = 60

@@ -7,7 +7,9 @@ export function h(selector, attributes = {}, ...children) {
   if (classes.length) element.className = classes.join(" ");
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    // The page's policy refuses the attribute.
+    if (name === "style") element.style.cssText = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name in element && name !== "list" && typeof value !== "string") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }

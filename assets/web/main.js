@@ -3,9 +3,11 @@
 import { call, mediaUrl } from "./api.js";
 import { Composer } from "./composer.js";
 import { ask, clear, debounce, h, icon, iconButton } from "./dom.js";
+import { showLogin } from "./login.js";
 import { Models } from "./models.js";
 import { SettingsPanel } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
+import { follow } from "./stream.js";
 import { Toasts } from "./toasts.js";
 import { Transcript } from "./transcript.js";
 import { number, said, t, useLanguage } from "./words.js";
@@ -15,10 +17,8 @@ const SILENCE_MS = 8000;
 const NOTHING = { id: null, title: "", settings: {}, messages: [], running: [], context: null };
 
 class Page {
-  /** `watch(ids)` has the program send what is new of these answers, which comes to `news`. */
-  constructor(element, watch) {
+  constructor(element) {
     this.root = element;
-    this.watch = watch;
     this.chat = NOTHING;
     this.live = new Map();
     this.heard = 0;
@@ -131,7 +131,6 @@ class Page {
       this.spoken,
       h("div.drop-here", { "aria-hidden": "true" }, t("Drop pictures, videos, texts or PDFs here")),
     );
-    this.sidebar.element.querySelector(".brand").innerHTML = this.app.brand;
     clear(this.root, this.frame);
     this.takeDrops();
     document.addEventListener("keydown", (event) => this.key(event));
@@ -296,13 +295,13 @@ class Page {
     const fresh = ids.filter((id) => !this.live.has(id));
     for (const id of fresh) this.live.set(id, null);
     this.heard = Date.now();
-    if (fresh.length) this.watch(fresh);
+    if (fresh.length) follow([...this.live.keys()], (replies) => this.news(replies));
   }
 
   /** What the program sends of answers in progress. */
-  news(value) {
+  news(replies) {
     this.heard = Date.now();
-    for (const [id, view] of Object.entries(value?.replies ?? {})) {
+    for (const [id, view] of Object.entries(replies)) {
       if (!this.live.has(id)) continue;
       this.live.set(id, view);
       if (view.conversation === this.chat.id) this.transcript.update(view);
@@ -526,14 +525,8 @@ class Page {
   }
 }
 
-/** Builds the page in `element`; `onNews` registers what is called with the program's news. */
-export function start(element, watch, onNews) {
-  const page = new Page(element, watch);
-  onNews((value) => page.news(value));
-  page
-    .begin()
-    .catch((problem) =>
-      clear(element, h("p.lost", { role: "alert" }, icon("close"), problem.message || String(problem))),
-    );
-  return page;
-}
+const element = document.getElementById("qwen35mm");
+new Page(element).begin().catch((problem) => {
+  if (problem.kind === "login") return showLogin(element);
+  clear(element, h("p.lost", { role: "alert" }, icon("close"), problem.message || String(problem)));
+});

@@ -31,7 +31,7 @@ export class Sidebar {
     this.element = h(
       "aside.sidebar",
       { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
-      h("div.brand"),
+      h("div.brand", {}, h("img", { src: "pwa_icon", alt: "" }), h("span", {}, "qwen35mm")),
       h("button.new-chat", { type: "button", onclick: () => this.page.begin() }, icon("plus"), t("New chat")),
       h("div.search", {}, icon("search"), this.search),
       this.list,

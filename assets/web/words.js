@@ -30,7 +30,7 @@ export function t(text, values = {}) {
   return fill(text, (name) => values[name]);
 }
 
-/** What the program says, in the language: see qwen35mm/web/say.py. A string, such as an error, stays as it is. */
+/** What the program says, in the language: see qwen35mm/chat/say.py. A string, such as an error, stays as it is. */
 export function said(words) {
   if (typeof words === "string") return words;
   if (typeof words === "number") return number(words);

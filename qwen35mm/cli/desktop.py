@@ -15,7 +15,7 @@ from qwen35mm.settings import ModelOptions, PageOptions, data_dir_option, with_o
 def desktop(model: ModelOptions, data_dir: Annotated[Path | None, data_dir_option] = None) -> None:
     """Open the chat in a window of its own; closing it ends the program."""
     from qwen35mm.web import launch
-    from qwen35mm.web.desktop import has_display, run_window, window_problem
+    from qwen35mm.web.desktop.window import has_display, run_window, window_problem
 
     problem = window_problem()
     with open_page(model, PageOptions(port=0, data_dir=data_dir)) as (backend, how):

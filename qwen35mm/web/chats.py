@@ -13,18 +13,18 @@ from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.drafts import Draft, Drafts
+from qwen35mm.chat.prompting import prompt_messages, prompt_path, prompt_path_before
+from qwen35mm.chat.replies import Replies, Work
+from qwen35mm.chat.say import say
+from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Attachment, Conversation, Node, Tree
+from qwen35mm.chat.turns import Turn, store_turn, summary_question
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
-from qwen35mm.web.drafts import Draft, Drafts
-from qwen35mm.web.people import Person
-from qwen35mm.web.prompting import prompt_messages, prompt_path, prompt_path_before
-from qwen35mm.web.protocol import ChatBackend
-from qwen35mm.web.replies import Replies, Work
-from qwen35mm.web.say import say
-from qwen35mm.web.settings import Settings
-from qwen35mm.web.turns import Turn, store_turn, summary_question
-from qwen35mm.web.view import chat_view
+from qwen35mm.web.rendering.view import chat_view
+from qwen35mm.web.serving.people import Person
 
 MAX_TEXT_CHARS = 2_000_000
 MAX_ATTACHMENTS = 64

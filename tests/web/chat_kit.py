@@ -11,9 +11,10 @@ from typing import Any
 
 from qwen35mm.assets import asset_path
 from qwen35mm.chat import Attachment, ConversationStore, Node
+from qwen35mm.chat.replies import Replies
 from qwen35mm.web.chats import Chats
-from qwen35mm.web.people import Person
-from qwen35mm.web.replies import Replies
+from qwen35mm.web.rendering.view import ReplyDrawing
+from qwen35mm.web.serving.people import Person
 from tests.web.fake_backend import FakeBackend
 
 ME = Person("ann", max_replies=2)
@@ -72,9 +73,10 @@ class ChatKit:
     ) -> dict[str, Any]:
         """Watches until a view is as wanted, or to the end; the last view."""
         last: dict[str, Any] = {}
+        drawing = ReplyDrawing()
         async with aclosing(self.replies.watch(person.owner, [reply_id])) as views:  # pyright: ignore[reportArgumentType]
-            async for view in views:
-                last = view.get(reply_id, {})
+            async for states in views:
+                last = drawing.view(states[reply_id]) if reply_id in states else {}
                 if last and until(last):
                     break
         return last

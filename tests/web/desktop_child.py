@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.web import desktop_qt
-from qwen35mm.web.desktop import show_window
+from qwen35mm.web.desktop import qt
+from qwen35mm.web.desktop.window import show_window
 
 PAGE = b"""<!doctype html><title>small</title><p id=text>some text</p>
 <a id=outside href="http://elsewhere.invalid/plain">outside</a>
@@ -69,12 +69,12 @@ def main() -> None:
     def follow(item: Any) -> None:
         item.isFinishedChanged.connect(lambda: say(saved=item.downloadFileName()))
 
-    def save_and_follow(view: Any, item: Any, real: Any = desktop_qt._save) -> None:
+    def save_and_follow(view: Any, item: Any, real: Any = qt._save) -> None:
         follow(item)
         real(view, item)
 
-    desktop_qt.ask_where = save
-    desktop_qt._save = save_and_follow
+    qt.ask_where = save
+    qt._save = save_and_follow
     webbrowser.open = lambda url, *_: say(browser=url) or True
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -11,13 +11,13 @@ import httpx
 from starlette.applications import Starlette
 
 from qwen35mm.chat import ConversationStore
-from qwen35mm.web.api import Api
-from qwen35mm.web.app import PREFIX, _routes
+from qwen35mm.chat.replies import Replies
 from qwen35mm.web.chats import Chats
-from qwen35mm.web.examples import choose_examples, load_samples
-from qwen35mm.web.files import Files
-from qwen35mm.web.people import COOKIE, People, PrivateCookie
-from qwen35mm.web.replies import Replies
+from qwen35mm.web.serving.api import Api
+from qwen35mm.web.serving.app import PREFIX, _routes
+from qwen35mm.web.serving.examples import choose_examples, load_samples
+from qwen35mm.web.serving.files import Files
+from qwen35mm.web.serving.people import COOKIE, People, PrivateCookie
 from tests.web.fake_backend import FakeBackend
 
 ANN, BOB = "a" * 32, "b" * 32

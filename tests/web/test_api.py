@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.web.api import MAX_BODY_BYTES, Api
-from qwen35mm.web.replies import BUG_MESSAGE
+from qwen35mm.chat.replies import BUG_MESSAGE
+from qwen35mm.web.serving.api import MAX_BODY_BYTES, Api
 from tests.web.english import english
 from tests.web.page_client import ANN, BOB, PageClient, problem
 

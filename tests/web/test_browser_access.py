@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Browser, Locator, expect
 
+from qwen35mm.web import serve
 from tests.web.browser import ChatPage, OpenPage
 from tests.web.contrast import contrast
 from tests.web.fake_backend import FakeBackend
@@ -200,3 +202,17 @@ def test_clips_have_a_picture_before_they_play(page: ChatPage, samples: Path) ->
     for poster in posters:
         response = page.context.request.get(poster)
         assert (response.status, response.headers["content-type"]) == (200, "image/jpeg")
+
+
+def test_a_login_lets_in_who_knows_the_password(browser: Browser) -> None:
+    with contextlib.closing(serve(FakeBackend(), port=0, auth=[("ann", "secret")])) as server:
+        tab = browser.new_context().new_page()
+        tab.goto(server.url)
+        tab.get_by_label("Name").fill("ann")
+        tab.get_by_label("Password").fill("a guess")
+        tab.get_by_role("button", name="Log in").click()
+        expect(tab.get_by_role("alert")).to_have_text("This name and this password don't let you in.")
+        tab.get_by_label("Password").fill("secret")
+        tab.get_by_label("Password").press("Enter")
+        expect(tab.locator(".composer textarea")).to_be_focused()
+        tab.context.close()

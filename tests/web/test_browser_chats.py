@@ -252,7 +252,7 @@ def test_a_conversation_is_saved_as_markdown(page: ChatPage, tmp_path: Path) -> 
 
 
 def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.MonkeyPatch, samples: Path) -> None:
-    monkeypatch.setattr("qwen35mm.web.serving.is_shared", lambda host: True)
+    monkeypatch.setattr("qwen35mm.web.serving.server.is_shared", lambda host: True)
     backend = FakeBackend()
     server: Server = serve(backend, port=0)
     try:
@@ -278,7 +278,7 @@ def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.
 
 
 def test_one_answer_at_a_time_where_strangers_share(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qwen35mm.web.serving.is_shared", lambda host: True)
+    monkeypatch.setattr("qwen35mm.web.serving.server.is_shared", lambda host: True)
     server: Server = serve(FakeBackend(), port=0)
     try:
         with chat_pages(browser, server.url) as open_page:

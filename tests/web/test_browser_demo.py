@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, expect
 from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.web import Server, serve
-from qwen35mm.web.examples import choose_examples, load_samples
+from qwen35mm.web.serving.examples import choose_examples, load_samples
 from tests.web.browser import ChatPage, chat_pages
 
 pytestmark = pytest.mark.browser

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from qwen35mm.web.say import decimal, percent, say, size
+from qwen35mm.chat.say import decimal, percent, say, size
 from tests.web.browser import ChatPage, OpenPage
 from tests.web.english import english
 from tests.web.fake_backend import FakeBackend

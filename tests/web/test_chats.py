@@ -245,7 +245,7 @@ async def test_deleting_ends_what_is_written_there_only(kit: ChatKit) -> None:
 
 
 async def test_each_tenant_has_a_cache_apart(kit: ChatKit) -> None:
-    from qwen35mm.web.people import Person
+    from qwen35mm.web.serving.people import Person
 
     await kit.ask("echo one", person=Person("ann", "ann"))
     assert kit.backend.calls[-1].tenant == "ann"

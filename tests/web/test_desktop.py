@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.web import desktop
-from qwen35mm.web.desktop import window_problem
-from qwen35mm.web.desktop_qt import is_inside, safe_name
+from qwen35mm.web.desktop import window
+from qwen35mm.web.desktop.qt import is_inside, safe_name
+from qwen35mm.web.desktop.window import window_problem
 from tests.web.process import PageProcess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ PATIENCE_S = 60
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desktop, "_is_installed", lambda module: module != "webview")
+    monkeypatch.setattr(window, "_is_installed", lambda module: module != "webview")
     assert (
         window_problem() == "A window of its own needs the optional extra 'desktop': pip install 'qwen35mm[desktop]'."
     )
@@ -35,7 +35,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems always have a display")
 def test_a_missing_display_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desktop, "_is_installed", lambda module: True)
+    monkeypatch.setattr(window, "_is_installed", lambda module: True)
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert window_problem() == "There is no display here: neither DISPLAY nor WAYLAND_DISPLAY is set."
@@ -43,7 +43,7 @@ def test_a_missing_display_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Qt ends the process that asks it")
 def test_a_display_that_doesnt_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desktop, "_is_installed", lambda module: True)
+    monkeypatch.setattr(window, "_is_installed", lambda module: True)
     monkeypatch.setenv("DISPLAY", ":4711")
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.delenv("QT_QPA_PLATFORM", raising=False)
@@ -93,7 +93,7 @@ def display() -> Iterator[dict[str, str]]:
     """The environment of a screen that nobody sees."""
     if shutil.which("Xvfb") is None:
         pytest.skip("Xvfb isn't installed (apt install xvfb)")
-    if not all(map(desktop._is_installed, ("webview", "qtpy", "PySide6.QtWebEngineWidgets"))):
+    if not all(map(window._is_installed, ("webview", "qtpy", "PySide6.QtWebEngineWidgets"))):
         pytest.skip("the extra 'desktop' isn't installed (pip install 'qwen35mm[desktop]')")
     read, write = os.pipe()
     command = ["Xvfb", "-displayfd", str(write), "-screen", "0", "1280x900x24", "-nolisten", "tcp"]

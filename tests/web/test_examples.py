@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.web import examples
-from qwen35mm.web.examples import NUM_EXAMPLES, Sample, choose_examples, load_samples
+from qwen35mm.web.serving import examples
+from qwen35mm.web.serving.examples import NUM_EXAMPLES, Sample, choose_examples, load_samples
 
 
 def test_the_bundled_samples_are_examples() -> None:
@@ -33,6 +33,6 @@ def test_unreadable_samples_cost_the_examples_only(
     monkeypatch.setattr(examples, "asset_path", lambda name: tmp_path)
     if content is not None:
         (tmp_path / "samples.json").write_text(content)
-    with caplog.at_level(logging.WARNING, "qwen35mm.web.examples"):
+    with caplog.at_level(logging.WARNING, "qwen35mm.web.serving.examples"):
         assert load_samples() == []
     assert ("can't be read" in caplog.text) == (content != "{}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.web import files as files_module
+from qwen35mm.web.serving import files as files_module
 from tests.chat.test_documents import pages_pdf, words
 from tests.web.chat_kit import CLIP, PICTURE
 from tests.web.english import english

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 from PIL import Image
 
-from qwen35mm.web.examples import NUM_EXAMPLES
+from qwen35mm.web.serving.examples import NUM_EXAMPLES
 from tests.web.chat_kit import CLIP, PICTURE
 from tests.web.page_client import BOB, PageClient, problem
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import qwen35mm.web
+import qwen35mm
 from qwen35mm.assets import asset_path
 
-PYTHON = Path(qwen35mm.web.__file__).parent
+PYTHON = Path(qwen35mm.__file__).parent
 WEB = asset_path("web")
 TABLES = sorted((WEB / "languages").glob("*.json"))
 # `t(` as a call: not a method, not the end of another name, not the function's own head.
@@ -68,7 +68,11 @@ def texts_said(file: str, source: str) -> set[str]:
 
 def all_texts() -> set[str]:
     asked = [texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.glob("*.js")]
-    said = [texts_said(path.name, path.read_text("utf-8")) for path in PYTHON.rglob("*.py")]
+    said = [
+        texts_said(path.name, path.read_text("utf-8"))
+        for part in ("chat", "web")
+        for path in (PYTHON / part).rglob("*.py")
+    ]
     return set().union(*asked, *said)
 
 

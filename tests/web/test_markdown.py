@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.web.markdown import MAX_BRACKETS, render_blocks
-from qwen35mm.web.markdown_code import LANGUAGES, MAX_CODE_CHARS, MAX_LINE_CHARS, PART_CHARS, highlight
-from qwen35mm.web.markdown_math import MATHML_ATTRIBUTES, MATHML_TAGS, MAX_LATEX_CHARS, mathml
+from qwen35mm.web.rendering.code import LANGUAGES, MAX_CODE_CHARS, MAX_LINE_CHARS, PART_CHARS, highlight
+from qwen35mm.web.rendering.formulas import MATHML_ATTRIBUTES, MATHML_TAGS, MAX_LATEX_CHARS, mathml
+from qwen35mm.web.rendering.markdown import MAX_BRACKETS, render_blocks
 
 _TEXT_TAGS = "a blockquote br button code div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong ul"
 TEXT_TAGS = set(_TEXT_TAGS.split())

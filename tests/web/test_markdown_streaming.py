@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.web import markdown
-from qwen35mm.web.markdown import StreamingMarkdown, render_blocks
+from qwen35mm.web.rendering import markdown
+from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
 
 TEXTS = {
     "prose": "# Title\nA **bold** start.\n\nSecond\nparagraph.\n\n---\nThird\n***\n",

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from qwen35mm.web.people import COOKIE, People, Person, PrivateCookie
+from qwen35mm.web.serving.people import COOKIE, People, Person, PrivateCookie
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -43,7 +43,7 @@ def test_people_who_log_in_are_told_apart_by_their_names(shared: bool) -> None:
 
 def test_who_was_not_seen_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr("qwen35mm.web.people.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("qwen35mm.web.serving.people.time.monotonic", lambda: now_s)
     people = People(shared=True)
     old, new = people.person({COOKIE: TOKEN}), people.person({COOKIE: "f" * 32})
     assert old is not None

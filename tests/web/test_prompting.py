@@ -6,8 +6,8 @@ import pytest
 
 from qwen35mm.chat import Attachment, Node, Tree
 from qwen35mm.chat.media import MediaStore
+from qwen35mm.chat.prompting import num_media, pin, prompt_messages, prompt_path, prompt_path_before, with_names
 from qwen35mm.errors import NotFoundError, PromptError
-from qwen35mm.web.prompting import num_media, pin, prompt_messages, prompt_path, prompt_path_before, with_names
 from tests.web.chat_kit import PICTURE, ChatKit
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from qwen35mm.web import quick_import
+from qwen35mm.web.serving import quick_import
 
 # The module is loaded from its file: importing its package prepares the import already.
 CODE = """

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from qwen35mm.chat.replies import BUG_MESSAGE
 from qwen35mm.engine.events import Event, Finished, TextDelta
 from qwen35mm.errors import StorageError
-from qwen35mm.web.replies import BUG_MESSAGE
 from tests.web.chat_kit import ME, OTHER, PICTURE, ChatKit, Timers
 from tests.web.english import english
 from tests.web.fake_backend import FakeBackend, make_result
@@ -61,7 +61,7 @@ async def test_what_is_shown_is_stored_first(kit: ChatKit, monkeypatch: pytest.M
         reply = kit.replies.find(ME.owner, reply_id)
         assert reply is not None
         assert reply.node.text
-        assert reply.view()["blocks"] == []
+        assert reply.state.node.text == ""
     assert "one two" in (await watching)["blocks"][0]
     assert kit.node(conversation, reply_id).text == "one two "
 

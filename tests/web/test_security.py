@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from qwen35mm.web.security import CONTENT_SECURITY_POLICY, OnlyThisMachine, SecurityHeaders
+from qwen35mm.web.serving.security import CONTENT_SECURITY_POLICY, OnlyThisMachine, SecurityHeaders
 
 
 def client_of(*middleware: Any) -> httpx.AsyncClient:

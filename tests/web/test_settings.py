@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from qwen35mm.chat.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe_settings
 from qwen35mm.errors import ConfigError
 from qwen35mm.sampling import SamplingParams
-from qwen35mm.web.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe_settings
 from qwen35mm_preprocess import MediaBudget
 from tests.web.english import english
 from tests.web.fake_backend import FakeBackend

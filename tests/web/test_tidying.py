@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from qwen35mm.errors import StorageError
-from qwen35mm.web.people import COOKIE, People
-from qwen35mm.web.tidying import keep_tidy, tidy
+from qwen35mm.web.serving.people import COOKIE, People
+from qwen35mm.web.serving.tidying import keep_tidy, tidy
 from tests.web.chat_kit import PICTURE, ChatKit
 
 
@@ -45,7 +45,7 @@ def test_an_upload_is_not_deleted_before_it_is_held(
 
 def test_people_who_are_gone_are_forgotten(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr("qwen35mm.web.people.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("qwen35mm.web.serving.people.time.monotonic", lambda: now_s)
     people = People(shared=True)
     gone, here = people.person({COOKIE: "0" * 32}), people.person({COOKIE: "1" * 32})
     assert gone is not None
@@ -70,7 +70,7 @@ def test_a_failing_disk_is_a_line_in_the_log(
         raise StorageError("The disk fails.")
 
     monkeypatch.setattr(kit.store, "collect_garbage", fail)
-    with caplog.at_level(logging.WARNING, "qwen35mm.web.tidying"):
+    with caplog.at_level(logging.WARNING, "qwen35mm.web.serving.tidying"):
         tidy(kit.store, People(shared=False), None)
     assert "The disk fails." in caplog.text
 

@@ -6,8 +6,8 @@ from typing import Any
 from PIL import Image
 
 from qwen35mm.chat import Attachment, Conversation, Node, Tree
-from qwen35mm.web.view import chat_view
-from qwen35mm.web.wording import stats_of
+from qwen35mm.chat.reply import stats_of
+from qwen35mm.web.rendering.view import chat_view
 from tests.web.fake_backend import FakeBackend, make_result
 
 

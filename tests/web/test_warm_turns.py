@@ -15,7 +15,7 @@ from qwen35mm.chat import Node
 from qwen35mm.engine import CachedPrompt
 from qwen35mm.engine.events import Event, TextDelta
 from qwen35mm.prompt import Message
-from qwen35mm.web.people import Person
+from qwen35mm.web.serving.people import Person
 from qwen35mm_preprocess import MediaProcessor
 from tests.web.chat_kit import ME, PICTURE, ChatKit
 from tests.web.english import english

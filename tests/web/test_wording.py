@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from qwen35mm.chat import Attachment, Node
+from qwen35mm.chat.reply import stats_of
+from qwen35mm.chat.say import tokens
 from qwen35mm.engine.events import Progress
-from qwen35mm.web.wording import describe_memory, describe_stats, stats_of, tokens, work_of
+from qwen35mm.web.rendering.wording import describe_memory, describe_stats, work_of
 from tests.web.english import english
 from tests.web.fake_backend import make_result
 

@@ -7,9 +7,9 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qwen35mm.chat.say import Said, decimal, percent, say, size, tokens
 from qwen35mm.chat.tree import Node
-from qwen35mm.engine.events import Progress, Result
-from qwen35mm.web.say import Said, decimal, percent, say, size
+from qwen35mm.engine.events import Progress
 
 # Why nothing, or no more, came from the cache.
 _MISSED = {
@@ -52,26 +52,6 @@ def work_of(node: Node, progress: Progress | None, path: Sequence[Node]) -> dict
     return {"label": label, "share": share}
 
 
-def stats_of(result: Result) -> dict[str, Any]:
-    """The numbers of a finished reply that are kept with it; JSON values."""
-    cache = result.cache
-    return {
-        "num_prompt_tokens": result.num_prompt_tokens,
-        "num_generated_tokens": result.num_generated_tokens,
-        "tokens_per_s": result.decode_tokens_per_s,
-        "ttft_s": result.ttft_s,
-        "seed": result.seed,
-        "num_cached_tokens": cache.num_cached_tokens,
-        "cached_from": dict(cache.cached_from),
-        "miss": cache.miss,
-        "num_encoded_units": cache.num_encoded_units,
-        "num_cached_units": cache.num_cached_units,
-        "prefill_s": cache.prefill_s,
-        "decode_s": cache.decode_s,
-        "cache_bytes": cache.cache_bytes,
-    }
-
-
 def describe_stats(stats: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What a reply cost: a line, as parts, and details as names and values; None where its numbers can't be read."""
     try:
@@ -89,13 +69,6 @@ def describe_memory(memory: Mapping[str, int]) -> dict[str, Any]:
             parts.append(_held(name, size(used), size(budget)))
             shares.append(used / budget)
     return {"words": say("Cache: {parts}", parts=_listed(parts)), "share": min(max(shares), 1.0)}
-
-
-def tokens(number: int) -> Said:
-    """A number of tokens; none and one have words of their own, since languages count them differently."""
-    if number == 0:
-        return say("no tokens")
-    return say("1 token") if number == 1 else say("{n} tokens", n=number)
 
 
 def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
 
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.reply import BUG_MESSAGE, Reply, ReplyState, Work
 from qwen35mm.chat.store import ConversationStore
-from qwen35mm.web.protocol import ChatBackend
-from qwen35mm.web.reply import BUG_MESSAGE, Reply, Work
 
 __all__ = ["BUG_MESSAGE", "GRACE_S", "HEARTBEAT_S", "Replies", "Reply", "Work"]
 
@@ -61,8 +60,8 @@ class Replies:
         reply = self._replies.get(node_id)
         return reply if reply is not None and reply.work.owner == owner else None
 
-    async def watch(self, owner: str, node_ids: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
-        """The views of replies by id, whenever one has changed, and every `HEARTBEAT_S`; the last with all done."""
+    async def watch(self, owner: str, node_ids: Sequence[str]) -> AsyncGenerator[dict[str, ReplyState], None]:
+        """The states of replies by id, whenever one has changed, and every `HEARTBEAT_S`; the last with all done."""
         watched = [reply for node_id in dict.fromkeys(node_ids) if (reply := self.find(owner, node_id))]
         for reply in watched:
             reply.num_watchers += 1
@@ -70,10 +69,10 @@ class Replies:
             reply.start()
         try:
             while True:
-                # Taken before the views: what changes from here on sets them.
+                # Taken before the states: what changes from here on sets them.
                 news = [reply.news for reply in watched]
                 done = all(reply.done for reply in watched)
-                yield {reply.node.id: reply.view() for reply in watched}
+                yield {reply.node.id: reply.state for reply in watched}
                 if done:
                     return
                 waits = [asyncio.ensure_future(event.wait()) for event in news]

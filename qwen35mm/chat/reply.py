@@ -10,16 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.prompting import num_media, pin, with_names
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.tree import Attachment, Node
-from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, TextDelta
+from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, Result, TextDelta
 from qwen35mm.errors import ContextTooLongError, MediaError, Qwen35mmError, StorageError
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
-from qwen35mm.web.markdown import StreamingMarkdown
-from qwen35mm.web.prompting import num_media, pin, with_names
-from qwen35mm.web.protocol import ChatBackend
-from qwen35mm.web.wording import describe_stats, stats_of, work_of
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +55,25 @@ class Work:
         return self.messages[-1].role == "assistant"
 
 
+@dataclass(frozen=True)
+class ReplyState:
+    """What there is to see of a reply, all of it in the store already.
+
+    Attributes:
+        path: the messages of its prompt.
+        progress: of the work before the next text; None while there is text.
+        too_long: whether it failed because its prompt doesn't fit.
+        unsaved: why its newest state could not be stored, in words for a person.
+    """
+
+    node: Node
+    conversation_id: str
+    path: tuple[Node, ...]
+    progress: Progress | None = None
+    too_long: bool = False
+    unsaved: str | None = None
+
+
 class Reply:
     """One reply in progress. Made and used inside the event loop.
 
@@ -80,7 +97,6 @@ class Reply:
         self._saving = threading.Lock()
         self._unsaved: str | None = None
         self._too_long = False
-        self._markdown = (StreamingMarkdown(), StreamingMarkdown())
         self._dirty = asyncio.Event()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -114,24 +130,12 @@ class Reply:
         """Set when there is something new to see from now on."""
         return self._news
 
-    def view(self) -> dict[str, Any]:
-        """What there is to see, all of it in the store already; JSON values."""
-        node = self._shown
-        answer, reasoning = self._markdown
-        return {
-            "id": node.id,
-            "conversation": self.work.conversation_id,
-            "status": node.status,
-            "blocks": answer.blocks(node.text),
-            "reasoning": reasoning.blocks(node.reasoning),
-            "thinking_s": node.thinking_s,
-            "error": node.error,
-            "too_long": self._too_long,
-            "notes": list(node.notes),
-            "stats": describe_stats(node.stats),
-            "work": work_of(node, self._progress, self.work.path),
-            "unsaved": self._unsaved,
-        }
+    @property
+    def state(self) -> ReplyState:
+        """What there is to see."""
+        return ReplyState(
+            self._shown, self.work.conversation_id, self.work.path, self._progress, self._too_long, self._unsaved
+        )
 
     async def _work(self) -> None:
         self._begun = True
@@ -257,3 +261,23 @@ class Reply:
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+def stats_of(result: Result) -> dict[str, Any]:
+    """The numbers of a finished reply that are kept with it; JSON values."""
+    cache = result.cache
+    return {
+        "num_prompt_tokens": result.num_prompt_tokens,
+        "num_generated_tokens": result.num_generated_tokens,
+        "tokens_per_s": result.decode_tokens_per_s,
+        "ttft_s": result.ttft_s,
+        "seed": result.seed,
+        "num_cached_tokens": cache.num_cached_tokens,
+        "cached_from": dict(cache.cached_from),
+        "miss": cache.miss,
+        "num_encoded_units": cache.num_encoded_units,
+        "num_cached_units": cache.num_cached_units,
+        "prefill_s": cache.prefill_s,
+        "decode_s": cache.decode_s,
+        "cache_bytes": cache.cache_bytes,
+    }

@@ -1,40 +1,41 @@
-"""The page: one component that assets/web draws, the stream of answers behind it, and the routes beside it."""
+"""The page at `/`, the stream of answers, and the routes beside it.
+
+Gradio serves it all, does the login, and runs the stream in its queue, which is what a Space counts GPU time by.
+Nothing of its own page is used: the page is `assets/web/index.html`, under a policy of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qwen35mm.assets import asset_path
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.replies import GRACE_S, Replies
+from qwen35mm.chat.settings import describe_settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.model_library import BackendSwitch
-from qwen35mm.web.api import Api
 from qwen35mm.web.chats import Chats
-from qwen35mm.web.examples import choose_examples, load_samples
-from qwen35mm.web.files import Files
-from qwen35mm.web.models import Models
-from qwen35mm.web.people import People
-from qwen35mm.web.protocol import ChatBackend
-from qwen35mm.web.replies import GRACE_S, Replies
-from qwen35mm.web.settings import describe_settings
-from qwen35mm.web.theme import ICON
+from qwen35mm.web.rendering.view import ReplyDrawing
+from qwen35mm.web.serving.api import Api
+from qwen35mm.web.serving.examples import choose_examples, load_samples
+from qwen35mm.web.serving.files import Files
+from qwen35mm.web.serving.models import Models
+from qwen35mm.web.serving.people import People
 
 TITLE = "qwen35mm"
 PREFIX = "/qwen35mm"
 # Pages that watch an answer at one time; the engine serves the answers in order.
 MAX_WATCHED = 64
 MAX_WAITING_EVENTS = 256
-
-_START = f"""
-import(new URL('.{PREFIX}/web/main.js', document.baseURI).href).then(({{ start }}) =>
-  start(element, (answers) => trigger('watch', {{ answers }}), (news) => watch('value', () => news(props.value))));
-"""
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,6 @@ class Page:
     routes: list[BaseRoute]
     chats: Chats
     people: People
-
-
-@dataclass
-class _Watchers:
-    """What each open page was told last: two streams of one page must not overwrite each other's last word."""
-
-    told: dict[str, dict[str, Any]] = field(default_factory=dict)
-    streams: dict[str, int] = field(default_factory=dict)
 
 
 def build_app(
@@ -89,7 +82,6 @@ def build_app(
             "context_length": backend.context_length,
             "settings": describe_settings(backend),
             "models": models is not None,
-            "brand": f"{ICON}<span>{TITLE}</span>",
             "examples": [
                 {
                     "text": each.question,
@@ -104,43 +96,23 @@ def build_app(
     models = Models(switch) if switch else None
     api = Api(chats, people, describe, examples, models)
     files = Files(store, people, backend.media.limits, examples)
-    watchers = _Watchers()
 
-    async def watch(event: gr.EventData, request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
+    async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
         person = people.person(request.cookies)
-        session = str(request.session_hash)
         if person is None:
-            yield {}
             return
-        answers = [str(each) for each in getattr(event, "answers", ())]
-        told = watchers.told.setdefault(session, {})
-        watchers.streams[session] = watchers.streams.get(session, 0) + 1
-        beat = 0
-        try:
-            async with aclosing(replies.watch(person.owner, answers)) as views:
-                async for view in views:
-                    told.update(view)
-                    beat += 1
-                    yield {"replies": dict(told), "beat": beat}
-        finally:
-            watchers.streams[session] -= 1
-            if not watchers.streams[session]:
-                watchers.told.pop(session, None)
-                watchers.streams.pop(session)
+        drawings = {answer: ReplyDrawing() for answer in answers}
+        async with aclosing(replies.watch(person.owner, answers)) as states:
+            async for state in states:
+                yield {answer: drawings[answer].view(each) for answer, each in state.items()}
 
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True) as app:
-        page = gr.HTML({}, html_template="", js_on_load=_START, apply_default_css=False, elem_id="qwen35mm")
-        page.watch(
-            watch,
-            None,
-            page,
-            show_progress="hidden",
-            trigger_mode="multiple",
-            concurrency_limit=MAX_WATCHED,
-            api_visibility="private",
-        )
+    async def show(request: Request) -> Response:
+        return FileResponse(asset_path("web") / "index.html", headers={"cache-control": "no-cache"})
+
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
+        gr.api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
     app.queue(max_size=max_waiting)
-    return Page(app, _routes(api, files), chats, people)
+    return Page(app, [Route("/", show), *_routes(api, files)], chats, people)
 
 
 def _routes(api: Api, files: Files) -> list[BaseRoute]:

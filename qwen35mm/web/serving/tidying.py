@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import StorageError
-from qwen35mm.web.people import People
+from qwen35mm.web.serving.people import People
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from mdit_py_plugins.gfm_autolink import gfm_autolink_plugin
 
-from qwen35mm.web.markdown_code import code_html
-from qwen35mm.web.markdown_math import math_plugin
+from qwen35mm.web.rendering.code import code_html
+from qwen35mm.web.rendering.formulas import math_plugin
 
 MAX_NESTING = 30
 # Beyond these a paragraph or a table is shown as it was typed: the parser's time grows with their squares.

@@ -19,17 +19,15 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from qwen35mm.assets import asset_path
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.replies import GRACE_S
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import ConfigError
-from qwen35mm.web.app import MAX_WAITING_EVENTS, build_app
 from qwen35mm.web.chats import Chats
-from qwen35mm.web.people import PrivateCookie
-from qwen35mm.web.protocol import ChatBackend
-from qwen35mm.web.replies import GRACE_S
-from qwen35mm.web.security import OnlyThisMachine, SecurityHeaders
-from qwen35mm.web.sharing import is_shared
-from qwen35mm.web.theme import HEAD, make_theme
-from qwen35mm.web.tidying import keep_tidy
+from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
+from qwen35mm.web.serving.people import PrivateCookie
+from qwen35mm.web.serving.security import OnlyThisMachine, SecurityHeaders, is_shared
+from qwen35mm.web.serving.tidying import keep_tidy
 
 # Where nothing is kept, a person who was last seen this long ago is forgotten, with uploads and conversations.
 FORGET_AFTER_S = 1800.0
@@ -120,8 +118,6 @@ def serve(
             # Files come by a route of their own.
             max_file_size=1,
             footer_links=[],
-            theme=make_theme(),
-            head=HEAD,
             auth=list(auth) or None,
             app_kwargs={"middleware": middleware, "routes": page.routes},
         )

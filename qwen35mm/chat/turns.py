@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from qwen35mm.chat.archive import export_markdown
+from qwen35mm.chat.drafts import Draft, Drafts
+from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Attachment, Conversation, Node, Tree
 from qwen35mm.errors import RequestError, StorageError
-from qwen35mm.web.drafts import Draft, Drafts
-from qwen35mm.web.settings import Settings
 
 _SUMMARISE = (
     "Summarise the attached conversation so that it can be gone on with from your summary alone. Keep names, numbers, "

@@ -6,11 +6,12 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from qwen35mm.chat.prompting import prompt_path
+from qwen35mm.chat.reply import ReplyState
+from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.tree import Attachment, Conversation, Node, Tree
-from qwen35mm.web.markdown import render_blocks
-from qwen35mm.web.prompting import prompt_path
-from qwen35mm.web.settings import Settings
-from qwen35mm.web.wording import describe_stats
+from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
+from qwen35mm.web.rendering.wording import describe_stats, work_of
 
 
 def conversation_line(conversation: Conversation) -> dict[str, Any]:
@@ -34,6 +35,31 @@ def chat_view(conversation: Conversation, tree: Tree, running: Collection[str], 
         "running": [node.id for node in path if node.id in running],
         "context": {"used": _used(path), "length": context_length},
     }
+
+
+class ReplyDrawing:
+    """Draws a reply again and again while it grows; only what can still change of its Markdown is rendered again."""
+
+    def __init__(self) -> None:
+        self._text, self._reasoning = StreamingMarkdown(), StreamingMarkdown()
+
+    def view(self, state: ReplyState) -> dict[str, Any]:
+        """What there is to see of it."""
+        node = state.node
+        return {
+            "id": node.id,
+            "conversation": state.conversation_id,
+            "status": node.status,
+            "blocks": self._text.blocks(node.text),
+            "reasoning": self._reasoning.blocks(node.reasoning),
+            "thinking_s": node.thinking_s,
+            "error": node.error,
+            "too_long": state.too_long,
+            "notes": list(node.notes),
+            "stats": describe_stats(node.stats),
+            "work": work_of(node, state.progress, state.path),
+            "unsaved": state.unsaved,
+        }
 
 
 def _message(node: Node, tree: Tree, running: Collection[str], kept: bool) -> dict[str, Any]:

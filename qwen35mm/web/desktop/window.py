@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.errors import ConfigError, MissingExtraError
-from qwen35mm.web.app import TITLE
-from qwen35mm.web.protocol import ChatBackend
-from qwen35mm.web.serving import Server, serve
+from qwen35mm.web.serving.app import TITLE
+from qwen35mm.web.serving.server import Server, serve
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def show_window(url: str, storage: Path | None, *, on_start: Callable[[Any], Non
         TITLE, url, width=SIZE[0], height=SIZE[1], min_size=MIN_SIZE, text_select=True, zoomable=True
     )
     if on_qt:
-        from qwen35mm.web.desktop_qt import prepare
+        from qwen35mm.web.desktop.qt import prepare
 
         prepare(window, url)
     webview.start(

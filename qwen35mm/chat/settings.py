@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.say import say
 from qwen35mm.errors import ConfigError
 from qwen35mm.sampling import SamplingParams
-from qwen35mm.web.protocol import ChatBackend
-from qwen35mm.web.say import say
 from qwen35mm_preprocess import MediaBudget
 
 MAX_SYSTEM_CHARS = 100_000

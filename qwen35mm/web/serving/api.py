@@ -12,16 +12,16 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from qwen35mm.chat.drafts import read_attachments
+from qwen35mm.chat.replies import BUG_MESSAGE
+from qwen35mm.chat.settings import Settings
 from qwen35mm.errors import MediaError, NotFoundError, PromptError, Qwen35mmError
 from qwen35mm.web.chats import Chats, TooLongError
-from qwen35mm.web.drafts import read_attachments
-from qwen35mm.web.examples import Sample
-from qwen35mm.web.models import Models
-from qwen35mm.web.people import People, Person
-from qwen35mm.web.replies import BUG_MESSAGE
-from qwen35mm.web.settings import Settings
-from qwen35mm.web.view import conversation_line
-from qwen35mm.web.wording import describe_memory
+from qwen35mm.web.rendering.view import conversation_line
+from qwen35mm.web.rendering.wording import describe_memory
+from qwen35mm.web.serving.examples import Sample
+from qwen35mm.web.serving.models import Models
+from qwen35mm.web.serving.people import People, Person
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ class Api:
         method = self._methods.get(request.path_params["name"])
         if HEADER not in request.headers or method is None:
             return _problem("There is no such request.", "not found", 404)
+        if person is None and self._people.need_login:
+            return _problem("Log in first: load the page again.", "login", 401)
         if person is None:
             return _problem("Load the page again: this browser isn't known here any more.", "unknown person", 401)
         return await answer(lambda: self._call(method, person, request))

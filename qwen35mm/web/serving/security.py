@@ -1,4 +1,4 @@
-"""What the browser may do with the page: nothing of it comes from, or goes to, another machine.
+"""Who may call, and what the browser may do with the page: nothing of it comes from, or goes to, another machine.
 
 An answer is Markdown and may hold `![](https://...)`: loading that would tell a stranger what was said.
 """
@@ -6,6 +6,7 @@ An answer is Markdown and may hold `![](https://...)`: loading that would tell a
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -14,17 +15,12 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# Gradio starts from inline scripts and compiles templates; its workers and previews are blobs.
+# Previews are blobs, and small pictures of the style sheets are data.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'self'",
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:",
-        "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
-        "media-src 'self' data: blob:",
-        "font-src 'self' data:",
-        "connect-src 'self' data: blob:",
-        "worker-src 'self' blob:",
+        "media-src 'self' blob:",
         "object-src 'none'",
         "base-uri 'self'",
         "form-action 'self'",
@@ -84,3 +80,19 @@ class SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def is_shared(host: str) -> bool:
+    """Whether a page on this address is for more people than the one at this machine.
+
+    It is on a Hugging Face Space, and on every address that other machines may reach. With one cache for all, a person
+    could tell by the clock which pictures others have asked about: each session gets a cache of its own then.
+    """
+    if os.environ.get("SPACE_ID"):
+        return True
+    if host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name, which may lead anywhere
+        return True

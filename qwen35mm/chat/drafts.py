@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.media import MediaStore
+from qwen35mm.chat.prompting import prompt_messages, with_names
+from qwen35mm.chat.say import Said, say, size, tokens
+from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.tree import Attachment, Node
 from qwen35mm.errors import MediaError, PromptError
-from qwen35mm.web.plans import completed
-from qwen35mm.web.prompting import prompt_messages, with_names
-from qwen35mm.web.protocol import ChatBackend
-from qwen35mm.web.say import Said, say, size
-from qwen35mm.web.settings import Settings
-from qwen35mm.web.wording import tokens
-from qwen35mm_preprocess import MediaBudget, MediaPlan, MediaProcessor
+from qwen35mm_preprocess import MediaBudget, MediaPlan, MediaProcessor, VideoProcessing
+from qwen35mm_preprocess.budget import with_frames
 
 # Less room than this for an answer isn't worth sending for.
 _LEAST_ANSWER = 128
@@ -172,6 +172,41 @@ class Drafts:
 
     def _make_plan(self, digest: str, kind: Any, budget: MediaBudget, processor: MediaProcessor) -> MediaPlan:
         return replace(processor, budget=budget).plan(self._media.path(digest), kind)
+
+
+def completed(plan: MediaPlan, digest: str, known: Iterable[Attachment], processing: VideoProcessing) -> MediaPlan:
+    """What a new plan of a file became when the file was read before, by the files that are known; else itself.
+
+    Args:
+        digest: of the file.
+        processing: of the checkpoint's videos.
+    """
+    for attachment in known:
+        before = attachment.plan
+        if attachment.digest == digest and before is not None and _came_of(before, plan, processing):
+            return before
+    return plan
+
+
+def _came_of(complete: MediaPlan, plan: MediaPlan, processing: VideoProcessing) -> bool:
+    """Whether reading by `plan` gave `complete`: the same, but for digests, and frames left out with a note."""
+    if complete.digest is None or complete.kind != plan.kind:
+        return False
+    bare = complete.unpinned()
+    if plan.frame_indices is None or bare.frame_indices is None:
+        return bare == plan
+    if not set(bare.frame_indices) <= set(plan.frame_indices):
+        return False
+    notes = bare.notes[len(plan.notes) :]
+    reduced = with_frames(plan, bare.frame_indices, processing.temporal_patch_size, notes)
+    num_missing = len(plan.frame_indices) - len(bare.frame_indices)
+    return bare == replace(reduced, similar_difference=None) and sum(map(_num_told, notes)) == num_missing
+
+
+def _num_told(note: str) -> int:
+    """Frames that a note says are left out; it begins with their number."""
+    found = re.match(r"\d+", note)
+    return int(found[0]) if found else 0
 
 
 def _limit_offer(kinds: Sequence[str], num_tokens: int) -> Said:

@@ -42,6 +42,13 @@ def size(num_bytes: float) -> dict[str, Any]:
     return {"bytes": _finite(num_bytes)}
 
 
+def tokens(number: int) -> Said:
+    """A number of tokens; none and one have words of their own, since languages count them differently."""
+    if number == 0:
+        return say("no tokens")
+    return say("1 token") if number == 1 else say("{n} tokens", n=number)
+
+
 def _finite(number: float) -> float:
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, got {number}")

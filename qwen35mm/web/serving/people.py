@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
-from qwen35mm.web.security import Receive, Scope, Send
+from qwen35mm.web.serving.security import Receive, Scope, Send
 
 COOKIE = "qwen35mm"
 _TOKEN = re.compile(r"[0-9a-f]{32}")
@@ -51,6 +51,11 @@ class People:
         self._username = username
         self._max_replies = max_replies
         self._seen_s: dict[str, float] = {}
+
+    @property
+    def need_login(self) -> bool:
+        """Whether nobody gets in without a name and a password."""
+        return self._username is not None
 
     def gone_for(self, seconds: float) -> list[str]:
         """Owners that were last seen longer ago; a page that is open is seen every minute."""

@@ -1,0 +1,1 @@
+"""Conversations as the page draws them: JSON values with safe HTML."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+from gradio.events import api
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -94,7 +95,7 @@ def build_app(
         }
 
     models = Models(switch) if switch else None
-    api = Api(chats, people, describe, examples, models)
+    requests = Api(chats, people, describe, examples, models)
     files = Files(store, people, backend.media.limits, examples)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
@@ -110,9 +111,9 @@ def build_app(
         return FileResponse(asset_path("web") / "index.html", headers={"cache-control": "no-cache"})
 
     with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
-        gr.api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
+        api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
     app.queue(max_size=max_waiting)
-    return Page(app, [Route("/", show), *_routes(api, files)], chats, people)
+    return Page(app, [Route("/", show), *_routes(requests, files)], chats, people)
 
 
 def _routes(api: Api, files: Files) -> list[BaseRoute]:

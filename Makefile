@@ -25,6 +25,11 @@ help:  ## this list
 	@echo "  Options: MODEL=folder-or-hub-id  PORT=7860  ARGS='more flags'  PYTHON=python3.12"
 
 $(STAMP): pyproject.toml
+	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null || { \
+	  echo "qwen35mm needs Python 3.10 to 3.14; '$(PYTHON)' is $$($(PYTHON) -V 2>&1)."; \
+	  for name in python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	    if $$name -c "" 2>/dev/null; then echo "This one would do: make $(MAKECMDGOALS) PYTHON=$$name"; exit 1; fi; done; \
+	  echo "Install one with its venv, and name it: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)

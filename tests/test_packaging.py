@@ -1,8 +1,10 @@
-"""README's front matter, requirements.txt and packages.txt: what Hugging Face builds a Space from."""
+"""pyproject.toml and what Hugging Face builds a Space from: README's front matter, requirements.txt, packages.txt."""
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -18,6 +21,27 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+# A Space is the page.
+SPACE = [*PROJECT["dependencies"], *EXTRAS["chat"]]
+# Which extras a place may import from, besides the dependencies.
+EXTRAS_OF = {
+    "qwen35mm/web/": ["chat", "desktop"],
+    "qwen35mm/chat/": ["chat"],
+    "qwen35mm/captioning/": ["datasets", "schema", "ray"],
+    "qwen35mm/engine/grammar.py": ["schema"],
+    "training/": ["train"],
+    "benchmarks/": ["dev"],
+    "tests/": ["dev", "chat", "schema", "datasets", "ray"],
+}
+# Packages that are imported by another name than they are installed by.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "_pytest": "pytest",
+    "markdown_it": "markdown-it-py",
+    "skimage": "scikit-image",
+    "webview": "pywebview",
+}
 COLOURS = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
 
 
@@ -41,7 +65,7 @@ def lines_of(name: str) -> list[str]:
 
 
 def requirement(name: str) -> Requirement:
-    (found,) = [own for line in PROJECT["dependencies"] if (own := Requirement(line)).name == name]
+    (found,) = [own for line in SPACE if (own := Requirement(line)).name == name]
     return found
 
 
@@ -69,9 +93,9 @@ def test_the_sdk_is_the_release_that_gradios_lower_bound_names() -> None:
     assert front_matter()["sdk_version"] == f"{lower}.0"
 
 
-def test_requirements_are_the_run_time_dependencies_and_nothing_else() -> None:
+def test_requirements_are_the_pages_dependencies_and_nothing_else() -> None:
     # A line of its own kind, such as an index of CPU wheels, would take the GPU away.
-    assert lines_of("requirements.txt") == PROJECT["dependencies"]
+    assert lines_of("requirements.txt") == SPACE
 
 
 def test_packages_are_names_only() -> None:
@@ -79,3 +103,68 @@ def test_packages_are_names_only() -> None:
     packages = lines_of("packages.txt")
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", package) for package in packages)
     assert ("gcc" in packages) is any(Requirement(line).name == "triton" for line in PROJECT["dependencies"])
+
+
+def test_make_says_which_python_would_do_before_it_makes_anything(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\n[ $1 != -V ] || echo Python 3.9.2\nexit 1\n")
+    old.chmod(0o755)
+    environment = tmp_path / "environment"
+    done = subprocess.run(
+        ["make", "chat", f"PYTHON={old}", f"VENV={environment}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "needs Python 3.10 to 3.14" in done.stdout
+    assert "is Python 3.9.2" in done.stdout
+    assert "make chat PYTHON=python3" in done.stdout
+    assert not environment.exists()
+
+
+def test_make_and_the_classifiers_allow_the_pythons_that_are_required() -> None:
+    allowed = [f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in SpecifierSet(PROJECT["requires-python"])]
+    assert [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3" in line] == allowed
+    assert f"(3, {allowed[0][2:]}) <= sys.version_info[:2] <= (3, {allowed[-1][2:]})" in (ROOT / "Makefile").read_text()
+
+
+def names(lines: list[str]) -> set[str]:
+    """The distributions of requirements, those of our own extras among them included."""
+    found: set[str] = set()
+    for own in map(Requirement, lines):
+        found |= {canonicalize_name(own.name)} - {"qwen35mm"}
+        if own.name == "qwen35mm":
+            found |= {name for extra in own.extras for name in names(EXTRAS[extra])}
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """The distributions that a file imports anywhere in it."""
+    tops: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            tops |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            tops.add((node.module or "").partition(".")[0])
+    ours = {path.name for path in ROOT.iterdir()} | {"qwen35mm_kernels", "qwen35mm_preprocess", "app"}
+    foreign = tops - ours - sys.stdlib_module_names
+    return {canonicalize_name(DISTRIBUTIONS.get(top, top)) for top in foreign}
+
+
+def sources() -> list[Path]:
+    folders = ("qwen35mm", "kernels", "preprocess", "training", "benchmarks", "tests")
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_what_is_imported_is_declared_where_it_is_used() -> None:
+    undeclared: list[str] = []
+    for path in sources():
+        place = path.relative_to(ROOT).as_posix()
+        extras = [extra for start, extras in EXTRAS_OF.items() if place.startswith(start) for extra in extras]
+        declared = names([*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])])
+        # `spaces` is installed by a Space; the tests have one of their own. tomllib's twin is for Python 3.10.
+        undeclared += [f"{place}: {name}" for name in sorted(imports(path) - declared - {"spaces", "tomli"})]
+    assert undeclared == []
+
+
+def test_what_is_declared_for_everybody_is_imported() -> None:
+    ours = [path for path in sources() if path.relative_to(ROOT).parts[0] in ("qwen35mm", "kernels", "preprocess")]
+    assert names(SPACE) - {name for path in ours for name in imports(path)} == set()

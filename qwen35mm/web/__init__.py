@@ -1,7 +1,12 @@
-"""The chat page."""
+"""The chat page, with the libraries of the extra `chat`."""
 
+from importlib.util import find_spec
+
+from qwen35mm.errors import MissingExtraError
 from qwen35mm.web.serving.quick_import import prepare_gradio_import
 
+if find_spec("gradio") is None:
+    raise MissingExtraError("The chat page", "chat")
 prepare_gradio_import()
 
 from qwen35mm.web.serving.app import build_app  # noqa: E402

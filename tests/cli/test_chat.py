@@ -95,6 +95,16 @@ def test_strangers_find_tight_limits_and_nothing_is_kept(home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+def test_without_its_extra_the_page_says_what_to_install(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "qwen35mm.web")
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    done = qwen35mm("chat")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "qwen35mm: The chat page needs the optional extra 'chat': pip install 'qwen35mm[chat]'.\n",
+    )
+
+
 @pytest.mark.parametrize("value", ["", "0", "false"])
 def test_without_zero_gpu_there_is_no_decorator(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("SPACES_ZERO_GPU", value)

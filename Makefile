@@ -44,7 +44,8 @@ chat: $(STAMP)  ## the chat in your browser, on the bundled demo model or on MOD
 ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg "What is this?"'
 	$(PY) -m qwen35mm ask $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-test: lint type  ## ruff, pyright and pytest
+test: lint type  ## rules, types, the page's scripts, and pytest
+	$(NODE) --test --test-reporter=dot 'tests/web/scripts/*.test.js'
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out, and properties with many examples
@@ -57,15 +58,16 @@ lint: $(STAMP) $(NODE_STAMP)  ## rules and formatting: ruff for Python, Biome fo
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(BIOME) check --error-on-warnings
-	! grep -nsE '^.{121,}' assets/web/*.js assets/web/styles/*.css tests/web/scripts/*.js
+	! grep -nsE '^.{121,}' assets/web/*.[jt]s assets/web/styles/*.css tests/web/scripts/*.js
 
 format: $(STAMP) $(NODE_STAMP)  ## rewrite the sources in the project's format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	$(BIOME) check --write
 
-type: $(STAMP)  ## pyright
+type: $(STAMP) $(NODE_STAMP)  ## pyright, and tsc for the page's scripts
 	$(PY) -m pyright
+	$(NODE) node_modules/typescript/bin/tsc
 
 bench: $(STAMP)  ## prefill and decode speed, us and transformers, on a random 0.8B checkpoint (3 GB of disk)
 	test -d build/random-0.8B || $(PY) -m benchmarks.make_random --size 0.8B --out build/random-0.8B

@@ -1,12 +1,15 @@
-// Requests to the program: JSON, and files.
+// Requests to the program: JSON, and files. What comes too late is dropped here.
+
+/** @import { Arguments, Name, Offer, Post, Reply, Upload } from "./types.d.ts" */
 
 import { t } from "./words.js";
 
 const BASE = new URL("../", import.meta.url);
 const HEADERS = { "x-qwen35mm": "1" };
 
-/** What went wrong, in words for a person; `kind` and `offers` are the program's. */
+/** What went wrong, in words for a person; `kind` and `offers` are the program's. Without words, nothing is said. */
 export class Problem extends Error {
+  /** @param {{ message: string, kind?: string, offers?: Offer[] }} problem */
   constructor({ message, kind = "lost", offers = [] }) {
     super(message);
     this.kind = kind;
@@ -14,16 +17,84 @@ export class Problem extends Error {
   }
 }
 
-const lost = () => new Problem({ message: t("The program can't be reached. Is it still running?"), kind: "lost" });
+/**
+ * The page's requests. Those for one topic carry a token each, and the answer to one that isn't the newest any more is
+ * late: the page has moved on, and must not be taken back.
+ */
+export class Requests {
+  /** @type {Map<string, number>} */
+  #newest = new Map();
 
-async function read(response) {
-  const body = await response.json().catch(() => null);
-  if (response.ok && body !== null) return body;
-  throw body?.error ? new Problem(body.error) : lost();
+  /**
+   * @param {(problem: Problem) => void} onProblem tells the person
+   * @param {Post} send
+   */
+  constructor(onProblem, send = post) {
+    this.onProblem = onProblem;
+    this.send = send;
+  }
+
+  /** A new token for a topic: earlier ones are late from now on. Called, a token says whether it is late itself. */
+  begin(/** @type {string} */ topic) {
+    this.#newest.set(topic, (this.#newest.get(topic) ?? 0) + 1);
+    return this.newest(topic);
+  }
+
+  /** The token that is the newest one now, for a request that overtakes no other. */
+  newest(/** @type {string} */ topic) {
+    const token = this.#newest.get(topic);
+    return () => this.#newest.get(topic) !== token;
+  }
+
+  /**
+   * The answer of a method. Rejected with a Problem; with one that has no words where it comes too late for its topic.
+   * @template {Name} N
+   * @param {N} name
+   * @param {Arguments<N>} args
+   * @param {string} [topic]
+   * @returns {Promise<Reply<N>>}
+   */
+  async call(name, args, topic) {
+    const isLate = topic ? this.begin(topic) : () => false;
+    const [outcome] = await Promise.allSettled([this.send(name, args)]);
+    if (isLate()) throw new Problem({ message: "", kind: "late" });
+    if (outcome.status === "rejected") throw outcome.reason;
+    return outcome.value;
+  }
+
+  /**
+   * The answer of a method, or null where there is none, and the person was told why.
+   * @template {Name} N
+   * @param {N} name
+   * @param {Arguments<N>} args
+   * @param {string} [topic]
+   * @returns {Promise<Reply<N> | null>}
+   */
+  ask(name, args, topic) {
+    return this.told(this.call(name, args, topic));
+  }
+
+  /**
+   * What a request gives, or null where it fails, and the person was told why.
+   * @template T
+   * @param {Promise<T>} request
+   * @returns {Promise<T | null>}
+   */
+  async told(request) {
+    try {
+      return await request;
+    } catch (problem) {
+      if (!(problem instanceof Problem)) throw problem;
+      this.onProblem(problem);
+      return null;
+    }
+  }
 }
 
-/** Calls a method by name. */
-export async function call(name, args = {}) {
+const lost = () => new Problem({ message: t("The program can't be reached. Is it still running?") });
+
+/** Sends a request of the page. @type {Post} */
+export async function post(name, args) {
   let response;
   try {
     response = await fetch(new URL(`api/${name}`, BASE), {
@@ -34,11 +105,18 @@ export async function call(name, args = {}) {
   } catch {
     throw lost();
   }
-  return read(response);
+  const body = await response.json().catch(() => null);
+  if (response.ok && body !== null) return body;
+  throw body?.error ? new Problem(body.error) : lost();
 }
 
-/** Sends a file; `onProgress` gets the share that is sent. `cancel` of the result ends it. */
-export function send(path, file, onProgress = () => {}) {
+/**
+ * Sends a file; `onProgress` gets the share that is sent.
+ * @param {string} path
+ * @param {File | null} file
+ * @param {(share: number | null) => void} onProgress
+ */
+function sendFile(path, file, onProgress = () => {}) {
   const request = new XMLHttpRequest();
   const promise = new Promise((resolve, reject) => {
     request.upload.onprogress = (event) => onProgress(event.lengthComputable ? event.loaded / event.total : null);
@@ -47,7 +125,7 @@ export function send(path, file, onProgress = () => {}) {
       try {
         body = JSON.parse(request.responseText);
       } catch {
-        /* not ours */
+        // Not ours.
       }
       if (request.status === 200 && body) resolve(body);
       else reject(body?.error ? new Problem(body.error) : lost());
@@ -61,10 +139,40 @@ export function send(path, file, onProgress = () => {}) {
   return { promise, cancel: () => request.abort() };
 }
 
+/** @type {(file: File, onProgress: (share: number | null) => void) => Upload} */
 export const upload = (file, onProgress) =>
-  send(`upload?name=${encodeURIComponent(file.name || "pasted")}`, file, onProgress);
-export const takeIn = (file) => send("import", file).promise;
-export const pdfPages = (digest, name) => send(`pages?digest=${digest}&name=${encodeURIComponent(name)}`, null).promise;
-export const mediaUrl = (digest) => new URL(`media/${digest}`, BASE).href;
-export const thumbnailUrl = (digest) => new URL(`thumbnail/${digest}`, BASE).href;
-export const exportUrl = (form, ids) => new URL(`export?form=${form}&ids=${ids.join(",")}`, BASE).href;
+  sendFile(`upload?name=${encodeURIComponent(file.name || "pasted")}`, file, onProgress);
+/** @type {(file: File) => Promise<{ conversations: string[] }>} */
+export const takeIn = (file) => sendFile("import", file).promise;
+/** @type {(digest: string, name: string) => Upload["promise"]} */
+export const pdfPages = (digest, name) =>
+  sendFile(`pages?digest=${digest}&name=${encodeURIComponent(name)}`, null).promise;
+export const mediaUrl = (/** @type {string} */ digest) => new URL(`media/${digest}`, BASE).href;
+export const thumbnailUrl = (/** @type {string} */ digest) => new URL(`thumbnail/${digest}`, BASE).href;
+export const exportUrl = (/** @type {"md" | "zip"} */ form, /** @type {string[]} */ ids) =>
+  new URL(`export?form=${form}&ids=${ids.join(",")}`, BASE).href;
+
+/**
+ * Runs once the calls have paused for `ms`, with the last one's arguments; `flush` runs at once what waits.
+ * @template {unknown[]} A
+ * @param {number} ms
+ * @param {(...args: A) => void} run
+ */
+export function debounce(ms, run) {
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  /** @type {A | null} */
+  let waiting = null;
+  const flush = () => {
+    clearTimeout(timer);
+    const args = waiting;
+    waiting = null;
+    if (args) run(...args);
+  };
+  const later = (/** @type {A} */ ...args) => {
+    clearTimeout(timer);
+    waiting = args;
+    timer = setTimeout(flush, ms);
+  };
+  return Object.assign(later, { flush });
+}

@@ -1,390 +1,286 @@
-// The message that is being written: its text, its files, and what it will cost.
+// Where the message is written: draws the draft, and tells it what the person does.
 
-import { call, pdfPages, thumbnailUrl, upload } from "./api.js";
+/** @import { Cost, Offer, Question, Said, Settings } from "./types.d.ts" */
+/** @import { Requests } from "./api.js" */
+/** @import { Desk, DraftFile, Range } from "./draft.js" */
+
+import { thumbnailUrl } from "./api.js";
 import { takePicture } from "./camera.js";
-import { clear, debounce, h, icon, iconButton } from "./dom.js";
+import { button, h, icon, iconButton, redraw } from "./dom.js";
+import { amountAt, Draft, NUM_POSITIONS, positionOf } from "./draft.js";
 import { number, said, t } from "./words.js";
 
-const MEASURE_AFTER_MS = 150;
+const STORED = "qwen35mm-draft";
+const ACCEPTED = "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml";
+
+/**
+ * What the rest of the page does for the composer.
+ * @typedef {Pick<Desk, "place" | "send" | "say"> & {
+ *   stop: () => void,
+ *   editLast: () => void,
+ *   changeSettings: (values: Settings) => void,
+ *   take: (offer: Offer) => void,
+ *   limit: (name: string) => Range & { label: Said, value: number },
+ * }} Host
+ */
 
 export class Composer {
-  /**
-   * `page`: `context()` gives {conversation, parent, settings}; `send(message)`, `stop()`, `editLast()`,
-   * `changeSettings(values)`, `takeOffer(offer)`, `say(words, kind)` do what they say.
-   */
-  constructor(page) {
-    this.page = page;
-    this.files = [];
-    this.editing = null;
-    this.running = false;
-    this.measure = debounce(MEASURE_AFTER_MS, () => this.measureNow());
-    this.build();
-  }
+  /** What the trouble says and offers; drawn anew, an alert is read out anew. */
+  #trouble = "";
+  /** The sliders that are drawn. */
+  #limits = "";
 
-  build() {
+  /**
+   * @param {Host} host
+   * @param {Requests} requests
+   */
+  constructor(host, requests) {
+    this.host = host;
+    this.draft = new Draft(
+      {
+        ...host,
+        draw: () => this.draw(),
+        drawCost: (cost) => this.drawCost(cost),
+        drawTrouble: (words, offers) => this.drawTrouble(words, offers),
+      },
+      requests,
+    );
     this.text = h("textarea", {
       rows: 1,
       placeholder: t("Ask about a picture or a video"),
       "aria-label": t("Message"),
+      "aria-describedby": "qwen35mm-room",
       autofocus: true,
       spellcheck: true,
-      "aria-describedby": "qwen35mm-room",
-      oninput: () => {
-        this.grow();
-        this.measure();
-        this.remember();
-      },
+      oninput: () => this.typed(),
       onkeydown: (event) => this.key(event),
       onpaste: (event) => this.paste(event),
     });
-    this.picker = h("input", {
-      type: "file",
-      multiple: true,
-      hidden: true,
-      accept: "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml",
-      onchange: () => {
-        this.attach(this.picker.files);
-        this.picker.value = "";
-      },
+    this.picker = h("input", { type: "file", multiple: true, hidden: true, accept: ACCEPTED });
+    this.picker.addEventListener("change", () => {
+      this.attach(this.picker.files ?? []);
+      this.picker.value = "";
     });
     this.strip = h("div.strip", { role: "group", "aria-label": t("Attached files") });
     this.limits = h("div.limits", { hidden: true });
     this.banner = h(
       "div.editing",
       { hidden: true },
-      h("span", {}, t("You are changing an earlier message: a new branch begins there.")),
-      iconButton("close", t("Leave it as it was"), () => this.stopEditing()),
+      h("span", t("You are changing an earlier message: a new branch begins there.")),
+      iconButton("close", t("Leave it as it was"), () => this.draft.stopEditing()),
     );
     this.trouble = h("div.trouble", { hidden: true, role: "alert" });
     this.room = h("span.room", { id: "qwen35mm-room" });
-    this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "icon-button round send" });
-    this.stopButton = iconButton("stop", t("Stop"), () => this.page.stop(), {
-      class: "icon-button round stop",
-      hidden: true,
-    });
-    this.element = h(
-      "form.composer",
-      { onsubmit: (event) => event.preventDefault(), "aria-label": t("Message") },
+    this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
+    this.stopButton = iconButton("stop", t("Stop"), host.stop, { class: "round stop", hidden: true });
+    const bar = h(
+      "div.bar",
+      iconButton("clip", t("Add pictures, videos, texts or PDFs"), () => this.picker.click(), { class: "attach" }),
+      iconButton("camera", t("Take a picture or a clip"), () => this.shoot(), { class: "shoot" }),
+      this.room,
+      this.sendButton,
+      this.stopButton,
+    );
+    this.element = h("form.composer", { "aria-label": t("Message"), onsubmit: (event) => event.preventDefault() }, [
       this.banner,
       this.trouble,
       this.strip,
       this.limits,
       this.text,
-      h(
-        "div.bar",
-        {},
-        iconButton("clip", t("Add pictures, videos, texts or PDFs"), () => this.picker.click(), {
-          class: "icon-button attach",
-        }),
-        iconButton("camera", t("Take a picture or a clip"), () => this.camera(), { class: "icon-button shoot" }),
-        this.room,
-        this.sendButton,
-        this.stopButton,
-      ),
+      bar,
       this.picker,
-    );
+    ]);
+    this.restore();
   }
 
-  key(event) {
+  // What the person does
+
+  typed() {
+    this.draft.text = this.text.value;
+    this.draft.measureSoon();
+    this.drawText();
+  }
+
+  key(/** @type {KeyboardEvent} */ event) {
     if (event.isComposing) return;
+    const { draft } = this;
     if (event.key === "Enter" && !event.shiftKey) {
       event.preventDefault();
       this.submit();
-    } else if (event.key === "ArrowUp" && !this.text.value && !this.files.length && !this.editing) {
+    } else if (event.key === "ArrowUp" && !draft.text && !draft.files.length && !draft.editing) {
       event.preventDefault();
-      this.page.editLast();
-    } else if (event.key === "Escape" && this.editing) {
+      this.host.editLast();
+    } else if (event.key === "Escape" && draft.editing) {
       event.stopPropagation();
-      this.stopEditing();
+      draft.stopEditing();
     }
   }
 
-  paste(event) {
-    const files = [...(event.clipboardData?.files ?? [])];
-    if (!files.length) return;
+  paste(/** @type {ClipboardEvent} */ event) {
+    const files = event.clipboardData?.files;
+    if (!files?.length) return;
     event.preventDefault();
     this.attach(files);
   }
 
-  async camera() {
+  attach(/** @type {Iterable<File>} */ files) {
+    this.draft.attach(files);
+    this.text.focus();
+  }
+
+  async shoot() {
     const file = await takePicture();
     if (file) this.attach([file]);
   }
 
-  /** Uploads files, each with its own progress; one that can't be read says why and keeps nobody waiting. */
-  attach(files) {
-    for (const file of files) {
-      const entry = { name: file.name || t("pasted"), share: 0, kind: null, digest: null };
-      this.files.push(entry);
-      const sending = upload(file, (share) => {
-        entry.share = share;
-        this.drawStrip();
-      });
-      entry.cancel = sending.cancel;
-      entry.ready = sending.promise.then(
-        (found) => this.replace(entry, found),
-        (problem) => {
-          this.files = this.files.filter((each) => each !== entry);
-          if (problem.kind !== "cancelled") this.page.say(`${entry.name}: ${problem.message}`);
-          this.drawStrip();
-          return problem.kind === "cancelled";
-        },
-      );
-    }
-    this.drawStrip();
+  submit() {
+    if (document.activeElement === this.sendButton) this.text.focus();
+    return this.draft.submit();
+  }
+
+  /** Puts an earlier message into the box. */
+  edit(/** @type {Question} */ message) {
+    this.draft.edit(message);
     this.text.focus();
+    this.text.setSelectionRange(message.text.length, message.text.length);
   }
 
-  replace(entry, { attachments, note }) {
-    const at = this.files.indexOf(entry);
-    if (at < 0) return;
-    this.files.splice(at, 1, ...attachments);
-    if (note) this.page.say(said(note));
-    this.drawStrip();
-    this.measure();
+  setRunning(/** @type {boolean} */ isRunning) {
+    this.draft.isRunning = isRunning;
+    this.drawButtons();
   }
 
-  async asPictures(entry) {
-    try {
-      this.replace(entry, await pdfPages(entry.pdf, entry.name));
-    } catch (problem) {
-      this.page.say(problem.message);
-    }
-  }
+  // Drawing
 
-  drawStrip() {
-    this.strip.classList.toggle("filled", this.files.length > 0);
-    clear(
+  draw() {
+    const { files, editing } = this.draft;
+    this.banner.hidden = !editing;
+    this.strip.classList.toggle("filled", files.length > 0);
+    redraw(
       this.strip,
-      this.files.map((file) => this.thumbnail(file)),
+      files.map((file) => this.thumbnail(file)),
     );
     this.drawLimits();
-    this.updateButtons();
+    this.drawText();
   }
 
-  thumbnail(file) {
-    const loaded = file.digest !== null;
-    const picture =
-      !loaded || file.kind === "text" ? icon("file") : h("img", { src: thumbnailUrl(file.digest), alt: "" });
-    const cost = file.label ? said(file.label) : "";
-    const label = file.error ?? (loaded ? cost : t("Uploading, {p}%", { p: Math.round(100 * (file.share ?? 0)) }));
+  drawText() {
+    const { style } = this.text;
+    if (this.text.value !== this.draft.text) this.text.value = this.draft.text;
+    style.height = "auto";
+    style.height = `${Math.min(this.text.scrollHeight, window.innerHeight * 0.35)}px`;
+    this.drawButtons();
+    this.remember();
+  }
+
+  drawButtons() {
+    const { isRunning, isSending, isEmpty } = this.draft;
+    const [shown, hidden] = isRunning ? [this.stopButton, this.sendButton] : [this.sendButton, this.stopButton];
+    const hadFocus = document.activeElement === hidden;
+    hidden.hidden = true;
+    shown.hidden = false;
+    this.sendButton.disabled = isSending || isEmpty;
+    if (hadFocus) (shown.disabled ? this.text : shown).focus();
+  }
+
+  thumbnail(/** @type {DraftFile} */ file) {
+    const { name, kind, digest, pdf, share, label, error, notes = [] } = file;
+    const picture = digest && kind !== "text" ? h("img", { src: thumbnailUrl(digest), alt: "" }) : icon("file");
+    const uploading = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
+    const words = error ?? (digest ? said(label ?? "") : uploading);
     return h(
-      `div.thumbnail${file.error ? ".bad" : ""}`,
-      { title: [file.name, label, ...(file.notes ?? [])].join("\n") },
-      h("div.shot", {}, picture, file.kind === "video" ? h("span.badge", {}, t("clip")) : null),
+      "div.thumbnail",
+      { class: error ? "bad" : null, title: [name, words, ...notes].join("\n") },
+      h("div.shot", picture, kind === "video" && h("span.badge", t("clip"))),
       h(
         "div.about",
-        {},
-        h("span.name", {}, file.name),
-        h("span.label", {}, label),
-        file.pdf
-          ? h("button.link", { type: "button", onclick: () => this.asPictures(file) }, t("Use its pages as pictures"))
-          : null,
+        h("span.name", name),
+        h("span.label", words),
+        pdf && button("link", t("Use its pages as pictures"), () => this.draft.usePages(file)),
       ),
-      iconButton("close", t("Remove {name}", { name: file.name }), () => this.drop(file)),
+      iconButton("close", t("Remove {name}", { name }), () => {
+        this.draft.remove(file);
+        this.text.focus();
+      }),
     );
-  }
-
-  drop(file) {
-    file.cancel?.();
-    this.files = this.files.filter((each) => each !== file);
-    this.drawStrip();
-    this.measure();
-    this.text.focus();
   }
 
   /** Sliders for what media may cost; moving one counts again at once. */
   drawLimits() {
-    const kinds = new Set(this.files.map((file) => file.kind));
-    const names = [
-      ...(kinds.has("video") ? ["max_frames", "max_video_tokens"] : []),
-      ...(kinds.has("image") ? ["max_image_tokens"] : []),
-    ];
+    const names = this.draft.limits;
     this.limits.hidden = !names.length;
-    if (this.limits.dataset.names === names.join()) return;
-    this.limits.dataset.names = names.join();
-    clear(
+    if (this.#limits === names.join()) return;
+    this.#limits = names.join();
+    redraw(
       this.limits,
       names.map((name) => this.slider(name)),
     );
   }
 
-  slider(name) {
-    const { label, shown, top } = this.page.mediaLimit(name);
-    const value = h("output", { "aria-hidden": "true" });
-    // By powers: 16 and 16,000 are both within reach.
-    const steps = 100;
-    const low = name === "max_frames" ? 2 : 64;
-    const toValue = (position) => Math.round(low * (top / low) ** (position / steps));
-    const position = Math.round((steps * Math.log(Math.max(shown, low) / low)) / Math.log(top / low));
-    const input = h("input", {
-      type: "range",
-      min: "0",
-      max: String(steps),
-      "aria-label": said(label),
-      oninput: () => {
-        tell(toValue(Number(input.value)));
-        this.page.changeSettings({ [name]: toValue(Number(input.value)) });
-        this.measure();
-      },
-    });
-    input.value = String(Math.min(position, steps));
-    // The slider's own value is a position.
-    const tell = (amount) => {
-      value.textContent = number(amount);
-      input.setAttribute("aria-valuetext", number(amount));
-    };
-    tell(shown);
-    return h("label", {}, h("span", {}, said(label)), input, value);
-  }
-
   /** Sliders that were moved elsewhere show it. */
   redrawLimits() {
-    delete this.limits.dataset.names;
+    this.#limits = "";
     this.drawLimits();
-    this.measure();
   }
 
-  async measureNow() {
-    const counted = Symbol("measure");
-    this.counting = counted;
-    if (!this.text.value && !this.files.length) return this.drawRoom(null);
-    try {
-      const cost = await call("measure", this.message());
-      if (counted !== this.counting) return;
-      for (const media of cost.media)
-        Object.assign(this.files.find((file) => file.digest === media.digest) ?? {}, media);
-      this.drawStrip();
-      this.drawRoom(cost);
-    } catch (problem) {
-      if (counted === this.counting) this.showTrouble(problem.message, []);
-    }
+  slider(/** @type {string} */ name) {
+    const { label, value, ...range } = this.host.limit(name);
+    const output = h("output", { "aria-hidden": "true" });
+    const input = h("input", { type: "range", min: "0", max: String(NUM_POSITIONS), "aria-label": said(label) });
+    input.value = String(positionOf(value, range));
+    // The slider's own value is a position.
+    const tell = (/** @type {number} */ amount) => {
+      output.textContent = number(amount);
+      input.setAttribute("aria-valuetext", number(amount));
+    };
+    input.addEventListener("input", () => {
+      const amount = amountAt(Number(input.value), range);
+      tell(amount);
+      this.host.changeSettings({ [name]: amount });
+    });
+    tell(value);
+    return h("label", h("span", said(label)), input, output);
   }
 
-  drawRoom(cost) {
-    if (!cost) {
-      this.room.textContent = "";
-      return this.showTrouble(null);
-    }
+  drawCost(/** @type {Cost | null} */ cost) {
+    this.room.textContent = "";
+    if (!cost) return this.drawTrouble("", []);
     const { all, history, room, context } = cost.tokens;
+    const [a, c] = [number(all), number(context)];
     this.room.textContent = t("{n} tokens, room for {r}", { n: number(all - history), r: number(room) });
-    this.room.title = t("The prompt will have {a} of the context's {c} tokens", { a: number(all), c: number(context) });
-    if (cost.fits) this.showTrouble(null);
-    else
-      this.showTrouble(
-        t("This won't fit: it takes {a} tokens, and the context holds {c} with the answer.", {
-          a: number(all),
-          c: number(context),
-        }),
-        cost.offers,
-      );
+    this.room.title = t("The prompt will have {a} of the context's {c} tokens", { a, c });
+    const words = t("This won't fit: it takes {a} tokens, and the context holds {c} with the answer.", { a, c });
+    this.drawTrouble(cost.fits ? "" : words, cost.offers);
   }
 
-  showTrouble(words, offers = []) {
+  drawTrouble(/** @type {string} */ words, /** @type {Offer[]} */ offers) {
     this.trouble.hidden = !words;
-    // An alert that is drawn anew is read out anew.
-    const drawn = JSON.stringify([words, offers]);
-    if (drawn === this.troubleDrawn) return;
-    this.troubleDrawn = drawn;
-    if (!words) return this.trouble.replaceChildren();
-    clear(
+    const drawn = words && JSON.stringify([words, offers]);
+    if (drawn === this.#trouble) return;
+    this.#trouble = drawn;
+    redraw(
       this.trouble,
-      h("span", {}, words),
-      offers.map((offer) =>
-        h("button.plain", { type: "button", onclick: () => this.page.takeOffer(offer) }, said(offer.label)),
-      ),
+      words && h("span", words),
+      words && offers.map((offer) => button("plain", said(offer.label), () => this.host.take(offer))),
     );
   }
 
-  message() {
-    const attachments = this.files
-      .filter((file) => file.digest)
-      .map(({ digest, kind, name, num_bytes }) => ({ digest, kind, name, num_bytes }));
-    const context = this.page.context();
-    return { ...context, ...(this.editing ? { parent: this.editing.parent } : {}), text: this.text.value, attachments };
-  }
+  // What was typed and not sent is there after a reload
 
-  async submit() {
-    if (this.running || this.sending) return;
-    if (!this.text.value.trim() && !this.files.length)
-      return this.page.say(t("Type a question, or add a picture or a video."), "note");
-    if (document.activeElement === this.sendButton) this.text.focus();
-    this.sending = true;
-    this.updateButtons();
-    try {
-      const ready = await Promise.all(this.files.map((file) => file.ready));
-      // A message never goes without a file that its author saw in it.
-      if (ready.includes(false)) return;
-      if (await this.page.send(this.message())) this.empty();
-    } finally {
-      this.sending = false;
-      this.updateButtons();
-    }
-  }
-
-  empty() {
-    this.text.value = "";
-    this.files = [];
-    this.editing = null;
-    this.banner.hidden = true;
-    this.drawStrip();
-    this.drawRoom(null);
-    this.grow();
-    this.remember();
-  }
-
-  /** Puts an earlier message into the box, with its files; sending it begins a branch. */
-  edit(message) {
-    this.editing = message;
-    this.banner.hidden = false;
-    this.text.value = message.text;
-    this.files = message.attachments.map((each) => ({ ...each }));
-    this.drawStrip();
-    this.grow();
-    this.measure();
-    this.text.focus();
-    this.text.setSelectionRange(this.text.value.length, this.text.value.length);
-  }
-
-  stopEditing() {
-    if (this.editing) this.empty();
-  }
-
-  setRunning(running) {
-    this.running = running;
-    this.updateButtons();
-  }
-
-  updateButtons() {
-    const [shown, hidden] = this.running ? [this.stopButton, this.sendButton] : [this.sendButton, this.stopButton];
-    const hadFocus = document.activeElement === hidden;
-    hidden.hidden = true;
-    shown.hidden = false;
-    this.sendButton.disabled = this.sending || (!this.text.value.trim() && !this.files.length);
-    if (hadFocus) (shown.disabled ? this.text : shown).focus();
-  }
-
-  grow() {
-    this.text.style.height = "auto";
-    this.text.style.height = `${Math.min(this.text.scrollHeight, window.innerHeight * 0.35)}px`;
-    this.updateButtons();
-  }
-
-  /** What was typed and not sent is there after a reload. */
   remember() {
+    if (this.draft.editing) return;
     try {
-      sessionStorage.setItem("qwen35mm-draft", this.editing ? "" : this.text.value);
+      sessionStorage.setItem(STORED, this.draft.text);
     } catch {
-      /* full, or not allowed: it is a convenience */
+      // Full, or not allowed: it is a convenience.
     }
   }
 
   restore() {
     try {
-      this.text.value = sessionStorage.getItem("qwen35mm-draft") ?? "";
+      this.draft.text = sessionStorage.getItem(STORED) ?? "";
     } catch {
-      /* not allowed */
+      // Not allowed.
     }
-    this.grow();
   }
 }

@@ -1,21 +1,51 @@
 // Small helpers for building the page. Nothing here takes HTML from outside.
 
-/** An element: `h("button.small", {onclick, "aria-label": "..."}, "text", child)`; null children are left out. */
-export function h(selector, attributes = {}, ...children) {
+/** @import { Attributes, Child, ElementOf } from "./types.d.ts" */
+
+import { t } from "./words.js";
+
+/**
+ * An element: `h("button.small", { onclick, "aria-label": "..." }, "text", child)`. Attributes can be left out; those
+ * and children that are null or false are.
+ * @template {string} Selector
+ * @param {Selector} selector
+ * @param {Attributes<ElementOf<Selector>> | Child} [first]
+ * @param {Child[]} children
+ * @returns {ElementOf<Selector>}
+ */
+export function h(selector, first, ...children) {
   const [tag, ...classes] = selector.split(".");
-  const element = document.createElement(tag || "div");
-  if (classes.length) element.className = classes.join(" ");
-  for (const [name, value] of Object.entries(attributes)) {
+  /** @type {any} */
+  const element = document.createElement(tag);
+  element.classList.add(...classes);
+  const hasAttributes = first?.constructor === Object;
+  for (const [name, value] of Object.entries(hasAttributes ? first : {})) {
     if (value === null || value === undefined || value === false) continue;
     // The page's policy refuses the attribute.
     if (name === "style") element.style.cssText = value;
+    else if (name === "class") element.classList.add(.../** @type {string} */ (value).split(" "));
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name in element && name !== "list" && typeof value !== "string") element[name] = value;
+    else if (name in element && typeof value !== "string") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...present(hasAttributes ? children : [/** @type {Child} */ (first), ...children]));
   return element;
 }
+
+/**
+ * Draws an element's children anew.
+ * @template {Element} E
+ * @param {E} element
+ * @param {Child[]} children
+ */
+export function redraw(element, ...children) {
+  element.replaceChildren(...present(children));
+  return element;
+}
+
+/** @type {(children: Child[]) => (Element | string)[]} */
+const present = (children) =>
+  children.flatMap((child) => (Array.isArray(child) ? present(child) : child || child === "" ? [child] : []));
 
 const PATHS = {
   plus: "M12 5v14M5 12h14",
@@ -41,8 +71,10 @@ const PATHS = {
   file: "M6 3h8l4 4v14H6zM14 3v4h4",
 };
 
+/** @typedef {keyof typeof PATHS} Drawing */
+
 /** A line drawing; it says nothing to a screen reader. */
-export function icon(name) {
+export function icon(/** @type {Drawing} */ name) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
   path.setAttribute("d", PATHS[name]);
@@ -52,28 +84,46 @@ export function icon(name) {
   return svg;
 }
 
-/** A button that is only a drawing, with its words for a screen reader and a pointer that rests on it. */
-export function iconButton(name, label, onclick, extra = {}) {
-  return h("button.icon-button", { type: "button", title: label, "aria-label": label, onclick, ...extra }, icon(name));
+/**
+ * A button; `kind` is its class: "plain", "strong" or "danger".
+ * @param {string} kind
+ * @param {Child} label
+ * @param {(event: MouseEvent & { currentTarget: HTMLButtonElement }) => unknown} onclick
+ * @param {Attributes<HTMLButtonElement>} attributes
+ */
+export function button(kind, label, onclick, attributes = {}) {
+  return h("button", { type: "button", class: kind, onclick, ...attributes }, label);
 }
 
-/** Calls at most once in `ms`, with the last arguments, after the calls have paused. */
-export function debounce(ms, run) {
-  let timer = null;
-  const later = (...args) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => run(...args), ms);
-  };
-  later.cancel = () => clearTimeout(timer);
-  return later;
+/**
+ * A button that is only a drawing, with its words for a screen reader and a pointer that rests on it.
+ * @param {Drawing} name
+ * @param {string} label
+ * @param {(event: MouseEvent & { currentTarget: HTMLButtonElement }) => unknown} onclick
+ * @param {Attributes<HTMLButtonElement> & { class?: string }} attributes a class is one more
+ */
+export function iconButton(name, label, onclick, { class: more, ...attributes } = {}) {
+  const names = more ? `icon-button ${more}` : "icon-button";
+  return button(names, icon(name), onclick, { title: label, "aria-label": label, ...attributes });
 }
 
-export function clear(element, ...children) {
-  element.replaceChildren(...children.flat().filter(Boolean));
-  return element;
+/**
+ * A choice of one among several.
+ * @param {Attributes<HTMLSelectElement>} attributes
+ * @param {(value: string) => unknown} onChange
+ * @param {Child[]} options
+ */
+export function select(attributes, onChange, options) {
+  return h("select", { ...attributes, onchange: ({ currentTarget }) => onChange(currentTarget.value) }, options);
 }
 
-export async function copyText(text) {
+/** A bar that shows a share, or that none is known. */
+export function setProgress(/** @type {HTMLProgressElement} */ bar, /** @type {number | null} */ share) {
+  if (share === null) bar.removeAttribute("value");
+  else bar.value = share;
+}
+
+export async function copyText(/** @type {string} */ text) {
   if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
   const area = h("textarea", { style: "position:fixed;opacity:0" });
   area.value = text;
@@ -83,40 +133,59 @@ export async function copyText(text) {
   area.remove();
 }
 
-/** A dialog that closes with Escape; resolves with what its buttons give, or null. */
+/** Shows a dialog over the page; closed, it is gone. */
+export function showDialog(/** @type {HTMLDialogElement} */ dialog) {
+  dialog.addEventListener("close", () => dialog.remove());
+  document.querySelector("#qwen35mm .app")?.append(dialog);
+  dialog.showModal();
+}
+
+/**
+ * Asks, in a dialog that closes with Escape. Enter in a field takes the last button.
+ * @template T
+ * @param {string} title
+ * @param {Child} body
+ * @param {{ label: string, kind?: string, value: () => T }[]} buttons
+ * @returns {Promise<T | null>} what the chosen button gives
+ */
 export function ask(title, body, buttons) {
   return new Promise((resolve) => {
+    /** @type {T | null} */
     let answer = null;
-    const row = buttons.map(({ label, value, kind }) =>
-      h(
-        `button.${kind || "plain"}`,
-        {
-          type: "button",
-          onclick: () => {
-            answer = typeof value === "function" ? value() : value;
-            dialog.close();
-          },
-        },
-        label,
-      ),
+    const row = buttons.map(({ label, kind = "plain", value }) =>
+      button(kind, label, () => {
+        answer = value();
+        dialog.close();
+      }),
     );
-    const enter = (event) => {
-      if (event.key !== "Enter" || event.isComposing || event.target.tagName !== "INPUT") return;
+    const enter = (/** @type {KeyboardEvent} */ event) => {
+      if (event.key !== "Enter" || event.isComposing || !(event.target instanceof HTMLInputElement)) return;
       event.preventDefault();
-      row.at(-1).click();
+      row.at(-1)?.click();
     };
-    const dialog = h(
-      "dialog.dialog",
-      { "aria-label": title, onkeydown: enter },
-      h("h2", {}, title),
-      ...[body].flat(),
-      h("div.dialog-buttons", {}, row),
-    );
-    dialog.addEventListener("close", () => {
-      dialog.remove();
-      resolve(answer);
-    });
-    document.querySelector("#qwen35mm .app").append(dialog);
-    dialog.showModal();
+    const dialog = h("dialog.dialog", { "aria-label": title, onkeydown: enter });
+    dialog.append(...present([h("h2", title), body, h("div.dialog-buttons", row)]));
+    showDialog(dialog);
+    dialog.addEventListener("close", () => resolve(answer));
   });
+}
+
+const cancel = () => ({ label: t("Cancel"), value: () => null });
+
+/** Asks whether something may be deleted. */
+export async function askToDelete(/** @type {string} */ title, /** @type {string} */ words) {
+  const buttons = [cancel(), { label: t("Delete"), kind: "danger", value: () => true }];
+  return Boolean(await ask(title, h("p", words), buttons));
+}
+
+/**
+ * Asks for a line of text; null where none is given.
+ * @param {string} title
+ * @param {Child} words
+ * @param {Attributes<HTMLInputElement>} attributes of the field
+ * @param {string} label of the button
+ */
+export function askText(title, words, attributes, label) {
+  const input = h("input", attributes);
+  return ask(title, [words, input], [cancel(), { label, kind: "strong", value: () => input.value.trim() || null }]);
 }

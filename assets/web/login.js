@@ -1,21 +1,22 @@
 // The login, where the program asks for one.
 
-import { clear, h } from "./dom.js";
+import { h, redraw } from "./dom.js";
 import { t, useLanguage } from "./words.js";
 
 const LOGIN = new URL("../../login", import.meta.url);
 
-/** Asks for a name and a password in `element`; the page is loaded again with whom they let in. */
-export async function showLogin(element) {
-  await useLanguage();
+/** Asks for a name and a password in an element; the page is loaded again with whom they let in. */
+export async function showLogin(/** @type {Element} */ root) {
+  document.documentElement.lang = await useLanguage(undefined);
   const trouble = h("p.refused", { role: "alert" });
-  const field = (label, attributes) => h("label", {}, label, h("input", { required: true, ...attributes }));
+  const name = h("input", { required: true, name: "username", autocomplete: "username" });
+  const kind = { type: "password", autocomplete: "current-password" };
+  const password = h("input", { required: true, name: "password", ...kind });
   const form = h(
     "form.login",
-    {},
-    h("h1", {}, "qwen35mm"),
-    field(t("Name"), { name: "username", autocomplete: "username" }),
-    field(t("Password"), { name: "password", type: "password", autocomplete: "current-password" }),
+    h("h1", "qwen35mm"),
+    h("label", t("Name"), name),
+    h("label", t("Password"), password),
     trouble,
     h("button.primary", { type: "submit" }, t("Log in")),
   );
@@ -27,6 +28,6 @@ export async function showLogin(element) {
     else if (response) trouble.textContent = t("This name and this password don't let you in.");
     else trouble.textContent = t("The program can't be reached. Is it still running?");
   });
-  clear(element, h("div.app.alone", {}, form));
-  form.querySelector("input").focus();
+  redraw(root, h("div.app.alone", form));
+  name.focus();
 }

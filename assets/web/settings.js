@@ -1,192 +1,188 @@
 // What can be set: how to answer, what media may cost, language and colours.
 
-import { call } from "./api.js";
-import { ask, clear, h, iconButton } from "./dom.js";
+/** @import { Child, Field, Fields, Preferences, Presets, Settings } from "./types.d.ts" */
+/** @import { Requests } from "./api.js" */
+/** @import { Models } from "./models.js" */
+
+import { askText, button, h, iconButton, redraw, select } from "./dom.js";
+import { withSetting } from "./state.js";
 import { LANGUAGES, said, t } from "./words.js";
 
+// A field of no more values than that has a slider.
+const MAX_SLIDER = 200;
+
+/**
+ * What the rest of the page does for the panel.
+ * @typedef {object} Host
+ * @property {(values: Settings) => void} changeSettings
+ * @property {(values: Preferences) => void} changePreferences
+ * @property {() => void} close
+ */
+
 export class SettingsPanel {
-  /** `page`: `changed(values)`, `changePreferences(values)`, `say(words)`, `close()`, `switchModel(...)`. */
-  constructor(page, { fields, defaults }, presets, preferences) {
-    Object.assign(this, { page, fields, defaults, presets, preferences, values: {} });
-    this.save = () => this.page.changed(this.values);
+  /** Those that differ from the defaults. @type {Settings} */
+  values = {};
+
+  /**
+   * @param {Host} host
+   * @param {Requests} requests
+   * @param {Fields} fields
+   * @param {{ presets: Presets, preferences: Preferences }} kept
+   * @param {Models | null} models null where the model can't be changed
+   */
+  constructor(host, requests, { fields, defaults }, { presets, preferences }, models) {
+    this.host = host;
+    this.requests = requests;
+    this.models = models;
+    this.fields = fields;
+    this.defaults = defaults;
+    this.presets = presets;
+    this.preferences = preferences;
     this.body = h("div.settings-body");
     this.element = h(
       "aside.settings",
       { id: "qwen35mm-settings", "aria-label": t("Settings"), hidden: true },
-      h(
-        "header",
-        {},
-        h("h2", {}, t("Settings")),
-        iconButton("close", t("Close the settings"), () => this.page.close()),
-      ),
+      h("header", h("h2", t("Settings")), iconButton("close", t("Close the settings"), host.close)),
       this.body,
     );
   }
 
-  /** Shows settings; they are only the values that differ from the defaults. */
-  show(values) {
-    this.values = { ...values };
+  show(/** @type {Settings} */ values) {
+    this.values = values;
     this.draw();
   }
 
-  set(name, value) {
-    if (value === null || value === "" || value === this.defaults[name]) delete this.values[name];
-    else this.values[name] = value;
-    this.save();
+  set(/** @type {string} */ name, /** @type {number | string | boolean | null} */ value) {
+    this.values = withSetting(this.values, this.defaults, name, value);
+    this.host.changeSettings(this.values);
+  }
+
+  take(/** @type {Settings} */ values) {
+    this.show(values);
+    this.host.changeSettings(values);
   }
 
   draw() {
     this.models?.load();
-    const groups = { sampling: t("How words are chosen"), length: t("Lengths"), media: t("Pictures and videos") };
-    clear(
+    const groups = Object.entries({
+      sampling: t("How words are chosen"),
+      length: t("Lengths"),
+      media: t("Pictures and videos"),
+    });
+    redraw(
       this.body,
       this.models?.element,
       this.presetRow(),
-      h(
-        "label.block-field",
-        {},
-        h("span", {}, t("System prompt")),
-        h(
-          "textarea",
-          {
-            rows: 4,
-            placeholder: t("How the model should behave; empty for none"),
-            oninput: (event) => this.set("system", event.target.value),
-          },
-          this.values.system ?? "",
-        ),
-      ),
-      h(
-        "label.check",
-        {},
-        h("input", {
-          type: "checkbox",
-          checked: this.values.thinking ?? this.defaults.thinking,
-          onchange: (event) => this.set("thinking", event.target.checked),
-        }),
-        h("span", {}, t("Think first"), h("small", {}, t("Slower, and better at hard questions."))),
-      ),
-      Object.entries(groups).map(([group, title]) =>
-        h(
-          "fieldset",
-          {},
-          h("legend", {}, title),
-          Object.entries(this.fields)
-            .filter(([, field]) => field.group === group)
-            .map(([name, field]) => this.number(name, field)),
-        ),
-      ),
-      h("button.plain.reset", { type: "button", onclick: () => this.reset() }, t("Back to the model's own settings")),
-      h(
-        "fieldset",
-        {},
-        h("legend", {}, t("Page")),
+      this.systemPrompt(),
+      this.thinking(),
+      groups.map(([group, title]) => {
+        const fields = Object.entries(this.fields).filter(([, field]) => field.group === group);
+        return fieldset(
+          title,
+          fields.map(([name, field]) => this.number(name, field)),
+        );
+      }),
+      button("plain reset", t("Back to the model's own settings"), () => this.take({})),
+      fieldset(t("Page"), [
         this.choice("language", t("Language"), { "": t("As the browser"), ...LANGUAGES }),
         this.choice("colours", t("Colours"), { "": t("As the system"), light: t("Light"), dark: t("Dark") }),
-      ),
+      ]),
     );
   }
 
-  number(name, { low, high, step, label, hint }) {
-    const given = this.values[name];
+  systemPrompt() {
+    const text = h("textarea", { rows: 4, placeholder: t("How the model should behave; empty for none") });
+    text.value = String(this.values.system ?? "");
+    text.addEventListener("input", () => this.set("system", text.value));
+    return h("label.block-field", h("span", t("System prompt")), text);
+  }
+
+  thinking() {
+    const box = h("input", { type: "checkbox", checked: this.values.thinking ?? this.defaults.thinking });
+    box.addEventListener("change", () => this.set("thinking", box.checked));
+    const hint = h("small", t("Slower, and better at hard questions."));
+    return h("label.check", box, h("span", t("Think first"), hint));
+  }
+
+  /** A field, and a slider beside it where the range is small. */
+  number(/** @type {string} */ name, /** @type {Field} */ field) {
+    const { low, high, step, label, hint } = field;
     const standard = this.defaults[name];
-    const box = h("input", {
-      type: "number",
-      min: String(low),
-      max: String(high),
-      step: step < 1 ? "any" : String(step),
-      placeholder: standard !== null ? String(standard) : name === "seed" ? t("random") : t("no limit"),
-    });
-    if (given !== undefined) box.value = String(given);
-    const slider =
-      high <= 200
-        ? h("input", {
-            type: "range",
-            min: String(low),
-            max: String(high),
-            step: String(step),
-            tabindex: "-1",
-            "aria-hidden": "true",
-          })
-        : null;
-    if (slider) slider.value = String(given ?? standard ?? low);
-    const take = (text, from) => {
-      const value = text === "" ? null : Number(text);
-      const bad = value !== null && !(value >= low && value <= high && (step < 1 || Number.isInteger(value)));
-      box.setCustomValidity(bad ? t("From {low} to {high}", { low, high }) : "");
-      if (bad) return;
-      if (from === "slider") box.value = text;
-      else if (slider) slider.value = String(value ?? standard ?? low);
+    const range = { min: String(low), max: String(high) };
+    const placeholder = String(standard ?? (name === "seed" ? t("random") : t("no limit")));
+    const box = h("input", { type: "number", ...range, step: step < 1 ? "any" : String(step), placeholder });
+    box.value = String(this.values[name] ?? "");
+    const hidden = { tabindex: "-1", "aria-hidden": "true" };
+    const slider = high <= MAX_SLIDER ? h("input", { type: "range", ...range, step: String(step), ...hidden }) : null;
+    const place = () => String(this.values[name] ?? standard ?? low);
+    if (slider) slider.value = place();
+    box.addEventListener("input", () => {
+      const value = box.value === "" ? null : Number(box.value);
+      const isValid = value === null || isWithin(value, field);
+      box.setCustomValidity(isValid ? "" : t("From {low} to {high}", { low, high }));
+      if (!isValid) return;
       this.set(name, value);
-    };
-    box.addEventListener("input", () => take(box.value, "box"));
-    slider?.addEventListener("input", () => take(slider.value, "slider"));
-    return h("label.number", {}, h("span", {}, said(label), hint ? h("small", {}, said(hint)) : null), box, slider);
+      if (slider) slider.value = place();
+    });
+    slider?.addEventListener("input", () => {
+      box.setCustomValidity("");
+      box.value = slider.value;
+      this.set(name, Number(slider.value));
+    });
+    return h("label.number", h("span", said(label), hint !== null && h("small", said(hint))), box, slider);
   }
 
-  choice(name, label, options) {
-    const select = h(
-      "select",
-      { onchange: () => this.page.changePreferences({ [name]: select.value }) },
-      Object.entries(options).map(([value, words]) =>
-        h("option", { value, selected: (this.preferences[name] ?? "") === value }, words),
-      ),
+  choice(
+    /** @type {"language" | "colours"} */ name,
+    /** @type {string} */ label,
+    /** @type {Record<string, string>} */ words,
+  ) {
+    const chosen = this.preferences[name] ?? "";
+    const options = Object.entries(words).map(([value, each]) =>
+      h("option", { value, selected: value === chosen }, each),
     );
-    return h("label.number", {}, h("span", {}, label), select);
+    const change = (/** @type {string} */ value) => this.host.changePreferences({ [name]: value });
+    return h("label.number", h("span", label), select({}, change, options));
   }
 
   presetRow() {
     const names = Object.keys(this.presets);
-    const select = h(
-      "select",
-      {
-        "aria-label": t("Take a preset"),
-        onchange: () => {
-          if (select.value) this.take(this.presets[select.value]);
-        },
-      },
-      h("option", { value: "" }, names.length ? t("Take a preset") : t("No presets yet")),
+    const none = h("option", { value: "" }, names.length ? t("Take a preset") : t("No presets yet"));
+    const presets = select({ "aria-label": t("Take a preset") }, (name) => name && this.take(this.presets[name]), [
+      none,
       names.map((name) => h("option", { value: name }, name)),
-    );
+    ]);
+    const remove = () => presets.value && this.deletePreset(presets.value);
     return h(
       "div.presets",
-      {},
-      select,
-      h("button.plain", { type: "button", onclick: () => this.savePreset() }, t("Save as preset")),
-      names.length
-        ? iconButton("trash", t("Delete the chosen preset"), () => select.value && this.deletePreset(select.value))
-        : null,
+      presets,
+      button("plain", t("Save as preset"), () => this.savePreset()),
+      names.length > 0 && iconButton("trash", t("Delete the chosen preset"), remove),
     );
-  }
-
-  take(values) {
-    this.show(values);
-    this.save();
-  }
-
-  reset() {
-    this.take({});
   }
 
   async savePreset() {
-    const input = h("input", { "aria-label": t("Name"), placeholder: t("Name"), maxlength: "100" });
-    const name = await ask(t("Save these settings"), input, [
-      { label: t("Cancel"), value: null },
-      { label: t("Save"), value: () => input.value.trim(), kind: "strong" },
-    ]);
-    if (name) await this.change("save_preset", { name, settings: this.values });
+    const field = { "aria-label": t("Name"), placeholder: t("Name"), maxlength: "100" };
+    const name = await askText(t("Save these settings"), null, field, t("Save"));
+    if (name) this.#keep(this.requests.ask("save_preset", { name, settings: this.values }, "presets"));
   }
 
-  deletePreset(name) {
-    return this.change("delete_preset", { name });
+  deletePreset(/** @type {string} */ name) {
+    return this.#keep(this.requests.ask("delete_preset", { name }, "presets"));
   }
 
-  async change(method, args) {
-    try {
-      this.presets = (await call(method, args)).presets;
-      this.draw();
-    } catch (problem) {
-      this.page.say(problem.message);
-    }
+  async #keep(/** @type {Promise<{ presets: Presets } | null>} */ answer) {
+    const kept = await answer;
+    if (!kept) return;
+    this.presets = kept.presets;
+    this.draw();
   }
 }
+
+/** Whether a number is one that a field takes. */
+export function isWithin(/** @type {number} */ value, /** @type {Field} */ { low, high, step }) {
+  return value >= low && value <= high && (step < 1 || Number.isInteger(value));
+}
+
+const fieldset = (/** @type {string} */ title, /** @type {Child[]} */ fields) =>
+  h("fieldset", h("legend", title), fields);

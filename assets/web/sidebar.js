@@ -1,45 +1,60 @@
 // The conversations: found, renamed, deleted, taken out and in.
 
-import { call, exportUrl, takeIn } from "./api.js";
-import { ask, clear, debounce, h, icon, iconButton } from "./dom.js";
+/** @import { ChatLine, Listing, Tone } from "./types.d.ts" */
+/** @import { Requests } from "./api.js" */
+/** @import { Drawing } from "./dom.js" */
+
+import { debounce, exportUrl, takeIn } from "./api.js";
+import { askToDelete, h, icon, iconButton, redraw } from "./dom.js";
 import { t } from "./words.js";
 
+const SEARCH_AFTER_MS = 180;
+
+/**
+ * What the rest of the page does for the sidebar.
+ * @typedef {object} Host
+ * @property {(id: string) => void} open
+ * @property {() => void} begin a new conversation
+ * @property {(id: string) => void} gone that conversation was deleted
+ * @property {(id: string, title: string) => void} renamed
+ * @property {() => void} showSettings
+ * @property {(words: string, tone?: Tone) => void} say
+ */
+
 export class Sidebar {
-  /** `page`: `open(id)`, `begin()`, `gone(id)`, `renamed(id, title)`, `showSettings()`, `say(words)`. */
-  constructor(page) {
-    this.page = page;
-    this.current = null;
-    this.search = h("input", {
-      type: "search",
-      placeholder: t("Search"),
-      "aria-label": t("Search the conversations"),
-      oninput: debounce(180, () => this.load()),
-    });
+  /** The conversation that is shown. @type {string | null} */
+  #current = null;
+
+  /**
+   * @param {Host} host
+   * @param {Requests} requests
+   */
+  constructor(host, requests) {
+    this.host = host;
+    this.requests = requests;
+    const search = { type: "search", placeholder: t("Search"), "aria-label": t("Search the conversations") };
+    this.search = h("input", { ...search, oninput: debounce(SEARCH_AFTER_MS, () => this.load()) });
     this.list = h("ul.chats", { role: "list", "aria-label": t("Conversations") });
     this.picker = h("input", { type: "file", accept: ".zip", hidden: true, onchange: () => this.import() });
+    const controls = { "aria-controls": "qwen35mm-settings", "aria-expanded": "false" };
     this.settingsButton = h(
       "button.plain",
-      {
-        type: "button",
-        onclick: () => this.page.showSettings(),
-        "aria-controls": "qwen35mm-settings",
-        "aria-expanded": "false",
-      },
+      { type: "button", onclick: host.showSettings, ...controls },
       icon("settings"),
       t("Settings"),
     );
+    this.newButton = h("button.new-chat", { type: "button", onclick: host.begin }, icon("plus"), t("New chat"));
     this.element = h(
       "aside.sidebar",
       { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
-      h("div.brand", {}, h("img", { src: "pwa_icon", alt: "" }), h("span", {}, "qwen35mm")),
-      h("button.new-chat", { type: "button", onclick: () => this.page.begin() }, icon("plus"), t("New chat")),
-      h("div.search", {}, icon("search"), this.search),
+      h("div.brand", h("img", { src: "pwa_icon", alt: "" }), h("span", "qwen35mm")),
+      this.newButton,
+      h("div.search", icon("search"), this.search),
       this.list,
       h(
         "div.side-foot",
-        {},
         iconButton("upload", t("Take in an archive"), () => this.picker.click()),
-        iconButton("download", t("Save all conversations"), () => this.download("zip", [])),
+        iconButton("download", t("Save all conversations"), () => download("zip", [])),
         this.settingsButton,
       ),
       this.picker,
@@ -47,170 +62,133 @@ export class Sidebar {
   }
 
   async load() {
-    try {
-      this.show(await call("list", { query: this.search.value }));
-    } catch (problem) {
-      this.page.say(problem.message);
-    }
+    const found = await this.requests.ask("list", { query: this.search.value }, "list");
+    if (found) this.show(found);
   }
 
-  show({ conversations, more }) {
-    this.conversations = conversations;
-    clear(
+  show(/** @type {Listing} */ { conversations, more }) {
+    const none = this.search.value ? t("Nothing found") : t("Your conversations will be here.");
+    redraw(
       this.list,
       conversations.map((each) => this.line(each)),
-      more ? h("li.hint", {}, t("There are more: search for them.")) : null,
-      conversations.length
-        ? null
-        : h("li.hint", {}, this.search.value ? t("Nothing found") : t("Your conversations will be here.")),
+      more && h("li.hint", t("There are more: search for them.")),
+      !conversations.length && h("li.hint", none),
     );
-    this.mark(this.current);
+    this.mark(this.#current);
   }
 
-  mark(id) {
-    this.current = id;
-    for (const line of this.list.children) {
-      const isCurrent = line.dataset.id === id;
-      line.classList.toggle("current", isCurrent);
-      line.querySelector("a")?.setAttribute("aria-current", isCurrent ? "page" : "false");
+  mark(/** @type {string | null} */ id) {
+    this.#current = id;
+    for (const link of this.list.querySelectorAll("a")) {
+      const isCurrent = link.hash === `#${id}`;
+      link.parentElement?.classList.toggle("current", isCurrent);
+      link.setAttribute("aria-current", isCurrent ? "page" : "false");
     }
   }
 
-  line(chat) {
-    const link = h(
-      "a",
-      {
-        href: `#${chat.id}`,
-        title: chat.title,
-        onclick: (event) => {
-          event.preventDefault();
-          this.page.open(chat.id);
-        },
-      },
-      chat.title || t("Untitled"),
+  line(/** @type {ChatLine} */ chat) {
+    const { id, title } = chat;
+    const open = (/** @type {MouseEvent} */ event) => {
+      event.preventDefault();
+      this.host.open(id);
+    };
+    const line = h("li.chat", h("a", { href: `#${id}`, title, onclick: open }, title || t("Untitled")));
+    line.append(
+      menu(t("More about {title}", { title }), [
+        ["edit", t("Rename"), () => this.rename(chat, line)],
+        ["download", t("Save as Markdown"), () => download("md", [id])],
+        ["download", t("Save with its files"), () => download("zip", [id])],
+        ["trash", t("Delete"), () => this.remove(chat)],
+      ]),
     );
-    const menu = h(
-      "details.menu",
-      {
-        ontoggle: () => {
-          if (menu.open) {
-            this.closeOthers(menu);
-            menu.lastChild.scrollIntoView({ block: "nearest" });
-          }
-        },
-        onfocusout: (event) => {
-          if (event.relatedTarget && !menu.contains(event.relatedTarget)) menu.open = false;
-        },
-        onkeydown: (event) => {
-          if (event.key !== "Escape" || !menu.open) return;
-          event.stopPropagation();
-          menu.open = false;
-          menu.firstChild.focus();
-        },
-      },
-      h("summary", { "aria-label": t("More about {title}", { title: chat.title }) }, icon("more")),
-      h(
-        "div.menu-list",
-        {},
-        this.entry("edit", t("Rename"), () => this.rename(chat, menu)),
-        this.entry("download", t("Save as Markdown"), () => this.download("md", [chat.id])),
-        this.entry("download", t("Save with its files"), () => this.download("zip", [chat.id])),
-        this.entry("trash", t("Delete"), () => this.remove(chat)),
-      ),
-    );
-    return h("li.chat", { "data-id": chat.id }, link, menu);
+    return line;
   }
 
-  entry(drawing, label, run) {
-    return h(
-      "button",
-      { type: "button", onclick: (event) => this.choose(event.currentTarget.closest("details"), run) },
-      icon(drawing),
-      label,
-    );
-  }
-
-  /** The focus goes back to what opened the menu, where a dialog returns it to. */
-  choose(menu, run) {
-    menu.open = false;
-    menu.firstChild.focus();
-    run();
-  }
-
-  closeOthers(open) {
-    for (const menu of this.list.querySelectorAll("details[open]")) if (menu !== open) menu.open = false;
-  }
-
-  rename(chat) {
-    const line = this.list.querySelector(`[data-id="${chat.id}"]`);
-    const input = h("input.rename", { "aria-label": t("Title"), value: chat.title });
-    let done = false;
-    const finish = async (keep) => {
-      if (done) return;
-      done = true;
+  rename(/** @type {ChatLine} */ chat, /** @type {HTMLElement} */ line) {
+    const input = h("input.rename", { "aria-label": t("Title") });
+    let isDone = false;
+    const finish = async (/** @type {boolean} */ keep) => {
+      if (isDone) return;
+      isDone = true;
       const title = input.value.trim();
-      if (keep && title && title !== chat.title) {
-        try {
-          await call("rename", { conversation: chat.id, title });
+      if (keep && title && title !== chat.title)
+        if (await this.requests.ask("rename", { conversation: chat.id, title })) {
           chat.title = title;
-          this.page.renamed(chat.id, title);
-        } catch (problem) {
-          this.page.say(problem.message);
+          this.host.renamed(chat.id, title);
         }
-      }
       const hadFocus = line.contains(document.activeElement);
       const fresh = this.line(chat);
       line.replaceWith(fresh);
-      if (hadFocus) fresh.querySelector("a").focus();
-      this.mark(this.current);
+      if (hadFocus) fresh.querySelector("a")?.focus();
+      this.mark(this.#current);
     };
     input.addEventListener("keydown", (event) => {
       if (event.key === "Enter") finish(true);
-      if (event.key === "Escape") {
-        event.stopPropagation();
-        finish(false);
-      }
+      if (event.key !== "Escape") return;
+      event.stopPropagation();
+      finish(false);
     });
     input.addEventListener("blur", () => finish(true));
-    clear(line, input);
+    redraw(line, input);
     input.value = chat.title;
     input.select();
   }
 
-  async remove(chat) {
-    const sure = await ask(
-      t("Delete this conversation?"),
-      h("p", {}, t("“{title}” and its files will be gone.", { title: chat.title })),
-      [
-        { label: t("Cancel"), value: null },
-        { label: t("Delete"), value: true, kind: "danger" },
-      ],
-    );
-    if (!sure) return;
-    try {
-      await call("delete", { conversation: chat.id });
-    } catch (problem) {
-      return this.page.say(problem.message);
-    }
-    this.page.gone(chat.id);
+  async remove(/** @type {ChatLine} */ { id, title }) {
+    const words = t("“{title}” and its files will be gone.", { title });
+    if (!(await askToDelete(t("Delete this conversation?"), words))) return;
+    if (!(await this.requests.ask("delete", { conversation: id }))) return;
+    this.host.gone(id);
     await this.load();
   }
 
-  download(form, ids) {
-    h("a", { href: exportUrl(form, ids), download: "" }).click();
-  }
-
   async import() {
-    const [file] = this.picker.files;
+    const [file] = this.picker.files ?? [];
     this.picker.value = "";
-    if (!file) return;
-    try {
-      const { conversations } = await takeIn(file);
-      this.page.say(t("{n} conversations were taken in.", { n: conversations.length }), "good");
-      this.search.value = "";
-      await this.load();
-    } catch (problem) {
-      this.page.say(problem.message);
-    }
+    const taken = file && (await this.requests.told(takeIn(file)));
+    if (!taken) return;
+    this.host.say(t("{n} conversations were taken in.", { n: taken.conversations.length }), "good");
+    this.search.value = "";
+    await this.load();
   }
+}
+
+/**
+ * A menu behind three dots; of those that have one, only one is open.
+ * @param {string} label
+ * @param {[Drawing, string, () => unknown][]} entries
+ */
+function menu(label, entries) {
+  const summary = h("summary", { "aria-label": label }, icon("more"));
+  const close = () => {
+    details.open = false;
+    // Where a dialog returns the focus to.
+    summary.focus();
+  };
+  const rows = entries.map(([drawing, words, run]) => {
+    const choose = () => {
+      close();
+      run();
+    };
+    return h("button", { type: "button", onclick: choose }, icon(drawing), words);
+  });
+  const list = h("div.menu-list", rows);
+  // Details of one name close each other.
+  const details = h("details.menu", { name: "conversation" }, summary, list);
+  details.addEventListener("toggle", () => {
+    if (details.open) list.scrollIntoView({ block: "nearest" });
+  });
+  details.addEventListener("focusout", ({ relatedTarget }) => {
+    if (relatedTarget instanceof Node && !details.contains(relatedTarget)) details.open = false;
+  });
+  details.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !details.open) return;
+    event.stopPropagation();
+    close();
+  });
+  return details;
+}
+
+function download(/** @type {"md" | "zip"} */ form, /** @type {string[]} */ ids) {
+  h("a", { href: exportUrl(form, ids), download: "" }).click();
 }

@@ -1,5 +1,8 @@
 // The stream of answers in progress. It goes through Gradio's queue, which is what a Space counts GPU time by.
 
+/** @import { News } from "./types.d.ts" */
+/** @import { Requests } from "./api.js" */
+
 const CALLS = new URL("../../gradio_api/call/watch", import.meta.url);
 const HUB = "https://huggingface.co";
 const OFFER = "supports-zerogpu-headers";
@@ -14,7 +17,8 @@ if (isFramed) {
   window.parent.postMessage(OFFER, HUB);
 }
 
-function tokens() {
+/** @returns {Promise<Record<string, string>>} */
+async function headers() {
   if (!hasTokens) return {};
   const { port1, port2 } = new MessageChannel();
   return new Promise((resolve) => {
@@ -26,33 +30,43 @@ function tokens() {
   });
 }
 
-let source = null;
-let newest = 0;
+export class AnswerStream {
+  /** @type {EventSource | null} */
+  #source = null;
 
-/**
- * Follows answers instead of those that were followed before: a browser has few connections to a program.
- * `onNews` gets what there is to see of them, by id, whenever one has changed. A stream that is lost ends without a word.
- */
-export async function follow(ids, onNews) {
-  const mine = ++newest;
-  let event;
-  try {
-    const response = await fetch(CALLS, {
-      method: "POST",
-      headers: { "content-type": "application/json", "x-gradio-user": "app", ...(await tokens()) },
-      body: JSON.stringify({ data: [ids] }),
-    });
-    event = (await response.json()).event_id;
-  } catch {
-    return;
+  /**
+   * @param {Requests} requests
+   * @param {(answers: Record<string, News>) => void} onNews gets what there is to see of answers, by id, whenever one
+   *   has changed
+   */
+  constructor(requests, onNews) {
+    this.requests = requests;
+    this.onNews = onNews;
   }
-  if (mine !== newest || !event) return;
-  // Only now, so that no answer is without a page that watches it.
-  source?.close();
-  const stream = new EventSource(`${CALLS}/${event}`);
-  source = stream;
-  const close = () => stream.close();
-  stream.addEventListener("generating", ({ data }) => onNews(JSON.parse(data)[0]));
-  stream.addEventListener("complete", close);
-  stream.addEventListener("error", close);
+
+  /**
+   * Watches answers instead of those that were watched before: a browser has few connections to a program. A stream
+   * that is lost ends without a word.
+   */
+  async watch(/** @type {string[]} */ ids) {
+    const isLate = this.requests.begin("answers");
+    let event;
+    try {
+      const response = await fetch(CALLS, {
+        method: "POST",
+        headers: { "content-type": "application/json", "x-gradio-user": "app", ...(await headers()) },
+        body: JSON.stringify({ data: [ids] }),
+      });
+      event = (await response.json()).event_id;
+    } catch {
+      return;
+    }
+    if (isLate() || !event) return;
+    // Only now, so that no answer is without a page that watches it.
+    this.#source?.close();
+    const source = new EventSource(`${CALLS}/${event}`);
+    this.#source = source;
+    source.addEventListener("generating", ({ data }) => this.onNews(JSON.parse(data)[0]));
+    for (const end of ["complete", "error"]) source.addEventListener(end, () => source.close());
+  }
 }

@@ -1,5 +1,7 @@
 // Notices in the page's corner: errors stay until they are closed, the others go by themselves.
 
+/** @import { Tone } from "./types.d.ts" */
+
 import { h, iconButton } from "./dom.js";
 import { t } from "./words.js";
 
@@ -7,38 +9,34 @@ const SHOWN_MS = 6000;
 const MAX_SHOWN = 4;
 
 export class Toasts {
+  /** What had the focus before it came here. @type {HTMLElement | null} */
+  #from = null;
+
   constructor() {
-    this.element = h("div.toasts", {
-      "aria-live": "polite",
-      onfocusin: ({ relatedTarget }) => {
-        if (!this.element.contains(relatedTarget)) this.from = relatedTarget;
-      },
+    this.element = h("div.toasts", { "aria-live": "polite" });
+    this.element.addEventListener("focusin", ({ relatedTarget }) => {
+      if (relatedTarget instanceof HTMLElement && !this.element.contains(relatedTarget)) this.#from = relatedTarget;
     });
-    this.from = null;
   }
 
-  /** `kind` is "bad" for an error, else "note" or "good". */
-  say(words, kind = "bad") {
+  /** Says something; nothing where there are no words. */
+  say(/** @type {string} */ words, /** @type {Tone} */ tone = "bad") {
     if (!words) return;
-    const same = [...this.element.children].find((each) => each.firstChild.textContent === words);
+    const same = [...this.element.children].find((each) => each.firstChild?.textContent === words);
     if (same && isHeld(same)) return;
     // Shown anew: a screen reader says it again.
     same?.remove();
     if (this.element.children.length >= MAX_SHOWN) this.leastNeeded().remove();
-    const toast = h(
-      `div.toast.${kind}`,
-      {},
-      h("span", {}, words),
-      iconButton("close", t("Close the notice"), () => this.close(toast)),
-    );
+    const close = iconButton("close", t("Close the notice"), () => this.close(toast));
+    const toast = h("div.toast", { class: tone }, h("span", words), close);
     this.element.append(toast);
-    if (kind !== "bad") goLater(toast);
+    if (tone !== "bad") goLater(toast);
   }
 
   /** The focus goes on to the next notice, or back to where it came from. */
-  close(toast) {
+  close(/** @type {Element} */ toast) {
     const next = toast.nextElementSibling ?? toast.previousElementSibling;
-    if (toast.contains(document.activeElement)) (next?.querySelector("button") ?? this.from)?.focus();
+    if (toast.contains(document.activeElement)) (next?.querySelector("button") ?? this.#from)?.focus();
     toast.remove();
   }
 
@@ -50,8 +48,8 @@ export class Toasts {
 }
 
 /** Whether the pointer or the focus is on it. */
-const isHeld = (toast) => toast.matches(":hover, :focus-within");
+const isHeld = (/** @type {Element} */ toast) => toast.matches(":hover, :focus-within");
 
-function goLater(toast) {
+function goLater(/** @type {Element} */ toast) {
   setTimeout(() => (isHeld(toast) ? goLater(toast) : toast.remove()), SHOWN_MS);
 }

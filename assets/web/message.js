@@ -1,0 +1,250 @@
+// A message of the conversation: what was asked or answered, and what can be done with it.
+
+/** @import { Answer, AnswerView, Attachment, Child, Message, Question, Work } from "./types.d.ts" */
+
+import { mediaUrl, thumbnailUrl } from "./api.js";
+import { copyText, h, icon, iconButton, redraw, setProgress } from "./dom.js";
+import { number, said, t } from "./words.js";
+
+const COPIED_MS = 1200;
+
+/**
+ * What the buttons do.
+ * @typedef {object} Actions
+ * @property {(message: Question) => void} edit
+ * @property {(message: Answer) => void} again
+ * @property {(message: Answer) => void} goOn
+ * @property {(message: Message) => void} remove
+ * @property {(node: string) => void} showBranch
+ * @property {(digest: string, name: string) => void} enlarge
+ */
+
+/**
+ * Shows a message; drawn again only where it has changed.
+ * @template {Message} M
+ */
+export class Row {
+  #drawn = "";
+
+  /**
+   * @param {M} message
+   * @param {Actions} actions
+   */
+  constructor({ id, role }, actions) {
+    this.actions = actions;
+    this.body = h("div.body");
+    this.tools = h("div.tools");
+    const label = role === "user" ? t("You") : t("Answer");
+    this.element = h("article.message", { class: role, "data-id": id, "aria-label": label }, this.body, this.tools);
+  }
+
+  show(/** @type {M} */ message) {
+    this.element.classList.toggle("left-out", !message.kept);
+    const drawn = JSON.stringify(message);
+    if (drawn === this.#drawn) return;
+    this.#drawn = drawn;
+    this.draw(message);
+  }
+
+  draw(/** @type {M} */ _message) {}
+
+  /** What can be done with any message, around what can be done with this kind. */
+  drawTools(/** @type {M} */ message, /** @type {Child[]} */ ...own) {
+    redraw(
+      this.tools,
+      this.branches(message),
+      iconButton("copy", t("Copy"), ({ currentTarget }) => copy(currentTarget, message.text)),
+      own,
+    );
+  }
+
+  branches(/** @type {M} */ { branch: { at, of, previous, next } }) {
+    if (of < 2) return null;
+    const go = (/** @type {string | null} */ node) => node && this.actions.showBranch(node);
+    return h(
+      "span.branches",
+      { role: "group", "aria-label": t("Branches") },
+      iconButton("left", t("The branch before"), () => go(previous), { disabled: !previous }),
+      h("span.count", `${at}/${of}`),
+      iconButton("right", t("The next branch"), () => go(next), { disabled: !next }),
+    );
+  }
+
+  deleteButton(/** @type {M} */ message) {
+    return iconButton("trash", t("Delete"), () => this.actions.remove(message));
+  }
+}
+
+/** @extends {Row<Question>} */
+export class QuestionRow extends Row {
+  /** @override */
+  draw(/** @type {Question} */ message) {
+    const files = message.attachments.map((each) => this.file(each));
+    redraw(this.body, files.length > 0 && h("div.files", files), message.text && h("div.bubble", message.text));
+    this.drawTools(
+      message,
+      iconButton("edit", t("Edit"), () => this.actions.edit(message)),
+      this.deleteButton(message),
+    );
+  }
+
+  file(/** @type {Attachment} */ { digest, kind, name, size }) {
+    const [media, thumbnail] = [mediaUrl(digest), thumbnailUrl(digest)];
+    if (kind === "text") return h("a.document", { href: media, target: "_blank", rel: "noopener" }, icon("file"), name);
+    const labels = { title: name, "aria-label": name };
+    // A GIF is a video for the model, and a picture for a browser.
+    const moves = kind === "video" && /\.gif$/i.test(name);
+    if (kind === "video" && !moves)
+      return h("video", { src: media, poster: thumbnail, controls: true, muted: true, preload: "none", ...labels });
+    const image = h("img", { src: moves ? media : thumbnail, alt: name, loading: "lazy" });
+    // Known before it is loaded, so that nothing jumps.
+    if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
+    const onclick = () => this.actions.enlarge(digest, name);
+    return h("button.picture", { type: "button", onclick, ...labels }, image);
+  }
+}
+
+/** @extends {Row<Answer>} */
+export class AnswerRow extends Row {
+  /** The person opened or folded the thinking. */
+  #wasToggled = false;
+  #isToggling = false;
+  #notes = "";
+
+  /**
+   * @param {Answer} message
+   * @param {Actions} actions
+   */
+  constructor(message, actions) {
+    super(message, actions);
+    this.notes = h("details.fold.notes", { hidden: true });
+    this.thoughtTitle = h("span");
+    this.thoughtText = h("div.prose");
+    this.thought = h("details.fold.thinking", { hidden: true }, h("summary", this.thoughtTitle), this.thoughtText);
+    this.thought.addEventListener("toggle", () => {
+      if (!this.#isToggling) this.#wasToggled = true;
+      this.#isToggling = false;
+    });
+    this.answer = h("div.prose.answer");
+    this.problem = h("div.problem", { hidden: true });
+    this.bar = h("progress", { "aria-hidden": "true" });
+    this.label = h("span");
+    this.work = h("div.work", { hidden: true }, this.bar, this.label);
+    this.body.append(this.notes, this.thought, this.answer, this.problem, this.work);
+  }
+
+  /** @override */
+  draw(/** @type {Answer} */ message) {
+    this.update(message);
+    if (message.status === "running") return this.tools.replaceChildren();
+    const canGoOn = message.status !== "finished" && (message.text || message.reasoning.length > 0);
+    this.drawTools(
+      message,
+      iconButton("again", t("Answer again"), () => this.actions.again(message)),
+      canGoOn && iconButton("goOn", t("Continue"), () => this.actions.goOn(message), { class: "strong" }),
+      this.deleteButton(message),
+      this.cost(message),
+    );
+  }
+
+  /** Draws what is new of it. */
+  update(/** @type {AnswerView} */ view) {
+    const isRunning = view.status === "running";
+    this.element.classList.toggle("running", isRunning);
+    drawBlocks(this.answer, view.blocks);
+    this.drawThinking(view, isRunning);
+    this.drawNotes(view.notes);
+    this.work.hidden = !isRunning;
+    if (isRunning) this.drawWork(view.work ?? { label: t("Getting ready"), share: null });
+    const words = endingOf(view);
+    this.problem.hidden = !words;
+    this.problem.classList.toggle("mild", !view.error && !view.unsaved);
+    setText(this.problem, words);
+  }
+
+  drawThinking(/** @type {AnswerView} */ { reasoning, thinking_s: seconds, blocks }, /** @type {boolean} */ isRunning) {
+    this.thought.hidden = !reasoning.length;
+    if (!reasoning.length) return;
+    drawBlocks(this.thoughtText, reasoning);
+    const isLive = isRunning && !blocks.length;
+    const done = seconds === null ? t("Thought") : t("Thought for {s} s", { s: number(seconds, 1) });
+    setText(this.thoughtTitle, isLive ? t("Thinking") : done);
+    this.thought.classList.toggle("live", isLive);
+    // Open while it is written, then folded, unless the person decided otherwise.
+    if (!this.#wasToggled && this.thought.open !== isLive) {
+      this.#isToggling = true;
+      this.thought.open = isLive;
+    }
+  }
+
+  drawNotes(/** @type {string[]} */ notes) {
+    this.notes.hidden = !notes.length;
+    const drawn = notes.join("\n");
+    if (drawn === this.#notes) return;
+    this.#notes = drawn;
+    const lines = notes.map((note) => h("li", note));
+    redraw(this.notes, h("summary", t("What the model was shown")), h("ul", lines));
+  }
+
+  drawWork(/** @type {Work} */ { label, share }) {
+    setProgress(this.bar, share);
+    setText(this.label, said(label));
+  }
+
+  cost(/** @type {Answer} */ { stats, model }) {
+    if (!stats) return null;
+    const rows = model ? [...stats.rows, [t("Model"), model]] : stats.rows;
+    return h(
+      "details.cost",
+      h("summary", { title: t("What this answer cost") }, stats.line.map(said).join(" · ")),
+      h(
+        "dl",
+        rows.map(([name, value]) => [h("dt", said(name)), h("dd", said(value))]),
+      ),
+    );
+  }
+}
+
+/** What is to be said of how an answer ended; nothing where it is all there. */
+export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsaved }) {
+  if (unsaved) return t("This answer isn't stored: {why}", { why: unsaved });
+  if (error) return error;
+  if (status === "length") return t("The answer ended at its limit. It can be continued.");
+  if (status === "interrupted") return t("The program ended in the middle of this answer.");
+  if (blocks.length) return "";
+  if (status === "stopped") return t("Stopped before the answer. The model won't see this question again.");
+  return status === "finished" ? t("The model answered nothing.") : "";
+}
+
+/** What is the same stays untouched: a selection in it too. */
+function setText(/** @type {Element} */ element, /** @type {string} */ words) {
+  if (element.textContent !== words) element.textContent = words;
+}
+
+/** @type {WeakMap<Element, string[]>} */
+const drawnBlocks = new WeakMap();
+
+/** Puts rendered blocks into place; the program made them safe. Those that are the same stay untouched. */
+function drawBlocks(/** @type {Element} */ element, /** @type {string[]} */ blocks) {
+  const drawn = drawnBlocks.get(element) ?? [];
+  blocks.forEach((html, at) => {
+    if (drawn[at] === html) return;
+    const block = element.children[at] ?? element.appendChild(h("div.block"));
+    block.innerHTML = html;
+    for (const button of block.querySelectorAll("[data-copy]")) button.textContent = t("Copy");
+  });
+  while (element.children.length > blocks.length) element.lastChild?.remove();
+  drawnBlocks.set(element, blocks);
+}
+
+/** Copies a text, and has the button say so for a moment. */
+export async function copy(/** @type {Element} */ button, /** @type {string} */ text) {
+  await copyText(text);
+  const before = [...button.childNodes];
+  button.replaceChildren(icon("check"));
+  button.classList.add("done");
+  setTimeout(() => {
+    button.replaceChildren(...before);
+    button.classList.remove("done");
+  }, COPIED_MS);
+}

@@ -1,0 +1,266 @@
+// What the page knows and does: the conversation that is shown, its settings, the answers in progress. Draws nothing.
+
+/** @import { Arguments, Change, Chat, ModelChange, News, Offer, Preferences, Settings, Start } from "./types.d.ts" */
+/** @import { Message, Outgoing } from "./types.d.ts" */
+/** @import { Requests } from "./api.js" */
+
+import { debounce, Problem } from "./api.js";
+import { t } from "./words.js";
+
+// An answer that says nothing for this long has lost its connection: it is asked for again.
+const SILENCE_MS = 8000;
+const SAVE_AFTER_MS = 300;
+// One topic for all that a person does to what is shown: what was done last is what stays.
+const SHOWN = "what is shown";
+
+/** @type {Chat} */
+export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], running: [], context: null };
+
+/**
+ * What draws the state, and asks the person.
+ * @typedef {object} View
+ * @property {(chat: Chat, isOther: boolean) => void} showChat draws a conversation; `isOther` than the one before
+ * @property {(answer: News) => void} showAnswer draws what is new of an answer in the conversation
+ * @property {() => void} toEnd goes to the end of the conversation
+ * @property {(words: string) => void} speak tells a screen reader
+ * @property {(words: string, offers: Offer[]) => void} offer says that something doesn't fit, and what would
+ * @property {() => void} listChanged there is another conversation, or another order of them
+ * @property {() => void} settingsChanged
+ * @property {(change: ModelChange) => Promise<unknown>} changeModel
+ */
+
+export class PageState {
+  /** @type {Chat} */
+  chat = NO_CHAT;
+  /** Answers in progress in all conversations, with the last that is known of them. @type {Map<string, News | null>} */
+  live = new Map();
+  #heardMs = 0;
+  /** @type {Promise<unknown>} */
+  #saved = Promise.resolve();
+  /** For the conversation that they were changed in, whichever is shown when they are saved. */
+  #saveSoon = debounce(SAVE_AFTER_MS, async (/** @type {string | null} */ conversation) => {
+    const { settings } = this;
+    if (!conversation || (await this.#inOrder("settings", { conversation, settings })))
+      await this.changePreferences({ settings });
+  });
+
+  /**
+   * @param {View} view
+   * @param {Requests} requests
+   * @param {(ids: string[]) => void} watch has the program send what is new of these answers and no others, which comes
+   *   to `news`
+   * @param {Pick<Start, "app" | "preferences">} start
+   * @param {() => number} nowMs
+   */
+  constructor(view, requests, watch, { app, preferences }, nowMs = Date.now) {
+    this.view = view;
+    this.requests = requests;
+    this.watch = watch;
+    this.examples = app.examples;
+    this.preferences = preferences;
+    /** Those of the conversation that differ from the defaults. @type {Settings} */
+    this.settings = { ...preferences.settings };
+    this.nowMs = nowMs;
+  }
+
+  // Which conversation is shown
+
+  async open(/** @type {string} */ id) {
+    try {
+      this.#showLast(await this.requests.call("open", { conversation: id }, SHOWN));
+      this.view.toEnd();
+    } catch (problem) {
+      if (!(problem instanceof Problem)) throw problem;
+      this.requests.onProblem(problem);
+      if (problem.kind === "not found") this.newChat();
+    }
+  }
+
+  newChat() {
+    this.#showLast(NO_CHAT);
+  }
+
+  /** Shows what the person asked for last; what was read before and comes after it is late. */
+  #showLast(/** @type {Chat} */ chat) {
+    this.requests.begin(SHOWN);
+    this.#show(chat);
+  }
+
+  #show(/** @type {Chat} */ chat) {
+    const isOther = chat.id !== this.chat.id;
+    this.chat = chat;
+    if (isOther) {
+      // With the settings as they were there.
+      this.#saveSoon.flush();
+      this.settings = { ...(chat.id ? chat.settings : this.preferences.settings) };
+    }
+    this.view.showChat(chat, isOther);
+    for (const id of chat.running) {
+      const news = this.live.get(id);
+      if (news) this.view.showAnswer(news);
+    }
+    if (chat.running.length) this.follow(chat.running);
+  }
+
+  // What is done to it
+
+  /** Where a message that is sent now goes. */
+  get place() {
+    return { conversation: this.chat.id, parent: this.chat.messages.at(-1)?.id ?? null, settings: this.settings };
+  }
+
+  /** Sends a message; whether that was possible. */
+  async send(/** @type {Outgoing} */ message) {
+    const isSent = await this.#change("send", message);
+    if (isSent) this.view.listChanged();
+    return isSent;
+  }
+
+  async sendExample(/** @type {number} */ number) {
+    const found = await this.requests.ask("example", { number });
+    if (!found) return false;
+    const { text } = this.examples[number];
+    const place = { conversation: null, parent: null, settings: this.settings };
+    return this.send({ ...place, text, attachments: [found.attachment] });
+  }
+
+  again(/** @type {Message} */ { parent }) {
+    return this.#change("again", { conversation: this.chat.id, node: parent, settings: this.settings });
+  }
+
+  goOn(/** @type {Message} */ { id }) {
+    return this.#change("continue", { conversation: this.chat.id, node: id, settings: this.settings });
+  }
+
+  showBranch(/** @type {string} */ node) {
+    return this.#change("branch", { conversation: this.chat.id, node });
+  }
+
+  deleteMessage(/** @type {Message} */ { id }) {
+    return this.#change("delete_message", { conversation: this.chat.id, node: id });
+  }
+
+  /** Does what makes a message fit. */
+  async take(/** @type {Offer} */ offer) {
+    const conversation = this.chat.id;
+    if (offer.kind === "media") {
+      this.changeSettings({ ...this.settings, ...offer.settings });
+    } else if (offer.kind === "shorten") {
+      await this.#change("shorten", { conversation, first: offer.first });
+    } else if (offer.kind === "context") {
+      await this.view.changeModel({ context_length: offer.context_length });
+    } else {
+      await this.#change("summarise", { conversation });
+      this.view.listChanged();
+    }
+  }
+
+  /**
+   * Has the program change a conversation, and shows it if the person hasn't moved on; whether it was possible.
+   * @template {Change} C
+   * @param {C} name
+   * @param {Arguments<C>} args
+   */
+  async #change(name, args) {
+    const isLate = this.requests.begin(SHOWN);
+    const changed = await this.requests.ask(name, args);
+    if (!changed) return false;
+    const { chat, reply } = changed;
+    if (!isLate()) {
+      this.#showLast(chat);
+      if (reply) this.view.toEnd();
+    }
+    // The program begins with an answer when it is watched.
+    if (reply) this.follow([reply]);
+    return true;
+  }
+
+  /** Looks how the conversation is now. It overtakes nothing that the person asked for. */
+  async #refresh() {
+    const isLate = this.requests.newest(SHOWN);
+    const chat = await this.requests.call("open", { conversation: this.chat.id }, "refresh");
+    if (!isLate()) this.#show(chat);
+  }
+
+  // Answers in progress
+
+  follow(/** @type {string[]} */ ids) {
+    this.view.speak("");
+    const fresh = ids.filter((id) => !this.live.has(id));
+    for (const id of fresh) this.live.set(id, null);
+    this.#heardMs = this.nowMs();
+    if (fresh.length) this.watch([...this.live.keys()]);
+  }
+
+  /** What the program sends of answers in progress, by their ids. */
+  news(/** @type {Record<string, News>} */ answers) {
+    this.#heardMs = this.nowMs();
+    for (const [id, answer] of Object.entries(answers)) {
+      if (!this.live.has(id)) continue;
+      this.live.set(id, answer);
+      if (answer.conversation === this.chat.id) this.view.showAnswer(answer);
+      if (answer.status !== "running") this.#end(answer);
+    }
+  }
+
+  #end(/** @type {News} */ answer) {
+    this.live.delete(answer.id);
+    this.view.speak(answer.error ?? t("The answer is complete."));
+    if (answer.conversation !== this.chat.id) return;
+    this.requests.told(this.#refresh());
+    if (answer.too_long) this.view.offer(answer.error ?? "", []);
+  }
+
+  /** Asks again for answers that say nothing any more. */
+  checkSilence() {
+    if (!this.live.size || this.nowMs() - this.#heardMs < SILENCE_MS) return;
+    const ids = [...this.live.keys()];
+    this.live.clear();
+    this.follow(ids);
+    // Where the program can't be reached, that is said elsewhere.
+    if (this.chat.id) this.#refresh().catch(() => {});
+  }
+
+  async stop() {
+    for (const node of this.chat.running) await this.requests.ask("stop", { node });
+  }
+
+  // Settings
+
+  changeSettings(/** @type {Settings} */ values) {
+    this.settings = values;
+    this.view.settingsChanged();
+    this.#saveSoon(this.chat.id);
+  }
+
+  /** Keeps what belongs to no conversation; whether that was possible. */
+  async changePreferences(/** @type {Preferences} */ values) {
+    Object.assign(this.preferences, values);
+    return Boolean(await this.#inOrder("preferences", { preferences: this.preferences }));
+  }
+
+  /**
+   * Saves one after the other, so that none overwrites a later one.
+   * @template {"settings" | "preferences"} N
+   * @param {N} name
+   * @param {Arguments<N>} args
+   */
+  #inOrder(name, args) {
+    const saved = this.#saved.then(() => this.requests.ask(name, args));
+    this.#saved = saved;
+    return saved;
+  }
+}
+
+/**
+ * Settings with one of them changed: a default isn't kept, and neither is nothing.
+ * @param {Settings} values
+ * @param {Settings} defaults
+ * @param {string} name
+ * @param {number | string | boolean | null} value
+ * @returns {Settings}
+ */
+export function withSetting(values, defaults, name, value) {
+  const { [name]: _, ...others } = values;
+  return value === null || value === "" || value === defaults[name] ? others : { ...others, [name]: value };
+}

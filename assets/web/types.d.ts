@@ -1,0 +1,254 @@
+// What the program and the page tell each other (qwen35mm/web says it in Python), and the words of `h`. Only for tsc.
+
+/** A text apart from its values, or a value by itself: see qwen35mm/chat/say.py. */
+export type Said =
+  | string
+  | number
+  | { text: string; values: Record<string, Said> }
+  | { number: number; digits: number }
+  | { share: number }
+  | { bytes: number };
+
+export type Kind = "image" | "video" | "text";
+
+export interface Attachment {
+  digest: string;
+  kind: Kind;
+  name: string;
+  num_bytes: number;
+  /** Height and width of a picture. */
+  size?: [number, number] | null;
+}
+
+/** A file that was taken in; of a PDF as text, `pdf` is the file itself. */
+export interface Taken extends Attachment {
+  pdf?: string;
+}
+
+export interface Work {
+  label: Said;
+  share: number | null;
+}
+
+export type Status = "running" | "finished" | "length" | "stopped" | "interrupted" | "failed";
+
+/** What there is to see of an answer, in progress or not; `blocks` and `reasoning` are safe HTML. */
+export interface AnswerView {
+  id: string;
+  status: Status;
+  blocks: string[];
+  reasoning: string[];
+  thinking_s: number | null;
+  error: string | null;
+  notes: string[];
+  stats: { line: Said[]; rows: [Said, Said][] } | null;
+  work?: Work | null;
+  unsaved?: string | null;
+}
+
+/** What is new of an answer in progress, or of one that just ended. */
+export interface News extends AnswerView {
+  conversation: string;
+  too_long: boolean;
+}
+
+interface Node {
+  id: string;
+  parent: string | null;
+  text: string;
+  /** Whether the prompt holds it. */
+  kept: boolean;
+  branch: { at: number; of: number; previous: string | null; next: string | null };
+}
+
+export interface Question extends Node {
+  role: "user";
+  status: Status;
+  attachments: Attachment[];
+}
+
+export interface Answer extends Node, AnswerView {
+  role: "assistant";
+  model: string | null;
+}
+
+export type Message = Question | Answer;
+
+/** The values that differ from the defaults. */
+export type Settings = Record<string, number | string | boolean | null>;
+
+export interface Chat {
+  /** None before the first message is sent. */
+  id: string | null;
+  title: string;
+  settings: Settings;
+  messages: Message[];
+  /** The answers that are in progress. */
+  running: string[];
+  context: { used: number; length: number } | null;
+}
+
+export interface ChatLine {
+  id: string;
+  title: string;
+}
+
+export interface Listing {
+  conversations: ChatLine[];
+  more: boolean;
+}
+
+export type Offer = { label: Said } & (
+  | { kind: "media"; settings: Settings }
+  | { kind: "shorten"; first: string | null }
+  | { kind: "context"; context_length: number }
+  | { kind: "summary" }
+);
+
+export interface Cost {
+  media: { digest: string; label: Said; notes: string[]; error: string | null }[];
+  tokens: { history: number; all: number; context: number; room: number };
+  fits: boolean;
+  offers: Offer[];
+}
+
+/** A message to be sent, or to be measured. */
+export interface Outgoing {
+  conversation: string | null;
+  parent: string | null;
+  settings: Settings;
+  text: string;
+  attachments: Attachment[];
+}
+
+export interface Field {
+  group: string;
+  low: number;
+  high: number;
+  step: number;
+  label: Said;
+  hint: Said | null;
+}
+
+export interface Fields {
+  fields: Record<string, Field>;
+  defaults: Settings;
+}
+
+export interface Example {
+  text: string;
+  kind: Kind;
+  url: string;
+  poster: string;
+}
+
+export interface App {
+  model: string;
+  is_demo: boolean;
+  context_length: number;
+  settings: Fields;
+  /** Whether another model can be chosen. */
+  models: boolean;
+  examples: Example[];
+}
+
+export interface Preferences {
+  language?: string;
+  colours?: string;
+  settings?: Settings;
+}
+
+export type Presets = Record<string, Settings>;
+
+export interface Start extends Listing {
+  app: App;
+  preferences: Preferences;
+  presets: Presets;
+  running: string[];
+}
+
+export interface Model {
+  name: string;
+  source: string;
+  size: Said;
+  /** Why it can't be used. */
+  reason: string | null;
+  current: boolean;
+}
+
+export interface ModelChange {
+  source?: string;
+  context_length?: number;
+  is_new?: boolean;
+}
+
+export interface ChangeState extends Work {
+  busy: boolean;
+  error: string | null;
+}
+
+/** A conversation after a change, and the answer that began with it. */
+export interface Changed {
+  chat: Chat;
+  reply: string | null;
+}
+
+type OfChat = { conversation: string | null };
+type OfNode = OfChat & { node: string };
+
+/** What the page can ask for: qwen35mm/web/serving/api.py. */
+export interface Methods {
+  start(args: object): Start;
+  list(args: { query: string }): Listing;
+  open(args: OfChat): Chat;
+  send(args: Outgoing): Changed;
+  again(args: OfChat & { node: string | null; settings: Settings }): Changed;
+  continue(args: OfNode & { settings: Settings }): Changed;
+  branch(args: OfNode): Changed;
+  delete_message(args: OfNode): Changed;
+  shorten(args: OfChat & { first: string | null }): Changed;
+  summarise(args: OfChat): Changed;
+  measure(args: Outgoing): Cost;
+  example(args: { number: number }): { attachment: Attachment };
+  stop(args: { node: string }): object;
+  rename(args: OfChat & { title: string }): object;
+  delete(args: OfChat): object;
+  settings(args: OfChat & { settings: Settings }): object;
+  preferences(args: { preferences: Preferences }): object;
+  save_preset(args: { name: string; settings: Settings }): { presets: Presets };
+  delete_preset(args: { name: string }): { presets: Presets };
+  models(args: object): { models: Model[] };
+  change_model(args: ModelChange): ChangeState;
+  change_state(args: object): ChangeState;
+  cancel_change(args: object): object;
+  memory(args: object): { words: Said; share: number };
+}
+
+export type Name = keyof Methods;
+export type Arguments<N extends Name> = Parameters<Methods[N]>[0];
+export type Reply<N extends Name> = ReturnType<Methods[N]>;
+/** Rejected with a Problem. */
+export type Post = <N extends Name>(name: N, args: Arguments<N>) => Promise<Reply<N>>;
+
+/** Methods that change the conversation that is shown. */
+export type Change = "send" | "again" | "continue" | "branch" | "delete_message" | "shorten" | "summarise";
+
+export interface Upload {
+  promise: Promise<{ attachments: Taken[]; note?: Said | null }>;
+  cancel(): void;
+}
+
+/** "bad" is an error. */
+export type Tone = "bad" | "note" | "good";
+
+// Elements
+
+export type Child = Element | string | null | undefined | false | Child[];
+
+type TagOf<Selector extends string> = Selector extends `${infer Tag}.${string}` ? Tag : Selector;
+export type ElementOf<Selector extends string> =
+  TagOf<Selector> extends keyof HTMLElementTagNameMap ? HTMLElementTagNameMap[TagOf<Selector>] : HTMLElement;
+
+export type Attributes<E> = {
+  [K in keyof HTMLElementEventMap as `on${K}`]?: (event: HTMLElementEventMap[K] & { currentTarget: E }) => unknown;
+} & { [name: string]: unknown };

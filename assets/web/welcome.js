@@ -1,0 +1,58 @@
+// What an empty conversation shows, and what is to be known of the demo model.
+
+/** @import { App, Example } from "./types.d.ts" */
+
+import { h } from "./dom.js";
+import { t } from "./words.js";
+
+export function welcome(/** @type {App} */ { examples }, /** @type {(number: number) => void} */ choose) {
+  const drawn = examples.map((example, number) =>
+    h(
+      "button.example",
+      { type: "button", onclick: () => choose(number) },
+      h("span.shot", shot(example)),
+      h("span.words", example.text),
+    ),
+  );
+  return h(
+    "div.welcome",
+    h("h2", t("Ask about pictures and videos")),
+    h("p", t("Add one below, or try an example.")),
+    h("div.examples", drawn),
+  );
+}
+
+function shot(/** @type {Example} */ { kind, url, poster }) {
+  const src = new URL(url, document.baseURI).href;
+  if (kind !== "video") return h("img", { src, alt: "" });
+  const autoplay = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const looks = {
+    poster: new URL(poster, document.baseURI).href,
+    muted: true,
+    autoplay,
+    loop: true,
+    playsInline: true,
+  };
+  return [h("video", { src, ...looks }), h("span.badge", t("clip"))];
+}
+
+export function demoBanner() {
+  return h(
+    "details.banner",
+    h(
+      "summary",
+      h("b", t("Demo model.")),
+      " ",
+      t("It knows coloured shapes in drawn pictures and short clips, and nothing else."),
+    ),
+    h(
+      "p",
+      t(
+        "The model bundled with qwen35mm is small and trained from scratch on scenes that a program drew, so that " +
+          "everything can be tried without a download. It names shapes, their colours, places and number, and says " +
+          "how a shape moves or changes its colour. It doesn't know photographs, people, writing, or the world.",
+      ),
+    ),
+    h("p", t("For a real one, end this with Ctrl-C and start:"), " ", h("code", "make chat MODEL=Qwen/Qwen3.5-2B")),
+  );
+}

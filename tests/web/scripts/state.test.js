@@ -1,0 +1,374 @@
+import assert from "node:assert/strict";
+import { afterEach, beforeEach, mock, suite, test } from "node:test";
+
+import { NO_CHAT, PageState, withSetting } from "../../../assets/web/state.js";
+import { FakeProgram, idle, makeChat, makeMessage, makeNews } from "./helpers.js";
+
+/** @import { View } from "../../../assets/web/state.js" */
+
+/** @type {FakeProgram} */
+let program;
+/** @type {PageState} */
+let state;
+/** What the view was told, as names with what matters. @type {unknown[][]} */
+let drawn;
+/** @type {string[][]} */
+let watched;
+let nowMs = 0;
+
+beforeEach(() => {
+  program = new FakeProgram();
+  drawn = [];
+  watched = [];
+  nowMs = 0;
+  /** @type {View} */
+  const view = {
+    showChat: ({ id }, isOther) => drawn.push(["chat", id, isOther]),
+    showAnswer: ({ blocks }) => drawn.push(["answer", ...blocks]),
+    toEnd: () => drawn.push(["end"]),
+    speak: (words) => words && drawn.push(["speak", words]),
+    offer: (words, offers) => drawn.push(["offer", words, ...offers]),
+    listChanged: () => drawn.push(["list"]),
+    settingsChanged: () => drawn.push(["settings"]),
+    changeModel: async (change) => drawn.push(["model", change]),
+  };
+  const examples = [{ text: "Which shape?", kind: /** @type {const} */ ("image"), url: "", poster: "" }];
+  const start = { app: /** @type {any} */ ({ examples }), preferences: { settings: { top_k: 5 } } };
+  state = new PageState(
+    view,
+    program.requests,
+    (ids) => watched.push(ids),
+    start,
+    () => nowMs,
+  );
+});
+
+/** Opens a conversation, and forgets that it was drawn. */
+async function show(/** @type {string} */ id, /** @type {object} */ rest = {}) {
+  state.open(id);
+  await program.find("open").answer(makeChat(id, rest));
+  drawn.length = 0;
+}
+
+suite("which conversation is shown", () => {
+  test("one that is opened, at its end", async () => {
+    state.open("one");
+    await program.find("open").answer(makeChat("one", { settings: { seed: 3 } }));
+    assert.deepEqual(drawn, [["chat", "one", true], ["end"]]);
+    assert.deepEqual(state.settings, { seed: 3 });
+  });
+
+  test("the one that was opened last, in whichever order they come", async () => {
+    state.open("slow");
+    state.open("quick");
+    const [slow, quick] = program.asked;
+    await quick.answer(makeChat("quick"));
+    await slow.answer(makeChat("slow"));
+    assert.equal(state.chat.id, "quick");
+  });
+
+  test("a new one, though another was still to come", async () => {
+    state.open("slow");
+    state.newChat();
+    await program.find("open").answer(makeChat("slow"));
+    assert.equal(state.chat, NO_CHAT);
+  });
+
+  test("a new one where it isn't there any more", async () => {
+    await show("one");
+    state.open("gone");
+    await program.find("open").fail({ message: "There is no such conversation.", kind: "not found" });
+    assert.deepEqual(program.told, ["There is no such conversation."]);
+    assert.equal(state.chat, NO_CHAT);
+  });
+
+  test("the same where another can't be reached", async () => {
+    await show("one");
+    state.open("two");
+    await program.find("open").fail({ message: "The program can't be reached." });
+    assert.equal(state.chat.id, "one");
+  });
+
+  test("a new one has the settings of new ones", async () => {
+    await show("one", { settings: { seed: 3 } });
+    state.newChat();
+    assert.deepEqual(state.settings, { top_k: 5 });
+  });
+});
+
+suite("changing a conversation", () => {
+  test("a message is sent, shown and its answer watched", async () => {
+    const message = { ...state.place, text: "Hello", attachments: [] };
+    const sent = state.send(message);
+    assert.deepEqual(program.find("send").args, {
+      conversation: null,
+      parent: null,
+      settings: { top_k: 5 },
+      text: "Hello",
+      attachments: [],
+    });
+    await program.find("send").answer({ chat: makeChat("one", { running: ["reply"] }), reply: "reply" });
+    assert.equal(await sent, true);
+    assert.deepEqual(drawn, [["chat", "one", true], ["end"], ["list"]]);
+    assert.deepEqual(watched, [["reply"]]);
+  });
+
+  test("a message that is refused is not sent", async () => {
+    const sent = state.send({ ...state.place, text: "Hello", attachments: [] });
+    await program.find("send").fail({ message: "Too much." });
+    assert.equal(await sent, false);
+    assert.deepEqual([drawn, program.told], [[], ["Too much."]]);
+  });
+
+  test("a message goes below the last one", async () => {
+    await show("one", { messages: [makeMessage({ id: "a" }), makeMessage({ id: "b" })] });
+    assert.deepEqual(state.place, { conversation: "one", parent: "b", settings: {} });
+  });
+
+  test("who has gone on to another conversation isn't taken back, and the answer is watched all the same", async () => {
+    await show("one");
+    state.send({ ...state.place, text: "Hello", attachments: [] });
+    state.open("two");
+    await program.find("open").answer(makeChat("two"));
+    await program.find("send").answer({ chat: makeChat("one", { running: ["reply"] }), reply: "reply" });
+    assert.equal(state.chat.id, "two");
+    assert.deepEqual(watched, [["reply"]]);
+  });
+
+  test("that a change failed is said though the person has gone on", async () => {
+    await show("one");
+    state.deleteMessage(makeMessage());
+    state.newChat();
+    await program.find("delete_message").fail({ message: "It can't be deleted now." });
+    assert.deepEqual(program.told, ["It can't be deleted now."]);
+  });
+
+  test("of two branches the one chosen last is shown", async () => {
+    await show("one");
+    state.showBranch("a");
+    state.showBranch("b");
+    const [first, second] = program.asked;
+    await second.answer({ chat: makeChat("one", { title: "b" }), reply: null });
+    await first.answer({ chat: makeChat("one", { title: "a" }), reply: null });
+    assert.equal(state.chat.title, "b");
+  });
+
+  test("another answer and the rest of one come with the settings as they are", async () => {
+    await show("one", { settings: { seed: 3 } });
+    const message = makeMessage({ id: "answer", parent: "question" });
+    state.again(message);
+    state.goOn(message);
+    const settings = { seed: 3 };
+    assert.deepEqual(program.find("again").args, { conversation: "one", node: "question", settings });
+    assert.deepEqual(program.find("continue").args, { conversation: "one", node: "answer", settings });
+  });
+
+  test("an example is sent as a new conversation", async () => {
+    const sent = state.sendExample(0);
+    await program.find("example").answer({ attachment: { digest: "00", kind: "image", name: "a.png", num_bytes: 1 } });
+    const { conversation, text, attachments } = program.find("send").args;
+    assert.deepEqual([conversation, text, attachments.length], [null, "Which shape?", 1]);
+    await program.find("send").answer({ chat: makeChat("one"), reply: "reply" });
+    assert.equal(await sent, true);
+  });
+
+  test("an example that is gone is not sent", async () => {
+    const sent = state.sendExample(0);
+    await program.find("example").fail({ message: "There is no such example." });
+    assert.deepEqual([await sent, program.names], [false, []]);
+  });
+});
+
+suite("answers in progress", () => {
+  test("what is new is drawn where the conversation is shown", async () => {
+    await show("one", { running: ["reply"] });
+    state.news({ reply: makeNews({ blocks: ["<p>a</p>"] }) });
+    assert.deepEqual(drawn, [["answer", "<p>a</p>"]]);
+  });
+
+  test("what is new elsewhere is drawn when the person comes there", async () => {
+    await show("one", { running: ["reply"] });
+    await show("two");
+    state.news({ reply: makeNews({ blocks: ["<p>a</p>"] }) });
+    assert.deepEqual(drawn, []);
+    state.open("one");
+    await program.find("open").answer(makeChat("one", { running: ["reply"] }));
+    assert.deepEqual(drawn, [["chat", "one", true], ["answer", "<p>a</p>"], ["end"]]);
+  });
+
+  test("answers are watched together, and begun once", () => {
+    state.follow(["reply"]);
+    state.follow(["reply", "other"]);
+    state.follow(["other"]);
+    assert.deepEqual(watched, [["reply"], ["reply", "other"]]);
+  });
+
+  test("news of an answer that isn't watched any more are dropped", async () => {
+    await show("one");
+    state.news({ reply: makeNews() });
+    assert.deepEqual(drawn, []);
+  });
+
+  test("at its end it is told, and the conversation looked at again", async () => {
+    await show("one", { running: ["reply"] });
+    state.news({ reply: makeNews({ status: "finished" }) });
+    await program.find("open").answer(makeChat("one", { title: "Named" }));
+    assert.deepEqual(drawn, [["answer"], ["speak", "The answer is complete."], ["chat", "one", false]]);
+    assert.equal(state.live.size, 0);
+  });
+
+  test("one that doesn't fit says so", async () => {
+    await show("one", { running: ["reply"] });
+    state.news({ reply: makeNews({ status: "failed", error: "5,000 tokens", too_long: true }) });
+    assert.deepEqual(drawn.slice(1), [
+      ["speak", "5,000 tokens"],
+      ["offer", "5,000 tokens"],
+    ]);
+  });
+
+  test("looking again doesn't take back what the person did meanwhile", async () => {
+    await show("one", { running: ["reply"] });
+    state.news({ reply: makeNews({ status: "finished" }) });
+    const look = program.find("open");
+    state.showBranch("b");
+    await program.find("branch").answer({ chat: makeChat("one", { title: "b" }), reply: null });
+    await look.answer(makeChat("one", { title: "a" }));
+    assert.equal(state.chat.title, "b");
+  });
+
+  test("looking again doesn't overtake what the person is doing", async () => {
+    await show("one", { running: ["reply"] });
+    state.showBranch("b");
+    state.news({ reply: makeNews({ status: "finished" }) });
+    await program.find("open").answer(makeChat("one", { title: "a" }));
+    await program.find("branch").answer({ chat: makeChat("one", { title: "b" }), reply: null });
+    assert.equal(state.chat.title, "b");
+  });
+
+  test("of two looks the later one counts", async () => {
+    await show("one", { running: ["a", "b"] });
+    state.news({ a: makeNews({ id: "a", status: "finished" }), b: makeNews({ id: "b", status: "finished" }) });
+    const [first, second] = program.asked;
+    await second.answer(makeChat("one", { title: "both" }));
+    await first.answer(makeChat("one", { title: "a alone" }));
+    assert.equal(state.chat.title, "both");
+  });
+
+  test("looking again doesn't lead back into a conversation that was left", async () => {
+    await show("one", { running: ["reply"] });
+    state.news({ reply: makeNews({ status: "finished" }) });
+    state.newChat();
+    await program.find("open").answer(makeChat("one"));
+    assert.equal(state.chat, NO_CHAT);
+  });
+
+  test("one that says nothing for long is asked for again", async () => {
+    await show("one", { running: ["reply"] });
+    nowMs = 7999;
+    state.checkSilence();
+    assert.equal(watched.length, 1);
+    nowMs = 8000;
+    state.checkSilence();
+    assert.deepEqual(watched, [["reply"], ["reply"]]);
+    await program.find("open").fail({ message: "The program can't be reached." });
+    assert.deepEqual(program.told, []);
+    state.checkSilence();
+    assert.equal(watched.length, 2);
+  });
+
+  test("all of the conversation are stopped", async () => {
+    await show("one", { running: ["a", "b"] });
+    state.stop();
+    await program.find("stop").answer({});
+    assert.deepEqual(program.find("stop").args, { node: "b" });
+  });
+});
+
+suite("settings", () => {
+  beforeEach(() => mock.timers.enable({ apis: ["setTimeout"] }));
+  afterEach(() => mock.timers.reset());
+
+  test("are kept with the conversation, and for new ones", async () => {
+    await show("one");
+    state.changeSettings({ seed: 1 });
+    state.changeSettings({ seed: 2 });
+    mock.timers.tick(300);
+    await idle();
+    assert.deepEqual(program.find("settings").args, { conversation: "one", settings: { seed: 2 } });
+    await program.find("settings").answer({});
+    assert.deepEqual(program.find("preferences").args, { preferences: { settings: { seed: 2 } } });
+  });
+
+  test("that are refused are not kept for new ones", async () => {
+    await show("one");
+    state.changeSettings({ seed: -1 });
+    mock.timers.tick(300);
+    await idle();
+    await program.find("settings").fail({ message: "“Seed” must be a whole number." });
+    assert.deepEqual([program.names, program.told], [[], ["“Seed” must be a whole number."]]);
+  });
+
+  test("are saved one after the other", async () => {
+    await show("one");
+    for (const seed of [1, 2]) {
+      state.changeSettings({ seed });
+      mock.timers.tick(300);
+      await idle();
+    }
+    assert.deepEqual(program.names, ["settings"]);
+    await program.find("settings").answer({});
+    assert.deepEqual(program.find("settings").args.settings, { seed: 2 });
+  });
+
+  test("are kept with the conversation that they were changed in", async () => {
+    await show("one");
+    state.changeSettings({ seed: 1 });
+    state.newChat();
+    await idle();
+    assert.deepEqual(program.find("settings").args, { conversation: "one", settings: { seed: 1 } });
+    assert.deepEqual(state.settings, { top_k: 5 });
+  });
+
+  test("that are not saved yet stay when the conversation is looked at again", async () => {
+    await show("one", { running: ["reply"] });
+    state.changeSettings({ seed: 1 });
+    state.news({ reply: makeNews({ status: "finished" }) });
+    await program.find("open").answer(makeChat("one"));
+    assert.deepEqual(state.settings, { seed: 1 });
+  });
+});
+
+suite("what is taken where something doesn't fit", () => {
+  const label = "Take it";
+
+  test("smaller media", async () => {
+    await state.take({ kind: "media", label, settings: { max_frames: 4 } });
+    assert.deepEqual(state.settings, { top_k: 5, max_frames: 4 });
+  });
+
+  test("fewer messages", async () => {
+    await show("one");
+    state.take({ kind: "shorten", label, first: "b" });
+    assert.deepEqual(program.find("shorten").args, { conversation: "one", first: "b" });
+  });
+
+  test("a new conversation with a summary", async () => {
+    await show("one");
+    state.take({ kind: "summary", label });
+    await program.find("summarise").answer({ chat: makeChat("two"), reply: "reply" });
+    assert.deepEqual(drawn, [["chat", "two", true], ["end"], ["list"]]);
+  });
+
+  test("a longer context", async () => {
+    await state.take({ kind: "context", label, context_length: 8192 });
+    assert.deepEqual(drawn, [["model", { context_length: 8192 }]]);
+  });
+});
+
+test("of settings only what differs from the defaults is kept", () => {
+  const defaults = { top_k: 20, thinking: false };
+  assert.deepEqual(withSetting({}, defaults, "top_k", 5), { top_k: 5 });
+  for (const nothing of [20, null, ""])
+    assert.deepEqual(withSetting({ top_k: 5, seed: 1 }, defaults, "top_k", nothing), { seed: 1 });
+  assert.deepEqual(withSetting({}, defaults, "thinking", true), { thinking: true });
+});

@@ -1,0 +1,93 @@
+import assert from "node:assert/strict";
+import { afterEach, mock, suite, test } from "node:test";
+
+import { endingOf } from "../../../assets/web/message.js";
+import { isWithin } from "../../../assets/web/settings.js";
+import { number, said, t, useLanguage } from "../../../assets/web/words.js";
+import { makeNews } from "./helpers.js";
+
+/** @import { Field, Said } from "../../../assets/web/types.d.ts" */
+
+afterEach(() => {
+  mock.restoreAll();
+  return useLanguage("en");
+});
+
+/** Has a language's table come from here. */
+function serve(/** @type {object} */ table) {
+  mock.method(globalThis, "fetch", async () => ({ json: async () => table }));
+}
+
+suite("languages", () => {
+  test("a text is what its language has for it, with its values", async () => {
+    serve({ "{n} tokens": "{n} Token" });
+    assert.equal(await useLanguage("de"), "de");
+    assert.equal(t("{n} tokens", { n: 3 }), "3 Token");
+    assert.equal(t("Close"), "Close");
+  });
+
+  test("one that there isn't is English, and so is one that can't be loaded", async () => {
+    mock.method(navigator, "language", () => "nl-NL", { getter: true });
+    assert.equal(await useLanguage("tlh"), "en");
+    mock.method(globalThis, "fetch", () => Promise.reject(new TypeError("no network")));
+    assert.equal(await useLanguage("de"), "en");
+  });
+
+  test("none chosen is the browser's", async () => {
+    mock.method(navigator, "language", () => "fr-CA", { getter: true });
+    serve({});
+    assert.equal(await useLanguage(undefined), "fr");
+  });
+
+  test("numbers are written as the language does", async () => {
+    serve({});
+    await useLanguage("de");
+    assert.deepEqual([number(12345.5, 1), number(1234), said({ share: 0.5 })], ["12.345,5", "1.234", "50\u00a0%"]);
+  });
+});
+
+suite("what the program says", () => {
+  /** @type {[Said, string][]} */
+  const cases = [
+    ["It is damaged: {n}", "It is damaged: {n}"],
+    [1536, "1,536"],
+    [{ number: 2, digits: 2 }, "2.00"],
+    [{ share: 0.25 }, "25%"],
+    [{ bytes: 1 }, "1 byte"],
+    [{ bytes: 1023 }, "1,023 bytes"],
+    [{ bytes: 1536 }, "1.5 KiB"],
+    [{ bytes: 18 * 2 ** 20 }, "18 MiB"],
+    [{ bytes: 3000 * 2 ** 30 }, "3,000 GiB"],
+    [{ text: "{a} of {b}", values: { a: 1000, b: { text: "{n} more", values: { n: "x" } } } }, "1,000 of x more"],
+  ];
+  for (const [words, written] of cases) test(written, () => assert.equal(said(words), written));
+});
+
+suite("what is said of an answer's end", () => {
+  /** @type {[object, RegExp][]} */
+  const cases = [
+    [{ status: "running" }, /^$/],
+    [{ status: "finished", blocks: ["<p>a</p>"] }, /^$/],
+    [{ status: "finished" }, /answered nothing/],
+    [{ status: "stopped", blocks: ["<p>a</p>"] }, /^$/],
+    [{ status: "stopped" }, /^Stopped before the answer/],
+    [{ status: "length", blocks: ["<p>a</p>"] }, /can be continued/],
+    [{ status: "interrupted", blocks: ["<p>a</p>"] }, /in the middle/],
+    [{ status: "failed", error: "It is damaged." }, /^It is damaged\.$/],
+    [{ status: "failed", error: "It is damaged.", unsaved: "the disk is full" }, /isn't stored: the disk is full/],
+  ];
+  for (const [view, words] of cases) test(JSON.stringify(view), () => assert.match(endingOf(makeNews(view)), words));
+});
+
+test("a number is within its field's range, and whole where that is asked", () => {
+  /** @type {Field} */
+  const field = { group: "sampling", low: 0, high: 2, step: 0.1, label: "", hint: null };
+  assert.deepEqual(
+    [-0.1, 0, 0.55, 2, 2.1, Number.NaN].map((value) => isWithin(value, field)),
+    [false, true, true, true, false, false],
+  );
+  assert.deepEqual(
+    [1, 1.5].map((value) => isWithin(value, { ...field, step: 1 })),
+    [true, false],
+  );
+});

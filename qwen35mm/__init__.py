@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.cache import CacheReport, CacheSettings
     from qwen35mm.engine import EngineSettings, Event, Finished, MediaPlanned, Progress, Result, TextDelta
-    from qwen35mm.errors import MediaError, Qwen35mmError
+    from qwen35mm.errors import Qwen35mmError
     from qwen35mm.model import LoadedModel, load
     from qwen35mm.prompt import Image, Message, Text, ToolCall, Video, pin_plans
     from qwen35mm.sampling import SamplingParams
-    from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan
+    from qwen35mm_preprocess import MediaBudget, MediaError, MediaLimits, MediaPlan
 
 __version__ = "0.1.0"
 
@@ -36,7 +36,7 @@ _HOMES = {
     "LoadedModel": "qwen35mm.model",
     "LocalBackend": "qwen35mm.backends.local",
     "MediaBudget": "qwen35mm_preprocess",
-    "MediaError": "qwen35mm.errors",
+    "MediaError": "qwen35mm_preprocess",
     "MediaLimits": "qwen35mm_preprocess",
     "MediaPlan": "qwen35mm_preprocess",
     "MediaPlanned": "qwen35mm.engine",

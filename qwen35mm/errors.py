@@ -24,15 +24,13 @@
     │   └── NoTextError             its pages are pictures
     └── MissingExtraError       an optional dependency isn't installed
 
-    MediaError                  an image or a video (qwen35mm_preprocess.errors has its family)
+An image or a video that can't be used is a MediaError, whose family is in qwen35mm_preprocess.errors.
 
 A message says what was expected, what came and what to do. It is fit to be shown to a person:
 no stack, no library's own message, no path of the server beyond a file's name.
 """
 
 from __future__ import annotations
-
-from qwen35mm_preprocess.errors import MediaError
 
 __all__ = [
     "ArchiveError",
@@ -47,7 +45,6 @@ __all__ = [
     "EncryptedDocumentError",
     "EngineError",
     "FileTooLargeError",
-    "MediaError",
     "MissingExtraError",
     "NoTextError",
     "NotFoundError",

@@ -14,10 +14,10 @@ from qwen35mm.captioning.texts.cleanup import clean, wrap
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.engine import Finished, Result
-from qwen35mm.errors import CaptioningError, ContextTooLongError, EngineError, MediaError, RefusedError, RequestError
+from qwen35mm.errors import CaptioningError, ContextTooLongError, EngineError, RefusedError, RequestError
 from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
+from qwen35mm_preprocess import MediaError, MediaPlan, MediaSource, PreparedMedia
 
 # A greedy reply would only repeat itself.
 _RETRY_TEMPERATURE = 0.7

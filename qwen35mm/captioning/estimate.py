@@ -18,7 +18,8 @@ from qwen35mm.captioning.media.worker import Decode, Encode, Failed
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Sidecars, Wants
 from qwen35mm.captioning.run import RunSettings
-from qwen35mm.errors import CaptioningError, MediaError, OutputError, Qwen35mmError
+from qwen35mm.errors import CaptioningError, OutputError, Qwen35mmError
+from qwen35mm_preprocess import MediaError
 
 _NUM_TRIED = 3
 _LOOKS_AT_ONCE = 8

@@ -25,9 +25,9 @@ from qwen35mm.captioning.media.worker import CHANGED, Decode, Encode, Failed
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.records import Caption, shared
-from qwen35mm.errors import CaptioningError, EngineError, MediaError, OutputError, Qwen35mmError
+from qwen35mm.errors import CaptioningError, EngineError, OutputError, Qwen35mmError
 from qwen35mm.prompt import EncodedMedium
-from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
+from qwen35mm_preprocess import MediaError, MediaPlan, MediaSource, PreparedMedia
 
 # As many in a row aren't the media's fault.
 _MAX_FAILURES_IN_A_ROW = 10

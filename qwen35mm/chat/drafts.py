@@ -15,8 +15,8 @@ from qwen35mm.chat.prompting import prompt_messages, with_names
 from qwen35mm.chat.say import Said, say, size, tokens
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.tree import Attachment, Node
-from qwen35mm.errors import MediaError, PromptError
-from qwen35mm_preprocess import MediaBudget, MediaPlan, MediaProcessor, VideoProcessing
+from qwen35mm.errors import PromptError
+from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlan, MediaProcessor, VideoProcessing
 from qwen35mm_preprocess.budget import with_frames
 
 # Less room than this for an answer isn't worth sending for.

@@ -15,9 +15,10 @@ from qwen35mm.chat.prompting import num_media, pin, with_names
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.tree import Attachment, Node
 from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, Result, TextDelta
-from qwen35mm.errors import ContextTooLongError, MediaError, Qwen35mmError, StorageError
+from qwen35mm.errors import ContextTooLongError, Qwen35mmError, StorageError
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 

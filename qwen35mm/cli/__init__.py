@@ -12,7 +12,8 @@ from qwen35mm.cli.ask import ask
 from qwen35mm.cli.caption import caption
 from qwen35mm.cli.chat import chat
 from qwen35mm.cli.desktop import desktop
-from qwen35mm.errors import MediaError, Qwen35mmError
+from qwen35mm.errors import Qwen35mmError
+from qwen35mm_preprocess import MediaError
 
 app = typer.Typer(
     name="qwen35mm",

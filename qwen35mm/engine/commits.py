@@ -10,7 +10,7 @@ from qwen35mm.cache import OutOfBlocksError, OutOfSlotsError
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
-from qwen35mm.errors import MediaError
+from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 

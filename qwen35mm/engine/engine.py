@@ -31,13 +31,13 @@ from qwen35mm.engine.settings import EngineSettings, decode_rows
 from qwen35mm.errors import (
     ContextTooLongError,
     EngineError,
-    MediaError,
     QueueFullError,
     Qwen35mmError,
     RequestError,
     RequestTimeoutError,
 )
 from qwen35mm.model import LoadedModel
+from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 

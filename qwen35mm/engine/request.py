@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from qwen35mm.engine.events import Event
-from qwen35mm.errors import MediaError, Qwen35mmError
+from qwen35mm.errors import Qwen35mmError
 from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaPlan, PreparedMedia
+from qwen35mm_preprocess import MediaError, MediaPlan, PreparedMedia
 
 # The errors that end a request; each has a message for a person.
 RequestEnd = Qwen35mmError | MediaError

@@ -16,7 +16,8 @@ import torch
 from qwen35mm.engine.engine import Engine
 from qwen35mm.engine.events import Event, Finished
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
-from qwen35mm.errors import EngineError, MediaError, Qwen35mmError
+from qwen35mm.errors import EngineError, Qwen35mmError
+from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 

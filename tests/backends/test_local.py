@@ -18,11 +18,11 @@ from PIL import Image as PILImage
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Result, TextDelta
-from qwen35mm.errors import MediaError, PromptError
+from qwen35mm.errors import PromptError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaBudget, PreparedMedia
+from qwen35mm_preprocess import MediaBudget, MediaError, PreparedMedia
 from tests.oracle import greedy_reply, load_demo_oracle
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -17,11 +17,11 @@ from PIL import Image as PILImage
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import AsyncEngine, CacheReport, DeferredMedia, Engine, Event, Finished, Request, Result
-from qwen35mm.errors import MediaError, RequestTimeoutError
+from qwen35mm.errors import RequestTimeoutError
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.vision import VisionTower
 from qwen35mm.prompt import Image, Message, Text, Video, pin_plans
-from qwen35mm_preprocess import MediaProcessor, PreparedMedia
+from qwen35mm_preprocess import MediaError, MediaProcessor, PreparedMedia
 from tests.engine.exact import (
     DENSE,
     GREEDY,

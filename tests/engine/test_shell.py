@@ -24,11 +24,11 @@ from qwen35mm.engine import (
     StepOutput,
     TextDelta,
 )
-from qwen35mm.errors import ContextTooLongError, EngineError, MediaError, RequestTimeoutError
+from qwen35mm.errors import ContextTooLongError, EngineError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Text
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import PreparedMedia
+from qwen35mm_preprocess import MediaError, PreparedMedia
 from tests.engine.conftest import MakeRequest, noise
 
 OPENMP = Path(torch.__file__).parent / "lib/libgomp.so.1"

@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.chat import Attachment
-from qwen35mm.errors import (
-    ConfigError,
-    MediaError,
-    NotFoundError,
-    PromptError,
-    QueueFullError,
-    RequestError,
-)
+from qwen35mm.errors import ConfigError, NotFoundError, PromptError, QueueFullError, RequestError
 from qwen35mm.web.chats import MAX_ATTACHMENTS, MAX_TEXT_CHARS
+from qwen35mm_preprocess import MediaError
 from tests.web.chat_kit import ME, OTHER, PICTURE, ChatKit
 
 

@@ -12,8 +12,8 @@ from PIL import Image
 from qwen35mm.chat import Attachment, Node, new_id
 from qwen35mm.chat.drafts import Draft, completed, read_attachments
 from qwen35mm.chat.settings import Settings
-from qwen35mm.errors import MediaError, PromptError
-from qwen35mm_preprocess import MediaProcessor
+from qwen35mm.errors import PromptError
+from qwen35mm_preprocess import MediaError, MediaProcessor
 from qwen35mm_preprocess.budget import with_frames
 from tests.web.chat_kit import CLIP, PICTURE, ChatKit
 from tests.web.english import english

@@ -11,8 +11,9 @@ from qwen35mm.backends.zero_gpu.duration import RESERVE_S
 from qwen35mm.backends.zero_gpu.job import Failure, Item, Job, add_event
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Finished, Result, TextDelta
-from qwen35mm.errors import EngineError, MediaError, Qwen35mmError
+from qwen35mm.errors import EngineError, Qwen35mmError
 from qwen35mm.model import LoadedModel
+from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 

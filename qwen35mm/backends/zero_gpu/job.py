@@ -8,9 +8,9 @@ from pathlib import Path
 
 from qwen35mm.backends.requests import History, RequestMaker
 from qwen35mm.engine import Event, Request, TextDelta
-from qwen35mm.errors import MediaError, Qwen35mmError
+from qwen35mm.errors import Qwen35mmError
 from qwen35mm.prompt import Image, Message, Text, Video, iter_media
-from qwen35mm_preprocess import PreparedMedia
+from qwen35mm_preprocess import MediaError, PreparedMedia
 
 # Stands for media whose plan says all that a history needs: their bytes needn't go through the pipe again.
 _NO_SOURCE = Path("medium")

@@ -15,13 +15,14 @@ from starlette.responses import JSONResponse, Response
 from qwen35mm.chat.drafts import read_attachments
 from qwen35mm.chat.replies import BUG_MESSAGE
 from qwen35mm.chat.settings import Settings
-from qwen35mm.errors import MediaError, NotFoundError, PromptError, Qwen35mmError
+from qwen35mm.errors import NotFoundError, PromptError, Qwen35mmError
 from qwen35mm.web.chats import Chats, TooLongError
 from qwen35mm.web.rendering.view import conversation_line
 from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.people import People, Person
+from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 

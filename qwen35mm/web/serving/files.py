@@ -28,13 +28,13 @@ from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.say import say
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.tree import Attachment
-from qwen35mm.errors import MediaError, NoTextError, NotFoundError, PromptError, StorageError
+from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
 from qwen35mm.web.rendering.view import conversation_line
 from qwen35mm.web.serving.api import HEADER, answer
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People, Person
 from qwen35mm.web.serving.thumbnails import make_thumbnail, media_type
-from qwen35mm_preprocess import MediaLimits, detect_kind
+from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
 
 MAX_TEXT_BYTES = 4 * 2**20
 MAX_PDF_PAGES = 2_000

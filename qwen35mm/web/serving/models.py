@@ -8,8 +8,9 @@ from typing import Any
 
 from qwen35mm.chat.replies import BUG_MESSAGE
 from qwen35mm.chat.say import Said, say, size
-from qwen35mm.errors import MediaError, Qwen35mmError, RequestError
+from qwen35mm.errors import Qwen35mmError, RequestError
 from qwen35mm.model_library import BackendSwitch, DownloadCancelled, download, installed_models
+from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 

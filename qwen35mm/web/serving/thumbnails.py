@@ -9,8 +9,7 @@ import av
 from av.error import FFmpegError
 from PIL import Image, ImageOps
 
-from qwen35mm.errors import MediaError
-from qwen35mm_preprocess import MediaLimits, detect_kind
+from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
 from qwen35mm_preprocess.formats import HEAD_BYTES
 
 MAX_SIDE = 640

@@ -20,10 +20,11 @@ from qwen35mm.backends.zero_gpu.duration import MIN_DURATION_S
 from qwen35mm.backends.zero_gpu.job import Failure, History, Item, Job, add_event
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, Result, TextDelta
-from qwen35mm.errors import ConfigError, EngineError, MediaError, QueueFullError, RequestError, RequestTimeoutError
+from qwen35mm.errors import ConfigError, EngineError, QueueFullError, RequestError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Message, Text
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 # Only reached where a test fails.

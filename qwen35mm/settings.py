@@ -23,7 +23,7 @@ from qwen35mm.errors import ConfigError
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
-    from qwen35mm.cache.settings import CacheSettings
+    from qwen35mm.cache.planner import CacheSettings
     from qwen35mm.model_library import BackendOptions
     from qwen35mm_preprocess import MediaBudget
 

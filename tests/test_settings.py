@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from qwen35mm.cache.settings import CacheSettings
+from qwen35mm.cache.planner import CacheSettings
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.settings import ModelOptions, PageOptions, parse_logins, parse_size, read_options, with_options

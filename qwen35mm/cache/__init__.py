@@ -1,18 +1,16 @@
 """The hybrid cache: KV blocks and recurrent states of running sequences, and what is kept of finished ones."""
 
-from qwen35mm.cache.background import Background, Inline
-from qwen35mm.cache.chain import Chain, Checkpoint
+from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk import DiskStore
-from qwen35mm.cache.disk_tier import DiskTier, Loaded
+from qwen35mm.cache.disk_tier import Background, DiskTier, Inline, Loaded
 from qwen35mm.cache.kv_pool import KVBlockPool, OutOfBlocksError
-from qwen35mm.cache.planner import MemoryPlan, plan_memory
+from qwen35mm.cache.planner import CacheSettings, MemoryPlan, plan_memory
 from qwen35mm.cache.pools import CachePools
 from qwen35mm.cache.prefix_cache import PrefixCache, Start
 from qwen35mm.cache.report import CacheReport, MissReason, Tier
 from qwen35mm.cache.sequence import SequenceCache
-from qwen35mm.cache.settings import CacheSettings
 from qwen35mm.cache.state_pool import OutOfSlotsError, StatePool
-from qwen35mm.cache.vision import VisionCache
+from qwen35mm.cache.tensor_store import VisionCache
 
 __all__ = [
     "Background",
@@ -20,7 +18,6 @@ __all__ = [
     "CacheReport",
     "CacheSettings",
     "Chain",
-    "Checkpoint",
     "DiskStore",
     "DiskTier",
     "Inline",

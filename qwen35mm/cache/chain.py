@@ -1,44 +1,25 @@
-"""A prompt as the cache sees it: its segments with their addresses, and what is kept at a segment's end."""
+"""A prompt as the cache sees it: its segments with their content addresses, what their tensors are found by.
+
+An address stands for everything that decided the tensors: the root (the fingerprint of weights, kernels and machine),
+every token before the segment's end, the places, pixels and grids of its media, and where the prompt was cut. So a
+hit needs no other comparison to be right, and a changed token changes every address from its segment on. Every field
+is written with its length or at a fixed width: no two inputs share an encoding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import struct
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
-from qwen35mm.cache.address import segment_addresses
 from qwen35mm.prompt import Prompt, Segment
 
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """The states at a segment's end, in host memory or, where they are new, on their device; never changed once made.
-
-    Attributes:
-        length: tokens before it.
-        rope_delta: next M-RoPE position - length.
-        tensors: conv and recurrent states, see StatePool.save.
-    """
-
-    length: int
-    rope_delta: int
-    tensors: Mapping[str, torch.Tensor]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    @property
-    def is_on_host(self) -> bool:
-        return all(tensor.device.type == "cpu" for tensor in self.tensors.values())
-
-    def on_host(self) -> Checkpoint:
-        """The same in host memory, or itself."""
-        if self.is_on_host:
-            return self
-        return replace(self, tensors={name: tensor.to("cpu") for name, tensor in self.tensors.items()})
+_SEGMENT = b"qwen35mm segment 1"
+_VISION = b"qwen35mm vision 1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +76,69 @@ class Chain:
         """The first segment's address under another root."""
         first = replace(self.prompt, segments=self.segments[:1])
         return segment_addresses(first, root, salt=self.salt, salt_from=self.salt_from)[0]
+
+
+def segment_addresses(prompt: Prompt, root: bytes, *, salt: bytes = b"", salt_from: int = 0) -> tuple[bytes, ...]:
+    """One address of 32 bytes for each of the prompt's segments; each depends on all before it.
+
+    Args:
+        root: the fingerprint of the arithmetic, the first segment's parent.
+        salt: a tenant's secret; what is cached under one salt is never found under another. Empty: none.
+        salt_from: the tenant's first token. The salt enters at the first segment that reaches it or lies behind it,
+            so that what comes before (the shared system prompt) is shared.
+
+    Raises:
+        ValueError: a span has no digest (its medium isn't prepared), or `salt_from` is negative.
+    """
+    if salt_from < 0:
+        raise ValueError(f"salt_from is the index of a token, 0 or more; got {salt_from}.")
+    # A temporal patch's features depend, in their last bits, on its place among the patches encoded beside it.
+    num_units = Counter(span.media_index for span in prompt.spans)
+    addresses: list[bytes] = []
+    parent, salted = root, not salt
+    for segment in prompt.segments:
+        entering = b""
+        if not salted and segment.stop > salt_from:
+            entering, salted = salt, True
+        parent = _segment_address(prompt, segment, parent, entering, num_units)
+        addresses.append(parent)
+    return tuple(addresses)
+
+
+def vision_address(root: bytes, salt: bytes, unit_digests: Sequence[str], grid_thw: tuple[int, int, int]) -> bytes:
+    """The address of one vision unit's embeddings: an image, or the temporal patches that are encoded together.
+
+    Args:
+        root: the fingerprint of the arithmetic.
+        salt: the tenant's secret, or empty.
+        unit_digests: of the pixels; one for each temporal patch of the unit, in order.
+        grid_thw: of the unit, in patches; t is the number of digests.
+
+    Raises:
+        ValueError: the grid doesn't fit the digests.
+    """
+    if len(unit_digests) != grid_thw[0] or not unit_digests:
+        raise ValueError(f"A unit of {grid_thw[0]} temporal patches came with {len(unit_digests)} digests.")
+    digest = hashlib.sha256(_field(_VISION) + _field(root) + _field(salt) + struct.pack("<3q", *grid_thw))
+    for unit_digest in unit_digests:
+        digest.update(_field(unit_digest.encode()))
+    return digest.digest()
+
+
+def _segment_address(prompt: Prompt, segment: Segment, parent: bytes, salt: bytes, num_units: Counter[int]) -> bytes:
+    token_ids = np.ascontiguousarray(prompt.token_ids[segment.start : segment.stop], dtype="<i8")
+    digest = hashlib.sha256(_field(_SEGMENT) + _field(parent) + _field(salt))
+    digest.update(_field(token_ids.tobytes()))
+    digest.update(struct.pack("<q", len(segment.span_indices)))
+    for index in segment.span_indices:
+        span = prompt.spans[index]
+        if span.digest is None:
+            raise ValueError(f"Span {index} of the prompt has no digest: prepare its medium first.")
+        place = (span.start - segment.start, span.stop - segment.start)
+        digest.update(struct.pack("<7q", *place, *span.grid_thw, span.unit_index, num_units[span.media_index]))
+        digest.update(_field(span.digest.encode()))
+    return digest.digest()
+
+
+def _field(value: bytes) -> bytes:
+    return struct.pack("<q", len(value)) + value

@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from qwen35mm.cache.background import Background
-from qwen35mm.cache.chain import Chain, Checkpoint
+from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk import DiskStore, Kind
 from qwen35mm.cache.pools import CachePools
 from qwen35mm.cache.report import MissReason
@@ -26,9 +26,37 @@ logger = logging.getLogger(__name__)
 # Copies that wait for the disk; more of them wait where they are.
 MAX_PENDING_BYTES = 256 << 20
 
+T = TypeVar("T")
 Tensors = Mapping[str, torch.Tensor]
 # Gives an entry's tensors by its address, or None where it is gone.
 GetTensors = Callable[[bytes], Tensors | None]
+
+
+class Background(Protocol):
+    """Runs functions elsewhere, readers and writers each in the order in which they came."""
+
+    def read(self, function: Callable[[], T]) -> Future[T]:
+        """Runs a function that somebody waits for."""
+        ...
+
+    def write(self, function: Callable[[], T]) -> Future[T]:
+        """Runs a function that nobody waits for."""
+        ...
+
+
+class Inline:
+    """Runs them at once, in the caller's thread."""
+
+    def read(self, function: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def write(self, function: Callable[[], T]) -> Future[T]:
+        return self.read(function)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +66,13 @@ class Loaded:
     Attributes:
         num_segments: the chain can be gone on from behind so many segments; 0 where nothing helped.
         kv: of the segments that memory lacked, by index.
-        state: at the end; None where memory has it.
+        state: conv and recurrent states at the end (see StatePool.save); None where memory has it.
         miss: why there was nothing, where the disk knows better than memory.
     """
 
     num_segments: int = 0
     kv: Mapping[int, Tensors] = field(default_factory=dict)
-    state: Checkpoint | None = None
+    state: Tensors | None = None
     miss: MissReason | None = None
 
 
@@ -95,13 +123,12 @@ class DiskTier:
         self._write(kind, address)
         return True
 
-    def save(self, address: bytes) -> None:
-        """An entry is about to leave memory: writes it now, unless too much waits already."""
-        for kind in self._sources:
-            if (kind, address) in self._dirty:
-                del self._dirty[kind, address]
-                if self._pending_bytes() < MAX_PENDING_BYTES:
-                    self._write(kind, address)
+    def save(self, kind: Kind, address: bytes) -> None:
+        """An entry is about to leave memory: writes it now if it is on the list, unless too much waits already."""
+        if (kind, address) in self._dirty:
+            del self._dirty[kind, address]
+            if self._pending_bytes() < MAX_PENDING_BYTES:
+                self._write(kind, address)
 
     def touch(self, addresses: Sequence[bytes]) -> None:
         """Marks a chain as used, its first segment as the most recent."""
@@ -159,14 +186,10 @@ class DiskTier:
         kv[index] = tensors
         return True
 
-    def _read_state(self, chain: Chain, index: int) -> Checkpoint | None:
+    def _read_state(self, chain: Chain, index: int) -> Tensors | None:
         tensors = self._store.read("state", chain.addresses[index])
-        if tensors is None:
-            return None
-        place = tensors.pop("length_and_rope_delta", torch.empty(0))
-        length, rope_delta = chain.segments[index].stop, chain.rope_deltas[index]
-        if place.tolist() == [length, rope_delta] and self._pools.states.fits(tensors):
-            return Checkpoint(length, rope_delta, tensors)
+        if tensors is None or self._pools.states.fits(tensors):
+            return tensors
         self._remove_foreign("state", chain.addresses[index])
         return None
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from qwen35mm.cache.host_memory import host_memory_bytes
 from qwen35mm.cache.placement import Devices, largest_share, layer_devices
-from qwen35mm.cache.settings import CacheSettings
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 
+DEFAULT_DISK_BYTES = 8 << 30
 DEFAULT_VISION_BYTES = 256 << 20
 MIN_CACHED_STATES = 8
 _MAX_CPU_KV_BYTES = 2 << 30
@@ -19,6 +21,37 @@ _MAX_CONTEXTS = 32
 _MAX_STATE_BYTES = 1 << 30
 # Where the system doesn't tell: a small laptop's.
 _ASSUMED_HOST_BYTES = 8 << 30
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Budgets in bytes; None lets `plan_memory` choose from the memory that there is.
+
+    Attributes:
+        kv_bytes: KV of running sequences and cached segments together, on the model's device.
+        state_bytes: cached checkpoints' conv and recurrent states, in host memory.
+        vision_bytes: cached vision embeddings, in host memory.
+        host_kv_bytes: KV of segments that had to leave a GPU's memory; a CPU's KV is in host memory anyway.
+        directory: where checkpoints outlive the process; None keeps nothing on disk.
+        disk_bytes: the most that the directory may hold.
+        reuse: whether anything is kept after a request at all.
+    """
+
+    kv_bytes: int | None = None
+    state_bytes: int | None = None
+    vision_bytes: int | None = None
+    host_kv_bytes: int | None = None
+    directory: Path | None = None
+    disk_bytes: int = DEFAULT_DISK_BYTES
+    reuse: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("kv_bytes", "state_bytes", "vision_bytes", "host_kv_bytes", "disk_bytes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise ConfigError(f"{name} must be a number of bytes, 0 or more; got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -145,6 +178,57 @@ def plan_memory(
         host_kv_bytes=_budget(settings.host_kv_bytes, chosen_host_kv_bytes, settings),
         device=name,
     )
+
+
+def host_memory_bytes() -> int | None:
+    """Bytes of the machine's memory, or of the container's limit where that is less; None where neither is known."""
+    limits = [*_physical(), *cgroup_limits(_CGROUPS, _OWN_CGROUP)]
+    return min(limits, default=None)
+
+
+def cgroup_limits(cgroups: Path, own_cgroup: Path) -> Iterator[int]:
+    """Memory limits in bytes of this process's control group and of those above it, versions 1 and 2.
+
+    Args:
+        cgroups: where control groups are mounted.
+        own_cgroup: the file that names this process's; lines of `id:controllers:path`.
+    """
+    try:
+        lines = own_cgroup.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers == "":
+            base, name = cgroups, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = cgroups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Inside a container the path may be that of the host, of which only the upper end is mounted here.
+        inner = Path(path.lstrip("/"))
+        for folder in (inner, *inner.parents):
+            limit = _read_limit(base / folder / name)
+            if limit is not None:
+                yield limit
+
+
+def _read_limit(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    # "max" is no limit; version 1 writes a number beyond any machine's memory instead.
+    return int(text) if text.isdecimal() else None
+
+
+def _physical() -> Iterator[int]:
+    try:
+        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return  # Windows has no sysconf.
+    if num_bytes > 0:
+        yield num_bytes
 
 
 def _free_bytes(device: torch.device, host_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Which checkpoints of a chain of segments are worth their memory: a pure function of how the chain was cut.
+"""What is worth its memory: states by how their chain was cut, anything by whether it was asked for before.
 
 A recurrent state is as large as the KV of hundreds of tokens, so only few are kept: those that the next turn, an
 edit, another answer, or another conversation will ask for.
@@ -6,11 +6,13 @@ edit, another answer, or another conversation will ask for.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from qwen35mm.prompt import Segment
 
 MAX_STATES_PER_CHAIN = 6
+MAX_SIGHTINGS = 16_384
 # Where a chat is gone on with, where its last answer is asked for again, and where its last question is edited.
 _RECENT_TURN_ENDS = 3
 
@@ -38,3 +40,20 @@ def states_to_keep(
     recent = reversed(turn_ends[-_RECENT_TURN_ENDS:])
     wanted = dict.fromkeys([last, *recent, *system, *media_ends[:1], *media_ends[-1:], *thinned])
     return frozenset(list(wanted)[:max_states])
+
+
+class Sightings:
+    """Which addresses were asked for before, as what comes twice is worth keeping; old ones are forgotten."""
+
+    def __init__(self) -> None:
+        self._addresses: OrderedDict[bytes, None] = OrderedDict()
+
+    def add(self, addresses: Sequence[bytes]) -> int:
+        """Notes a chain's addresses; returns how many of its first ones had been seen before."""
+        seen = next((i for i, address in enumerate(addresses) if address not in self._addresses), len(addresses))
+        for address in addresses:
+            self._addresses[address] = None
+            self._addresses.move_to_end(address)
+        while len(self._addresses) > MAX_SIGHTINGS:
+            self._addresses.popitem(last=False)
+        return seen

@@ -6,23 +6,21 @@ what is computed from there has the same bits as if everything before had been c
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from qwen35mm.cache.chain import Chain, Checkpoint
+from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk_tier import DiskTier, Loaded, Tensors
 from qwen35mm.cache.placement import stack_in_place
+from qwen35mm.cache.policy import Sightings
 from qwen35mm.cache.pools import CachePools
 from qwen35mm.cache.report import MissReason, Tier
 from qwen35mm.cache.segment_index import CachedSegment, SegmentIndex
 from qwen35mm.cache.sequence import SequenceCache
-from qwen35mm.cache.sightings import Sightings
-from qwen35mm.cache.state_store import StateStore
-
-logger = logging.getLogger(__name__)
+from qwen35mm.cache.tensor_store import TensorStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,39 +43,27 @@ class PrefixCache:
 
     Args:
         pools: where running sequences and cached segments live; their `reclaim` is set to this cache's.
-        state_bytes: budget of the checkpoints in host memory.
+        state_bytes: budget of the states in host memory.
         host_kv_bytes: budget of KV that left the device; 0 drops it instead.
         disk: the tier that outlives the process.
+
+    Attributes:
+        states: conv and recurrent states at some segments' ends (see StatePool.save), by the segment's address.
     """
 
     def __init__(
         self, pools: CachePools, *, state_bytes: int, host_kv_bytes: int = 0, disk: DiskTier | None = None
     ) -> None:
-        self.disk = disk
+        self.states = TensorStore("state", max_bytes=state_bytes, disk=disk, on_evict=self._state_evicted)
         self._pools = pools
+        self._disk = disk
         self._max_host_bytes = host_kv_bytes
         self._index = SegmentIndex()
-        self._states = StateStore(max_bytes=state_bytes, on_drop=self._forget_state)
         self._host_bytes = 0
         self._sightings = Sightings()
         pools.kv.reclaim = self.reclaim
         if disk is not None:
             disk.provide("kv", self._kv_tensors)
-            disk.provide("state", self._state_tensors)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the checkpoints kept in host memory."""
-        return self._states.num_bytes
-
-    @property
-    def has_unsettled(self) -> bool:
-        """Whether new states are still on their device."""
-        return self._states.has_unsettled
-
-    def settle(self) -> None:
-        """Copies new states to host memory; waits for the device."""
-        self._states.settle()
 
     @property
     def num_segments(self) -> int:
@@ -85,19 +71,13 @@ class PrefixCache:
 
     def match(self, chain: Chain) -> int:
         """How many of a chain's first segments can be gone on from: all have their KV here, the last its state."""
-        return max((index + 1 for index in range(self.num_held(chain)) if self._has_state(chain, index)), default=0)
-
-    def num_held(self, chain: Chain) -> int:
-        """How many of a chain's first segments have their KV here."""
-        held = 0
-        while held < len(chain) and self._index.get(chain, held) is not None:
-            held += 1
-        return held
+        held = range(self._num_held(chain))
+        return max((index + 1 for index in held if chain.addresses[index] in self.states), default=0)
 
     def held(self, chain: Chain) -> tuple[list[bool], list[bool]]:
         """For each segment of a chain, whether its KV and whether its state is here: what the disk needn't give."""
         kv = [self._index.get(chain, index) is not None for index in range(len(chain))]
-        return kv, [has_kv and self._has_state(chain, index) for index, has_kv in enumerate(kv)]
+        return kv, [has_kv and address in self.states for has_kv, address in zip(kv, chain.addresses, strict=True)]
 
     def begin(self, chain: Chain, loaded: Loaded | None = None) -> Start:
         """A new sequence with the longest beginning of a chain that there is; an empty one where there is none.
@@ -109,21 +89,27 @@ class PrefixCache:
             OutOfSlotsError: no slot is free.
             OutOfBlocksError: no room for the KV; nothing has changed.
         """
+        loaded = loaded or Loaded()
         num_segments = self.match(chain)
-        state = None
-        if loaded is not None and loaded.num_segments > num_segments:
-            available = all(i in loaded.kv or self._index.get(chain, i) for i in range(loaded.num_segments))
-            last = self._index.get(chain, loaded.num_segments - 1)
-            candidate = loaded.state or (last.state if last else None)
+        state = self.states.get(chain.addresses[num_segments - 1]) if num_segments else None
+        if loaded.num_segments > num_segments:
             # Memory may have lost meanwhile what it had when the disk was asked.
-            if available and candidate is not None:
-                num_segments, state = loaded.num_segments, candidate
+            available = all(i in loaded.kv or self._index.get(chain, i) for i in range(loaded.num_segments))
+            at_end = loaded.state or self.states.get(chain.addresses[loaded.num_segments - 1])
+            if available and at_end is not None:
+                num_segments, state = loaded.num_segments, at_end
         sequence = self._pools.new_sequence()
         try:
-            return self._build(chain, sequence, num_segments, loaded, state)
+            tokens_from = self._fill(chain, sequence, num_segments, loaded.kv)
         except BaseException:
             sequence.free()
             raise
+        start = Start(sequence, num_segments, tokens_from)
+        if state is not None:
+            self._pools.states.load(sequence.slot, state)
+            sequence.rope_delta = chain.rope_deltas[num_segments - 1]
+            self._hold(chain, start, state)
+        return start
 
     def publish(self, chain: Chain, index: int, sequence: SequenceCache, start: Start, *, keep_state: bool) -> None:
         """Enters segment `index`, which a sequence has just computed, and its state where that is to be kept."""
@@ -138,15 +124,12 @@ class PrefixCache:
                 segment.pins += 1
                 start.pinned.append(segment)
         self._index.touch(chain, index + 1)
-        segment = self._index.get(chain, index)
-        if keep_state and segment is not None:
-            if segment.state is None:
-                self._states.settle(but_newest=True)
-                tensors = self._pools.states.save(sequence.slot, stack=stack_in_place)
-                self._states.keep(segment, Checkpoint(sequence.length, chain.rope_deltas[index], tensors))
-                if self.disk is not None and segment.state is not None:
-                    self.disk.mark("state", segment.address)
-            self._states.touch(chain.addresses[: index + 1])
+        if keep_state:
+            if chain.addresses[index] not in self.states:
+                self.states.settle(but_newest=True)
+                state = self._pools.states.save(sequence.slot, stack=stack_in_place)
+                self.states.put(chain.addresses[index], state)
+            self.states.touch(chain.addresses[: index + 1])
 
     def thin(self, chain: Chain, kept: Iterable[int]) -> None:
         """Drops the states along a chain that aren't in `kept`, save where another conversation branches off."""
@@ -157,16 +140,13 @@ class PrefixCache:
 
     def drop_state(self, chain: Chain, index: int) -> None:
         """Drops one state of a chain, on the disk too, unless another conversation branches off there."""
-        segment = self._index.get(chain, index)
-        if segment is None or segment.state is None or self._index.num_children(segment) > 1:
-            return
-        self._states.drop(segment)
-        if self.disk is not None:
-            self.disk.discard("state", segment.address)
+        address = chain.addresses[index]
+        if address in self.states and self._index.num_children(address) <= 1:
+            self.states.drop(address)
 
     def sight(self, chain: Chain) -> int:
         """How many of a chain's first segments were asked for before; from now on, all of them were."""
-        return max(self._sightings.add(chain.addresses), self.num_held(chain))
+        return max(self._sightings.add(chain.addresses), self._num_held(chain))
 
     def unpin(self, start: Start) -> None:
         """A running sequence is over; what nobody can go on from any more is dropped."""
@@ -197,69 +177,56 @@ class PrefixCache:
         """Evicts the least recently used segments until so many more blocks are free, or nothing is left to evict."""
         allocator = self._pools.kv.allocator
         wanted = allocator.num_free + num_blocks
-        for segment in self._index:
+        for segment in self._index.unpinned():
             if allocator.num_free >= wanted:
                 return
-            if segment.blocks is not None and not segment.pins and self._index.find(segment.address) is segment:
+            if segment.blocks is not None:
                 self._evict(segment)
-
-    def clear(self) -> None:
-        """Drops everything that no running sequence stands on."""
-        for segment in self._index:
-            if not segment.pins and self._index.find(segment.address) is segment:
-                self._remove(segment)
 
     def check_integrity(self, sequences: Iterable[SequenceCache], pinned: Sequence[Start] = ()) -> None:
         """Asserts that sequences and cached segments hold every block and slot, and that every count agrees."""
         blocks = [segment.blocks for segment in self._index if segment.blocks is not None]
         self._pools.check_integrity(sequences, blocks)
         self._index.check_integrity()
-        self._states.check_integrity(self._index)
+        self.states.check_integrity()
+        assert self.states.addresses <= {segment.address for segment in self._index}, "a state has lost its segment"
         assert self._host_bytes == sum(s.host_bytes for s in self._index), "the host KV's bytes are off"
         assert self._host_bytes <= self._max_host_bytes, "the host KV is over its budget"
-        pins: dict[bytes, int] = {}
-        for start in pinned:
-            for segment in start.pinned:
-                pins[segment.address] = pins.get(segment.address, 0) + 1
+        pins = Counter(segment.address for start in pinned for segment in start.pinned)
         assert pins == {s.address: s.pins for s in self._index if s.pins}, "the pins are off"
 
-    def _build(
-        self, chain: Chain, sequence: SequenceCache, num_segments: int, loaded: Loaded | None, state: Checkpoint | None
-    ) -> Start:
-        kv = loaded.kv if loaded is not None else {}
+    def _num_held(self, chain: Chain) -> int:
+        """How many of a chain's first segments have their KV here."""
+        return next((index for index in range(len(chain)) if self._index.get(chain, index) is None), len(chain))
+
+    def _fill(
+        self, chain: Chain, sequence: SequenceCache, num_segments: int, loaded: Mapping[int, Tensors]
+    ) -> dict[Tier, int]:
+        """Gives an empty sequence the KV of a chain's first segments; how many tokens came from which tier."""
         found = [self._index.get(chain, index) for index in range(num_segments)]
-        on_device = [segment is not None and segment.blocks is not None for segment in found]
-        num_shared = on_device.index(False) if False in on_device else len(found)
+        shared: list[CachedSegment] = []
         # What isn't shared is held here as tensors before anything is allocated, which may evict it.
-        copies: list[tuple[Tier, Mapping[str, torch.Tensor]]] = []
-        for index, segment in enumerate(found[num_shared:], start=num_shared):
+        copies: list[tuple[Tier, Tensors]] = []
+        for index, segment in enumerate(found):
             if segment is None:
-                copies.append(("disk", kv[index]))
+                copies.append(("disk", loaded[index]))
             elif segment.host_kv is not None:
                 copies.append(("host", segment.host_kv))
-            else:
+            elif copies:
                 copies.append(("device", self._export(segment)))
-        if state is None and num_segments:
-            last = found[-1]
-            assert last is not None and last.state is not None, "a match ends in a kept state"  # noqa: PT018
-            state = last.state
-        tokens_from: dict[Tier, int] = {}
-        shared = [segment for segment in found[:num_shared] if segment is not None]
+            else:
+                shared.append(segment)
+        tokens_from: Counter[Tier] = Counter()
         if shared:
             sequence.adopt(_overlay(shared, self._pools.kv.block_size), shared[-1].stop)
             tokens_from["device"] = shared[-1].stop
         for tier, tensors in copies:
             sequence.append(tensors)
-            tokens_from[tier] = tokens_from.get(tier, 0) + tensors["k"].shape[1]
-        start = Start(sequence, num_segments, tokens_from)
-        if state is not None:
-            assert state.length == sequence.length, "a checkpoint of another length"
-            self._pools.states.load(sequence.slot, state.tensors)
-            sequence.rope_delta = state.rope_delta
-            self._hold(chain, start, state)
-        return start
+            tokens_from[tier] += tensors["k"].shape[1]
+        assert sequence.length == chain.stop(num_segments), "a sequence of another length"
+        return dict(tokens_from)
 
-    def _hold(self, chain: Chain, start: Start, state: Checkpoint) -> None:
+    def _hold(self, chain: Chain, start: Start, state: Tensors) -> None:
         """Enters what came from the disk, moves what came from the host to the device, and pins the chain."""
         for index in range(start.num_segments):
             segment = self._index.get(chain, index)
@@ -271,13 +238,12 @@ class PrefixCache:
                 segment.blocks = start.sequence.share(segment.start, segment.stop)
             segment.pins += 1
             start.pinned.append(segment)
-        last = start.pinned[-1]
-        if last.state is None:
-            self._states.keep(last, state)
+        addresses = chain.addresses[: start.num_segments]
+        self.states.put(addresses[-1], state, is_new=False)
         self._index.touch(chain, start.num_segments)
-        self._states.touch(chain.addresses[: start.num_segments])
-        if self.disk is not None:
-            self.disk.touch(chain.addresses[: start.num_segments])
+        self.states.touch(addresses)
+        if self._disk is not None:
+            self._disk.touch(addresses)
 
     def _add(self, chain: Chain, index: int, sequence: SequenceCache, *, is_new: bool = True) -> CachedSegment:
         bounds, address = chain.segments[index], chain.addresses[index]
@@ -285,49 +251,37 @@ class PrefixCache:
         ids, salt = chain.ids(index).copy(), chain.salt_of(index)
         segment = CachedSegment(address, chain.parent(index), ids, bounds.start, salt, blocks)
         self._index.add(segment)
-        if self.disk is not None and is_new:
-            self.disk.mark("kv", address)
+        if self._disk is not None and is_new:
+            self._disk.mark("kv", address)
         return segment
 
-    def _has_state(self, chain: Chain, index: int) -> bool:
-        segment = self._index.get(chain, index)
-        return (
-            segment is not None and segment.state is not None and segment.state.rope_delta == chain.rope_deltas[index]
-        )
+    def _state_evicted(self, address: bytes) -> None:
+        """A state gave way to newer ones: KV that leads nowhere goes too."""
+        self._index.remember(address)
+        self._prune(self._index.find(address))
 
-    def _forget_state(self, segment: CachedSegment) -> None:
-        """A state gives way to newer ones: the disk may still want it, and KV that leads nowhere goes too."""
-        if self.disk is not None:
-            self.disk.save(segment.address)
-        self._index.remember(segment.address)
-        segment.state = None
-        self._prune(segment)
-
-    def _prune(self, segment: CachedSegment) -> None:
+    def _prune(self, segment: CachedSegment | None) -> None:
         """Drops KV that leads to no state: from this segment towards the root."""
-        current: CachedSegment | None = segment
         while (
-            current is not None
-            and self._index.find(current.address) is current
-            and current.state is None
-            and not current.pins
-            and not self._index.num_children(current)
+            segment is not None
+            and self._index.find(segment.address) is segment
+            and segment.address not in self.states
+            and not segment.pins
+            and not self._index.num_children(segment.address)
         ):
-            self._remove(current)
-            current = self._index.find(current.parent)
+            self._remove(segment)
+            segment = self._index.find(segment.parent)
 
     def _evict(self, segment: CachedSegment) -> None:
         """Takes a segment's KV off the device: to host memory where there is room, else away with it."""
         assert segment.blocks is not None
         num_bytes = len(segment.token_ids) * self._pools.kv.token_bytes
-        if num_bytes > self._max_host_bytes:
-            self._remove(segment)
-            return
-        for other in self._index:
-            if self._host_bytes + num_bytes <= self._max_host_bytes:
-                break
-            if other.host_kv is not None and not other.pins and self._index.find(other.address) is other:
-                self._remove(other)
+        if num_bytes <= self._max_host_bytes:
+            for other in self._index.unpinned():
+                if self._host_bytes + num_bytes <= self._max_host_bytes:
+                    break
+                if other.host_kv is not None:
+                    self._remove(other)
         if self._index.find(segment.address) is not segment:
             return  # it was below one of those
         if self._host_bytes + num_bytes > self._max_host_bytes:
@@ -343,10 +297,10 @@ class PrefixCache:
         for child in self._index.children(segment.address):
             self._remove(child)
         assert not segment.pins, "a segment in use is removed"
-        if self.disk is not None:
-            self.disk.save(segment.address)
-        if segment.state is not None:
-            self._states.drop(segment)
+        if self._disk is not None:
+            self._disk.save("kv", segment.address)
+        if segment.address in self.states:
+            self.states.evict(segment.address)
         if segment.blocks is not None:
             self._pools.kv.allocator.release(segment.blocks)
             segment.blocks = None
@@ -365,13 +319,6 @@ class PrefixCache:
             return None
         kv = segment.host_kv if segment.host_kv is not None else self._export(segment)
         return {**kv, "token_ids": torch.from_numpy(segment.token_ids)}
-
-    def _state_tensors(self, address: bytes) -> Tensors | None:
-        segment = self._index.find(address)
-        if segment is None or segment.state is None:
-            return None
-        state = segment.state.on_host()
-        return {**state.tensors, "length_and_rope_delta": torch.tensor([state.length, state.rope_delta])}
 
 
 def _overlay(segments: Sequence[CachedSegment], block_size: int) -> list[int]:

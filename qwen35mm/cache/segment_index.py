@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from qwen35mm.cache.chain import Chain, Checkpoint
+from qwen35mm.cache.chain import Chain
 
 # Addresses of dropped entries, remembered to tell an eviction from new content.
 _MAX_GHOSTS = 16_384
@@ -21,7 +21,7 @@ _MAX_GHOSTS = 16_384
 
 @dataclass(eq=False)
 class CachedSegment:
-    """One segment's KV, and the states at its end where they are kept.
+    """One segment's KV; the state at its end, where it is kept, has the same address.
 
     Attributes:
         parent: the address before it; the root for a first segment.
@@ -40,7 +40,6 @@ class CachedSegment:
     salt: bytes = b""
     blocks: tuple[int, ...] | None = None
     host_kv: Mapping[str, torch.Tensor] | None = None
-    state: Checkpoint | None = None
     pins: int = 0
 
     @property
@@ -64,8 +63,13 @@ class SegmentIndex:
         return len(self._segments)
 
     def __iter__(self) -> Iterator[CachedSegment]:
-        """Least recently used first; the index may be changed meanwhile."""
-        return iter(list(self._segments.values()))
+        return iter(self._segments.values())
+
+    def unpinned(self) -> Iterator[CachedSegment]:
+        """Those that no running sequence stands on, least recently used first; the index may change meanwhile."""
+        for segment in list(self):
+            if not segment.pins and self.find(segment.address) is segment:
+                yield segment
 
     def get(self, chain: Chain, index: int) -> CachedSegment | None:
         """Segment `index` of a chain, if it is cached with the very same tokens."""
@@ -102,8 +106,8 @@ class SegmentIndex:
         """The cached segments right behind an address."""
         return [self._segments[child] for child in self._children.get(address, ())]
 
-    def num_children(self, segment: CachedSegment) -> int:
-        return len(self._children.get(segment.address, ()))
+    def num_children(self, address: bytes) -> int:
+        return len(self._children.get(address, ()))
 
     def remember(self, address: bytes) -> None:
         """Notes that something of this address was dropped."""

@@ -170,7 +170,7 @@ class Prefill:
             self._plan_reading()
             return
         for unit in self._units:
-            features = runtime.vision.get(unit.address)
+            features = runtime.vision.features(unit.address)
             if features is not None:
                 self._kept_features[unit.address] = features
         missing = [unit.address for unit in self._units if unit.address not in self._kept_features]
@@ -214,7 +214,7 @@ class Prefill:
             shape = (unit.grid_thw.num_tokens(config.vision.spatial_merge_size), config.text.hidden_size)
             if loaded is not None and loaded.shape == shape and loaded.dtype == self._runtime.model.dtype:
                 self._kept_features[unit.address] = loaded
-                self._runtime.vision.put(unit.address, loaded, is_new=False)
+                self._runtime.vision.keep(unit.address, loaded, is_new=False)
 
     def _worth_keeping(self, units: Sequence[VisionUnit]) -> frozenset[bytes]:
         """The addresses of the units whose features are kept, as the request's purpose asks for."""

@@ -113,12 +113,12 @@ class Runtime:
     @property
     def has_unsettled(self) -> bool:
         """Whether what is new in the caches is still on the device."""
-        return self.vision.has_unsettled or self.prefixes.has_unsettled
+        return self.vision.has_unsettled or self.prefixes.states.has_unsettled
 
     def settle(self) -> None:
         """Copies to host memory what is kept there; waits for the device."""
         self.vision.settle()
-        self.prefixes.settle()
+        self.prefixes.states.settle()
 
     def memory_use(self) -> dict[str, int]:
         """Bytes that are held, and their budgets: `kv`, `states`, `vision`, each with `_bytes` and `_budget_bytes`.
@@ -129,7 +129,7 @@ class Runtime:
         return {
             "kv_bytes": (kv.allocator.num_blocks - kv.allocator.num_free) * kv.block_bytes,
             "kv_budget_bytes": self.plan.kv_bytes,
-            "states_bytes": self.prefixes.state_bytes,
+            "states_bytes": self.prefixes.states.num_bytes,
             "states_budget_bytes": self.plan.state_bytes,
             "vision_bytes": self.vision.num_bytes,
             "vision_budget_bytes": self.plan.vision_bytes,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from qwen35mm.cache import VisionCache
-from qwen35mm.cache.address import vision_address
+from qwen35mm.cache.chain import vision_address
 from qwen35mm.model.upload import upload
 from qwen35mm.model.vision import VisionTower
 from qwen35mm.prompt import Prompt
@@ -142,7 +142,7 @@ class VisionWork:
                     features = tower.finish(state)
                     self._features[unit.key] = features
                     if unit.address in self._to_keep:
-                        self._cache.put(unit.address, features)
+                        self._cache.keep(unit.address, features)
                 self.done += state.next_layer - before
                 yield
 

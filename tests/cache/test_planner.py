@@ -12,10 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import make_random
-from qwen35mm.cache import host_memory, planner
-from qwen35mm.cache.host_memory import cgroup_limits, host_memory_bytes
-from qwen35mm.cache.planner import MemoryPlan, plan_memory
-from qwen35mm.cache.settings import CacheSettings
+from qwen35mm.cache import planner
+from qwen35mm.cache.planner import CacheSettings, MemoryPlan, cgroup_limits, host_memory_bytes, plan_memory
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 
@@ -214,9 +212,9 @@ def test_an_unknown_system_is_taken_for_a_small_one(monkeypatch):
 
 def test_a_system_without_sysconf(monkeypatch):
     monkeypatch.delattr(os, "sysconf")
-    monkeypatch.setattr(host_memory, "cgroup_limits", lambda *paths: iter([3 * GIB]))
+    monkeypatch.setattr(planner, "cgroup_limits", lambda *paths: iter([3 * GIB]))
     assert host_memory_bytes() == 3 * GIB
-    monkeypatch.setattr(host_memory, "cgroup_limits", lambda *paths: iter([]))
+    monkeypatch.setattr(planner, "cgroup_limits", lambda *paths: iter([]))
     assert host_memory_bytes() is None
 
 

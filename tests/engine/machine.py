@@ -15,6 +15,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from qwen35mm.cache import PrefixCache
 from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Finished, Request, StepOutput
 from qwen35mm.errors import QueueFullError, RequestTimeoutError
 from qwen35mm.prompt import Image, Message
@@ -77,6 +78,12 @@ def history_of(history: History) -> CachedPrompt:
     """The history with its last question answered, as the next question would find it."""
     following = messages_of((history[0], (*history[1], "short")))
     return chat().history(following[:-1])
+
+
+def drop_unpinned(prefixes: PrefixCache) -> None:
+    """Drops everything that no running sequence stands on."""
+    for segment in prefixes._index.unpinned():
+        prefixes._remove(segment)
 
 
 @cache
@@ -275,7 +282,7 @@ class EngineMachine(RuleBasedStateMachine):
         if how == "reclaim":
             prefixes.reclaim(data.draw(st.integers(1, CONTEXT // BLOCK)))
         elif how == "clear":
-            prefixes.clear()
+            drop_unpinned(prefixes)
         elif how == "damage":
             self.damage(data)
         elif how == "kill":
@@ -298,12 +305,12 @@ class EngineMachine(RuleBasedStateMachine):
     def lose(self, data: st.DataObject, how: str) -> None:
         prefixes = self.engine.runtime.prefixes
         is_state = how == "state"
-        segments = [s for s in prefixes._index if (s.state is not None if is_state else not s.pins)]
+        segments = [s for s in prefixes._index if (s.address in prefixes.states if is_state else not s.pins)]
         if not segments:
             return
         segment = data.draw(st.sampled_from(segments))
         if is_state:
-            prefixes._states.drop(segment)
+            prefixes.states.evict(segment.address)
             prefixes._prune(segment)
         else:
             prefixes._remove(segment)
@@ -363,8 +370,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine._commits.clear()
         self.engine.check_integrity()
         runtime = self.engine.runtime
-        runtime.prefixes.clear()
+        drop_unpinned(runtime.prefixes)
         self.engine.check_integrity()
         assert runtime.pools.kv.allocator.num_free == runtime.pools.kv.allocator.num_blocks
         assert runtime.pools.states.num_free == SETTINGS.slots + 1
-        assert (runtime.prefixes.num_segments, runtime.prefixes.state_bytes) == (0, 0)
+        assert (runtime.prefixes.num_segments, runtime.prefixes.states.num_bytes) == (0, 0)

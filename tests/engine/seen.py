@@ -37,7 +37,7 @@ def counting(patch: pytest.MonkeyPatch) -> None:
         return "evicted a segment" if num_bytes > self._max_host_bytes else "moved a segment to the host"
 
     watch(PrefixCache, "_evict", evicted)
-    watch(PrefixCache, "_forget_state", lambda *_: "dropped a state")
+    watch(PrefixCache, "_state_evicted", lambda *_: "dropped a state")
     watch(SequenceCache, "_copy_last", lambda *_: "copied a shared block")
     watch(Engine, "_wait_for_room", lambda *_: "waited for room")
     watch(DecodeBatch, "_suspend", lambda *_: "swapped a reply out")

@@ -104,7 +104,7 @@ class Watch:
 
     def look(self, *, on_disk: bool) -> None:
         runtime = self.engine.runtime
-        self.most_states = max(self.most_states, runtime.prefixes.state_bytes)
+        self.most_states = max(self.most_states, runtime.prefixes.states.num_bytes)
         self.most_vision = max(self.most_vision, runtime.vision.num_bytes)
         assert self.most_states <= self.state_bytes
         assert self.most_vision <= self.vision_bytes
@@ -172,7 +172,7 @@ def test_nothing_is_kept_of_what_is_asked_to_leave_nothing(loaded: LoadedModel, 
         serve(engine, request)
     engine.flush()
     runtime = engine.runtime
-    assert (runtime.prefixes.num_segments, runtime.prefixes.state_bytes, runtime.vision.num_bytes) == (0, 0, 0)
+    assert (runtime.prefixes.num_segments, runtime.prefixes.states.num_bytes, runtime.vision.num_bytes) == (0, 0, 0)
     assert runtime.disk is not None
     assert list(tmp_path.glob("v1/*/*")) == []
 
@@ -213,10 +213,10 @@ def test_a_chat_of_twenty_turns_keeps_under_300_mib_of_a_9bs_states(
         engine.commit(chat.history(messages[: len(asked) + 1]))
         while engine.has_work:
             engine.step()
-            num_states = engine.runtime.prefixes.state_bytes // one_state
+            num_states = engine.runtime.prefixes.states.num_bytes // one_state
             assert num_states * nine_b < 300 * MIB, f"{num_states} states in turn {number + 1}"
     assert engine.runtime.prefixes.num_segments > 20
-    assert engine.runtime.prefixes.state_bytes >= 5 * one_state
+    assert engine.runtime.prefixes.states.num_bytes >= 5 * one_state
     if on_disk:
         engine.flush()
         assert len(list(tmp_path.rglob("*.state"))) * nine_b < 300 * MIB, "what was thinned out is off the disk too"

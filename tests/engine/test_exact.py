@@ -167,13 +167,14 @@ def test_several_replies_to_one_prompt_equal_cold(loaded: LoadedModel, chat: Cha
 def drop_states(engine: Engine, segments: list[CachedSegment]) -> None:
     """In the middle and behind it no state is left."""
     for segment in segments[len(segments) // 2 :]:
-        if segment.state is not None:
-            engine.runtime.prefixes._states.drop(segment)
+        if segment.address in engine.runtime.prefixes.states:
+            engine.runtime.prefixes.states.evict(segment.address)
 
 
 def drop_last_state(engine: Engine, segments: list[CachedSegment]) -> None:
     """The one that the next answer would go on from."""
-    engine.runtime.prefixes._states.drop([segment for segment in segments if segment.state is not None][-1])
+    states = engine.runtime.prefixes.states
+    states.evict([segment.address for segment in segments if segment.address in states][-1])
 
 
 def drop_kv(engine: Engine, segments: list[CachedSegment]) -> None:
@@ -270,8 +271,8 @@ def test_a_start_inside_a_video_equals_cold(
     ask(engine, chat, asked)
     for index in inside:
         for segment in cached_segments(engine, request)[index + 1 :]:
-            if segment.state is not None:
-                engine.runtime.prefixes._states.drop(segment)
+            if segment.address in engine.runtime.prefixes.states:
+                engine.runtime.prefixes.states.evict(segment.address)
         report = ask(engine, chat, asked).result.cache
         assert report.num_cached_tokens == request.prompt.segments[index].stop
         assert (report.num_encoded_units > 0) == lost_features
@@ -287,11 +288,10 @@ def test_the_comparison_sees_what_is_wrong_in_the_cache(loaded: LoadedModel, cha
     request = chat.request(asked)
     serve(engine, request)
     last = cached_segments(engine, request)[-1]
-    assert last.state is not None
-    if harm == "conv":
-        last.state.tensors["conv"].mul_(1.25)
-    elif harm == "recurrent":
-        last.state.tensors["recurrent"].mul_(1.25)
+    state = engine.runtime.prefixes.states.get(last.address)
+    assert state is not None
+    if harm in ("conv", "recurrent"):
+        state[harm].mul_(1.25)
     else:
         pool = engine.runtime.pools.kv
         assert last.blocks is not None

@@ -1,19 +1,16 @@
-"""States of new cuts stay on their device until they are to stay at all."""
+"""What is new stays on its device until it is to stay at all, and until nobody waits for a first token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from qwen35mm.cache import prefix_cache
-from qwen35mm.cache.chain import Checkpoint
 from qwen35mm.cache.policy import MAX_STATES_PER_CHAIN
-from qwen35mm.cache.segment_index import CachedSegment
-from qwen35mm.cache.state_store import StateStore
+from qwen35mm.cache.tensor_store import TensorStore, VisionCache
 from qwen35mm.engine import Engine
 from tests.engine.exact import SETTINGS, Chat, assert_same, assistant, chat_model, cold, serve, user, words
 from tests.tiny import DENSE
@@ -43,18 +40,15 @@ def on_card(tensor: torch.Tensor) -> OnCard:
     return tensor.as_subclass(OnCard)
 
 
-def entered(store: StateStore, *names: str) -> list[CachedSegment]:
-    """Segments with a state of 40 bytes each on the card."""
-    segments = []
+def entered(store: TensorStore, *names: bytes) -> None:
+    """Enters 40 bytes each that are on the card."""
     for name in names:
-        segments.append(CachedSegment(name.encode(), b"", np.arange(1), 0))
-        store.keep(segments[-1], Checkpoint(1, 0, {"conv": on_card(torch.rand(10))}))
-    return segments
+        store.put(name, {"conv": on_card(torch.rand(10))})
 
 
-def test_a_state_is_copied_once_it_settles() -> None:
-    store = StateStore(max_bytes=1000, on_drop=lambda segment: None)
-    first, second = entered(store, "first", "second")
+def test_an_entry_is_copied_once_it_settles() -> None:
+    store = TensorStore("state", max_bytes=1000)
+    entered(store, b"first", b"second")
     assert store.has_unsettled
     assert OnCard.num_copies == 0
     store.settle(but_newest=True)
@@ -62,24 +56,40 @@ def test_a_state_is_copied_once_it_settles() -> None:
     store.settle()
     store.settle()
     assert (OnCard.num_copies, store.has_unsettled) == (2, False)
-    assert all(segment.state is not None and segment.state.is_on_host for segment in (first, second))
-    store.check_integrity([first, second])
+    store.check_integrity()
 
 
-def test_a_state_that_left_is_not_copied() -> None:
-    dropped: list[CachedSegment] = []
-
-    def take_off(segment: CachedSegment) -> None:
-        segment.state = None
-        dropped.append(segment)
-
-    store = StateStore(max_bytes=80, on_drop=take_off)
-    first, second, third = entered(store, "first", "second", "third")
-    store.drop(second)
+def test_an_entry_that_left_is_not_copied() -> None:
+    evicted: list[bytes] = []
+    store = TensorStore("state", max_bytes=80, on_evict=evicted.append)
+    entered(store, b"first", b"second", b"third")
+    store.drop(b"second")
     store.settle()
-    assert dropped == [first]
+    assert evicted == [b"first"]
     assert OnCard.num_copies == 1
-    assert third.state is not None
+    assert store.addresses == {b"third"}
+
+
+def test_the_least_recently_used_goes_first_and_what_is_too_large_is_not_kept() -> None:
+    store = TensorStore("state", max_bytes=120)
+    entered(store, b"a", b"b", b"c")
+    store.touch([b"a", b"b"])
+    entered(store, b"d")
+    assert store.addresses == {b"a", b"b", b"d"}
+    entered(store, b"e")
+    assert store.addresses == {b"a", b"d", b"e"}
+    store.put(b"large", {"conv": torch.rand(31)})
+    assert store.addresses == {b"a", b"d", b"e"}
+    store.check_integrity()
+
+
+def test_host_features_need_no_copy() -> None:
+    cache = VisionCache(max_bytes=1024)
+    features = torch.rand(4, 8)
+    cache.keep(b"a", features)
+    assert not cache.has_unsettled
+    assert cache.features(b"a") is features
+    assert cache.features(b"b") is None
 
 
 def test_a_prompt_of_many_cuts_copies_the_states_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:

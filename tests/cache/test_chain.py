@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from qwen35mm.cache.address import segment_addresses, vision_address
+from qwen35mm.cache.chain import segment_addresses, vision_address
 from qwen35mm.prompt import Prompt, Segment, Span, cut_segments
 from qwen35mm_preprocess import GridTHW
 

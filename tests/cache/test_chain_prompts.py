@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.cache.address import segment_addresses
+from qwen35mm.cache.chain import segment_addresses
 from qwen35mm.config import ModelConfig
 from qwen35mm.prompt import ChatTemplate, Image, Message, Text, ToolCall, Video, build_history, build_prompt
 from qwen35mm.tokenizer import Tokenizer

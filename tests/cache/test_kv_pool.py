@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.cache.block_allocator import BlockAllocator
+from qwen35mm.cache.kv_pool import BlockAllocator
 
 
 def test_a_new_sequence_starts_the_pool_and_grows_in_place() -> None:

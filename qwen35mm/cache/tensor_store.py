@@ -1,0 +1,143 @@
+"""What is kept in host memory under a budget of bytes, least recently used first: states, and vision embeddings."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+
+import torch
+
+from qwen35mm.cache.disk import Kind
+from qwen35mm.cache.disk_tier import DiskTier, Tensors
+from qwen35mm.cache.policy import Sightings
+
+
+class TensorStore:
+    """Entries of one kind by address.
+
+    New ones stay on their device until `settle`, since a copy to the host waits for the device (49 MiB of states at 9B
+    as long as a good part of a segment's prefill), and most states are dropped at the next cut.
+
+    Args:
+        max_bytes: budget of all entries together; one that is larger is not kept.
+        disk: the tier that outlives the process.
+        on_evict: told of an entry that has just given way to others.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        max_bytes: int,
+        disk: DiskTier | None = None,
+        on_evict: Callable[[bytes], None] = lambda address: None,
+    ) -> None:
+        self._kind: Kind = kind
+        self._max_bytes = max_bytes
+        self._disk = disk
+        self._on_evict = on_evict
+        self._entries: OrderedDict[bytes, Tensors] = OrderedDict()
+        self._num_bytes = 0
+        self._unsettled: list[bytes] = []
+        if disk is not None:
+            disk.provide(kind, self._on_host)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether entries wait for their copy to host memory."""
+        return bool(self._unsettled)
+
+    @property
+    def addresses(self) -> Set[bytes]:
+        return self._entries.keys()
+
+    def __contains__(self, address: bytes) -> bool:
+        return address in self._entries
+
+    def get(self, address: bytes) -> Tensors | None:
+        return self._entries.get(address)
+
+    def put(self, address: bytes, tensors: Tensors, *, is_new: bool = True) -> None:
+        """Keeps an entry; `is_new` says that the disk doesn't have it."""
+        num_bytes = _num_bytes(tensors)
+        if address in self._entries or num_bytes > self._max_bytes:
+            return
+        while self._num_bytes + num_bytes > self._max_bytes:
+            oldest = next(iter(self._entries))
+            self.evict(oldest)
+            self._on_evict(oldest)
+        self._entries[address] = tensors
+        self._num_bytes += num_bytes
+        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+            self._unsettled.append(address)
+        if self._disk is not None and is_new:
+            self._disk.mark(self._kind, address)
+
+    def evict(self, address: bytes) -> None:
+        """Takes an entry out of memory; what the disk was to have is handed to it."""
+        if self._disk is not None:
+            self._disk.save(self._kind, address)
+        self._num_bytes -= _num_bytes(self._entries.pop(address))
+
+    def drop(self, address: bytes) -> None:
+        """Takes an entry out of memory and off the disk."""
+        self._num_bytes -= _num_bytes(self._entries.pop(address))
+        if self._disk is not None:
+            self._disk.discard(self._kind, address)
+
+    def touch(self, addresses: Sequence[bytes]) -> None:
+        """Marks those that are here as used just now, the first as the last."""
+        for address in reversed(addresses):
+            if address in self._entries:
+                self._entries.move_to_end(address)
+
+    def settle(self, *, but_newest: bool = False) -> None:
+        """Copies to host memory what is still kept and isn't there yet; waits for the device."""
+        num_staying = 1 if but_newest else 0
+        while len(self._unsettled) > num_staying:
+            address = self._unsettled.pop(0)
+            tensors = self._on_host(address)
+            if tensors is not None:
+                self._entries[address] = tensors
+
+    def check_integrity(self) -> None:
+        """Asserts that the bytes are counted right and within the budget."""
+        assert self._num_bytes == sum(map(_num_bytes, self._entries.values())), f"the bytes of {self._kind} are off"
+        assert self._num_bytes <= self._max_bytes, f"{self._kind} is over its budget"
+
+    def _on_host(self, address: bytes) -> Tensors | None:
+        tensors = self._entries.get(address)
+        if tensors is None:
+            return None
+        # What is there already asks for no copy.
+        return {name: each if each.device.type == "cpu" else each.to("cpu") for name, each in tensors.items()}
+
+
+class VisionCache(TensorStore):
+    """Features [num_tokens, hidden] of images and video units by `vision_address`: none is encoded twice."""
+
+    def __init__(self, *, max_bytes: int, disk: DiskTier | None = None) -> None:
+        super().__init__("vision", max_bytes=max_bytes, disk=disk)
+        self._sightings = Sightings()
+
+    def features(self, address: bytes) -> torch.Tensor | None:
+        """The features of a unit, None where they aren't kept."""
+        self.touch([address])
+        entry = self.get(address)
+        return None if entry is None else entry["features"]
+
+    def keep(self, address: bytes, features: torch.Tensor, *, is_new: bool = True) -> None:
+        """Keeps features; `is_new` says that the disk doesn't have them."""
+        self.put(address, {"features": features}, is_new=is_new)
+
+    def sight(self, addresses: Iterable[bytes]) -> frozenset[bytes]:
+        """Which of these were asked for before; from now on, all of them were."""
+        return frozenset(address for address in addresses if self._sightings.add([address]))
+
+
+def _num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())

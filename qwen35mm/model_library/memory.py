@@ -1,27 +1,29 @@
-"""Whether a model fits into the memory there is, found out before anything is loaded."""
+"""Whether a model fits into the memory there is, beside another one or after it, found out before it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import torch
 
-from qwen35mm.cache import CacheSettings, MemoryPlan, plan_memory
-from qwen35mm.cache.host_memory import host_memory_bytes
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.cache.planner import MemoryPlan, host_memory_bytes, plan_memory
 from qwen35mm.cache.pools import DEFAULT_BLOCK_SIZE
 from qwen35mm.checkpoints.safetensors_files import find_shards, read_headers
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine import EngineSettings
 from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH
 from qwen35mm.errors import ConfigError
+from qwen35mm.model_library.options import BackendOptions
 
 # For what a step computes with, and for the rest of the machine.
 RESERVE_BYTES = 512 << 20
 _MEMINFO = Path("/proc/meminfo")
 _OWN_MEMORY = Path("/proc/self/status")
+
+Available = Callable[[torch.device], int | None]
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,10 @@ def memory_need(
     name: str,
     config: ModelConfig,
     weights_bytes: int,
+    options: BackendOptions,
     *,
     dtype: torch.dtype,
     devices: Sequence[torch.device],
-    settings: EngineSettings,
-    cache: CacheSettings,
     memory_bytes: int | None,
 ) -> MemoryNeed:
     """What a model will take, with the planner's own arithmetic.
@@ -58,7 +59,7 @@ def memory_need(
     Raises:
         ConfigError: it doesn't fit, with the numbers and what would help; or a setting can't be used.
     """
-    limit = config.text.max_position_embeddings
+    settings, limit = options.settings, config.text.max_position_embeddings
     context_length = settings.context_length or min(limit, DEFAULT_CONTEXT_LENGTH)
     if context_length > limit:
         raise ConfigError(f"A context of {context_length:,} tokens was asked for; {name} has {limit:,}.")
@@ -77,7 +78,7 @@ def memory_need(
         num_slots=settings.slots,
         context_length=context_length,
         block_size=DEFAULT_BLOCK_SIZE,
-        settings=cache,
+        settings=options.cache,
         available_bytes=left,
     )
     need = MemoryNeed(weights_bytes, plan)
@@ -156,3 +157,99 @@ def held_bytes(device: torch.device, planned_bytes: int) -> int:
         return torch.cuda.memory_allocated(device)
     resident = _read_kib(_OWN_MEMORY, "VmRSS:")
     return planned_bytes if resident is None else min(planned_bytes, resident)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of the devices together; None where the system doesn't tell.
+
+    Attributes:
+        beside_bytes: what a successor may take while the backend still runs.
+        after_bytes: what it may take once the backend is closed.
+    """
+
+    beside_bytes: int | None
+    after_bytes: int | None
+
+
+def measure_room(
+    backend: LocalBackend | None,
+    options: BackendOptions,
+    devices: Sequence[torch.device],
+    available: Available,
+    *,
+    keep_weights: bool = False,
+) -> Room:
+    """What there is beside and after a backend.
+
+    Args:
+        backend: the one that runs, if one does.
+        options: what it was made with.
+        devices: what the successor may lie on.
+        available: tells what is free on one of them.
+        keep_weights: whether its model goes on, with another engine.
+    """
+    free = _sum(available(device) for device in devices)
+    weights = 0 if backend is None else loaded_weights_bytes(backend.loaded.model)
+    if free is None:
+        total = _sum(device_bytes(device) for device in devices)
+        return Room(None, total if total is None or not keep_weights else total - weights)
+    if backend is None:
+        return Room(free, free)
+    planned = _need(backend, options, backend.context_length, None).total_bytes
+    held = sum(held_bytes(device, planned) for device in devices)
+    return Room(free, free + max(held - (weights if keep_weights else 0), 0))
+
+
+def largest_context(
+    backend: LocalBackend, options: BackendOptions, limit: int | None, available: Available
+) -> int | None:
+    """The largest context length above the backend's own that its model and the memory allow; None where none is."""
+    longest = backend.loaded.config.text.max_position_embeddings
+    longest = longest if limit is None else min(longest, limit)
+    room = measure_room(backend, options, backend.loaded.model.devices, available, keep_weights=True).after_bytes
+
+    def fits(context_length: int) -> bool:
+        try:
+            _need(backend, options, context_length, room, weights_bytes=0)
+        except ConfigError:
+            return False
+        return True
+
+    if longest <= backend.context_length:
+        return None
+    if fits(longest):
+        return longest
+    # In whole blocks, from the most that is known to fit.
+    low, high = backend.context_length // DEFAULT_BLOCK_SIZE, -(-longest // DEFAULT_BLOCK_SIZE)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * DEFAULT_BLOCK_SIZE) else (low, middle)
+    found = low * DEFAULT_BLOCK_SIZE
+    return found if found > backend.context_length else None
+
+
+def _sum(parts: Iterable[int | None]) -> int | None:
+    """None where a part isn't known."""
+    known = list(parts)
+    return None if None in known else sum(part for part in known if part is not None)
+
+
+def _need(
+    backend: LocalBackend,
+    options: BackendOptions,
+    context_length: int,
+    memory_bytes: int | None,
+    *,
+    weights_bytes: int | None = None,
+) -> MemoryNeed:
+    loaded, model = backend.loaded, backend.loaded.model
+    return memory_need(
+        loaded.name,
+        loaded.config,
+        loaded_weights_bytes(model) if weights_bytes is None else weights_bytes,
+        options.with_context(context_length),
+        dtype=model.dtype,
+        devices=model.devices,
+        memory_bytes=memory_bytes,
+    )

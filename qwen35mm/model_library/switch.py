@@ -19,16 +19,23 @@ from qwen35mm.engine import Event
 from qwen35mm.errors import CheckpointError, EngineError, RequestError
 from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model_library.installed import InstalledModel, find_model
-from qwen35mm.model_library.memory import MemoryNeed, available_bytes, memory_need, stored_weights_bytes
+from qwen35mm.model_library.memory import (
+    Available,
+    MemoryNeed,
+    available_bytes,
+    largest_context,
+    measure_room,
+    memory_need,
+    stored_weights_bytes,
+)
 from qwen35mm.model_library.options import BackendOptions
-from qwen35mm.model_library.room import Available, largest_context, measure_room
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor
 
 logger = logging.getLogger(__name__)
 
-SwitchPhase = Literal["check", "wait", "close", "load", "restore"]
+SwitchPhase = Literal["check", "close", "load", "restore"]
 OnProgress = Callable[[SwitchPhase], None]
 
 
@@ -59,7 +66,6 @@ class BackendSwitch:
         self._devices, self._dtype = DeviceRequest.parse(self._options.device).devices, backend.loaded.model.dtype
         self._context_length = backend.context_length
         self._num_streams = 0
-        self._idle: asyncio.Event | None = None
         self._switched: asyncio.Event | None = None
         self._closed = False
 
@@ -91,16 +97,6 @@ class BackendSwitch:
     def context_length(self) -> int:
         return self._context_length
 
-    @property
-    def num_streams(self) -> int:
-        """Replies that are being written, or wait for a place."""
-        return self._num_streams
-
-    @property
-    def switching(self) -> bool:
-        """Whether a model is being changed."""
-        return self._switched is not None
-
     def count_tokens(self, messages: Sequence[Message], **options: Any) -> int:
         """The current backend's."""
         return self.current.count_tokens(messages, **options)
@@ -129,15 +125,12 @@ class BackendSwitch:
                 await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
             finally:
                 self._num_streams -= 1
-                if self._idle is not None and not self._num_streams:
-                    self._idle.set()
 
     async def switch(
         self,
         source: str | Path | None = None,
         *,
         context_length: int | None = None,
-        when_busy: Literal["refuse", "wait"] = "refuse",
         on_progress: OnProgress | None = None,
     ) -> LocalBackend:
         """Answers with another model, or with the same one and another context length.
@@ -148,7 +141,6 @@ class BackendSwitch:
         Args:
             source: a folder or a Hub id that is installed; None keeps the model.
             context_length: most tokens of a conversation; None leaves it to the model.
-            when_busy: whether replies in progress are a reason to refuse, or are waited for. New ones wait meanwhile.
             on_progress: called in the event loop as each phase begins.
 
         Raises:
@@ -161,7 +153,7 @@ class BackendSwitch:
             raise EngineError("The program is ending.")
         if self._switched is not None:
             raise RequestError("Another model is being loaded already: wait until it is there.")
-        if self._num_streams and when_busy == "refuse":
+        if self._num_streams:
             replies = "A reply is" if self._num_streams == 1 else f"{self._num_streams} replies are"
             raise RequestError(f"{replies} being written: stop or wait, then change the model.")
         self._switched = asyncio.Event()
@@ -200,7 +192,6 @@ class BackendSwitch:
         need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
         if same and need.cache.context_length == self._context_length:
             return self.current
-        await self._wait_for_replies(report)
 
         # Beside the old one where both fit: it then answers on whatever happens. With the same weights only the
         # engine is made again. Nothing here may refer to the old backend, or its memory stays.
@@ -220,13 +211,6 @@ class BackendSwitch:
             await self._close_old(report)
         self._options = options
         return self._take(new)
-
-    async def _wait_for_replies(self, report: OnProgress) -> None:
-        if self._num_streams:
-            report("wait")
-            self._idle = asyncio.Event()
-            await self._idle.wait()
-            self._idle = None
 
     async def _close_old(self, report: OnProgress) -> None:
         if self._backend is None:
@@ -267,10 +251,9 @@ class BackendSwitch:
             model.name,
             ModelConfig.from_pretrained(model.folder),
             0 if keep_weights else stored_weights_bytes(model.folder, self._dtype),
+            options,
             dtype=self._dtype,
             devices=devices,
-            settings=options.settings,
-            cache=options.cache,
             memory_bytes=room.after_bytes,
         )
         return need, room.beside_bytes is not None and need.total_bytes <= room.beside_bytes

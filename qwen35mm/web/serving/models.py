@@ -16,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 _PHASES = {
     "check": say("Looking at the model"),
-    "wait": say("Waiting for the answers in progress"),
     "close": say("Putting the old model away"),
     "load": say("Loading the model"),
     "restore": say("Taking the old model back"),

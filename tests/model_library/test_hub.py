@@ -10,7 +10,7 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.errors import CheckpointError
-from qwen35mm.model_library import DownloadCancelled, download, find_model, installed_models, transfer
+from qwen35mm.model_library import DownloadCancelled, download, find_model, installed_models
 from tests.model_library.fake_hub import COMMIT, HUB_ID, FakeHub
 
 WEIGHTS = "model.safetensors"
@@ -18,7 +18,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_PAUSE_S", 0.0)
+    monkeypatch.setattr("qwen35mm.model_library.hub._PAUSE_S", 0.0)
 
 
 def test_what_is_needed_comes_and_nothing_else(hub: FakeHub, hub_cache: Path) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 from benchmarks.peers import PictureReader, TransformersPeer
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.captioning.captioner import CaptionStyle
-from qwen35mm.captioning.job import Job, Model, Outcome, carry_out
+from qwen35mm.captioning.captioner import Captioner
+from qwen35mm.captioning.job import Job, Outcome, carry_out
 from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.engine import Engine, EngineSettings
@@ -48,7 +49,7 @@ class Pipeline:
             settings=EngineSettings(context_length=CONTEXT_LENGTH, slots=slots),
             cache=CacheSettings(kv_bytes=kv_bytes),
         )
-        self._model = Model(self.backend, loaded.name, {}, loaded.generation, self.backend.media)
+        self._captioner = Captioner.local(self.backend, None)
         self._options: dict[str, Any] = {
             "prompts": PromptSet([Question(arguments.prompt)]),
             "sampling": {"temperature": 0.0, "max_tokens": max_tokens},
@@ -74,7 +75,7 @@ class Pipeline:
         }
 
     def run(self, pictures: str, out: str, begun: Any = None) -> Outcome:
-        outcome = asyncio.run(carry_out(Job([pictures], folder=Path(out), **self._options), self._model, begun))
+        outcome = asyncio.run(carry_out(Job([pictures], folder=Path(out), **self._options), self._captioner, begun))
         if outcome.exit_code:
             raise SystemExit(f"the run ended so: {outcome}")
         return outcome

@@ -4,71 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from qwen35mm.captioning.captioner import CaptionBackend, Captioner, CaptionStyle
-from qwen35mm.captioning.counts import Counts
+from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.estimate import Estimate, estimate
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
-from qwen35mm.captioning.looks import Looks
 from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
 from qwen35mm.captioning.media.workers import MediaWorkers
-from qwen35mm.captioning.outputs import Mode, OutputSpec, Sidecars, open_outputs
+from qwen35mm.captioning.outputs import Mode, Output, OutputSpec, Sidecars, open_outputs
+from qwen35mm.captioning.progress import Counts
+from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
 from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.captioning.texts.prompts import PromptSet
-from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.errors import OutputError
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaProcessor
-
-if TYPE_CHECKING:
-    from qwen35mm.backends.local import LocalBackend
-    from qwen35mm.captioning.ray_cluster import RayCluster
 
 STATE_FOLDER = ".qwen35mm"
-
-# A change in how captions are made from replies is other work; then this is counted up.
-_FORM = 1
-
-
-@dataclass(frozen=True)
-class Model:
-    """What captions are asked of.
-
-    Attributes:
-        identity: what tells it from every other model, JSON values.
-        params: how it samples by itself.
-        processor: reads its media.
-        sends_files: whether it takes files instead of prepared media.
-        captioner: what asks the backend; takes the arguments of `Captioner`.
-    """
-
-    backend: CaptionBackend | RayCluster
-    name: str
-    identity: Mapping[str, Any]
-    params: SamplingParams
-    processor: MediaProcessor
-    sends_files: bool = False
-    captioner: Callable[..., Captioner] = Captioner
-
-
-def local_model(backend: LocalBackend, memo: Path | None) -> Model:
-    """The model of this process.
-
-    Args:
-        memo: see `weights_digest`.
-
-    Raises:
-        CheckpointError: its files can't be read.
-    """
-    loaded = backend.loaded
-    identity = {"weights": weights_digest(loaded.path, memo), "dtype": str(loaded.model.dtype)}
-    return Model(backend, loaded.name, identity, loaded.generation, backend.media)
 
 
 @dataclass(frozen=True)
@@ -102,8 +59,22 @@ class Job:
 
     def check(self) -> None:
         """Raises what `carry_out` would for sources and sampling: CaptioningError, MissingExtraError, ConfigError."""
-        SamplingParams().with_overrides(**self.sampling)
-        _scan(self)
+        self.settings(SamplingParams())
+        self.entries()
+
+    def settings(self, params: SamplingParams) -> CaptionSettings:
+        """What decides its captions, of a model that samples so by itself. Raises ConfigError."""
+        schema = None if self.style.schema is None else self.style.schema.text
+        return CaptionSettings(params.with_overrides(**self.sampling, json_schema=schema), self.style, self.thinking)
+
+    def entries(self) -> Iterator[Item | Unreadable]:
+        """The sources' items, without the copies and the rows that the outputs have made below a source.
+
+        Raises:
+            CaptioningError, MissingExtraError: see `scan`.
+        """
+        made = tuple(spec.path for spec in self.outputs if spec.kind in ("dataset", "parquet"))
+        return scan(self.sources, replace(self.scan, without=(*self.scan.without, *made)))
 
     @property
     def state_folder(self) -> Path:
@@ -154,7 +125,7 @@ class Outcome:
         return 3 if self.counts.num_done or self.counts.num_skipped else 4
 
 
-async def carry_out(job: Job, model: Model, begun: Callable[[Run], Awaitable[None]] | None = None) -> Outcome:
+async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Awaitable[None]] | None = None) -> Outcome:
     """Captions what the sources hold.
 
     Args:
@@ -163,11 +134,9 @@ async def carry_out(job: Job, model: Model, begun: Callable[[Run], Awaitable[Non
     Raises:
         CaptioningError: the run can't begin.
     """
-    captioner = _captioner(job, model)
-    entries = _scan(job)
-    manifest = Manifest.open(job.manifest_path)
-    workers = None
-    try:
+    settings, entries = job.settings(captioner.params), job.entries()
+    with ExitStack() as stack:
+        manifest = stack.enter_context(closing(Manifest.open(job.manifest_path)))
         outputs = open_outputs(
             job.outputs,
             manifest,
@@ -177,73 +146,53 @@ async def carry_out(job: Job, model: Model, begun: Callable[[Run], Awaitable[Non
             records_per_shard=job.records_per_shard,
             separator=job.separator,
         )
-        try:
-            workers = MediaWorkers(model.processor, job.num_workers)
-            sidecars = next((each for each in outputs if isinstance(each, Sidecars)), None)
-            looks = _looks(job, model, captioner, workers, manifest, sidecars)
-            ledger = Ledger(manifest, outputs, retry_failed=job.run.retry_failed, max_distance=job.run.max_distance)
-            run = Run(entries, looks, captioner, workers, ledger, job.run)
-            if begun is not None:
-                await begun(run)
-            counts = await run.go()
-            num_failures = _conclude(job, manifest, run)
-            return Outcome(counts, run.stopped, num_failures)
-        finally:
-            if workers is not None:
-                workers.close()
-            for output in outputs:
-                output.close()
-    finally:
-        manifest.close()
+        for output in outputs:
+            stack.enter_context(closing(output))
+        workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
+        requests = _requests(job, settings, captioner, workers, manifest, outputs)
+        ledger = Ledger(
+            manifest, outputs, requests, retry_failed=job.run.retry_failed, max_distance=job.run.max_distance
+        )
+        run = Run(entries, ledger, captioner, workers, job.run)
+        if begun is not None:
+            await begun(run)
+        counts = await run.go()
+        num_failures = _conclude(job, manifest, run)
+        return Outcome(counts, run.stopped, num_failures)
 
 
-async def look_over(job: Job, model: Model) -> Estimate:
+async def look_over(job: Job, captioner: Captioner) -> Estimate:
     """What a run would do and cost. Nothing is written.
 
     Raises:
         CaptioningError: the run couldn't begin.
     """
-    captioner = _captioner(job, model)
-    entries = _scan(job)
-    with Manifest.borrowed(job.manifest_path) as manifest:
-        workers = MediaWorkers(model.processor, job.num_workers)
+    settings, entries = job.settings(captioner.params), job.entries()
+    with ExitStack() as stack:
+        manifest = stack.enter_context(Manifest.borrowed(job.manifest_path))
+        workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
+        specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
+        sidecars = [Sidecars(manifest, spec.target, folder=job.folder, mode=job.mode) for spec in specs]
+        requests = _requests(job, settings, captioner, workers, manifest, sidecars, with_plan=True)
+        wants_all = len(specs) < len(job.outputs)
+        ledger = Ledger(manifest, sidecars, requests, wants_all=wants_all, retry_failed=job.run.retry_failed)
         try:
-            specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
-            sidecars = [Sidecars(manifest, spec.target, folder=job.folder, mode=job.mode) for spec in specs]
-            looks = _looks(job, model, captioner, workers, manifest, next(iter(sidecars), None), with_plan=True)
-            has_others = len(specs) < len(job.outputs)
-            return await estimate(entries, looks, captioner, workers, manifest, sidecars, has_others, job.run)
+            return await estimate(entries, ledger, captioner, workers, limit=job.run.limit)
         finally:
-            workers.close()
+            await ledger.close(complete=False)
 
 
-def _scan(job: Job) -> Iterator[Item | Unreadable]:
-    """The sources' items, without the copies and the rows that the outputs have made below a source."""
-    made = tuple(spec.path for spec in job.outputs if spec.kind in ("dataset", "parquet"))
-    return scan(job.sources, replace(job.scan, without=(*job.scan.without, *made)))
-
-
-def _captioner(job: Job, model: Model) -> Captioner:
-    params = model.params.with_overrides(**job.sampling)
-    return model.captioner(model.backend, model.name, params, job.style, enable_thinking=job.thinking)
-
-
-def _looks(
+def _requests(
     job: Job,
-    model: Model,
+    settings: CaptionSettings,
     captioner: Captioner,
     workers: MediaWorkers,
     manifest: Manifest,
-    sidecars: Sidecars | None,
+    outputs: Sequence[Output],
     *,
     with_plan: bool = False,
-) -> Looks:
-    settings = {
-        "form": _FORM,
-        "model": model.identity,
-        "budget": asdict(model.processor.budget),
-        **captioner.describe(),
-    }
+) -> RequestBuilder:
+    sidecars = next((each for each in outputs if isinstance(each, Sidecars)), None)
     beside = Sidecars(manifest)
 
     def original(item: Item) -> str | None:
@@ -251,13 +200,8 @@ def _looks(
         found = sidecars.original(item) if sidecars is not None and has_place else None
         return beside.original(item) if found is None and item.path is not None else found
 
-    return Looks(
-        job.prompts,
-        workers,
-        manifest,
-        settings,
-        original=original,
-        with_plan=with_plan or model.sends_files,
+    return RequestBuilder(
+        job.prompts, settings, captioner.describe(), workers, manifest, original=original, with_plan=with_plan
     )
 
 

@@ -1,7 +1,7 @@
-"""Where what a run finds out is kept: in the manifest first and in the outputs then, all by one thread.
+"""What a run finds out about its items, and where that is kept: in the manifest first and in the outputs then.
 
-A write that was begun is carried to its end even where the task that waits for it is cancelled, so that a run leaves
-nothing half done but what a kill leaves, and that the next run completes.
+One thread writes. A write that was begun is carried to its end even where the task that waits for it is cancelled, so
+that a run leaves nothing half done but what a kill leaves, and that the next run completes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from qwen35mm.captioning.items import Item, Unreadable
-from qwen35mm.captioning.looks import Look
 from qwen35mm.captioning.manifest.manifest import Failure, Manifest
 from qwen35mm.captioning.media.similar import SimilarIndex
+from qwen35mm.captioning.media.worker import CHANGED, Failed
 from qwen35mm.captioning.outputs import Output, Wants
 from qwen35mm.captioning.records import Caption, Record
-from qwen35mm.captioning.work import asked_of
+from qwen35mm.captioning.requests import CaptionRequest, RequestBuilder, asked_of
 from qwen35mm.errors import CaptioningError, OutputError
 
 T = TypeVar("T")
@@ -41,65 +42,73 @@ class Known:
     failure: Failure | None
     num_begun: int
 
-    @classmethod
-    def of(cls, key: bytes, manifest: Manifest, *, retry_failed: bool) -> Known:
-        """Looks work up.
-
-        Args:
-            retry_failed: whether a lasting failure counts as none.
-        """
-        failure = manifest.failure(key)
-        if failure is not None and (failure.kind in _PASSING or retry_failed):
-            failure = None
-        return cls(manifest.caption(key), failure, manifest.num_begun(key))
-
 
 class Ledger:
     """The manifest and the outputs of one run. Every method may raise OutputError: then nothing can be kept any more.
 
     Args:
-        retry_failed: see `Known.of`.
+        wants_all: whether there are outputs besides, not opened, that want every caption.
+        retry_failed: whether a lasting failure counts as none.
         max_distance: bits by which near-duplicates that share a caption may differ; None shares none.
     """
 
     def __init__(
-        self, manifest: Manifest, outputs: Sequence[Output], *, retry_failed: bool, max_distance: int | None
+        self,
+        manifest: Manifest,
+        outputs: Sequence[Output],
+        requests: RequestBuilder,
+        *,
+        wants_all: bool = False,
+        retry_failed: bool = False,
+        max_distance: int | None = None,
     ) -> None:
         self._manifest = manifest
         self._outputs = outputs
+        self._requests = requests
+        self._wants_all = wants_all
         self._retry_failed = retry_failed
         self._max_distance = max_distance
         self._similar: dict[bytes, SimilarIndex] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-captions")
 
-    async def open(self) -> None:
-        """Reads the near-duplicates of earlier runs."""
-        if self._max_distance is not None:
-            await self._write(self._read_similarities)
+    async def open(self) -> set[str]:
+        """Reads the near-duplicates of earlier runs; the names of the items that failed in them."""
 
-    async def failed_names(self) -> set[str]:
-        """The items that failed, in earlier runs too."""
-        return await self._write(lambda: {failure.name for failure in self._manifest.failures()})
+        def read() -> set[str]:
+            for similarity, key, name in self._manifest.similarities() if self._max_distance is not None else ():
+                self._index(key, similarity, name)
+            return {failure.name for failure in self._manifest.failures()}
 
-    async def wants(self, item: Item, key: bytes | None) -> set[Wants]:
-        """What the outputs want of an item; `key` is None where its work isn't known yet.
+        return await self._write(read)
 
-        Raises:
-            CaptioningError: an output can't take it, and no other wants its caption.
-        """
-
-        def asked() -> set[Wants]:
-            wants = set[Wants]()
-            refused = _each(self._outputs, lambda output: wants.add(output.wants(item, key)))
-            if refused is not None and Wants.CAPTION not in wants:
-                raise refused
-            return wants
-
-        return await asyncio.to_thread(asked)
+    async def needs(self, item: Item) -> CaptionRequest | Wants | Failed:
+        """What an item needs: a caption, for which the request is given; or none, since the outputs have it (DONE) or
+        somebody else's text stays there (KEPT); `Failed` where it can't be read, or no output can take it."""
+        try:
+            if await asyncio.to_thread(self._wants, item, None) == {Wants.KEPT}:
+                return Wants.KEPT
+            request = await self._requests.build(item)
+            if isinstance(request, Failed):
+                return request
+            wants = await asyncio.to_thread(self._wants, item, request.key)
+        except OutputError:
+            raise
+        except CaptioningError as error:
+            return Failed("output", str(error))
+        if Wants.CAPTION in wants:
+            return request
+        return Wants.KEPT if Wants.KEPT in wants else Wants.DONE
 
     async def known(self, key: bytes) -> Known:
         """What is known of this work."""
-        return await self._write(lambda: Known.of(key, self._manifest, retry_failed=self._retry_failed))
+
+        def read() -> Known:
+            failure = self._manifest.failure(key)
+            if failure is not None and (failure.kind in _PASSING or self._retry_failed):
+                failure = None
+            return Known(self._manifest.caption(key), failure, self._manifest.num_begun(key))
+
+        return await self._write(read)
 
     async def similar(self, key: bytes, similarity: int) -> tuple[Caption, str] | None:
         """The caption of a near-duplicate that was asked the same, and its item's name."""
@@ -112,33 +121,47 @@ class Ledger:
         assert caption is not None, "what the index has is finished"
         return caption, name
 
-    async def begin(self, look: Look) -> int:
+    async def begin(self, request: CaptionRequest) -> int:
         """Counts a beginning; see `Manifest.begin`."""
-        return await self._write(self._manifest.begin, look.key)
+        return await self._write(self._manifest.begin, request.key)
 
-    async def take_back(self, look: Look) -> None:
+    async def take_back(self, request: CaptionRequest) -> None:
         """The beginning was ended on purpose."""
-        await self._write(self._manifest.take_back, look.key)
+        await self._write(self._manifest.take_back, request.key)
 
-    async def finish(self, look: Look, caption: Caption, similarity: int | None) -> None:
+    async def finish(self, request: CaptionRequest, caption: Caption, similarity: int | None) -> None:
         """Keeps a caption in the manifest, durably."""
-        key, name = look.key, look.item.name
+        key, name = request.key, request.item.name
         await self._write(lambda: self._manifest.finish(key, caption, name=name, similarity=similarity))
         if similarity is not None:
             self._index(key, similarity, name)
 
-    async def deliver(self, look: Look, caption: Caption) -> None:
+    async def deliver(self, request: CaptionRequest, caption: Caption) -> None:
         """Writes a kept caption to every output that lacks it.
 
         Raises:
             CaptioningError: an output can't take this item; the others have it.
         """
-        await self._write(self._write_outputs, Record(look.item, look.key, look.content, caption))
+        record = Record(request.item, request.key, request.content, caption)
 
-    async def fail(self, item: Item | Unreadable, key: bytes | None, kind: str, message: str) -> None:
+        def write() -> None:
+            refused = _each(self._outputs, lambda output: output.write(record))
+            if refused is not None:
+                raise refused
+            self._manifest.forget_failure(record.item.name)
+
+        await self._write(write)
+
+    async def fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
         """Remembers why an item has no caption."""
         path = None if item.path is None else str(item.path)
-        await self._write(self._manifest.fail, item.name, path, key, kind, message)
+
+        def write() -> None:
+            if failed.kind == CHANGED.kind and isinstance(item, Item) and isinstance(item.source, Path):
+                self._manifest.forget_digest(item.source)
+            self._manifest.fail(item.name, path, key, failed.kind, failed.message)
+
+        await self._write(write)
 
     async def forget_failure(self, item: Item) -> None:
         """The item is all right now."""
@@ -162,15 +185,17 @@ class Ledger:
         if failed is not None:
             raise failed
 
-    def _write_outputs(self, record: Record) -> None:
-        refused = _each(self._outputs, lambda output: output.write(record))
-        if refused is not None:
-            raise refused
-        self._manifest.forget_failure(record.item.name)
+    def _wants(self, item: Item, key: bytes | None) -> set[Wants]:
+        """What the outputs want of an item; `key` is None where its work isn't known yet.
 
-    def _read_similarities(self) -> None:
-        for similarity, key, name in self._manifest.similarities():
-            self._index(key, similarity, name)
+        Raises:
+            CaptioningError: an output can't take it, and no other wants its caption.
+        """
+        wants = {Wants.CAPTION} if self._wants_all else set[Wants]()
+        refused = _each(self._outputs, lambda output: wants.add(output.wants(item, key)))
+        if refused is not None and Wants.CAPTION not in wants:
+            raise refused
+        return wants
 
     def _index(self, key: bytes, similarity: int, name: str) -> None:
         assert self._max_distance is not None

@@ -25,8 +25,9 @@ from qwen35mm.cli.caption_options import (
 from qwen35mm.settings import DEMO_NOTE, ModelOptions, with_options
 
 if TYPE_CHECKING:
+    from qwen35mm.captioning.captioner import Captioner
     from qwen35mm.captioning.estimate import Estimate
-    from qwen35mm.captioning.job import Job, Model, Outcome
+    from qwen35mm.captioning.job import Job, Outcome
     from qwen35mm.captioning.run import Run
 
 
@@ -77,7 +78,7 @@ def caption(
         embed_media=output.embed_media,
         records_per_shard=output.records_per_shard,
         num_workers=how.media_workers or default_workers(),
-        run=how.settings(model.slots, sends_files=cluster.ray is not None, encodes=remote.encodes),
+        run=how.settings(model.slots),
     )
     job.check()
     # A run in a log is watched, too.
@@ -96,49 +97,43 @@ async def _caption(
     async with contextlib.AsyncExitStack() as stack:
         memo = None if dry_run else job.state_folder / "weights.json"
         if cluster.ray is not None:
-            engines = await stack.enter_async_context(cluster.open(options, job.num_workers))
-            _greet(is_demo=engines.description.is_demo)
-            model, num_at_once = engines.model(), engines.num_at_once
-            job = replace(job, run=replace(job.run, slots=num_at_once, ahead=num_at_once))
+            captioner = await stack.enter_async_context(cluster.open(options, job.num_workers))
+            job = replace(job, run=replace(job.run, slots=captioner.num_at_once, ahead=captioner.num_at_once))
         else:
-            model = await stack.enter_async_context(_open_model(options, remote, memo))
+            captioner = await stack.enter_async_context(_open_captioner(options, remote, memo))
+        if captioner.is_demo:
+            typer.echo(f"{DEMO_NOTE} It understands --preset plain.", err=True)
         if dry_run:
-            typer.echo(_describe_estimate(await look_over(job, model)))
+            typer.echo(_describe_estimate(await look_over(job, captioner)))
             return 0
 
         async def begin(run: Run) -> None:
             stack.enter_context(_stopped_by_signals(run))
             await stack.enter_async_context(shown(run.counts, Console(stderr=True)))
 
-        outcome = await carry_out(job, model, begin)
+        outcome = await carry_out(job, captioner, begin)
     _report(outcome, job)
     return outcome.exit_code
 
 
 @contextlib.asynccontextmanager
-async def _open_model(options: ModelOptions, remote: RemoteOptions, memo: Path | None) -> AsyncIterator[Model]:
-    from qwen35mm.captioning.job import Model, local_model
+async def _open_captioner(options: ModelOptions, remote: RemoteOptions, memo: Path | None) -> AsyncIterator[Captioner]:
+    from qwen35mm.captioning.captioner import Captioner
 
     if remote.backend is not None:
-        from qwen35mm.backends.remote import RemoteBackend
-
         async with contextlib.aclosing(remote.open(options)) as server:
-            assert isinstance(server, RemoteBackend)
             await server.connect()
-            identity = {"server": server.fingerprint, "video": remote.remote_video}
-            yield Model(server, server.name, identity, remote.params(), server.media)
+            yield Captioner(
+                backend=server,
+                name=server.name,
+                identity={"server": server.fingerprint, "video": remote.remote_video},
+                params=remote.params(),
+                processor=server.media,
+                form=remote.remote_video,
+            )
         return
-    backend = options.load()
-    try:
-        _greet(is_demo=backend.is_demo)
-        yield local_model(backend, memo)
-    finally:
-        backend.close()
-
-
-def _greet(*, is_demo: bool) -> None:
-    if is_demo:
-        typer.echo(f"{DEMO_NOTE} It understands --preset plain.", err=True)
+    with contextlib.closing(options.load()) as backend:
+        yield Captioner.local(backend, memo)
 
 
 @contextlib.contextmanager

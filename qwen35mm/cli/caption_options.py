@@ -15,10 +15,10 @@ from qwen35mm.errors import CaptioningError
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from qwen35mm.backends.remote import RemoteBackend, VideoMode
-    from qwen35mm.captioning.captioner import CaptionStyle
+    from qwen35mm.backends.remote import RemoteBackend
     from qwen35mm.captioning.outputs import OutputSpec
-    from qwen35mm.captioning.ray_cluster import RayCluster
+    from qwen35mm.captioning.ray_cluster import RayCaptioner
+    from qwen35mm.captioning.requests import CaptionStyle
     from qwen35mm.captioning.run import RunSettings
     from qwen35mm.captioning.sources.scan import ScanOptions
     from qwen35mm.captioning.texts.prompts import PromptSet
@@ -124,7 +124,7 @@ class CaptionOptions:
 
     def style(self) -> CaptionStyle:
         """Raises CaptioningError, MissingExtraError."""
-        from qwen35mm.captioning.captioner import CaptionStyle
+        from qwen35mm.captioning.requests import CaptionStyle
         from qwen35mm.captioning.texts.json_schema import JsonSchema
         from qwen35mm.captioning.texts.words import Words
 
@@ -185,7 +185,7 @@ class RunOptions:
         Path | None, _run(help="The folder of the manifest; .qwen35mm in --output-dir or the first source.")
     ] = None
 
-    def settings(self, slots: int | None, *, sends_files: bool, encodes: VideoMode | None) -> RunSettings:
+    def settings(self, slots: int | None) -> RunSettings:
         """How to run with so many slots of the model; see RunSettings."""
         from qwen35mm.captioning.run import RunSettings
 
@@ -196,8 +196,6 @@ class RunOptions:
             limit=self.limit,
             retry_failed=self.retry_failed,
             max_distance=self.share_similar,
-            sends_files=sends_files,
-            encodes=encodes,
         )
 
 
@@ -210,11 +208,6 @@ class RemoteOptions:
     remote_video: Annotated[
         Literal["frames", "video_url"], _remote(help="How videos are sent: as pictures, or whole.")
     ] = "frames"
-
-    @property
-    def encodes(self) -> VideoMode | None:
-        """See RunSettings."""
-        return None if self.backend is None else self.remote_video
 
     def check(self, style: CaptionOptions) -> None:
         """Raises RequestError for what no server can be asked for, before one is."""
@@ -259,7 +252,7 @@ class RayOptions:
         int | None, _ray(help="Engines on the cluster; one a GPU, or one a machine, without it.", min=1)
     ] = None
 
-    def open(self, model: ModelOptions, num_workers: int) -> AbstractAsyncContextManager[RayCluster]:
+    def open(self, model: ModelOptions, num_workers: int) -> AbstractAsyncContextManager[RayCaptioner]:
         """The engines; see `open_cluster`. Raises MissingExtraError."""
         from qwen35mm.captioning.ray_cluster import open_cluster
 

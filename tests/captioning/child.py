@@ -60,7 +60,7 @@ def main() -> None:
     if len(sys.argv) > 2:
         die_at(int(sys.argv[2]))
     model = FakeModel(delay_s=0.002)
-    outcome = asyncio.run(carry_out(make_job(folder), model.model()))
+    outcome = asyncio.run(carry_out(make_job(folder), model.captioner()))
     print(len(model.asked), outcome.counts.num_captioned, outcome.num_failures, flush=True)
 
 

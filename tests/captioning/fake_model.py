@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image as PILImage
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.captioning.job import Model
+from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.engine import CacheReport, Event, Finished, Result
 from qwen35mm.engine.events import FinishReason
 from qwen35mm.prompt import Message
@@ -22,7 +22,7 @@ from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 
 @dataclass(frozen=True)
 class Asked:
-    """One reply that was asked for; `digest` is the medium's, as the model sees it, or its path where that is sent."""
+    """One reply that was asked for; `digest` is the medium's, as the model sees it."""
 
     digest: str
     question: str
@@ -51,9 +51,12 @@ class FakeModel:
     num_left: int = 0
     when_busy: Callable[[], None] | None = None
 
-    def model(self, identity: str = "fake") -> Model:
+    def captioner(self, identity: str = "fake") -> Captioner:
         processor = MediaProcessor.from_pretrained(demo_model_path())
-        return Model(self, "Fake-1B", {"weights": identity}, SamplingParams(temperature=0.0), processor)
+        params = SamplingParams(temperature=0.0)
+        return Captioner(
+            backend=self, name="Fake-1B", identity={"weights": identity}, params=params, processor=processor
+        )
 
     async def stream(
         self,
@@ -66,9 +69,9 @@ class FakeModel:
         assert retain == "shared"
         assert params is not None
         (part,) = messages[-1].media
-        source = part.source
+        assert isinstance(part.source, PreparedMedia)
         asked = Asked(
-            (source.plan.digest or "") if isinstance(source, PreparedMedia) else str(source),
+            part.source.plan.digest or "",
             messages[-1].text,
             messages[0].text if len(messages) > 1 else "",
             params,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,12 @@ def settings(**options: Any) -> RunSettings:
     return RunSettings(**{"slots": 2, "ahead": 2, **options})
 
 
-async def run(
-    job: Job, model: FakeModel, begun: Any = None, identity: str = "fake", *, sends_files: bool = False
-) -> Outcome:
+async def run(job: Job, model: FakeModel, begun: Any = None, identity: str = "fake") -> Outcome:
     async def begin(run: Run) -> None:
         if begun is not None:
             begun(run)
 
-    outcome = await carry_out(job, replace(model.model(identity), sends_files=sends_files), begin)
+    outcome = await carry_out(job, model.captioner(identity), begin)
     counts = outcome.counts
     assert counts.num_found == counts.num_over, counts
     return outcome

@@ -18,7 +18,8 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.captioning.job import Job, Model, carry_out
+from qwen35mm.captioning.captioner import Captioner
+from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.captioning.outputs import parse_output
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.model import LoadedModel
@@ -61,9 +62,7 @@ class Captions:
             outputs=[parse_output("sidecar")],
             folder=self.folder / "captions",
         )
-        loaded = self.backend.loaded
-        model = Model(self.backend, loaded.name, {}, loaded.generation, self.backend.media)
-        outcome = asyncio.run(carry_out(job, model))
+        outcome = asyncio.run(carry_out(job, Captioner.local(self.backend, None)))
         assert (outcome.exit_code, outcome.num_failures) == (0, 0)
 
 

@@ -7,28 +7,36 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.captioning.captioner import Captioner, CaptionStyle, UnmetError
 from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.media.worker import Failed, Prepared
 from qwen35mm.captioning.records import Caption
+from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, CaptionStyle
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words
-from qwen35mm.sampling import SamplingParams
 from tests.captioning.fake_model import Asked, FakeModel, picture
 
 SCHEMA = JsonSchema.read('{"type": "object", "required": ["colour"]}')
 
 
-async def caption(folder: Path, style: CaptionStyle, *replies: str) -> tuple[Caption, FakeModel]:
-    """The caption of a picture for which the model says one reply after the other."""
+async def ask(folder: Path, style: CaptionStyle, *replies: str) -> tuple[Caption | Failed, FakeModel]:
+    """What becomes of a picture for which the model says one reply after the other."""
     path = folder / "picture.png"
     picture(0).save(path)
     remaining = iter(replies)
     fake = FakeModel(answer(remaining.__next__))
-    model = fake.model()
-    medium = model.processor.prepare(path)
-    captioner = Captioner(fake, model.name, SamplingParams(temperature=0.0), style)
-    item = Item("picture.png", path, "image")
-    return await captioner.caption(item, medium, medium.plan, b"digest", "What is it?"), fake
+    captioner = fake.captioner()
+    medium = captioner.processor.prepare(path)
+    settings = CaptionSettings(captioner.params, style)
+    request = CaptionRequest(
+        Item("picture.png", path, "image"), b"digest", medium.plan, "What is it?", "", settings, b"key"
+    )
+    return await captioner.caption(request, Prepared(medium)), fake
+
+
+async def caption(folder: Path, style: CaptionStyle, *replies: str) -> tuple[Caption, FakeModel]:
+    made, fake = await ask(folder, style, *replies)
+    assert isinstance(made, Caption)
+    return made, fake
 
 
 def answer(next_reply: Callable[[], str]) -> Callable[[Asked], str]:
@@ -77,5 +85,6 @@ async def test_null_is_a_caption_where_the_schema_allows_it(tmp_path: Path) -> N
 async def test_no_usable_reply_is_a_failure_that_says_why(
     tmp_path: Path, style: CaptionStyle, reply: str, message: str
 ) -> None:
-    with pytest.raises(UnmetError, match=message):
-        await caption(tmp_path, style, *[reply] * 3)
+    failed, _ = await ask(tmp_path, style, *[reply] * 3)
+    assert isinstance(failed, Failed)
+    assert (failed.kind, message in failed.message) == ("unmet", True)

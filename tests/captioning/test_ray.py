@@ -168,14 +168,14 @@ async def test_an_item_that_kills_its_engines_fails_alone(media: Path) -> None:
     for path in sorted(media.glob("*.png"))[6:]:
         path.unlink()
     (media / "02.png").rename(media / "die.png")
-    async with open_cluster("local", load_deadly, num_engines=1, slots=1, num_workers=1) as cluster:
-        settings = RunSettings(slots=cluster.num_at_once, sends_files=True)
+    async with open_cluster("local", load_deadly, num_engines=1, slots=1, num_workers=1) as captioner:
+        settings = RunSettings(slots=captioner.num_at_once)
         prompts = PromptSet([Question("{stem}")])
         job = Job([str(media)], prompts, {"max_tokens": 8}, outputs=[parse_output("sidecar")], run=settings)
-        outcome = await carry_out(job, cluster.model())
+        outcome = await carry_out(job, captioner)
     failures = [json.loads(line) for line in job.failures_path.read_text().splitlines()]
     assert ("die.png", "worker") in [(each["name"], each["kind"]) for each in failures]
     # What was in the same engine, each time that it ended, may have failed with it.
-    assert len(failures) <= cluster.num_at_once
+    assert len(failures) <= captioner.num_at_once
     assert outcome.counts.num_captioned == 6 - len(failures)
     assert (outcome.stopped, outcome.exit_code) == (None, 3)

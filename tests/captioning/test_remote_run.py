@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.remote import RemoteBackend
-from qwen35mm.captioning.job import Job, Model, Outcome, carry_out
+from qwen35mm.captioning.captioner import Captioner
+from qwen35mm.captioning.job import Job, Outcome, carry_out
 from qwen35mm.captioning.media import workers
-from qwen35mm.captioning.media.worker import Encode
 from qwen35mm.captioning.outputs import parse_output
 from qwen35mm.captioning.run import RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
@@ -42,11 +42,21 @@ def folder(tmp_path: Path) -> Path:
 
 async def run(folder: Path, server: ModelServer, **options: Any) -> Outcome:
     backend = RemoteBackend(server.url, model="tiny", max_concurrent=2)
-    settings = RunSettings(**{"slots": 2, "ahead": 2, "encodes": "frames", **options})
+    settings = RunSettings(**{"slots": 2, "ahead": 2, **options})
     outputs = [parse_output(f"jsonl:{folder}/all.jsonl")]
     job = Job([str(folder)], PromptSet([Question("What?")]), outputs=outputs, num_workers=2, run=settings)
     try:
-        return await carry_out(job, Model(backend, "tiny", {}, SamplingParams(), backend.media))
+        return await carry_out(
+            job,
+            Captioner(
+                backend=backend,
+                name="tiny",
+                identity={},
+                params=SamplingParams(),
+                processor=backend.media,
+                form="frames",
+            ),
+        )
     finally:
         await backend.aclose()
 
@@ -71,14 +81,14 @@ async def test_a_caption_is_kept_under_the_digest_of_what_was_sent(folder: Path,
 async def test_a_file_that_changes_before_it_is_sent_is_a_failure(
     folder: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    do = workers.MediaWorkers.do
+    prepare = workers.MediaWorkers.prepare
 
-    async def changing(self: Any, task: Any) -> Any:
-        if isinstance(task, Encode) and task.item.name == "1.png":
+    async def changing(self: Any, item: Any, *arguments: Any, **options: Any) -> Any:
+        if item.name == "1.png":
             picture(99).save(folder / "1.png")
-        return await do(self, task)
+        return await prepare(self, item, *arguments, **options)
 
-    monkeypatch.setattr(workers.MediaWorkers, "do", changing)
+    monkeypatch.setattr(workers.MediaWorkers, "prepare", changing)
     outcome = await run(folder, server)
     assert (outcome.counts.num_captioned, outcome.counts.num_failed) == (3, 1)
     assert [each["kind"] for each in listed(folder / ".qwen35mm" / "failures.jsonl")] == ["changed"]
@@ -88,7 +98,7 @@ async def test_a_file_that_changes_before_it_is_sent_is_a_failure(
 async def test_a_file_on_which_the_decoder_dies_is_a_failure(
     folder: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile = HOSTILE.replace('"crash" in', "isinstance(task, worker.Encode) and 'crash' in")
+    hostile = HOSTILE.replace('"crash" in', "function is worker.prepare and 'crash' in")
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", hostile))
     (folder / "2.png").rename(folder / "crash.png")
     outcome = await run(folder, server)

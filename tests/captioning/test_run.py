@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from qwen35mm.captioning import outputs
-from qwen35mm.captioning.captioner import CaptionStyle
 from qwen35mm.captioning.job import carry_out, look_over
 from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
@@ -119,7 +119,7 @@ async def test_a_source_is_no_output(folder: Path, kind: str) -> None:
     (folder.parent / "list.txt").write_text("media\n")
     one = job(folder, outputs=(f"{kind}:{folder.parent}/link",))
     with pytest.raises(CaptioningError, match="'media' is an output"):
-        await carry_out(one, FakeModel().model())
+        await carry_out(one, FakeModel().captioner())
     with pytest.raises(CaptioningError, match="'media' is an output"):
         one.check()
     outcome = await run(replace(one, sources=[f"@{folder.parent}/list.txt"]), FakeModel())
@@ -209,7 +209,7 @@ async def test_what_one_output_cant_take_goes_to_the_others(folder: Path, output
         assert (outcome.counts.num_failed, outcome.counts.num_done, outcome.exit_code) == (2, num_done, 3)
         assert {failure["name"] for failure in failures(folder)} == {"0.png", "more.tar/inside.png"}
         assert len(lines.read_text().splitlines()) == 7
-    assert (await look_over(one, FakeModel().model())).num_known == 7
+    assert (await look_over(one, FakeModel().captioner())).num_known == 7
 
 
 async def test_flags_reach_the_record(folder: Path) -> None:
@@ -250,7 +250,7 @@ async def test_a_second_interruption_leaves_what_is_at_work(folder: Path) -> Non
         model.when_busy = stop_twice
 
     model = FakeModel(delay_s=1000.0)
-    outcome = await carry_out(job(folder, run=settings()), model.model(), lambda run: at_once(begun, run))
+    outcome = await carry_out(job(folder, run=settings()), model.captioner(), lambda run: at_once(begun, run))
     assert (outcome.exit_code, model.num_left, texts(folder)) == (130, 2, {})
 
 
@@ -267,7 +267,7 @@ async def test_a_disk_that_takes_nothing_ends_the_run_cleanly(
 
     with monkeypatch.context() as patch:
         patch.setattr(outputs.Sidecars, "write", failing)
-        outcome = await carry_out(job(folder, run=settings()), FakeModel().model())
+        outcome = await carry_out(job(folder, run=settings()), FakeModel().captioner())
     assert isinstance(outcome.stopped, OutputError)
     assert (outcome.exit_code, len(texts(folder))) == (5, 3)
     model = FakeModel()
@@ -285,7 +285,7 @@ async def test_a_server_that_is_gone_ends_the_run(folder: Path) -> None:
         raise EngineError("Nobody answers.")
 
     model = FakeModel(gone)
-    outcome = await carry_out(job(folder, run=settings(slots=1)), model.model())
+    outcome = await carry_out(job(folder, run=settings(slots=1)), model.captioner())
     assert isinstance(outcome.stopped, EngineError)
     assert (outcome.exit_code, len(model.asked)) == (5, 10)
 
@@ -302,7 +302,7 @@ async def test_an_item_on_which_the_program_dies_is_let_off(folder: Path) -> Non
     deadly = seen_digest(folder / "3.png")
     for number in range(6):
         with pytest.raises(Died):
-            await carry_out(job(folder, run=settings(slots=1)), FakeModel(die).model())
+            await carry_out(job(folder, run=settings(slots=1)), FakeModel(die).captioner())
         # Three times it may have been chance; then it waits until everything else is done.
         assert len(texts(folder)) == (3 if number < 3 else 5)
     outcome = await run(job(folder), FakeModel(die))
@@ -330,14 +330,14 @@ async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path
     (folder / "broken.png").write_bytes(b"")
     before = sorted(path for path in folder.rglob("*"))
     model = FakeModel()
-    found = await look_over(job(folder), model.model())
+    found = await look_over(job(folder), model.captioner())
     assert (found.num_to_caption, found.num_kept, found.num_unreadable, found.num_tried) == (5, 1, 1, 3)
     assert found.num_media_tokens > 0
     assert found.remaining_s is not None
     assert sorted(path for path in folder.rglob("*")) == before
     await run(job(folder, run=settings(limit=2)), model)
     state = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    found = await look_over(job(folder), model.model())
+    found = await look_over(job(folder), model.captioner())
     assert (found.num_to_caption, found.num_known) == (3, 2)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == state
 
@@ -345,9 +345,9 @@ async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path
 async def test_a_second_run_at_the_same_time_is_refused(folder: Path) -> None:
     async def begun(_: Run) -> None:
         with pytest.raises(CaptioningError, match=str(os.getpid())):
-            await carry_out(job(folder), FakeModel().model())
+            await carry_out(job(folder), FakeModel().captioner())
 
-    await carry_out(job(folder, run=settings()), FakeModel().model(), begun)
+    await carry_out(job(folder, run=settings()), FakeModel().captioner(), begun)
 
 
 async def test_shards_share_the_work(folder: Path) -> None:

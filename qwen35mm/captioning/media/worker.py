@@ -1,4 +1,4 @@
-"""The child process in which media are decoded.
+"""The child process in which media are read.
 
 A decoder that crashes, or never ends, on a damaged file ends this process only. Standard input and output carry
 pickles, each behind its length. When the input ends, so does the process, whatever it is at: it doesn't outlive a
@@ -11,78 +11,43 @@ import os
 import pickle
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from qwen35mm.captioning.items import Item, failure_kind
 from qwen35mm.captioning.media.similar import media_similarity
 from qwen35mm_preprocess import MediaError, MediaPlan, MediaProcessor, PreparedMedia
 
 if TYPE_CHECKING:
-    from qwen35mm.backends.remote import VideoMode
     from qwen35mm.prompt import EncodedMedium
 
 _HEADER_BYTES = 8
 
+MediumForm = Literal["pixels", "frames", "video_url"]
+"""What a medium is prepared as: the engine's own input, or a part of a server's request with videos as `VideoMode`."""
+
 
 @dataclass(frozen=True)
-class Look:
-    """Asks what an item is, without decoding it.
+class Inspected:
+    """What an item is; `digest` and `plan` where they were asked for.
 
     Attributes:
-        with_digest: whether its bytes are to be hashed; not where the digest is known.
-        with_plan: whether it is to be planned: its size, its length and what it costs.
+        status: of the file before its bytes were read, None for what isn't a file.
     """
-
-    item: Item
-    with_digest: bool
-    with_plan: bool
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a look found; `status` is of the file before its bytes were read, None for what isn't a file."""
 
     digest: bytes | None
     plan: MediaPlan | None
     status: os.stat_result | None
 
 
-@dataclass(frozen=True)
-class Decode:
-    """Asks for an item ready for the model.
-
-    Attributes:
-        digest: of the bytes that its caption is for.
-        with_similarity: whether it is to be compared with other media.
-    """
-
-    item: Item
-    digest: bytes
-    with_similarity: bool
-
-
 @dataclass(frozen=True, eq=False)
-class Decoded:
-    """A medium ready for the model, and what it looks like; see `similar`."""
+class Prepared:
+    """A medium as a backend takes it, and what it looks like; see `similar`."""
 
-    media: PreparedMedia
-    similarity: int | None
-
-
-@dataclass(frozen=True)
-class Encode:
-    """Asks for an item in the form in which a server takes it; the answer is an `EncodedMedium`.
-
-    Attributes:
-        digest: of the bytes that its caption is for.
-        video: how videos are sent.
-    """
-
-    item: Item
-    digest: bytes
-    video: VideoMode
+    medium: PreparedMedia | EncodedMedium
+    similarity: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,8 +61,44 @@ class Failed:
 # What was read must be the bytes that the caption is kept under.
 CHANGED = Failed("changed", "The file changed while it was read. Run again when nothing writes to it.")
 
-Task = Look | Decode | Encode
-Answer = Union[Seen, Decoded, "EncodedMedium", Failed]
+
+def inspect(item: Item, processor: MediaProcessor, *, with_digest: bool, with_plan: bool) -> Inspected:
+    """What an item is, without decoding it.
+
+    Args:
+        with_digest: whether its bytes are hashed; not where the digest is known.
+        with_plan: whether it is planned: its size, its length and what it costs.
+    """
+    source = item.read()
+    status = source.stat() if isinstance(source, Path) else None
+    digest = item.digest() if with_digest else None
+    return Inspected(digest, processor.plan(source, item.kind) if with_plan else None, status)
+
+
+def prepare(
+    item: Item, processor: MediaProcessor, *, digest: bytes, form: MediumForm, with_similarity: bool
+) -> Prepared | Failed:
+    """An item as a backend takes it.
+
+    Args:
+        digest: of the bytes that its caption is for.
+        with_similarity: whether it is compared with other media.
+    """
+    source = item.read()
+    medium = processor.prepare(source, kind=item.kind) if form == "pixels" or with_similarity else None
+    similarity = None
+    if with_similarity:
+        assert medium is not None
+        processing = processor.image_processing if item.kind == "image" else processor.video_processing
+        similarity = media_similarity(medium, processing)
+    if form != "pixels":
+        # A second of a process's start, for those that need it.
+        from qwen35mm.backends.remote.media import encode_medium
+        from qwen35mm.prompt import Image, Video
+
+        medium = encode_medium(Image(source) if item.kind == "image" else Video(source), processor, form)
+    assert medium is not None
+    return Prepared(medium, similarity) if item.digest() == digest else CHANGED
 
 
 def main() -> None:
@@ -106,9 +107,8 @@ def main() -> None:
     os.dup2(2, 1)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(os.fdopen(os.dup(0), "rb"), messages), daemon=True).start()
-    processor = messages.get()
     while True:
-        write_message(answers, work(messages.get(), processor))
+        write_message(answers, work(*messages.get()))
 
 
 def _receive(stream: BinaryIO, messages: queue.SimpleQueue[Any]) -> None:
@@ -120,12 +120,12 @@ def _receive(stream: BinaryIO, messages: queue.SimpleQueue[Any]) -> None:
         os._exit(0)
 
 
-def work(task: Task, processor: MediaProcessor) -> Answer:
-    """Carries a task out; what the item is to blame for becomes `Failed`."""
+def work(
+    function: Callable[..., Inspected | Prepared | Failed], item: Item, processor: MediaProcessor, options: Any
+) -> Inspected | Prepared | Failed:
+    """Calls `inspect` or `prepare`; what the item is to blame for becomes `Failed`."""
     try:
-        if isinstance(task, Look):
-            return _look(task, processor)
-        return _decode(task, processor) if isinstance(task, Decode) else _encode(task, processor)
+        return function(item, processor, **options)
     except MediaError as error:
         return Failed(failure_kind(error), str(error))
     except OSError as error:
@@ -148,31 +148,3 @@ def write_message(stream: BinaryIO, value: object) -> None:
     stream.write(len(data).to_bytes(_HEADER_BYTES, "little"))
     stream.write(data)
     stream.flush()
-
-
-def _look(task: Look, processor: MediaProcessor) -> Seen:
-    source = task.item.read()
-    status = source.stat() if isinstance(source, Path) else None
-    digest = task.item.digest() if task.with_digest else None
-    plan = processor.plan(source, task.item.kind) if task.with_plan else None
-    return Seen(digest, plan, status)
-
-
-def _decode(task: Decode, processor: MediaProcessor) -> Decoded | Failed:
-    source = task.item.read()
-    media = processor.prepare(source, kind=task.item.kind)
-    if task.item.digest() != task.digest:
-        return CHANGED
-    processing = processor.image_processing if task.item.kind == "image" else processor.video_processing
-    return Decoded(media, media_similarity(media, processing) if task.with_similarity else None)
-
-
-def _encode(task: Encode, processor: MediaProcessor) -> EncodedMedium | Failed:
-    # A second of a process's start, for those that need it.
-    from qwen35mm.backends.remote.media import encode_medium
-    from qwen35mm.prompt import Image, Video
-
-    source = task.item.read()
-    part = Image(source) if task.item.kind == "image" else Video(source)
-    medium = encode_medium(part, processor, task.video)
-    return medium if task.item.digest() == task.digest else CHANGED

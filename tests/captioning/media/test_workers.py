@@ -21,10 +21,10 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.media import workers
-from qwen35mm.captioning.media.worker import Decode, Decoded, Encode, Failed, Look, Seen
+from qwen35mm.captioning.media.worker import Failed, Inspected, Prepared
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.prompt import EncodedMedium, Image
-from qwen35mm_preprocess import MediaProcessor
+from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 from tests.captioning.fake_model import picture
 from tests.children import environment
 
@@ -33,15 +33,15 @@ HOSTILE = """
 import os, sys, time
 from qwen35mm.captioning.media import worker
 real = worker.work
-def work(task, processor):
-    if "crash" in task.item.name:
+def work(function, item, *arguments):
+    if "crash" in item.name:
         os.kill(os.getpid(), 11)
-    if "stuck" in task.item.name:
+    if "stuck" in item.name:
         time.sleep(1000)
-    if "chatty" in task.item.name:
+    if "chatty" in item.name:
         print("a library says something", flush=True)
         os.write(1, b"and another")
-    return real(task, processor)
+    return real(function, item, *arguments)
 worker.work = work
 worker.main()
 """
@@ -76,26 +76,29 @@ def digest(path: Path) -> bytes:
 async def test_a_look_and_a_decoding(two: MediaWorkers, tmp_path: Path) -> None:
     each = item(tmp_path)
     assert each.path is not None
-    seen = await two.do(Look(each, with_digest=True, with_plan=True))
-    assert isinstance(seen, Seen)
+    seen = await two.inspect(each, with_digest=True, with_plan=True)
+    assert isinstance(seen, Inspected)
     assert (seen.digest, seen.plan) == (digest(each.path), PROCESSOR.plan(each.path))
     assert seen.status is not None
-    decoded = await two.do(Decode(each, digest(each.path), with_similarity=True))
-    assert isinstance(decoded, Decoded)
+    decoded = await two.prepare(each, digest(each.path), "pixels", with_similarity=True)
+    assert isinstance(decoded, Prepared)
+    assert isinstance(decoded.medium, PreparedMedia)
     expected = PROCESSOR.prepare(each.path)
-    assert np.array_equal(decoded.media.pixel_values, expected.pixel_values)
-    assert decoded.media.plan == expected.plan
+    assert np.array_equal(decoded.medium.pixel_values, expected.pixel_values)
+    assert decoded.medium.plan == expected.plan
     assert decoded.similarity is not None
 
 
 async def test_a_medium_for_a_server(two: MediaWorkers, tmp_path: Path) -> None:
     each = item(tmp_path)
     assert each.path is not None
-    encoded = await two.do(Encode(each, digest(each.path), "frames"))
+    encoded = await two.prepare(each, digest(each.path), "frames")
     expected = encode_medium(Image(each.path), PROCESSOR, "frames")
-    assert isinstance(encoded, EncodedMedium)
-    assert (encoded.parts, encoded.plan, encoded.warnings) == (expected.parts, expected.plan, ())
-    changed = await two.do(Encode(each, bytes(32), "frames"))
+    assert isinstance(encoded, Prepared)
+    assert isinstance(encoded.medium, EncodedMedium)
+    assert (encoded.medium.parts, encoded.medium.plan, encoded.medium.warnings) == (expected.parts, expected.plan, ())
+    changed = await two.prepare(each, bytes(32), "frames")
+    assert isinstance(changed, Failed)
     assert (changed.kind, "changed while it was read" in changed.message) == ("changed", True)
 
 
@@ -109,10 +112,13 @@ async def test_bytes_and_slices_of_files(two: MediaWorkers, tmp_path: Path) -> N
     data = (asset_path("samples") / "one-shape.png").read_bytes()
     (tmp_path / "box").write_bytes(b"before" + data + b"after")
     for source in (data, FileSlice(tmp_path / "box", 6, len(data))):
-        seen = await two.do(Look(Item("x", source, "image"), with_digest=True, with_plan=True))
+        seen = await two.inspect(Item("x", source, "image"), with_digest=True, with_plan=True)
+        assert isinstance(seen, Inspected)
+        assert seen.digest is not None
         assert (seen.digest, seen.status) == (hashlib.sha256(data).digest(), None)
-        decoded = await two.do(Decode(Item("x", source, "image"), seen.digest, with_similarity=False))
-        assert decoded.media.plan == PROCESSOR.prepare(data).plan
+        decoded = await two.prepare(Item("x", source, "image"), seen.digest, "pixels")
+        assert isinstance(decoded, Prepared)
+        assert decoded.medium.plan == PROCESSOR.prepare(data).plan
 
 
 async def test_a_file_that_changed_or_went_is_its_own_failure(two: MediaWorkers, tmp_path: Path) -> None:
@@ -120,17 +126,19 @@ async def test_a_file_that_changed_or_went_is_its_own_failure(two: MediaWorkers,
     assert each.path is not None
     before = digest(each.path)
     item(tmp_path, seed=1)
-    changed = await two.do(Decode(each, before, with_similarity=False))
+    changed = await two.prepare(each, before, "pixels")
+    assert isinstance(changed, Failed)
     assert (changed.kind, "changed while it was read" in changed.message) == ("changed", True)
     each.path.unlink()
-    for task in (Look(each, with_digest=True, with_plan=False), Decode(each, before, with_similarity=False)):
-        gone = await two.do(task)
+    for reading in (two.inspect(each, with_digest=True, with_plan=False), two.prepare(each, before, "pixels")):
+        gone = await reading
         assert isinstance(gone, Failed)
         assert gone.kind == "unreadable"
     shutil.copy(asset_path("samples") / "moves-right.mp4", tmp_path / "cut.mp4")
     with (tmp_path / "cut.mp4").open("r+b") as file:
         file.truncate(900)
-    cut = await two.do(Look(Item("cut.mp4", tmp_path / "cut.mp4", "video"), with_digest=True, with_plan=True))
+    cut = await two.inspect(Item("cut.mp4", tmp_path / "cut.mp4", "video"), with_digest=True, with_plan=True)
+    assert isinstance(cut, Failed)
     assert cut.kind == "damaged"
 
 
@@ -141,21 +149,21 @@ async def test_a_process_that_dies_or_never_ends_takes_nobody_along(
     names = ["a.png", name, "b.png", "c.png"]
     items = [item(tmp_path, each, seed) for seed, each in enumerate(names)]
     answers: list[Any] = await asyncio.gather(
-        *(hostile.do(Look(each, with_digest=True, with_plan=False)) for each in items)
+        *(hostile.inspect(each, with_digest=True, with_plan=False) for each in items)
     )
     assert [each.kind if isinstance(each, Failed) else "seen" for each in answers] == ["seen", kind, "seen", "seen"]
 
 
 async def test_what_a_library_prints_does_not_come_between(hostile: MediaWorkers, tmp_path: Path) -> None:
-    seen = await hostile.do(Look(item(tmp_path, "chatty.png"), with_digest=True, with_plan=False))
-    assert isinstance(seen, Seen)
+    seen = await hostile.inspect(item(tmp_path, "chatty.png"), with_digest=True, with_plan=False)
+    assert isinstance(seen, Inspected)
 
 
 async def test_closing_ends_the_processes(tmp_path: Path) -> None:
     made = MediaWorkers(PROCESSOR, 2)
     before = {child.pid for child in psutil.Process().children()}
     await asyncio.gather(
-        *(made.do(Look(item(tmp_path, f"{n}.png", n), with_digest=True, with_plan=False)) for n in range(6))
+        *(made.inspect(item(tmp_path, f"{n}.png", n), with_digest=True, with_plan=False) for n in range(6))
     )
     started = [child for child in psutil.Process().children() if child.pid not in before]
     assert 1 <= len(started) <= 2
@@ -166,8 +174,8 @@ async def test_closing_ends_the_processes(tmp_path: Path) -> None:
 async def test_closing_waits_for_no_decoder_that_is_stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", HOSTILE))
     made = MediaWorkers(PROCESSOR, 1, timeout_s=60.0)
-    await made.do(Look(item(tmp_path), with_digest=True, with_plan=False))
-    stuck = asyncio.create_task(made.do(Look(item(tmp_path, "stuck.png"), with_digest=True, with_plan=False)))
+    await made.inspect(item(tmp_path), with_digest=True, with_plan=False)
+    stuck = asyncio.create_task(made.inspect(item(tmp_path, "stuck.png"), with_digest=True, with_plan=False))
     await asyncio.sleep(0.5)
     began = time.monotonic()
     made.close()
@@ -181,14 +189,15 @@ def test_a_decoder_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> 
         "import sys\n"
         "from pathlib import Path\n"
         "from qwen35mm.captioning.media import workers\n"
-        "from qwen35mm.captioning.media.worker import Look\n"
+        "from qwen35mm.captioning.media.worker import inspect\n"
         "from qwen35mm.captioning.items import Item\n"
         "from tests.captioning.media.test_workers import HOSTILE, PROCESSOR\n"
         "workers._COMMAND = (sys.executable, '-c', HOSTILE)\n"
-        "worker = workers._Worker(PROCESSOR)\n"
-        "worker.do(Look(Item('a', Path(sys.argv[1]), 'image'), True, False), 60)\n"
+        "options = {'with_digest': True, 'with_plan': False}\n"
+        "process = workers._Process()\n"
+        "process.call((inspect, Item('a', Path(sys.argv[1]), 'image'), PROCESSOR, options), 60)\n"
         "print('begun', flush=True)\n"
-        "worker.do(Look(Item('stuck', b'', 'image'), True, False), 60)\n"
+        "process.call((inspect, Item('stuck', b'', 'image'), PROCESSOR, options), 60)\n"
     )
     found = item(tmp_path)
     process = subprocess.Popen(
@@ -212,6 +221,6 @@ async def test_where_no_process_can_be_started_each_item_says_so(
 ) -> None:
     monkeypatch.setattr(workers, "_COMMAND", (str(tmp_path / "no such program"),))
     made = MediaWorkers(PROCESSOR, 1)
-    failed = await made.do(Look(item(tmp_path), with_digest=True, with_plan=False))
+    failed = await made.inspect(item(tmp_path), with_digest=True, with_plan=False)
     made.close()
     assert failed.kind == "worker"

@@ -223,4 +223,5 @@ async def test_where_no_process_can_be_started_each_item_says_so(
     made = MediaWorkers(PROCESSOR, 1)
     failed = await made.inspect(item(tmp_path), with_digest=True, with_plan=False)
     made.close()
+    assert isinstance(failed, Failed)
     assert failed.kind == "worker"

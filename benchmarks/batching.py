@@ -30,7 +30,7 @@ from benchmarks.report import Spread, machine, print_json, print_machine, print_
 from benchmarks.worker import Worker, serve  # noqa: E402
 from qwen35mm.cache import CacheSettings  # noqa: E402
 from qwen35mm.engine import Engine, EngineSettings, Finished, Request  # noqa: E402
-from qwen35mm.engine.sequence import Next, Reply  # noqa: E402
+from qwen35mm.engine.running_request import Reply  # noqa: E402
 from qwen35mm.model import LoadedModel, load  # noqa: E402
 from qwen35mm.prompt import Prompt  # noqa: E402
 from qwen35mm.sampling import SamplingParams  # noqa: E402
@@ -105,12 +105,12 @@ def _note_tokens(token_times: dict[str, list[float]]) -> None:
     """Notes when each token is chosen: a token needn't complete a character, so that events don't tell."""
     original = Reply.take
 
-    def take(self: Reply, following: Next, context_length: int) -> Any:
-        deltas = original(self, following, context_length)
+    def take(self: Reply, *args: Any) -> Any:
+        deltas = original(self, *args)
         token_times.setdefault(self.request.id, []).append(time.perf_counter())
         return deltas
 
-    Reply.take = take
+    Reply.take = take  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _longest_gap(times: list[float], since_s: float) -> float:

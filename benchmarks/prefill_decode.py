@@ -51,6 +51,8 @@ class OurRunner:
     def __init__(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
         from qwen35mm.cache import CachePools
         from qwen35mm.config import ModelConfig
+        from qwen35mm.engine.sampler import Sampler
+        from qwen35mm.engine.step_graph import StepGraph
         from qwen35mm.model.weights import load_model
 
         config = ModelConfig.from_pretrained(folder)
@@ -59,49 +61,44 @@ class OurRunner:
             config, num_slots=1, num_tokens=max_tokens, dtype=dtype, device=self.model.layer_devices
         )
         self.cache = self.pools.new_sequence()
+        # A slot that nobody was admitted to takes the likeliest token.
+        sampler = Sampler(1, config.text.vocab_size, [], self.model.head_device)
+        self.graph = StepGraph(self.model, self.pools, sampler, 1, self.pools.kv.blocks_for(max_tokens))
 
     def prefill(self, token_ids: torch.Tensor) -> int:
+        from qwen35mm.engine.batches import prefill_batch
+
         self.cache.free()
         self.cache = self.pools.new_sequence()
+        self.cache.prepare(len(token_ids))
         positions = torch.arange(len(token_ids)).expand(3, -1).to(self.model.device)
-        hidden = self.model.prefill(self.model.embed_tokens(token_ids.to(self.model.device)), positions, self.cache)
+        embeds = self.model.embed_tokens(token_ids.to(self.model.device))
+        hidden = self.model(prefill_batch(self.cache, embeds, positions))
+        self.cache.advance(len(token_ids))
         return int(self.model.logits(hidden[-1:]).argmax())
 
     def decode(self, token_id: int, num_tokens: int) -> list[float]:
-        return decode_one_by_one(self._step, token_id, num_tokens)
-
-    def _step(self, token_id: int) -> int:
-        device = self.model.device
-        positions = torch.full((3, 1), self.cache.next_position, device=device)
-        hidden = self.model.decode(torch.tensor([token_id], device=device), positions, [self.cache])
-        return int(self.model.logits(hidden).argmax())
-
-
-class OurGraphRunner(OurRunner):
-    """As the engine decodes on a GPU: a step is launched before the one before is read."""
-
-    def __init__(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
-        from qwen35mm.engine.slot_tables import SlotTables
-        from qwen35mm.engine.step_graph import StepGraph
-
-        super().__init__(folder, dtype, device, max_tokens)
-        # A slot that nobody was admitted to takes the likeliest token.
-        tables = SlotTables(1, self.model.config.text.vocab_size, [], self.model.device)
-        self.graph = StepGraph(self.model, self.pools, tables, 1, self.pools.kv.blocks_for(max_tokens))
-
-    def decode(self, token_id: int, num_tokens: int) -> list[float]:
+        """As the engine does: on a GPU a step is launched before the one before is read."""
+        if self.model.device.type == "cpu":
+            return decode_one_by_one(self._step, token_id, num_tokens)
         started = time.perf_counter()
         for step in range(num_tokens):
-            self.cache.prepare(1)
-            inputs = self.graph.inputs(step % 2)
-            inputs.set(0, self.cache, token_id=None if step else token_id, step=step + 1)
-            self.graph.run(step % 2)
-            self.cache.advance(1)
+            self._launch(token_id if step == 0 else None, step)
             if step:
                 self.graph.token_ids(1 - step % 2)
         self.graph.token_ids((num_tokens - 1) % 2)
         # Steps overlap: only all of them together have a time.
         return [(time.perf_counter() - started) / num_tokens] * num_tokens
+
+    def _step(self, token_id: int) -> int:
+        self._launch(token_id, 0)
+        return self.graph.token_ids(0)[0]
+
+    def _launch(self, token_id: int | None, step: int) -> None:
+        self.cache.prepare(1)
+        self.graph.inputs(step % 2).set(0, self.cache, token_id=token_id, step=step + 1)
+        self.graph.run(step % 2)
+        self.cache.advance(1)
 
 
 class TransformersRunner:
@@ -142,8 +139,7 @@ def decode_one_by_one(step: Callable[[int], int], token_id: int, num_tokens: int
 def serve(arguments: argparse.Namespace) -> None:
     """A worker: reads (length, decode tokens) lines, answers with seconds; ends with its input."""
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    ours = OurGraphRunner if arguments.device.startswith("cuda") else OurRunner
-    make: Callable[..., Runner] = ours if arguments.serve == "qwen35mm" else TransformersRunner
+    make: Callable[..., Runner] = OurRunner if arguments.serve == "qwen35mm" else TransformersRunner
     longest = max(arguments.lengths) + arguments.decode_tokens
     started = time.perf_counter()
     runner = make(arguments.model, DTYPES[arguments.dtype], arguments.device, longest)

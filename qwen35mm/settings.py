@@ -114,7 +114,7 @@ class ModelOptions:
         bool | None,
         _model(
             "--batch-invariant/--no-batch-invariant",
-            help="A reply's bits don't depend on what is written beside it; without it: where that costs little.",
+            help="A reply's bits don't depend on what is written beside it; a processor then writes one at a time.",
         ),
     ] = None
 

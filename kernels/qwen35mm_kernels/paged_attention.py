@@ -242,6 +242,17 @@ def _rows(block_table: torch.Tensor, length: int, block_size: int) -> torch.Tens
     return block_table[token // block_size].long() * block_size + token % block_size
 
 
+def _pages(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, length: int, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A sequence's keys and values, [length, Hkv, D] each: on a CPU views where its blocks lie side by side."""
+    rows = _rows(block_table, length, block_size)
+    if rows.device.type == "cpu" and int(rows[-1]) - int(rows[0]) == length - 1 and bool((rows.diff() == 1).all()):
+        first = int(rows[0])
+        return k_cache[first : first + length], v_cache[first : first + length]
+    return k_cache[rows], v_cache[rows]
+
+
 @implements("qk_norm_rope_write", "torch")
 def _qk_norm_rope_write(
     qkv: torch.Tensor,
@@ -279,8 +290,7 @@ def _paged_attention_decode(
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     for b, length in enumerate(lengths.tolist()):
         if length:
-            rows = _rows(block_table[b], length, block_size)
-            out[b] = _attention_decode(q[b], k_cache[rows], v_cache[rows], scale)
+            out[b] = _attention_decode(q[b], *_pages(k_cache, v_cache, block_table[b], length, block_size), scale)
     return out if gate is None else out.mul_(gate.sigmoid())
 
 
@@ -295,6 +305,5 @@ def _paged_attention_prefill(
     block_size: int,
     scale: float,
 ) -> torch.Tensor:
-    rows = _rows(block_table, length, block_size)
-    out = _attention_prefill(q, k_cache[rows], v_cache[rows], scale)
+    out = _attention_prefill(q, *_pages(k_cache, v_cache, block_table, length, block_size), scale)
     return out if gate is None else out.mul_(gate.sigmoid())

@@ -191,32 +191,37 @@ def _sample(
     seen_in_reply: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
-    slots = rows.slots
-    scores, greedy = _scores(logits, rows, seen_in_text[slots], seen_in_reply[slots], banned)
-    chosen = scores.argmax(dim=-1)
-    drawn = ~greedy
-    if drawn.any():
-        chosen[drawn] = _draw(scores[drawn], SamplingRows(*(getattr(rows, f.name)[drawn] for f in fields(rows))))
-    seen_in_text[slots, chosen] = True
-    seen_in_reply[slots, chosen] = True
-    return chosen
+    # Row by row and in place, without what changes nothing: a pass over 248,320 scores costs as much as a norm.
+    chosen = []
+    for row, slot in enumerate(rows.slots.tolist()):
+        params = SamplingRows(*(getattr(rows, field.name)[row] for field in fields(rows)))
+        scores = logits[row].to(torch.float32, copy=True)
+        if params.repetition_penalty != 1:
+            penalised = torch.where(scores < 0, scores * params.repetition_penalty, scores / params.repetition_penalty)
+            scores = torch.where(seen_in_text[slot], penalised, scores)
+        if params.presence_penalty != 0:
+            scores -= params.presence_penalty * seen_in_reply[slot]
+        scores.masked_fill_(banned[row], -torch.inf)
+        greedy = params.temperature == 0 or params.top_k == 1
+        chosen.append(scores.argmax() if greedy else _draw(scores.div_(params.temperature), params))
+        seen_in_text[slot, chosen[-1]] = True
+        seen_in_reply[slot, chosen[-1]] = True
+    return torch.stack(chosen)
 
 
-def _draw(scores: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """scores [B, vocab] of rows that aren't greedy -> token ids [B]."""
-    vocab = scores.shape[1]
-    weights = torch.exp(scores - scores.amax(dim=-1, keepdim=True))
-    kept = weights >= rows.min_p[:, None]
-    if ((rows.top_k > 0) | (rows.top_p < 1)).any():
-        ordered, order = torch.sort(scores, dim=-1, descending=True)
-        masses = (weights * MASS_SCALE).long().gather(1, order)
-        top_k = torch.where(rows.top_k > 0, rows.top_k, vocab).clamp(max=vocab).long()[:, None]
-        passed = ordered >= ordered.gather(1, top_k - 1)
-        total = (masses * passed).sum(dim=-1, keepdim=True)
-        before = (masses.cumsum(dim=-1) - masses).float()
-        passed &= (before < rows.top_p[:, None] * total.float()) | (rows.top_p >= 1)[:, None]
+def _draw(scores: torch.Tensor, row: SamplingRows) -> torch.Tensor:
+    """scores [vocab] of a row that isn't greedy -> its token id. Only what passes top-k is sorted and given numbers."""
+    top_k, highest = int(row.top_k), scores.max()
+    # Those that are banned score -inf: they have no share in anything.
+    threshold = torch.topk(scores, top_k).values[-1] if 0 < top_k < len(scores) else scores.min()
+    ids = (scores >= threshold.clamp(min=torch.finfo(scores.dtype).min)).nonzero().flatten()
+    weights = torch.exp(scores[ids] - highest)
+    kept = weights >= row.min_p
+    if row.top_p < 1:
+        ordered, order = torch.sort(scores[ids], descending=True)
+        masses = (weights * MASS_SCALE).long()[order]
+        passed = (masses.cumsum(0) - masses).float() < row.top_p * masses.sum().float()
         # What passed is a beginning of the order; equals of its last one pass with it.
-        kept &= scores >= ordered.gather(1, passed.sum(dim=-1, keepdim=True) - 1)
-    token_ids = torch.arange(vocab, device=scores.device)
-    bits = random_bits(rows.seeds[:, None], rows.steps[:, None], token_ids[None])
-    return torch.where(kept, weights / exponentials(bits), -1.0).argmax(dim=-1)
+        kept &= scores[ids] >= ordered[passed.sum() - 1]
+    ids, weights = ids[kept], weights[kept]
+    return ids[(weights / exponentials(random_bits(row.seeds, row.steps, ids))).argmax()]

@@ -174,9 +174,10 @@ class KVBlockPool:
         """Tokens that the whole pool holds."""
         return self.allocator.num_blocks * self.block_size
 
-    def layer(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of all blocks, [num_blocks * block_size, Hkv, D] each."""
-        return self._kv[layer_idx]
+    @property
+    def layers(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
+        """K and V of all blocks of each layer, [num_blocks * block_size, Hkv, D] each."""
+        return self._kv
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens take."""

@@ -23,6 +23,9 @@ class CachePools:
         num_tokens: tokens of KV, rounded up to whole blocks.
         dtype: of K, V and the conv states; recurrent states are float32 always.
         device: of all layers, or of each.
+
+    Attributes:
+        layers: of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class CachePools:
         num_blocks = -(-num_tokens // block_size)
         self.kv = KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
         self.states = StatePool(config, num_slots=num_slots, dtype=dtype, device=device)
+        self.layers = {**self.kv.layers, **self.states.layers}
 
     def new_sequence(self) -> SequenceCache:
         """An empty cache.

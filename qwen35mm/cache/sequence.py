@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
 from qwen35mm.cache.kv_pool import KVBlockPool, Runs, find_runs
 from qwen35mm.cache.state_pool import StatePool
-from qwen35mm.model.cache_protocol import PrefillPlaces
-from qwen35mm.model.upload import upload
 
 
 class SequenceCache:
-    """What the model reads and writes while it runs one sequence (model.cache_protocol.SequenceCache).
+    """What belongs to one sequence while it runs: the model reads and writes its blocks and its slot's states.
 
     Made empty by `CachePools.new_sequence`; `clone` shares its blocks, `free` gives everything back.
 
@@ -47,17 +44,14 @@ class SequenceCache:
 
     @property
     def slot(self) -> int:
-        """This sequence's row in `states`."""
+        """This sequence's row in the state pool."""
         assert self._slot is not None, "this cache was freed"
         return self._slot
 
     @property
-    def states(self) -> StatePool:
-        return self._state_pool
-
-    @property
-    def kv_pool(self) -> KVBlockPool:
-        return self._kv_pool
+    def layers(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots."""
+        return {**self._kv_pool.layers, **self._state_pool.layers}
 
     @property
     def block_table(self) -> tuple[int, ...]:
@@ -100,14 +94,6 @@ class SequenceCache:
         for index in range(self._length // size, -(-stop // size)):
             self._kv_pool.set_filled(self._blocks[index], min(stop - index * size, size))
         self._claimed = max(stop, self._claimed)
-
-    def places(self, num_tokens: int) -> PrefillPlaces:
-        """Where the next tokens go, on the pool's device, after `prepare` of as many."""
-        stop, size, device = self._length + num_tokens, self._kv_pool.block_size, self._kv_pool.device
-        assert stop <= len(self._blocks) * size, "places without prepare"
-        blocks = upload(np.array(self._blocks[: self._kv_pool.blocks_for(stop)], dtype=np.int32), device)
-        index = torch.arange(self._length, stop, device=device)
-        return PrefillPlaces(blocks[index // size].long() * size + index % size, blocks, stop)
 
     def append_kv(self, layer_idx: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes k and v ([T, Hkv, D]) after the cached tokens, into room made by `prepare`.

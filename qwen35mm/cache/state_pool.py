@@ -38,6 +38,11 @@ class StatePool:
     def num_free(self) -> int:
         return self._taken.count(False)
 
+    @property
+    def layers(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Conv and recurrent states of all slots of each layer."""
+        return {layer_idx: (conv, self._recurrent[layer_idx]) for layer_idx, conv in self._conv.items()}
+
     def conv(self, layer_idx: int) -> torch.Tensor:
         """[num_slots, C, kernel - 1]: the last inputs of the causal convolution, oldest first."""
         return self._conv[layer_idx]

@@ -1,5 +1,6 @@
 """From a prompt to a stream of events: scheduling, running the model, sampling, text."""
 
+from qwen35mm.engine.async_engine import AsyncEngine
 from qwen35mm.engine.engine import Engine
 from qwen35mm.engine.events import (
     CacheReport,
@@ -14,7 +15,6 @@ from qwen35mm.engine.events import (
 from qwen35mm.engine.grammar import check_json_schema
 from qwen35mm.engine.request import CachedPrompt, DeferredMedia, Request, Retain, StepOutput
 from qwen35mm.engine.settings import EngineSettings
-from qwen35mm.engine.shell import AsyncEngine
 
 __all__ = [
     "AsyncEngine",

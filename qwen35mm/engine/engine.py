@@ -14,20 +14,19 @@ from collections.abc import Callable
 
 import torch
 
-from qwen35mm.cache import Background, CacheSettings, Inline, OutOfBlocksError, SequenceCache
+from qwen35mm.cache import Background, CacheSettings, Inline, OutOfBlocksError
 from qwen35mm.engine.commits import Commits
-from qwen35mm.engine.decoding import DecodeBatch, Decoder, HostDecoder
-from qwen35mm.engine.device_decoding import DeviceDecoder
+from qwen35mm.engine.decode_batch import DecodeBatch
+from qwen35mm.engine.decoder import Decoder
 from qwen35mm.engine.events import Finished, Progress
 from qwen35mm.engine.failures import engine_error
-from qwen35mm.engine.grammar import Grammars, Matcher
-from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
 from qwen35mm.engine.prefill import Prefill
-from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
+from qwen35mm.engine.reply_factory import ReplyFactory
+from qwen35mm.engine.request import CachedPrompt, Request, RequestEnd, StepOutput
+from qwen35mm.engine.running_request import Reply, RunningRequest, StepResult
 from qwen35mm.engine.runtime import Runtime
-from qwen35mm.engine.sampler import Sampler, ids_never_sampled
-from qwen35mm.engine.sequence import Next, Reply, Sequence
-from qwen35mm.engine.settings import EngineSettings, decode_rows
+from qwen35mm.engine.sampler import ids_never_sampled
+from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.errors import (
     ContextTooLongError,
     EngineError,
@@ -69,14 +68,14 @@ class Engine:
         self.settings = settings or EngineSettings()
         self.runtime = Runtime.make(loaded, self.settings, cache or CacheSettings(), background or Inline())
         self._clock = clock
-        self._thinking = ThinkingTokens.from_tokenizer(loaded.tokenizer)
-        self._banned_ids = ids_never_sampled(loaded)
-        self._grammars = Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
+        self._factory = ReplyFactory(loaded)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
-        self._sequences: dict[str, Sequence] = {}
-        self._prefilling: Sequence | None = None
-        self._num_rows = decode_rows(self.settings, loaded.model.device, loaded.model.dtype)
-        self._batch = DecodeBatch(self.runtime, self._decoder())
+        self._running: dict[str, RunningRequest] = {}
+        self._prefilling: RunningRequest | None = None
+        invariant = self.settings.batch_invariant
+        self._batch = DecodeBatch(
+            self.runtime, Decoder(self.runtime, ids_never_sampled(loaded), batch_invariant=invariant)
+        )
         self._commits = Commits(self.runtime)
 
     @property
@@ -94,7 +93,7 @@ class Engine:
     @property
     def has_requests(self) -> bool:
         """Whether anybody waits for a token."""
-        return bool(self._sequences or self._waiting)
+        return bool(self._running or self._waiting)
 
     @property
     def writing(self) -> bool:
@@ -138,7 +137,7 @@ class Engine:
             )
         if len(self._waiting) >= self.settings.max_waiting:
             raise QueueFullError(f"{len(self._waiting)} requests are waiting already. Try again in a moment.")
-        self._matcher(request)
+        self._factory.check(request)
         self._waiting[request.id] = request
         self._commits.supersede(request.conversation)
 
@@ -149,8 +148,8 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """Ends a request, whatever its phase, and frees what it holds; an unknown one may just have ended."""
-        if self._waiting.pop(request_id, None) is None and request_id in self._sequences:
-            self._close(self._sequences[request_id])
+        if self._waiting.pop(request_id, None) is None and request_id in self._running:
+            self._close(self._running[request_id])
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
@@ -159,20 +158,16 @@ class Engine:
         An error ends the request that it happened in, or all running ones where the model failed on their common
         step, with a Qwen35mmError as their last event; the engine goes on.
         """
-        outputs = self._end_late()
-        self._batch.resume()
-        if self._prefilling is None:
-            self.runtime.settle()
-            outputs += self._admit()
-        alone = not self._batch.can_step
+        outputs = self._schedule()
+        nobody_decodes = not self._batch.can_step
         if self._prefilling is not None:
-            outputs += self._advance(self._prefilling)
-        if alone and self._batch.can_step and not self._waiting:
+            outputs += self._run_prefill(self._prefilling)
+        if nobody_decodes and self._batch.can_step and not self._waiting:
             return outputs  # a reply has begun: its first token is told before its second one is computed
         if self._batch.can_step:
-            outputs += self._decode()
+            outputs += self._run_decode()
         elif not (self.has_requests or outputs):
-            self._idle_step()
+            self._run_idle()
         return outputs
 
     def flush(self) -> None:
@@ -184,15 +179,24 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Asserts that every block, state and pin belongs to a running request, a commit or the cache."""
-        prefills = [sequence.prefill for sequence in self._sequences.values()] + self._commits.prefills
-        caches: list[SequenceCache] = [cache for sequence in self._sequences.values() for cache in sequence.caches]
-        caches += [cache for prefill in self._commits.prefills for cache in prefill.sequences]
-        self.runtime.prefixes.check_integrity(caches, [prefill.start for prefill in prefills if prefill.start])
+        prefills = [running.prefill for running in self._running.values()] + self._commits.prefills
+        starts = [prefill.start for prefill in prefills if prefill.start]
+        caches = [start.sequence for start in starts] + [c for r in self._running.values() for c in r.caches]
+        self.runtime.prefixes.check_integrity(dict.fromkeys(caches), starts)
         self.runtime.vision.check_integrity()
+
+    def _schedule(self) -> list[StepOutput]:
+        """Ends who is late, brings suspended replies back, and takes the next request where no prompt is in hand."""
+        outputs = self._end_late()
+        self._batch.resume()
+        if self._prefilling is None:
+            self.runtime.settle()
+            outputs += self._admit()
+        return outputs
 
     def _end_late(self) -> list[StepOutput]:
         now = self._clock()
-        running = [sequence.request for sequence in self._sequences.values()]
+        running = [each.request for each in self._running.values()]
         late = [r for r in (*self._waiting.values(), *running) if r.deadline_s is not None and r.deadline_s <= now]
         outputs = []
         for request in late:
@@ -213,166 +217,118 @@ class Engine:
             return []
         del self._waiting[request.id]
         try:
-            sequence = Sequence(request, Prefill(self.runtime, request))
+            running = RunningRequest(request, Prefill(self.runtime, request))
         except Exception as error:
-            logger.exception("request %s could not start", request.id)
-            return [StepOutput(request.id, engine_error(error, self.runtime.model.device))]
-        self._sequences[request.id] = self._prefilling = sequence
+            return [StepOutput(request.id, self._explained(error, request.id))]
+        self._running[request.id] = self._prefilling = running
         total = len(self._waiting)
         return [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in enumerate(self._waiting, start=1)]
 
-    def _advance(self, sequence: Sequence) -> list[StepOutput]:
+    def _run_prefill(self, running: RunningRequest) -> list[StepOutput]:
         """One piece of the prompt in hand; its replies begin when that was the last."""
-        request_id = sequence.request.id
         try:
-            outputs = [StepOutput(request_id, progress) for progress in sequence.prefill.step()]
-            if sequence.prefill.done:
+            outputs = [StepOutput(running.request.id, progress) for progress in running.prefill.step()]
+            if running.prefill.done:
                 self._prefilling = None
-                outputs += self._begin_replies(sequence)
+                outputs += self._begin_replies(running)
         except OutOfBlocksError as error:
-            return self._wait_for_room(sequence, error)
-        except (Qwen35mmError, MediaError) as error:
-            self._close(sequence)
-            return [StepOutput(request_id, error)]
+            return self._wait_for_room(running, error)
         except Exception as error:
-            logger.exception("request %s failed before its first token", request_id)
-            self._close(sequence)
-            return [StepOutput(request_id, engine_error(error, self.runtime.model.device))]
+            return self._fail(error, running)
         return outputs
 
-    def _wait_for_room(self, sequence: Sequence, error: OutOfBlocksError) -> list[StepOutput]:
+    def _wait_for_room(self, running: RunningRequest, error: OutOfBlocksError) -> list[StepOutput]:
         """The prompt in hand finds no blocks: a commit gives way, or it waits, or suspended replies go first."""
-        if self._commits.give_way() or self._batch.running or sequence.prefill.unpin():
+        if self._commits.give_way() or self._batch.running or running.prefill.unpin():
             return []
         if self._batch.suspended:
-            self._requeue(sequence)
+            self._requeue(running)
             return []
-        self._close(sequence)
-        return [StepOutput(sequence.request.id, error)]
+        return self._fail(error, running)
 
-    def _begin_replies(self, sequence: Sequence) -> list[StepOutput]:
+    def _begin_replies(self, running: RunningRequest) -> list[StepOutput]:
         """Samples the first token of each choice; all of them stand on the same blocks."""
-        request, prefill = sequence.request, sequence.prefill
+        prefill = running.prefill
         assert prefill.last_hidden is not None
-        logits = self.runtime.model.logits(prefill.last_hidden, num_rows=self._num_rows)[0]
-        for choice in range(request.num_choices):
+        logits = self.runtime.model.logits(prefill.last_hidden)[0]
+        for choice in range(running.request.num_choices):
             cache = prefill.cache if choice == 0 else prefill.cache.clone()
-            sampler, output, matcher = self._sampler(request, choice), self._output(request), self._matcher(request)
-            sequence.replies.append(Reply(sequence, choice, cache, sampler, output, matcher))
-        following = [self._batch.begin(reply, logits) for reply in sequence.replies]
-        return [output for each in following for output in self._take(each)]
+            running.replies.append(self._factory.make(running, choice, cache))
+        results = [self._batch.begin(reply, logits) for reply in running.replies]
+        return [output for result in results for output in self._postprocess(result)]
 
-    def _decode(self) -> list[StepOutput]:
+    def _run_decode(self) -> list[StepOutput]:
+        """One token of every running reply."""
         if not self._batch.prepare():
             return self._give_way_to(self._batch.running[0])
         try:
             results = self._batch.step()
         except Exception as error:
-            failed = list(dict.fromkeys(reply.sequence for reply in self._batch.running))
-            logger.exception("the model failed on %s", ", ".join(sequence.request.id for sequence in failed))
-            for sequence in failed:
-                self._close(sequence)
-            return [
-                StepOutput(sequence.request.id, engine_error(error, self.runtime.model.device)) for sequence in failed
-            ]
-        return [output for following in results for output in self._take(following)]
+            return self._fail(error, *dict.fromkeys(reply.running for reply in self._batch.running))
+        return [output for result in results for output in self._postprocess(result)]
 
-    def _take(self, following: Next) -> list[StepOutput]:
-        """A reply's next token, and its end where that was the last."""
-        reply = following.reply
-        request, choice = reply.request, reply.choice
-        if self._sequences.get(request.id) is not reply.sequence or reply.output.finish_reason is not None:
-            return []  # it ended while the device was a step ahead, or another of its choices has just failed
-        try:
-            outputs = [StepOutput(request.id, event, choice) for event in reply.take(following, self.context_length)]
-        except Exception as error:
-            logger.exception("request %s failed on its next token", request.id)
-            self._close(reply.sequence)
-            return [StepOutput(request.id, engine_error(error, self.runtime.model.device))]
-        if reply.output.finish_reason is not None:
-            result = reply.result(reply.output.finish_reason, self.runtime.pools)
-            outputs.append(StepOutput(request.id, Finished(result), choice))
-            reply.free()
-            self._batch.remove(reply)
-            if all(other.output.finish_reason is not None for other in reply.sequence.replies):
-                self._close(reply.sequence)
-        return outputs
-
-    def _give_way_to(self, reply: Reply) -> list[StepOutput]:
-        """The only running reply finds no block: whoever else holds some gives them back, and has to begin again."""
-        sequence = self._prefilling
-        if self._commits.give_way():
-            return []
-        if sequence is not None:
-            self._requeue(sequence)
-            return []
-        logger.error("a single reply of %s finds no room; the memory plan is wrong", reply.request.id)
-        self._close(reply.sequence)
-        return [
-            StepOutput(reply.request.id, EngineError("The cache is full. Start a new chat, or use a larger cache."))
-        ]
-
-    def _requeue(self, sequence: Sequence) -> None:
-        """Gives back what a prompt in hand holds; it is first in line, and computed again."""
-        self._close(sequence)
-        self._waiting[sequence.request.id] = sequence.request
-        self._waiting.move_to_end(sequence.request.id, last=False)
-
-    def _idle_step(self) -> None:
+    def _run_idle(self) -> None:
         disk = self.runtime.disk
         if self._commits:
             self._commits.step()
         elif disk is not None:
             disk.write_next()
 
-    def _close(self, sequence: Sequence) -> None:
-        """Takes a request out of everything and gives back what it holds."""
-        self._sequences.pop(sequence.request.id, None)
-        if self._prefilling is sequence:
-            self._prefilling = None
-        for reply in sequence.replies:
+    def _postprocess(self, result: StepResult) -> list[StepOutput]:
+        """A reply's next token, and its end where that was the last."""
+        reply = result.reply
+        request, choice = reply.request, reply.choice
+        if self._running.get(request.id) is not reply.running or reply.output.finish_reason is not None:
+            return []  # it ended while the device was a step ahead, or another of its choices has just failed
+        try:
+            deltas = reply.take(result, self._batch.decoder.sampler, self.context_length)
+        except Exception as error:
+            return self._fail(error, reply.running)
+        outputs = [StepOutput(request.id, delta, choice) for delta in deltas]
+        if reply.output.finish_reason is not None:
+            finished = reply.result(reply.output.finish_reason, self.runtime.pools)
+            outputs.append(StepOutput(request.id, Finished(finished), choice))
+            reply.free()
             self._batch.remove(reply)
-        sequence.close()
+            if all(other.output.finish_reason is not None for other in reply.running.replies):
+                self._close(reply.running)
+        return outputs
 
-    def _decoder(self) -> Decoder:
-        model = self.runtime.model
-        if self.settings.decodes_on_device(model.device):
-            return DeviceDecoder(self.runtime, sorted(self._banned_ids), num_rows=self._num_rows)
-        return HostDecoder(model, num_rows=self._num_rows)
+    def _give_way_to(self, reply: Reply) -> list[StepOutput]:
+        """The only running reply finds no block: whoever else holds some gives them back, and has to begin again."""
+        if self._commits.give_way():
+            return []
+        if self._prefilling is not None:
+            self._requeue(self._prefilling)
+            return []
+        logger.error("a single reply of %s finds no room; the memory plan is wrong", reply.request.id)
+        return self._fail(EngineError("The cache is full. Start a new chat, or use a larger cache."), reply.running)
 
-    def _sampler(self, request: Request, choice: int) -> Sampler:
-        params = request.params
-        if choice and params.seed is not None:
-            params = params.with_overrides(seed=(params.seed + choice) % 2**63)
-        return Sampler(
-            params,
-            prompt_token_ids=request.prompt.token_ids.tolist(),
-            banned_ids=self._banned_ids,
-            vocab_size=self.loaded.config.text.vocab_size,
-        )
+    def _requeue(self, running: RunningRequest) -> None:
+        """Gives back what a prompt in hand holds; it is first in line, and computed again."""
+        self._close(running)
+        self._waiting[running.request.id] = running.request
+        self._waiting.move_to_end(running.request.id, last=False)
 
-    def _output(self, request: Request) -> OutputProcessor:
-        return OutputProcessor(
-            self.loaded.tokenizer,
-            request.params,
-            eos_ids=self.loaded.eos_ids,
-            thinking=self._thinking,
-            num_thought=self._num_thought(request),
-        )
+    def _fail(self, error: Exception, *failed: RunningRequest) -> list[StepOutput]:
+        """Ends requests with what went wrong."""
+        for running in failed:
+            self._close(running)
+        told = self._explained(error, ", ".join(running.request.id for running in failed))
+        return [StepOutput(running.request.id, told) for running in failed]
 
-    def _matcher(self, request: Request) -> Matcher | None:
-        schema = request.params.json_schema
-        return None if schema is None else self._grammars.matcher(schema, request.prompt.reply_text)
+    def _explained(self, error: Exception, request_ids: str) -> RequestEnd:
+        """What a person is told; the log has the rest."""
+        if isinstance(error, (Qwen35mmError, MediaError)):
+            return error
+        logger.error("the model failed on %s", request_ids, exc_info=error)
+        return engine_error(error, self.runtime.model.device)
 
-    def _num_thought(self, request: Request) -> int | None:
-        """Tokens of the thought that the prompt leaves open, 0 for line ends alone; None where it leaves none."""
-        if self._thinking is None:
-            return None
-        tail = request.prompt.token_ids[request.prompt.tail_start :].tolist()
-        for position in range(len(tail) - 1, -1, -1):
-            if tail[position] == self._thinking.end_id:
-                return None
-            if tail[position] == self._thinking.start_id:
-                thought = tail[position + 1 :]
-                return len(thought) if self.loaded.tokenizer.decode(thought).strip("\n") else 0
-        return None
+    def _close(self, running: RunningRequest) -> None:
+        """Takes a request out of everything and gives back what it holds."""
+        self._running.pop(running.request.id, None)
+        if self._prefilling is running:
+            self._prefilling = None
+        for reply in running.replies:
+            self._batch.remove(reply)
+        running.close()

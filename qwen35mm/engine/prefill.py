@@ -1,27 +1,31 @@
 """The work on one prompt before its first token: find what is cached, read the rest's media, encode, prefill.
 
-Each `step` is a bounded piece of that work. What it computes goes into the cache segment by segment, so that work
-that is broken off is not lost.
+What it computes goes into the cache segment by segment, so that work that is broken off is not lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from qwen35mm.cache import Chain, Loaded, SequenceCache, Start
+from qwen35mm.cache import Chain, Loaded, OutOfBlocksError, SequenceCache, Start
 from qwen35mm.cache.policy import states_to_keep
 from qwen35mm.cache.report import MissReason, Tier
+from qwen35mm.engine.batches import prefill_batch, upload
 from qwen35mm.engine.events import Progress
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.vision import VisionUnit, VisionWork, needed_units
-from qwen35mm.model.upload import upload
 from qwen35mm.prompt import Prompt
 from qwen35mm_preprocess import PreparedMedia
+
+T = TypeVar("T")
+# What a piece of work comes to: how far it is, that there is no room for it (it is tried again), or None: it waits for
+# a file.
+Work = Generator[Progress | OutOfBlocksError | None, None, T]
 
 
 class Prefill:
@@ -33,250 +37,229 @@ class Prefill:
         with_tail: whether what follows the last cut is computed too; a history commit leaves it.
 
     Attributes:
-        last_hidden: [1, hidden] of the prompt's last token, once `done`; None without the tail.
+        start: where in the cache it began; None before.
         miss: why no more of the prompt was found in the cache.
+        vision: the tower's work, once it is known.
+        last_hidden: [1, hidden] of the prompt's last token, once `done`; None without the tail.
     """
 
     def __init__(self, runtime: Runtime, source: CachedPrompt, *, with_tail: bool = True) -> None:
         self.source = source
-        self.last_hidden: torch.Tensor | None = None
+        self.done = False
+        self.start: Start | None = None
         self.miss: MissReason | None = None
+        self.vision: VisionWork | None = None
+        self.last_hidden: torch.Tensor | None = None
         self._runtime = runtime
         self._chain = Chain.of(source.prompt, runtime.root, salt=source.salt, salt_from=source.salt_from)
-        self._with_tail = with_tail
-        self._start: Start | None = None
-        self._loading: Future[Any] | None = None
-        self._loaded: Loaded | None = None
-        self._num_seen = 0
-        self._units: list[VisionUnit] | None = None
-        self._kept_features: dict[bytes, torch.Tensor] = {}
-        self._media: dict[int, PreparedMedia] = {}
-        self._to_read: list[int] = []
-        self._vision: VisionWork | None = None
-        self._token_ids: torch.Tensor | None = None
-        self._positions: torch.Tensor | None = None
-        self._pieces: list[tuple[int, int, int | None]] | None = None
+        self._stop = len(source.prompt.token_ids) if with_tail else source.prompt.tail_start
+        self._reading: Future[Any] | None = None
+        self._work = self._run()
 
     @property
     def prompt(self) -> Prompt:
         return self.source.prompt
 
     @property
-    def done(self) -> bool:
-        return self._pieces is not None and not self._pieces
-
-    @property
     def blocked(self) -> bool:
         """Whether a step would only find that a file isn't read yet."""
-        return self._loading is not None and not self._loading.done()
+        return self._reading is not None and not self._reading.done()
 
     @property
     def cache(self) -> SequenceCache:
         """The sequence; it is this object's until `close`."""
-        assert self._start is not None, "the prefill hasn't begun"
-        return self._start.sequence
-
-    @property
-    def sequences(self) -> list[SequenceCache]:
-        return [] if self._start is None else [self._start.sequence]
-
-    @property
-    def start(self) -> Start | None:
-        """Where in the cache it began; None before."""
-        return self._start
+        assert self.start is not None, "the prefill hasn't begun"
+        return self.start.sequence
 
     @property
     def num_cached_tokens(self) -> int:
-        return self._chain.stop(self._start.num_segments) if self._start else 0
+        return self._chain.stop(self.start.num_segments) if self.start else 0
 
     @property
     def tokens_from(self) -> Mapping[Tier, int]:
-        return self._start.tokens_from if self._start else {}
-
-    @property
-    def num_units(self) -> tuple[int, int]:
-        """Vision units that were encoded, and those whose embeddings were kept."""
-        return (self._vision.num_encoded, self._vision.num_cached) if self._vision else (0, 0)
+        return self.start.tokens_from if self.start else {}
 
     def step(self) -> list[Progress]:
-        """Does the next bit of work; [] where it waits for a file.
+        """Does a bounded piece of work: some vision layers, or one piece of the prompt; [] where it waits for a file.
 
         Raises:
             OutOfBlocksError: no room now; the same step may be tried again.
             MediaError: a medium that is needed can't be read any more.
         """
-        if not self.blocked and self._start is None:
-            self._find()
         told: list[Progress] = []
-        while not self.blocked and self._start is not None and self._vision is None:
-            told += self._read()
-        if self.blocked or self._vision is None:
-            return told
-        if not self._vision.finished:
-            self._vision.step()
-            return [*told, Progress("encode", self._vision.done, self._vision.total)]
-        return [*told, self._run_piece()] if self._pieces else told
+        while not (self.done or self.blocked):
+            try:
+                found = next(self._work)
+            except StopIteration:
+                break
+            if isinstance(found, OutOfBlocksError):
+                raise found
+            if found is not None:
+                told.append(found)
+                if found.phase != "read":
+                    break
+        return told
 
     def unpin(self) -> bool:
         """Lets the cached segments that the sequence stands on be evicted; False where it stands on none."""
-        if self._start is None or not self._start.pinned:
+        if self.start is None or not self.start.pinned:
             return False
-        self._runtime.prefixes.unpin(self._start)
+        self._runtime.prefixes.unpin(self.start)
         return True
 
     def close(self) -> None:
         """Gives back everything; a second call does nothing."""
-        if self._start is not None:
-            self._start.sequence.free()
+        if self.start is not None:
+            self.start.sequence.free()
         self.unpin()
 
-    def _find(self) -> None:
+    def _run(self) -> Work[None]:
+        self.start = yield from self._begin()
+        keeps_shared = self._runtime.reuse and self.source.retain == "shared"
+        num_seen = self._runtime.prefixes.sight(self._chain) if keeps_shared else 0
+        units = self._needed_units()
+        kept = yield from self._find_features(units)
+        media = yield from self._read_media(units, kept)
+        self.vision = vision = self._encoding(units, kept, media)
+        while not vision.finished:
+            vision.step()
+            yield Progress("encode", vision.done, vision.total)
+        yield from self._run_pieces(vision, num_seen)
+
+    def _result(self, future: Future[T]) -> Work[T]:
+        self._reading = future
+        while not future.done():
+            yield None
+        self._reading = None
+        return future.result()
+
+    def _begin(self) -> Work[Start]:
         """Looks up the longest cached beginning, in memory first, and begins a sequence there."""
         runtime, chain = self._runtime, self._chain
-        if runtime.reuse and self._loading is None and runtime.disk is not None:
-            found = runtime.prefixes.match(chain)
-            if found < len(chain):
-                has_kv, has_state = runtime.prefixes.held(chain)
-                self._loading = runtime.disk.load(chain, has_kv, has_state, found)
-                if self.blocked:
-                    return
-        if self._loading is not None and self._loaded is None:
-            self._loaded = self._loading.result()
         if not runtime.reuse:
-            self._start = Start(runtime.pools.new_sequence(), 0)
-        else:
-            self._start = runtime.prefixes.begin(chain, self._loaded)
-            self._explain_miss()
-            if self.source.retain == "shared":
-                self._num_seen = runtime.prefixes.sight(chain)
-        self._loading = self._loaded = None
-        self._find_units()
+            return Start(runtime.pools.new_sequence(), 0)
+        loaded: Loaded | None = None
+        found = runtime.prefixes.match(chain)
+        if runtime.disk is not None and found < len(chain):
+            has_kv, has_state = runtime.prefixes.held(chain)
+            loaded = yield from self._result(runtime.disk.load(chain, has_kv, has_state, found))
+        while True:
+            try:
+                start = runtime.prefixes.begin(chain, loaded)
+                break
+            except OutOfBlocksError as error:
+                yield error
+        self.miss = runtime.prefixes.miss_reason(chain, start.num_segments)
+        if self.miss == "new content" and start.num_segments == 0 and loaded is not None and loaded.miss:
+            self.miss = loaded.miss
+        return start
 
-    def _explain_miss(self) -> None:
-        assert self._start is not None
-        self.miss = self._runtime.prefixes.miss_reason(self._chain, self._start.num_segments)
-        if self.miss == "new content" and self._start.num_segments == 0 and self._loaded and self._loaded.miss:
-            self.miss = self._loaded.miss
-
-    def _find_units(self) -> None:
-        """Which vision units the rest of the prompt needs, and what is kept of them."""
-        runtime = self._runtime
+    def _needed_units(self) -> list[VisionUnit]:
+        """The vision units of what is to be computed."""
         plans = [medium.plan for medium in self.source.media]
-        stop = len(self.prompt.token_ids) if self._with_tail else self.prompt.tail_start
-        self._units = needed_units(
-            self.prompt, plans, self.num_cached_tokens, stop, root=runtime.root, salt=self.source.salt
-        )
-        if not runtime.reuse:
-            self._plan_reading()
-            return
-        for unit in self._units:
-            features = runtime.vision.features(unit.address)
-            if features is not None:
-                self._kept_features[unit.address] = features
-        missing = [unit.address for unit in self._units if unit.address not in self._kept_features]
-        if missing and runtime.disk is not None:
-            self._loading = runtime.disk.load_vision(missing)
-        else:
-            self._plan_reading()
+        root, salt = self._runtime.root, self.source.salt
+        return needed_units(self.prompt, plans, self.num_cached_tokens, self._stop, root=root, salt=salt)
 
-    def _read(self) -> list[Progress]:
-        """Waits for embeddings and pixels, one after the other, and then begins the tower's work."""
-        assert self._units is not None
-        if self._loading is not None:
-            loading, self._loading = self._loading, None
-            result = loading.result()
-            if isinstance(result, PreparedMedia):
-                self._media[self._to_read.pop(0)] = result
-            else:
-                self._keep_loaded(result)
-                self._plan_reading()
-        if self._to_read:
-            medium = self.source.media[self._to_read[0]]
-            if isinstance(medium, PreparedMedia):
-                self._media[self._to_read.pop(0)] = medium
-                return []
-            self._loading = self._runtime.background.read(medium.load)
-            return [Progress("read", len(self._media), len(self._media) + len(self._to_read))]
+    def _find_features(self, units: Sequence[VisionUnit]) -> Work[dict[bytes, torch.Tensor]]:
+        """The units' embeddings that are kept, in memory or on the disk, by address."""
         runtime = self._runtime
-        kept, to_keep = self._kept_features, self._worth_keeping(self._units)
-        self._vision = VisionWork(runtime.model.visual, runtime.vision, self._units, kept, self._media, to_keep)
-        self._media = {}
-        self._token_ids = upload(self.prompt.token_ids, runtime.model.device)
-        self._positions = upload(self.prompt.positions, runtime.model.device)
-        self._pieces = list(self._cut())
-        return []
-
-    def _keep_loaded(self, features: Mapping[bytes, torch.Tensor]) -> None:
-        config = self._runtime.model.config
-        assert self._units is not None
-        for unit in self._units:
-            loaded = features.get(unit.address)
+        if not runtime.reuse:
+            return {}
+        kept = {unit.address: runtime.vision.features(unit.address) for unit in units}
+        kept = {address: features for address, features in kept.items() if features is not None}
+        missing = [unit for unit in units if unit.address not in kept]
+        if not missing or runtime.disk is None:
+            return kept
+        loaded = yield from self._result(runtime.disk.load_vision([unit.address for unit in missing]))
+        config, dtype = runtime.model.config, runtime.model.dtype
+        for unit in missing:
+            features = loaded.get(unit.address)
             shape = (unit.grid_thw.num_tokens(config.vision.spatial_merge_size), config.text.hidden_size)
-            if loaded is not None and loaded.shape == shape and loaded.dtype == self._runtime.model.dtype:
-                self._kept_features[unit.address] = loaded
-                self._runtime.vision.keep(unit.address, loaded, is_new=False)
+            if features is not None and features.shape == shape and features.dtype == dtype:
+                kept[unit.address] = features
+                runtime.vision.keep(unit.address, features, is_new=False)
+        return kept
 
-    def _worth_keeping(self, units: Sequence[VisionUnit]) -> frozenset[bytes]:
-        """The addresses of the units whose features are kept, as the request's purpose asks for."""
-        if not self._runtime.reuse or self.source.retain == "nothing":
-            return frozenset()
-        addresses = frozenset(unit.address for unit in units)
-        return addresses if self.source.retain == "conversation" else self._runtime.vision.sight(addresses)
+    def _read_media(
+        self, units: Sequence[VisionUnit], kept: Mapping[bytes, torch.Tensor]
+    ) -> Work[dict[int, PreparedMedia]]:
+        """The pixels that units without kept embeddings are made of, by medium."""
+        indices = list(dict.fromkeys(unit.media_index for unit in units if unit.address not in kept))
+        media: dict[int, PreparedMedia] = {}
+        for index in indices:
+            medium = self.source.media[index]
+            if not isinstance(medium, PreparedMedia):
+                future = self._runtime.background.read(medium.load)
+                yield Progress("read", len(media), len(indices))
+                medium = yield from self._result(future)
+            media[index] = medium
+        return media
 
-    def _plan_reading(self) -> None:
-        assert self._units is not None
-        missing = [unit.media_index for unit in self._units if unit.address not in self._kept_features]
-        self._to_read = list(dict.fromkeys(missing))
+    def _encoding(
+        self, units: Sequence[VisionUnit], kept: Mapping[bytes, torch.Tensor], media: Mapping[int, PreparedMedia]
+    ) -> VisionWork:
+        """The tower's work; its embeddings are kept as the request's purpose asks for."""
+        runtime, to_keep = self._runtime, frozenset(unit.address for unit in units)
+        if not runtime.reuse or self.source.retain == "nothing":
+            to_keep = frozenset()
+        elif self.source.retain == "shared":
+            to_keep = runtime.vision.sight(to_keep)
+        return VisionWork(runtime.model.visual, runtime.vision, units, kept, media, to_keep)
 
-    def _cut(self) -> Iterator[tuple[int, int, int | None]]:
+    def _run_pieces(self, vision: VisionWork, num_seen: int) -> Work[None]:
+        model, prompt, cache = self._runtime.model, self.prompt, self.cache
+        token_ids, positions = upload(prompt.token_ids, model.device), upload(prompt.positions, model.device)
+        for start, stop, segment_index in self._pieces():
+            while True:
+                try:
+                    cache.prepare(stop - start)
+                    break
+                except OutOfBlocksError as error:
+                    yield error
+            embeds = model.embed_tokens(token_ids[start:stop])
+            vision.place(prompt, embeds, start)
+            hidden = model(prefill_batch(cache, embeds, positions[:, start:stop]))
+            cache.advance(stop - start)
+            if segment_index is not None:
+                self._publish(segment_index, num_seen)
+            if stop == len(prompt.token_ids):
+                self.last_hidden = hidden[-1:]
+                cache.rope_delta = prompt.rope_delta
+            self.done = stop == self._stop
+            yield Progress("prefill", stop, len(prompt.token_ids))
+        self.done = True
+
+    def _pieces(self) -> Iterator[tuple[int, int, int | None]]:
         """What is left to run: (start, stop, the segment that ends there, if one does)."""
-        assert self._start is not None
-        bounds: list[tuple[int, int, int | None]] = [
-            (segment.start, segment.stop, index)
-            for index, segment in enumerate(self._chain.segments)
-            if index >= self._start.num_segments
-        ]
-        if self._with_tail and self.prompt.tail_start < len(self.prompt.token_ids):
-            bounds.append((self.prompt.tail_start, len(self.prompt.token_ids), None))
+        assert self.start is not None
+        segments = list(enumerate(self._chain.segments))[self.start.num_segments :]
+        bounds: list[tuple[int, int, int | None]] = [(each.start, each.stop, index) for index, each in segments]
+        if self.prompt.tail_start < self._stop:
+            bounds.append((self.prompt.tail_start, self._stop, None))
         size = self._runtime.piece_tokens
         for start, stop, index in bounds:
             for at in range(start, stop, size):
                 yield at, min(at + size, stop), index if at + size >= stop else None
 
-    def _run_piece(self) -> Progress:
-        assert self._pieces is not None
-        assert self._vision is not None
-        assert self._token_ids is not None
-        assert self._positions is not None
-        model, prompt = self._runtime.model, self.prompt
-        start, stop, segment_index = self._pieces[0]
-        self.cache.prepare(stop - start)
-        embeds = model.embed_tokens(self._token_ids[start:stop])
-        self._vision.place(prompt, embeds, start)
-        hidden = model.prefill(embeds, self._positions[:, start:stop], self.cache)
-        self._pieces.pop(0)
-        if segment_index is not None:
-            self._publish(segment_index)
-        if stop == len(prompt.token_ids):
-            self.last_hidden = hidden[-1:]
-            self.cache.rope_delta = prompt.rope_delta
-        return Progress("prefill", stop, len(prompt.token_ids))
+    def _publish(self, index: int, num_seen: int) -> None:
+        """Enters a segment that was just computed, as the request's purpose asks for.
 
-    def _publish(self, index: int) -> None:
-        """Enters a segment that was just computed, as the request's purpose asks for."""
+        Args:
+            num_seen: how many of the first segments were asked for before.
+        """
         runtime, chain, retain = self._runtime, self._chain, self.source.retain
-        assert self._start is not None
+        assert self.start is not None
         if not runtime.reuse or retain == "nothing":
             return
         if retain == "shared":
-            if index < self._num_seen:
-                keep = index == self._num_seen - 1 or chain.segments[index].stop == self.prompt.system_stop
-                runtime.prefixes.publish(chain, index, self.cache, self._start, keep_state=keep)
+            if index < num_seen:
+                keep = index == num_seen - 1 or chain.segments[index].stop == self.prompt.system_stop
+                runtime.prefixes.publish(chain, index, self.cache, self.start, keep_state=keep)
             return
         kept = states_to_keep(chain.segments, system_stop=self.prompt.system_stop)
         # The newest state stays until the next one is there: work that is broken off goes on from its last cut.
-        runtime.prefixes.publish(chain, index, self.cache, self._start, keep_state=True)
+        runtime.prefixes.publish(chain, index, self.cache, self.start, keep_state=True)
         if index == len(chain) - 1:
             runtime.prefixes.thin(chain, kept)
-        elif index > self._start.num_segments and index - 1 not in kept:
+        elif index > self.start.num_segments and index - 1 not in kept:
             runtime.prefixes.drop_state(chain, index - 1)

@@ -1,88 +1,109 @@
-"""From logits to the next token id, for one sequence.
+"""Chooses tokens on the device that the logits are on: what it knows of each slot's reply, and one draw for a batch.
 
-The order of operations and their formulas follow transformers' generation/logits_process.py, which the
-tests use as the oracle; `presence_penalty` follows the OpenAI API (generated tokens only).
+A draw depends on logits, parameters, seed and the token's number in its reply alone (`qwen35mm_kernels.sample`), so
+that a seed gives one text, whatever runs beside it and whether a grammar looks on or not.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+import numpy as np
 import torch
 
+from qwen35mm.engine.batches import upload
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_kernels import SamplingRows, sample
+
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
 
 
 class Sampler:
-    """Chooses one sequence's tokens; holds its random generator and the tokens seen so far.
+    """Tables with a row for each slot, and a last one for rows of a step that nobody uses: -1 finds it.
 
     Args:
-        params: how to choose. Without a seed one is drawn and kept in `self.seed`.
-        prompt_token_ids: the prompt, which `repetition_penalty` takes into account.
-        banned_ids: ids that can never be chosen: vision placeholders and ids without a text.
-        vocab_size: number of logits.
+        banned_ids: ids that are never chosen.
+
+    Attributes:
+        newest: [num_slots + 1] int64, the token that each slot chose last.
     """
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        *,
-        prompt_token_ids: Sequence[int],
-        banned_ids: Iterable[int],
-        vocab_size: int,
-    ) -> None:
-        self.params = params
-        self.seed = secrets.randbits(63) if params.seed is None else params.seed
-        self._generator = torch.Generator(device="cpu").manual_seed(self.seed)
-        self._banned = torch.tensor(sorted(banned_ids), dtype=torch.int64)
-        self._in_reply = torch.zeros(vocab_size, dtype=torch.bool)
-        self._in_text = torch.zeros(vocab_size, dtype=torch.bool)
-        self._in_text[torch.as_tensor(prompt_token_ids, dtype=torch.int64)] = True
+    def __init__(self, num_slots: int, vocab_size: int, banned_ids: Iterable[int], device: torch.device) -> None:
+        self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        # A row for each parameter, so that those of one slot are dense, too.
+        self._floats = torch.ones(len(_FLOATS), num_slots + 1, dtype=torch.float32, device=device)
+        # top_k and seed.
+        self._whole = torch.ones(2, num_slots + 1, dtype=torch.int64, device=device)
+        self._in_text = torch.zeros(num_slots + 1, vocab_size, dtype=torch.bool, device=device)
+        self._in_reply = torch.zeros_like(self._in_text)
+        self._banned = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self._banned[torch.tensor(sorted(banned_ids), dtype=torch.int64, device=device)] = True
 
-    def sample(self, logits: torch.Tensor, allowed: torch.Tensor | None = None) -> int:
-        """The next token id; it is remembered for the penalties.
+    def admit(self, slot: int, params: SamplingParams, seed: int, prompt: np.ndarray, said: Iterable[int]) -> None:
+        """Enters a reply as it stands.
 
         Args:
-            logits: float32 `[vocab_size]`, on any device; not changed.
-            allowed: bool `[vocab_size]`, what a grammar lets come next; None where there is none.
+            prompt: [T] int64, its tokens, which `repetition_penalty` takes into account.
+            said: the reply's own tokens, which both penalties do.
         """
-        scores = logits.to(device="cpu", dtype=torch.float32, copy=True)
-        self._penalise(scores)
-        # Before the draw, so that top-k, top-p and min-p choose among what may come at all.
-        scores[self._banned] = -torch.inf
-        if allowed is not None:
-            scores.masked_fill_(~allowed, -torch.inf)
-        token_id = int(scores.argmax()) if self.params.greedy else self._draw(scores)
-        self.observe(token_id)
-        return token_id
+        device = self.newest.device
+        floats = [getattr(params, name) for name in _FLOATS]
+        self._floats[:, slot] = upload(np.array(floats, dtype=np.float32), device)
+        top_k = min(params.top_k, len(self._banned))
+        self._whole[:, slot] = upload(np.array([top_k, seed], dtype=np.int64), device)
+        reply = np.array(list(said), dtype=np.int64)
+        for table, token_ids in ((self._in_reply, reply), (self._in_text, np.concatenate([prompt, reply]))):
+            table[slot] = False
+            table[slot, upload(token_ids, device)] = True
 
-    def observe(self, token_id: int) -> None:
+    def sample(
+        self, logits: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor, banned: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Chooses each row's next token and remembers it.
+
+        Args:
+            logits: [B, vocab] float32.
+            slots: [B] int64, -1 for rows that nobody uses.
+            steps: [B] int64, the number of the token in its reply.
+            banned: [vocab] bool, ids that can't be chosen; None: those that never can.
+
+        Returns:
+            [B] int64.
+        """
+        # A kernel knows no row from the end.
+        slots = torch.where(slots < 0, len(self.newest) - 1, slots)
+        top_k, seeds = self._whole[:, slots]
+        rows = SamplingRows(
+            **dict(zip(_FLOATS, self._floats[:, slots], strict=True)),
+            top_k=top_k.to(torch.int32),
+            seeds=seeds,
+            steps=steps,
+            slots=slots,
+        )
+        banned = self._banned if banned is None else banned
+        token_ids = sample(logits, rows, self._in_text, self._in_reply, banned)
+        self.newest[slots] = token_ids
+        return token_ids
+
+    def sample_one(self, slot: int, step: int, logits: torch.Tensor, allowed: torch.Tensor | None = None) -> int:
+        """One reply's next token; waits for the device.
+
+        Args:
+            step: the number of the token in its reply.
+            logits: [vocab] float32.
+            allowed: [vocab] bool in host memory, what a grammar lets come next; None where there is none. top-k, top-p
+                and min-p choose among that.
+        """
+        device = logits.device
+        banned = None if allowed is None else self._banned | ~upload(allowed.numpy(), device)
+        slots, steps = torch.full((1,), slot, device=device), torch.full((1,), step, device=device)
+        return int(self.sample(logits[None], slots, steps, banned))
+
+    def observe(self, slot: int, token_id: int) -> None:
         """Counts a token that was put into the reply without being sampled."""
-        self._in_reply[token_id] = True
-        self._in_text[token_id] = True
-
-    def _penalise(self, scores: torch.Tensor) -> None:
-        penalty = self.params.repetition_penalty
-        if penalty != 1.0:
-            penalised = torch.where(scores < 0, scores * penalty, scores / penalty)
-            torch.where(self._in_text, penalised, scores, out=scores)
-        if self.params.presence_penalty != 0.0:
-            scores -= self.params.presence_penalty * self._in_reply
-
-    def _draw(self, scores: torch.Tensor) -> int:
-        params = self.params
-        # Only the k likeliest are sorted: a full sort of 248,320 logits costs more than a decode step's norms.
-        k = min(params.top_k, scores.numel()) if params.top_k else scores.numel()
-        values, ids = torch.topk(scores / params.temperature, k)
-        probs = torch.softmax(values, dim=-1)
-        if params.top_p < 1.0:
-            # A token stays if the likelier ones before it don't reach top_p yet: the first always stays.
-            probs[probs.cumsum(dim=-1) - probs >= params.top_p] = 0.0
-        if params.min_p > 0.0:
-            probs[probs < params.min_p * probs[0]] = 0.0
-        return int(ids[torch.multinomial(probs, 1, generator=self._generator)])
+        self._in_reply[slot, token_id] = True
+        self._in_text[slot, token_id] = True
 
 
 def ids_never_sampled(loaded: LoadedModel) -> set[int]:

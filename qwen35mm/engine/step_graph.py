@@ -5,20 +5,15 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from qwen35mm.cache import CachePools, SequenceCache
-from qwen35mm.engine.slot_tables import SlotTables
+from qwen35mm.cache import CachePools
+from qwen35mm.engine.batches import StepInputs
+from qwen35mm.engine.sampler import Sampler
 from qwen35mm.model import Qwen35Model
-from qwen35mm.model.cache_protocol import DecodeInputs
 
-# Rows of a step's numbers; every column is a sequence. So each row is dense, also where there is one sequence.
-_TOKEN, _POSITION, _SLOT, _CACHE_ROW, _LENGTH, _STEP = range(6)
-_EMPTY = (0, 0, -1, -1, 0, 0)
-_FROM_TABLE = -1
 # Runs before a capture: kernels are compiled and libraries make their workspaces.
 _NUM_WARM_UPS = 2
 
@@ -26,53 +21,6 @@ _NUM_WARM_UPS = 2
 def can_capture(model: Qwen35Model) -> bool:
     """Whether a step fits into a CUDA graph: a graph holds the work of one GPU."""
     return [device.type for device in model.devices] == ["cuda"]
-
-
-def batch_sizes(slots: int) -> list[int]:
-    """The numbers of rows that steps are prepared for: powers of two, and the number of slots itself."""
-    sizes = [1]
-    while sizes[-1] * 2 < slots:
-        sizes.append(sizes[-1] * 2)
-    return sizes if slots == 1 else [*sizes, slots]
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """A step's inputs, written by the host.
-
-    Attributes:
-        numbers: [6, B] int64.
-        block_table: [B, max_blocks] int32.
-    """
-
-    numbers: torch.Tensor
-    block_table: torch.Tensor
-
-    @classmethod
-    def empty(cls, size: int, max_blocks: int) -> StepInputs:
-        """`size` rows that nobody uses."""
-        return cls(torch.tensor(_EMPTY)[:, None].repeat(1, size), torch.zeros(size, max_blocks, dtype=torch.int32))
-
-    def set(self, row: int, cache: SequenceCache, *, token_id: int | None, step: int) -> None:
-        """Enters a sequence that has room for one more token.
-
-        Args:
-            token_id: the token that is to be computed; None where only the device knows it yet.
-            step: the number, in its reply, of the token that will be chosen.
-        """
-        blocks, length = cache.block_table, cache.length
-        size = cache.block_size
-        self.numbers[:, row] = torch.tensor(
-            [
-                _FROM_TABLE if token_id is None else token_id,
-                cache.next_position,
-                cache.slot,
-                blocks[length // size] * size + length % size,
-                length + 1,
-                step,
-            ]
-        )
-        self.block_table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
 
 
 class StepGraph:
@@ -84,7 +32,6 @@ class StepGraph:
     Where the model lies on several devices, or on a CPU, the step's operations are launched one by one.
 
     Args:
-        tables: where rows find how they are sampled.
         max_blocks: of one sequence.
         memory: a graph pool that several steps share; None where nothing is captured.
 
@@ -92,34 +39,36 @@ class StepGraph:
         logits: [size, vocab] float32, of the last step that ran.
     """
 
+    logits: torch.Tensor
+
     def __init__(
         self,
         model: Qwen35Model,
         pools: CachePools,
-        tables: SlotTables,
+        sampler: Sampler,
         size: int,
         max_blocks: int,
         memory: Any = None,
     ) -> None:
-        self._model, self._pools, self._tables = model, pools, tables
+        self._model, self._pools, self._sampler = model, pools, sampler
         device, self._head_device = model.device, model.head_device
         pinned = [each.type == "cuda" for each in (device, self._head_device)]
-        empty = StepInputs.empty(size, max_blocks)
-        self._inputs = StepInputs(empty.numbers.to(device), empty.block_table.to(device))
-        self._empty = empty.numbers.clone()
+        unused = StepInputs.unused(size, max_blocks)
+        self._inputs = StepInputs(unused.numbers.to(device), unused.block_table.to(device))
+        self._unused = unused.numbers.clone()
         self._staging = [
-            StepInputs(*(x.pin_memory() if pinned[0] else x.clone() for x in (empty.numbers, empty.block_table)))
+            StepInputs(*(x.pin_memory() if pinned[0] else x.clone() for x in (unused.numbers, unused.block_table)))
             for _ in range(2)
         ]
         self._answers = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned[1]) for _ in range(2)]
         self._events = [torch.cuda.Event() if pinned[1] else None for _ in range(2)]
-        self.logits, self._token_ids = self._compute()
-        self._replay: Callable[[], None] = self._capture(memory) if can_capture(model) else self._run_now
+        self._token_ids = self._answers[0]
+        self._replay: Callable[[], None] = self._capture(memory) if can_capture(model) else self.compute
 
     def inputs(self, answer: int) -> StepInputs:
         """Where the next step's inputs are written; nobody uses any of its rows yet."""
         staging = self._staging[answer]
-        staging.numbers.copy_(self._empty)
+        staging.numbers.copy_(self._unused)
         return staging
 
     def run(self, answer: int) -> None:
@@ -141,25 +90,13 @@ class StepGraph:
         return self._answers[answer].tolist()
 
     @torch.inference_mode()
-    def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """[size, vocab] logits and [size] token ids of what the inputs hold; rows that nobody uses touch nothing."""
-        token_ids, positions, slots, cache_rows, lengths, steps = self._inputs.numbers.unbind(0)
-        tables = self._tables
-        places = torch.where(slots < 0, tables.num_slots, slots).to(self._head_device)
-        newest = tables.newest[places].to(token_ids.device)
-        step = DecodeInputs(
-            torch.where(token_ids == _FROM_TABLE, newest, token_ids),
-            positions,
-            slots,
-            cache_rows,
-            lengths.to(torch.int32),
-            self._inputs.block_table,
-        )
-        logits = self._model.logits(self._model.decode_step(step, self._pools))
-        return logits, tables.sample(logits, places, steps.to(self._head_device))
-
-    def _run_now(self) -> None:
-        self.logits, self._token_ids = self._compute()
+    def compute(self) -> None:
+        """Logits and token ids of what the inputs hold; rows that nobody uses touch nothing."""
+        model, inputs = self._model, self._inputs
+        embeds = model.embed_tokens(inputs.token_ids(self._sampler.newest))
+        self.logits = model.logits(model(inputs.batch(self._pools.layers, embeds, self._pools.kv.block_size)))
+        slots, steps = (numbers.to(self._head_device) for numbers in inputs.sampled())
+        self._token_ids = self._sampler.sample(self.logits, slots, steps)
 
     def _capture(self, memory: Any) -> Callable[[], None]:
         device = self._model.device
@@ -168,7 +105,7 @@ class StepGraph:
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 for _ in range(_NUM_WARM_UPS):
-                    self._compute()
+                    self.compute()
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             # A graph that Python finds to be garbage while another one is captured would spoil it.
@@ -177,7 +114,7 @@ class StepGraph:
             try:
                 # Other threads (files, another engine) may go on with what this one must not do in a capture.
                 with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                    self.logits, self._token_ids = self._compute()
+                    self.compute()
             finally:
                 gc.enable()
                 # One that fails doesn't leave its stream by itself.

@@ -14,7 +14,7 @@ import torch
 
 from qwen35mm.cache import VisionCache
 from qwen35mm.cache.chain import vision_address
-from qwen35mm.model.upload import upload
+from qwen35mm.engine.batches import upload
 from qwen35mm.model.vision import VisionTower
 from qwen35mm.prompt import Prompt
 from qwen35mm_preprocess import GridTHW, MediaPlan, Patches, PreparedMedia

@@ -6,24 +6,13 @@ fp32. It can't be trimmed: what a token wrote can't be taken back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
 from qwen35mm.config import TextConfig
-from qwen35mm.model.cache_protocol import SequenceCache, States, slot_runs
+from qwen35mm.model.batch import Batch
 from qwen35mm.model.layers import Factory, Linear, new_parameter
-from qwen35mm.model.rows import each_row, few_rows, join_rows
-from qwen35mm_kernels import (
-    causal_conv1d,
-    causal_conv1d_step,
-    gated_delta_prefill,
-    gated_rms_norm,
-    gdn_decode_step,
-    gdn_gates,
-    recurrent_gated_delta_step,
-)
+from qwen35mm_kernels import causal_conv1d, gated_delta_prefill, gated_rms_norm, gdn_decode_step
 
 
 class GatedDeltaNet(nn.Module):
@@ -49,64 +38,41 @@ class GatedDeltaNet(nn.Module):
         self.norm = new_parameter(self.head_v_dim, **factory)
         self.out_proj = Linear(config.value_dim, config.hidden_size, factory)
 
-    def prefill(self, x: torch.Tensor, cache: SequenceCache) -> torch.Tensor:
-        """Runs one sequence's next T tokens in chunks and moves its states on: [T, hidden] -> [T, hidden]."""
-        mixed, z, b, a = self.in_proj(x).split(self.in_split, dim=-1)
-        conv_state, recurrent_state = cache.conv_state(self.layer_idx), cache.recurrent_state(self.layer_idx)
-        mixed, final_conv = causal_conv1d(mixed, self.conv1d, conv_state)
-        conv_state.copy_(final_conv)
-        out = gated_delta_prefill(*self._heads(mixed), a, b, self.A_log, self.dt_bias, recurrent_state)
-        return self.out_proj(self._gated(out, z))
-
-    def decode(self, x: torch.Tensor, caches: Sequence[SequenceCache], num_rows: int | None = None) -> torch.Tensor:
-        """One token for each of B sequences, states updated in place: [B, hidden] -> [B, hidden]."""
-        mixed, z, b, a = self.in_proj(x, num_rows).split(self.in_split, dim=-1)
-        states = caches[0].states
-        conv_states, recurrent_states = states.conv(self.layer_idx), states.recurrent(self.layer_idx)
-        q, k, v = self._heads(
-            join_rows(
-                few_rows(self._conv_step, mixed[rows], conv_states[slots], num_rows=num_rows)
-                for rows, slots in slot_runs(caches)
-            )
-        )
-        g, beta = each_row(self._gates, a, b, num_rows=num_rows)
-        out = join_rows(
-            recurrent_gated_delta_step(q[rows], k[rows], v[rows], g[rows], beta[rows], recurrent_states[slots])
-            for rows, slots in slot_runs(caches, single=num_rows is not None)
-        )
-        return self.out_proj(few_rows(self._gated, out, z, num_rows=num_rows), num_rows)
-
-    def decode_step(self, x: torch.Tensor, slots: torch.Tensor, states: States) -> torch.Tensor:
-        """`decode` as one operation on the device: [B, hidden] -> [B, hidden]; slots as in `DecodeInputs`."""
+    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Runs the tokens and moves their sequences' states on in place: [N, hidden] -> [N, hidden]."""
+        conv_states, recurrent_states = batch.pools[self.layer_idx]
+        mixed = self.in_proj(x)
+        if isinstance(batch.slots, int):
+            return self.out_proj(self._prefill(mixed, conv_states[batch.slots], recurrent_states[batch.slots]))
         out = gdn_decode_step(
-            self.in_proj(x),
+            mixed,
             self.conv1d,
             self.A_log,
             self.dt_bias,
             self.norm,
             self.eps,
-            states.conv(self.layer_idx),
-            states.recurrent(self.layer_idx),
-            slots,
+            conv_states,
+            recurrent_states,
+            batch.slots,
             num_k_heads=self.num_k_heads,
         )
         return self.out_proj(out)
 
-    def _conv_step(self, mixed: torch.Tensor, conv_states: torch.Tensor) -> torch.Tensor:
-        return causal_conv1d_step(mixed, self.conv1d, conv_states)
-
-    def _gates(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return gdn_gates(a, b, self.A_log, self.dt_bias)
-
-    def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[N, C] -> q, k [N, Hk, K] and v [N, Hv, V], as views."""
-        q, k, v = mixed.split(self.qkv_split, dim=-1)
-        return (
+    def _prefill(self, mixed: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor) -> torch.Tensor:
+        """One sequence's tokens, in chunks: in_proj's output [T, ...] -> out_proj's input [T, Hv * V]."""
+        qkv, z, b, a = mixed.split(self.in_split, dim=-1)
+        qkv, final_conv = causal_conv1d(qkv, self.conv1d, conv_state)
+        conv_state.copy_(final_conv)
+        q, k, v = qkv.split(self.qkv_split, dim=-1)
+        out = gated_delta_prefill(
             q.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
             k.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
             v.unflatten(-1, (self.num_v_heads, self.head_v_dim)),
+            a,
+            b,
+            self.A_log,
+            self.dt_bias,
+            recurrent_state,
         )
-
-    def _gated(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         z = z.unflatten(-1, (self.num_v_heads, self.head_v_dim))
         return gated_rms_norm(out, z, self.norm, self.eps).flatten(1)

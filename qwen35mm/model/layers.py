@@ -37,9 +37,9 @@ class Linear(nn.Module):
         self.weight = new_parameter(out_features, in_features, **factory)
         self.bias = new_parameter(out_features, **factory) if bias else None
 
-    def forward(self, x: torch.Tensor, num_rows: int | None = None) -> torch.Tensor:
-        """[N, in_features] -> [N, out_features]; `num_rows` as in `linear`."""
-        return linear(x, self.weight, self.bias, num_rows=num_rows)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in_features] -> [N, out_features]."""
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):

@@ -1,4 +1,7 @@
-"""The gated feed-forward network (SwiGLU) of a dense layer and of the shared expert."""
+"""The feed-forward networks: SwiGLU of a dense layer, and the mixture of experts with its shared one.
+
+As transformers' Qwen3_5MoeSparseMoeBlock: softmax over all experts in fp32, the top k renormalised to sum to one.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qwen35mm.model.layers import Factory, Linear
-from qwen35mm.model.rows import few_rows
+from qwen35mm.config import MoEConfig
+from qwen35mm.model.dense import linear
+from qwen35mm.model.layers import Factory, Linear, new_parameter
+from qwen35mm_kernels import moe_experts, moe_route
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -24,6 +29,58 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, factory)
         self.down_proj = Linear(intermediate_size, hidden_size, factory)
 
-    def forward(self, x: torch.Tensor, num_rows: int | None = None) -> torch.Tensor:
-        inner = few_rows(swiglu, self.gate_up_proj(x, num_rows), num_rows=num_rows)
-        return self.down_proj(inner, num_rows)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(swiglu(self.gate_up_proj(x)))
+
+
+class Experts(nn.Module):
+    """The routed experts' matrices. gate_up_proj: [E, 2 * width, hidden]; down_proj: [E, hidden, width]."""
+
+    def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
+        super().__init__()
+        self.gate_up_proj = new_parameter(config.num_experts, 2 * config.intermediate_size, hidden_size, **factory)
+        self.down_proj = new_parameter(config.num_experts, hidden_size, config.intermediate_size, **factory)
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sums each token's experts.
+
+        Args:
+            x: [N, hidden].
+            chosen: [N, k] int64, the experts of each token.
+            weights: [N, k], their shares, in x's dtype.
+
+        Returns:
+            [N, hidden].
+        """
+        if x.device.type != "cpu":
+            return moe_experts(x, self.gate_up_proj, self.down_proj, chosen, weights)
+        # On a CPU the products are `linear`'s, which knows CPUs without bfloat16 arithmetic.
+        num_tokens, top_k = chosen.shape
+        order = torch.argsort(chosen.flatten(), stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.down_proj)).tolist()
+        grouped = x[order // top_k]
+        outputs = torch.empty_like(grouped)
+        parts = zip(grouped.split(counts), outputs.split(counts), self.gate_up_proj, self.down_proj, strict=True)
+        for rows, target, gate_up, down in parts:
+            if len(rows):
+                target.copy_(linear(swiglu(linear(rows, gate_up)), down))
+        # Back in the tokens' own order, so that the sum over a token's experts never depends on its company.
+        grouped[order] = outputs
+        return torch.bmm(weights.unsqueeze(1), grouped.view(num_tokens, top_k, -1)).squeeze(1)
+
+
+class SparseMoE(nn.Module):
+    """[N, hidden] -> [N, hidden]."""
+
+    def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
+        super().__init__()
+        self.top_k = config.num_experts_per_tok
+        self.gate = Linear(hidden_size, config.num_experts, factory)
+        self.experts = Experts(hidden_size, config, factory)
+        self.shared_expert = MLP(hidden_size, config.shared_intermediate_size, factory)
+        self.shared_expert_gate = Linear(hidden_size, 1, factory)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = moe_route(self.gate(x), self.top_k)
+        shared = self.shared_expert(x).mul_(torch.sigmoid(self.shared_expert_gate(x)))
+        return self.experts(x, chosen, weights).add_(shared)

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image as PILImage
 
 from qwen35mm.engine import Request
-from qwen35mm.model import LoadedModel
+from qwen35mm.model import Batch, LoadedModel, Qwen35Model
 from qwen35mm.prompt import EncodedMedium, Image, Message, Part, Text, Video, build_prompt
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
@@ -19,6 +20,18 @@ MakeRequest = Callable[..., Request]
 def noise(seed: int, size: tuple[int, int] = (90, 120)) -> PILImage.Image:
     """A picture that no other seed gives."""
     return PILImage.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+def failing_in(phase: str, error: Exception) -> Callable[[Qwen35Model, Batch], torch.Tensor]:
+    """A model's forward that fails in "prefill" or in "decode"."""
+    forward = Qwen35Model.forward
+
+    def fail(self: Qwen35Model, batch: Batch) -> torch.Tensor:
+        if isinstance(batch.lengths, int) == (phase == "prefill"):
+            raise error
+        return forward(self, batch)
+
+    return fail
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from transformers import (
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CachePools, CacheSettings
 from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Finished, Request, Result, StepOutput
-from qwen35mm.engine.sequence import Next, Reply
-from qwen35mm.model import LoadedModel, load
+from qwen35mm.engine.running_request import Reply, StepResult
+from qwen35mm.model import Batch, LoadedModel, load
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import EncodedMedium, Image, Message, Part, Text, Video, build_history, build_prompt, iter_media
 from qwen35mm.sampling import SamplingParams
@@ -47,7 +47,7 @@ SMALLEST = TinySpec("chat-smallest", num_layers=2, interval=2, seed=13)
 MIN_SEGMENT = 32
 CONTEXT = 1024
 # Several segments and pieces in a conversation of a few hundred tokens.
-SETTINGS = EngineSettings(context_length=CONTEXT, piece_tokens=64, slots=3)
+SETTINGS = EngineSettings(context_length=CONTEXT, piece_tokens=64, slots=3, batch_invariant=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 
 _VOCABULARY = ("red", "green", "blue", "square", "circle", "star", "left", "right", "above", "below", "many", "few")
@@ -218,10 +218,10 @@ def recording() -> Iterator[Mapping[tuple[str, int], list[torch.Tensor]]]:
     logits_of: dict[tuple[str, int], list[torch.Tensor]] = {}
     take = Reply.take
 
-    def watched(self: Reply, following: Next, context_length: int) -> Any:
-        assert following.logits is not None, "the tokens are chosen on the device"
-        logits_of.setdefault((self.request.id, self.choice), []).append(following.logits.clone())
-        return take(self, following, context_length)
+    def watched(self: Reply, result: StepResult, *args: Any) -> Any:
+        assert result.logits is not None, "the next step has begun"
+        logits_of.setdefault((self.request.id, self.choice), []).append(result.logits.clone())
+        return take(self, result, *args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reply, "take", watched)
@@ -347,14 +347,14 @@ class PrefillCount:
 
 @contextmanager
 def counting_prefill() -> Iterator[PrefillCount]:
-    """Counts the tokens of every call of the model's prefill."""
+    """Counts the tokens of every piece of a prompt that the model runs."""
     count = PrefillCount()
-    prefill: Callable[..., torch.Tensor] = Qwen35Model.prefill
-    take = Reply.take
+    forward, take = Qwen35Model.forward, Reply.take
 
-    def watched_prefill(self: Qwen35Model, embeds: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        count.pieces.append(embeds.shape[0])
-        return prefill(self, embeds, *args, **options)
+    def watched_forward(self: Qwen35Model, batch: Batch) -> torch.Tensor:
+        if isinstance(batch.lengths, int):
+            count.pieces.append(len(batch.embeds))
+        return forward(self, batch)
 
     def watched_take(self: Reply, *args: Any) -> Any:
         if count.until_first_token is None:
@@ -362,7 +362,7 @@ def counting_prefill() -> Iterator[PrefillCount]:
         return take(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Qwen35Model, "prefill", watched_prefill)
+        patch.setattr(Qwen35Model, "forward", watched_forward)
         patch.setattr(Reply, "take", watched_take)
         yield count
 
@@ -370,10 +370,10 @@ def counting_prefill() -> Iterator[PrefillCount]:
 @contextmanager
 def endless_replies(loaded: LoadedModel) -> Iterator[None]:
     """Only `max_tokens`, the context or somebody's Stop ends a reply."""
-    logits: Callable[..., torch.Tensor] = Qwen35Model.logits
+    logits = Qwen35Model.logits
 
-    def without_eos(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
-        scores = logits(self, hidden, **options).clone()
+    def without_eos(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+        scores = logits(self, hidden).clone()
         scores[:, list(loaded.eos_ids)] = -torch.inf
         return scores
 

@@ -353,7 +353,7 @@ class EngineMachine(RuleBasedStateMachine):
     def everything_is_accounted_for(self) -> None:
         if hasattr(self, "engine"):
             self.engine.check_integrity()
-            running = {request.id for request in self.engine._waiting.values()} | set(self.engine._sequences)
+            running = {request.id for request in self.engine._waiting.values()} | set(self.engine._running)
             assert running == set(self.open)
 
     def teardown(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from qwen35mm.cache import PrefixCache, SequenceCache
 from qwen35mm.engine import Engine
 from qwen35mm.engine.commits import Commits
-from qwen35mm.engine.decoding import DecodeBatch
+from qwen35mm.engine.decode_batch import DecodeBatch
 
 # What happened to all machines since it was cleared.
 seen: Counter[str] = Counter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -11,11 +10,11 @@ import torch
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, Result, StepOutput, TextDelta
 from qwen35mm.errors import EngineError, RequestError, RequestTimeoutError
-from qwen35mm.model import LoadedModel
+from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import Image, Part, Text
 from qwen35mm.sampling import SamplingParams
-from tests.engine.conftest import MakeRequest, noise
+from tests.engine.conftest import MakeRequest, failing_in, noise
 
 LONG = SamplingParams(temperature=0.0, max_tokens=40)
 QUESTIONS: tuple[tuple[Part, ...], ...] = (
@@ -28,11 +27,10 @@ QUESTIONS: tuple[tuple[Part, ...], ...] = (
 )
 
 
-@pytest.fixture(params=["decode", "decode_step"], ids=["host", "device"], autouse=True)
-def step_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The model's method that steps call: where the host chooses tokens, and where the device does."""
-    monkeypatch.setattr(EngineSettings, "decodes_on_device", lambda *_: request.param == "decode_step")
-    return request.param
+@pytest.fixture(params=[False, True], ids=["in turn", "ahead"], autouse=True)
+def _runs_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps as on a CPU, and as on a GPU: launched before the tokens of the ones before are known."""
+    monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +38,8 @@ def endless(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies end at max_tokens only, so that they run beside each other for long."""
     logits = Qwen35Model.logits
 
-    def without_eos(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
-        scores = logits(self, hidden, **options).clone()
+    def without_eos(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+        scores = logits(self, hidden).clone()
         scores[:, list(demo.eos_ids)] = -torch.inf
         return scores
 
@@ -67,13 +65,10 @@ def alone(demo: LoadedModel, request: Request) -> tuple[int, ...]:
     return result.token_ids
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize("slots", [1, 2, 3, 6])
-def test_each_reply_is_the_same_alone_and_in_company(
-    demo: LoadedModel, make_request: MakeRequest, slots: int, batch_invariant: bool
-) -> None:
+@pytest.mark.parametrize("slots", [1, 3, 6])
+def test_each_reply_is_the_same_alone_and_in_company(demo: LoadedModel, make_request: MakeRequest, slots: int) -> None:
     requests = [make_request(*parts, params=LONG) for parts in QUESTIONS]
-    engine = Engine(demo, EngineSettings(slots=slots, batch_invariant=batch_invariant))
+    engine = Engine(demo, EngineSettings(slots=slots))
     for request in requests:
         engine.add(request)
     found = results(run(engine))
@@ -96,7 +91,7 @@ def test_slots_bound_how_many_run(demo: LoadedModel, make_request: MakeRequest) 
 
 
 def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, step_name: str
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(demo, EngineSettings(piece_tokens=64))
     first = make_request(Text("hello"), params=SamplingParams(temperature=0.0, max_tokens=100))
@@ -104,14 +99,13 @@ def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
     while not engine._batch.running:
         engine.step()
     calls: list[str] = []
-    for name in ("prefill", step_name):
-        original = getattr(Qwen35Model, name)
+    forward = Qwen35Model.forward
 
-        def counted(self: Qwen35Model, *args: Any, _name: str = name, _original: Any = original, **options: Any) -> Any:
-            calls.append(_name)
-            return _original(self, *args, **options)
+    def counted(self: Qwen35Model, batch: Batch) -> torch.Tensor:
+        calls.append("prefill" if isinstance(batch.lengths, int) else "decode")
+        return forward(self, batch)
 
-        monkeypatch.setattr(Qwen35Model, name, counted)
+    monkeypatch.setattr(Qwen35Model, "forward", counted)
     long = make_request(Text("word " * 400), params=LONG)
     engine.add(long)
     run(engine)
@@ -205,7 +199,7 @@ def test_a_request_ends_at_its_deadline(demo: LoadedModel, make_request: MakeReq
 
 
 def test_a_failing_step_ends_the_running_requests_and_nothing_else(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, step_name: str
+    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(demo, EngineSettings(slots=2))
     requests = [make_request(Text(text), params=LONG) for text in ("hello", "who are you", "what can you do")]
@@ -214,11 +208,7 @@ def test_a_failing_step_ends_the_running_requests_and_nothing_else(
     while len(engine._batch.running) < 2:
         engine.step()
     with monkeypatch.context() as patch:
-
-        def fail(*_: object, **__: object) -> None:
-            raise RuntimeError("broken")
-
-        patch.setattr(Qwen35Model, step_name, fail)
+        patch.setattr(Qwen35Model, "forward", failing_in("decode", RuntimeError("broken")))
         outputs = engine.step()
     engine.check_integrity()
     failed = [output.request_id for output in outputs if isinstance(output.event, EngineError)]
@@ -239,7 +229,7 @@ def test_a_failing_sampler_ends_only_its_own_request(
     def fail(*_: object) -> int:
         raise ValueError("no token")
 
-    monkeypatch.setattr(engine._sequences[bad.id].replies[0], "take", fail)
+    monkeypatch.setattr(engine._running[bad.id].replies[0], "take", fail)
     outputs = run(engine)
     assert [o.request_id for o in outputs if isinstance(o.event, EngineError)] == [bad.id]
     assert results(outputs)[good.id, 0].token_ids == alone(demo, good)

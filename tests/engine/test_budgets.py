@@ -55,7 +55,7 @@ def no_arithmetic(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         cache.advance(embeds.shape[0])
         return embeds
 
-    def logits(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
+    def logits(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
         scores = torch.zeros(hidden.shape[0], vocabulary)
         scores[:, eos_id] = 1.0
         return scores

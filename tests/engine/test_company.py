@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.engine import Engine, EngineSettings
-from qwen35mm.engine.decoding import DecodeBatch
+from qwen35mm.engine.decode_batch import DecodeBatch
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message
 from qwen35mm.sampling import SamplingParams

@@ -10,12 +10,13 @@ import torch
 
 from qwen35mm.cache import VisionCache
 from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta, prefill
+from qwen35mm.engine.decoder import Decoder
 from qwen35mm.errors import ConfigError, ContextTooLongError, EngineError, QueueFullError
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import Image, Text
 from qwen35mm.sampling import SamplingParams
-from tests.engine.conftest import MakeRequest, noise
+from tests.engine.conftest import MakeRequest, failing_in, noise
 
 
 def run(engine: Engine) -> list[StepOutput]:
@@ -114,7 +115,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str) -> list[str]
 def test_a_first_token_is_told_before_the_second_is_computed(
     demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, others_wait: bool
 ) -> None:
-    decoded = watch(monkeypatch, Qwen35Model, "decode")
+    decoded = watch(monkeypatch, Decoder, "_launch")
     engine = Engine(demo)
     engine.add(make_request(Text("hello")))
     if others_wait:
@@ -154,12 +155,12 @@ def test_embeddings_settle_once_the_first_token_is_told(
 
 def phase_of(engine: Engine, request: Request) -> str:
     """What a request is in the middle of."""
-    sequence = engine._sequences.get(request.id)
-    if sequence is None:
+    running = engine._running.get(request.id)
+    if running is None:
         return "waiting"
-    if sequence.replies:
+    if running.replies:
         return "decode"
-    vision = sequence.prefill._vision
+    vision = running.prefill.vision
     return "find" if vision is None else "prefill" if vision.finished else "encode"
 
 
@@ -239,8 +240,8 @@ def test_a_reply_may_fill_the_context_to_its_last_token(
 def never_ends(monkeypatch: pytest.MonkeyPatch, demo: LoadedModel) -> None:
     logits = Qwen35Model.logits
 
-    def without_eos(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
-        scores = logits(self, hidden, **options).clone()
+    def without_eos(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+        scores = logits(self, hidden).clone()
         scores[:, list(demo.eos_ids)] = -torch.inf
         return scores
 
@@ -260,8 +261,8 @@ def test_vision_tokens_are_never_sampled(
     wanted = [config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id]
     logits = Qwen35Model.logits
 
-    def prefer_vision(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
-        scores = logits(self, hidden, **options).clone()
+    def prefer_vision(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+        scores = logits(self, hidden).clone()
         scores[:, wanted] = 1e4
         return scores
 
@@ -276,7 +277,7 @@ def test_vision_tokens_are_never_sampled(
 
 
 @pytest.mark.parametrize(
-    ("method", "error", "message"),
+    ("phase", "error", "message"),
     [
         ("prefill", RuntimeError("secret /server/path"), "RuntimeError"),
         ("decode", ValueError("x"), "ValueError"),
@@ -287,7 +288,7 @@ def test_a_failing_model_ends_its_request_and_nothing_else(
     demo: LoadedModel,
     make_request: MakeRequest,
     monkeypatch: pytest.MonkeyPatch,
-    method: str,
+    phase: str,
     error: Exception,
     message: str,
 ) -> None:
@@ -296,11 +297,7 @@ def test_a_failing_model_ends_its_request_and_nothing_else(
     engine.add(first)
     engine.add(second)
     with monkeypatch.context() as patch:
-
-        def fail(*_: object, **__: object) -> None:
-            raise error
-
-        patch.setattr(Qwen35Model, method, fail)
+        patch.setattr(Qwen35Model, "forward", failing_in(phase, error))
         outputs: list[StepOutput] = []
         while not any(isinstance(output.event, EngineError) for output in outputs):
             outputs += engine.step()
@@ -319,8 +316,8 @@ def test_a_thinking_budget_is_carried_out(
     close_id = demo.tokenizer.control_ids["</think>"]
     logits = Qwen35Model.logits
 
-    def thinks_on(self: Qwen35Model, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
-        scores = logits(self, hidden, **options).clone()
+    def thinks_on(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+        scores = logits(self, hidden).clone()
         scores[:, close_id] = -torch.inf
         return scores
 
@@ -339,3 +336,9 @@ def test_a_thinking_budget_is_carried_out(
 def test_bad_settings_are_named(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         EngineSettings(**bad)
+
+
+def test_pieces_are_larger_on_a_gpu() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert (EngineSettings().piece_tokens_on(cpu), EngineSettings().piece_tokens_on(gpu)) == (512, 2048)
+    assert EngineSettings(piece_tokens=64).piece_tokens_on(gpu) == 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers.generation.logits_process import (
@@ -20,8 +21,21 @@ VOCAB = 97
 PROMPT = [3, 5, 5, 8]
 
 
-def make(params: SamplingParams, banned: tuple[int, ...] = ()) -> Sampler:
-    return Sampler(params, prompt_token_ids=PROMPT, banned_ids=banned, vocab_size=VOCAB)
+class OneReply:
+    """A sampler with one slot, and the reply in it."""
+
+    def __init__(self, params: SamplingParams, *, seed: int = 0, banned: tuple[int, ...] = ()) -> None:
+        self.sampler = Sampler(1, VOCAB, banned, torch.device("cpu"))
+        self.sampler.admit(0, params, seed, np.array(PROMPT), [])
+        self.num_tokens = 0
+
+    def sample(self, logits: torch.Tensor, allowed: torch.Tensor | None = None) -> int:
+        self.num_tokens += 1
+        return self.sampler.sample_one(0, self.num_tokens - 1, logits, allowed)
+
+
+def make(params: SamplingParams, banned: tuple[int, ...] = ()) -> OneReply:
+    return OneReply(params, seed=params.seed or 0, banned=banned)
 
 
 def oracle_probs(params: SamplingParams, logits: torch.Tensor, seen: list[int]) -> torch.Tensor:
@@ -69,15 +83,28 @@ def test_greedy_takes_the_likeliest_and_the_first_of_equals() -> None:
     assert make(SamplingParams(top_k=1)).sample(logits) == 7
 
 
-def test_a_seed_repeats_a_reply_and_none_is_reported() -> None:
-    logits = torch.randn(VOCAB)
+def test_a_seed_repeats_a_reply_in_any_slot_beside_any_other() -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(2))
+    alone = make(SamplingParams(seed=4))
+    expected = [alone.sample(logits) for _ in range(20)]
+    sampler = Sampler(3, VOCAB, (), torch.device("cpu"))
+    for slot, seed in ((1, 5), (2, 4)):
+        sampler.admit(slot, SamplingParams(), seed, np.array(PROMPT), [])
+    rows, slots = logits.expand(3, -1), torch.tensor([1, -1, 2])
+    together = [sampler.sample(rows, slots, torch.full((3,), step)).tolist() for step in range(20)]
+    assert [row[2] for row in together] == expected
+    assert [row[0] for row in together] != expected
 
-    def draw(sampler: Sampler) -> list[int]:
-        return [sampler.sample(logits) for _ in range(20)]
 
-    assert draw(make(SamplingParams(seed=4))) == draw(make(SamplingParams(seed=4)))
-    unseeded = make(SamplingParams())
-    assert draw(unseeded) == draw(make(SamplingParams(seed=unseeded.seed)))
+def test_a_reply_that_is_admitted_again_goes_on_as_before() -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    params = SamplingParams(presence_penalty=1.5, repetition_penalty=1.4)
+    whole = make(params)
+    expected = [whole.sample(logits) for _ in range(20)]
+    again = make(params)
+    again.sampler.admit(0, params, 0, np.array(PROMPT), expected[:12])
+    again.num_tokens = 12
+    assert [again.sample(logits) for _ in range(8)] == expected[12:]
 
 
 def test_banned_ids_are_never_chosen() -> None:
@@ -116,7 +143,7 @@ def test_repetition_penalty_counts_forced_tokens() -> None:
     logits = torch.zeros(VOCAB)
     logits[20], logits[21] = 2.0, 1.5
     sampler = make(SamplingParams(temperature=0.0, repetition_penalty=2.0))
-    sampler.observe(20)
+    sampler.sampler.observe(0, 20)
     assert sampler.sample(logits) == 21
 
 

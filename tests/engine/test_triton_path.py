@@ -28,10 +28,9 @@ def on_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dispatch.choices.cache_clear()
 
 
-def engine_of(spec: TinySpec, *, on_device: bool, slots: int) -> Engine:
+def engine_of(spec: TinySpec, *, slots: int) -> Engine:
     loaded = chat_model(spec)
-    settings = EngineSettings(context_length=512, slots=slots, device_decoding=on_device)
-    return Engine(loaded, settings, cache_settings(loaded, num_tokens=1024))
+    return Engine(loaded, EngineSettings(context_length=512, slots=slots), cache_settings(loaded, num_tokens=1024))
 
 
 def requests(spec: TinySpec) -> list[Request]:
@@ -50,13 +49,13 @@ def test_replies_are_those_of_the_torch_versions(
     spec: TinySpec, slots: int, on_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = requests(spec)
-    model = chat_model(spec).model
-    monkeypatch.setattr(model, "pages_prefill", frozenset(model.devices))
-    found = results(engine_of(spec, on_device=True, slots=slots), *asked)
+    with monkeypatch.context() as patch:
+        patch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: True)
+        found = results(engine_of(spec, slots=slots), *asked)
     assert {choice.backend for choice in dispatch.choices("cpu").values()} == {"triton", "torch"}
     monkeypatch.undo()
     dispatch.choices.cache_clear()
     assert {choice.backend for choice in dispatch.choices("cpu").values()} == {"torch"}
-    expected = results(engine_of(spec, on_device=True, slots=slots), *asked)
+    expected = results(engine_of(spec, slots=slots), *asked)
     for request in asked:
         assert found[request.id].token_ids == expected[request.id].token_ids

@@ -38,9 +38,11 @@ def exact() -> Iterator[LoadedModel]:
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def engine_of(loaded: LoadedModel, *, num_tokens: int = 8192, **options: Any) -> Engine:
+def engine_of(loaded: LoadedModel, *, ahead: bool = True, num_tokens: int = 8192, **options: Any) -> Engine:
     settings = EngineSettings(**{"context_length": 2048, "slots": 4, **options})
-    return Engine(loaded, settings, cache_settings(loaded, num_tokens=num_tokens))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: ahead)
+        return Engine(loaded, settings, cache_settings(loaded, num_tokens=num_tokens))
 
 
 def conversation() -> list[Message]:
@@ -66,11 +68,11 @@ def test_replies_are_those_of_a_cpu(exact: LoadedModel, demo: LoadedModel) -> No
 def test_warm_logits_are_those_of_a_cold_engine(on_card: LoadedModel) -> None:
     chat = Chat(on_card)
     messages = conversation()
-    warm = engine_of(on_card, device_decoding=False)
+    warm = engine_of(on_card, ahead=False)
     for stop in (1, 3, 5):
         request = chat.request(messages[:stop], params=GREEDY)
         (answer,) = serve(warm, request)
-        (expected,) = serve(engine_of(on_card, device_decoding=False), request)
+        (expected,) = serve(engine_of(on_card, ahead=False), request)
         assert_same(answer, expected)
     assert answer.result.cache.num_cached_tokens > 0
 
@@ -113,7 +115,7 @@ def test_graphs_say_what_steps_with_the_host_in_between_say(exact: LoadedModel, 
     chat = Chat(exact)
     requests = [chat.request([user(words(seed, count=20 + 9 * seed))], params=GREEDY) for seed in range(7)]
     found = results(engine_of(exact, batch_invariant=batch_invariant), *requests)
-    expected = results(engine_of(exact, device_decoding=False), *requests)
+    expected = results(engine_of(exact, ahead=False), *requests)
     assert {id_: result.token_ids for id_, result in found.items()} == {
         id_: result.token_ids for id_, result in expected.items()
     }
@@ -133,14 +135,14 @@ def test_the_engine_goes_on_after_memory_ran_out(on_card: LoadedModel, monkeypat
     engine = engine_of(on_card)
     chat = Chat(on_card)
     request = chat.request([user(words("long", count=50))], params=GREEDY)
-    prefill = type(on_card.model).prefill
+    forward = type(on_card.model).forward
 
-    def greedy_for_memory(*args: Any, **options: Any) -> torch.Tensor:
+    def greedy_for_memory(*args: Any) -> torch.Tensor:
         torch.empty(1 << 45, dtype=torch.int8, device="cuda")
-        return prefill(*args, **options)
+        return forward(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(on_card.model), "prefill", greedy_for_memory)
+        patch.setattr(type(on_card.model), "forward", greedy_for_memory)
         engine.add(request)
         outputs = [output for _ in range(20) for output in engine.step()]
     (error,) = [output.event for output in outputs if isinstance(output.event, EngineError)]

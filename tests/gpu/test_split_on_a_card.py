@@ -33,9 +33,11 @@ def split(request: pytest.FixtureRequest) -> LoadedModel:
         return load(demo_model_path(), dtype="float32", device="cuda:0,cpu")
 
 
-def engine_of(loaded: LoadedModel, **options: bool) -> Engine:
-    settings = EngineSettings(context_length=2048, slots=4, device_decoding=options.get("device_decoding"))
-    return Engine(loaded, settings, cache_settings(loaded, num_tokens=8192))
+def engine_of(loaded: LoadedModel, *, ahead: bool = True) -> Engine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: ahead)
+        settings = EngineSettings(context_length=2048, slots=4)
+        return Engine(loaded, settings, cache_settings(loaded, num_tokens=8192))
 
 
 def test_replies_are_those_of_the_processor_alone(split: LoadedModel, demo: LoadedModel) -> None:
@@ -48,19 +50,19 @@ def test_replies_are_those_of_the_processor_alone(split: LoadedModel, demo: Load
         chat.request([user(words("long", count=90))], params=GREEDY),
     ]
     expected = results(engine_of(demo), *requests)
-    for device_decoding in (True, False):
-        found = results(engine_of(split, device_decoding=device_decoding), *requests)
+    for ahead in (True, False):
+        found = results(engine_of(split, ahead=ahead), *requests)
         assert {id_: result.token_ids for id_, result in found.items()} == {
             id_: result.token_ids for id_, result in expected.items()
         }
 
 
 def test_a_warm_engine_answers_as_a_cold_one(split: LoadedModel) -> None:
-    chat, warm = Chat(split), engine_of(split, device_decoding=False)
+    chat, warm = Chat(split), engine_of(split, ahead=False)
     for count in (50, 120):
         request = chat.request([user(Image(picture(1)), words("again", count=count))], params=GREEDY)
         (answer,) = serve(warm, request)
-        (expected,) = serve(engine_of(split, device_decoding=False), request)
+        (expected,) = serve(engine_of(split, ahead=False), request)
         assert_same(answer, expected)
     assert answer.result.cache.num_cached_tokens > 0
 

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from qwen35mm.cache import CachePools, SequenceCache
+from qwen35mm.engine.batches import StepInputs, prefill_batch
 from qwen35mm.model.decoder import Qwen35Model
 from tests.tiny import IMAGE_ID, NUM_TEXT_IDS, VIDEO_ID, VISION_END_ID, VISION_START_ID
 
+BLOCK_SIZE, MAX_BLOCKS = 16, 64
 PATCH_DIM = 3 * 2 * 16 * 16
 
 # A layout is a list of: n (text tokens), ("image", h, w) or ("video", t, h, w), sizes in patches.
@@ -130,7 +132,9 @@ def new_cache(model: Qwen35Model, num_slots: int = 1, num_tokens: int = 1024) ->
 
 
 def new_pools(model: Qwen35Model, num_slots: int, num_tokens: int = 1024) -> CachePools:
-    return CachePools(model.config, num_slots=num_slots, num_tokens=num_tokens, dtype=model.dtype, block_size=16)
+    return CachePools(
+        model.config, num_slots=num_slots, num_tokens=num_tokens, dtype=model.dtype, block_size=BLOCK_SIZE
+    )
 
 
 def our_embeds(model: Qwen35Model, prompt: Prompt) -> torch.Tensor:
@@ -149,18 +153,42 @@ def our_prefill(
     model: Qwen35Model, prompt: Prompt, positions: torch.Tensor, cache: SequenceCache, cuts: Iterable[int] = ()
 ) -> torch.Tensor:
     """Logits [T, vocab] of a prefill cut at the given places."""
-    embeds = our_embeds(model, prompt)
-    pieces = [
-        model.prefill(embeds[start:stop], positions[:, start:stop], cache)
-        for start, stop in pairwise([0, *cuts, prompt.num_tokens])
-    ]
-    return model.logits(torch.cat(pieces))
+    return model.logits(our_prefill_of(model, our_embeds(model, prompt), positions, cache, cuts))
 
 
-def our_decode(model: Qwen35Model, tokens: Sequence[int], caches: Sequence[SequenceCache]) -> torch.Tensor:
-    """Logits [B, vocab] of one step."""
-    positions = torch.tensor([cache.next_position for cache in caches]).expand(3, -1)
-    return model.logits(model.decode(torch.tensor(list(tokens)), positions, caches))
+def our_prefill_of(
+    model: Qwen35Model, embeds: torch.Tensor, positions: torch.Tensor, cache: SequenceCache, cuts: Iterable[int] = ()
+) -> torch.Tensor:
+    """Hidden states [T, hidden] of a prefill cut at the given places."""
+    pieces = []
+    for start, stop in pairwise([0, *cuts, len(embeds)]):
+        cache.prepare(stop - start)
+        pieces.append(model(prefill_batch(cache, embeds[start:stop].clone(), positions[:, start:stop])))
+        cache.advance(stop - start)
+    return torch.cat(pieces)
+
+
+def our_decode(model: Qwen35Model, tokens: Sequence[int], caches: Sequence[SequenceCache | None]) -> torch.Tensor:
+    """Logits [B, vocab] of one step; rows without a cache are used by nobody."""
+    return model.logits(our_step(model, tokens, caches))
+
+
+def our_step(model: Qwen35Model, tokens: Sequence[int], caches: Sequence[SequenceCache | None]) -> torch.Tensor:
+    """Hidden states [B, hidden] of one step."""
+    inputs, pools = StepInputs.unused(len(caches), MAX_BLOCKS), None
+    inputs.block_table.fill_(10**6)
+    for row, (token, cache) in enumerate(zip(tokens, caches, strict=True)):
+        if cache is not None:
+            cache.prepare(1)
+            inputs.set(row, cache, token_id=token)
+            pools = cache.layers
+    assert pools is not None
+    embeds = model.embed_tokens(inputs.numbers[0])
+    hidden = model(inputs.batch(pools, embeds, BLOCK_SIZE))
+    for cache in caches:
+        if cache is not None:
+            cache.advance(1)
+    return hidden
 
 
 def our_greedy(

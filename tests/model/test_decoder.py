@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
+from qwen35mm.engine.batches import StepInputs
 from qwen35mm.model.decoder import Qwen35Model
 from tests.model.layouts import (
+    BLOCK_SIZE,
     FOUR_TURNS,
     IMAGES,
+    MAX_BLOCKS,
     ONE_IMAGE,
     TEXT,
     VIDEO,
@@ -21,10 +25,11 @@ from tests.model.layouts import (
     our_decode,
     our_embeds,
     our_prefill,
+    our_prefill_of,
     relative_error,
     their_positions,
 )
-from tests.tiny import DENSE, MOE, REAL_HEADS, TinySpec
+from tests.tiny import DENSE, MOE, REAL_HEADS, SHALLOW, TinySpec
 
 Loader = Callable[..., Any]
 TOLERANCE = 1e-5
@@ -64,7 +69,7 @@ def test_decode_equals_prefill(spec: TinySpec, ours: Loader, theirs: Loader) -> 
     expected = our_prefill(model, prompt, positions, new_cache(model))
     start, cache = prompt.num_tokens - 24, new_cache(model)
     cache.rope_delta = rope_delta
-    model.prefill(our_embeds(model, prompt)[:start], positions[:, :start], cache)
+    our_prefill_of(model, our_embeds(model, prompt)[:start], positions[:, :start], cache)
     rows = [our_decode(model, [token], [cache]) for token in prompt.token_ids[start:].tolist()]
     assert relative_error(torch.cat(rows), expected[start:]) <= TOLERANCE
     assert cache.length == prompt.num_tokens
@@ -72,7 +77,7 @@ def test_decode_equals_prefill(spec: TinySpec, ours: Loader, theirs: Loader) -> 
 
 @SPECS
 def test_a_batch_equals_each_alone(spec: TinySpec, ours: Loader, theirs: Loader) -> None:
-    """Different lengths and rope_deltas, slots out of order and with a gap."""
+    """Different lengths and rope_deltas, slots out of order and with a gap, and rows that nobody uses."""
     model: Qwen35Model = ours(spec)
     pools = new_pools(model, num_slots=5)
     slots = [pools.new_sequence() for _ in range(5)]
@@ -88,34 +93,45 @@ def test_a_batch_equals_each_alone(spec: TinySpec, ours: Loader, theirs: Loader)
             our_prefill(model, prompt, positions, target)
     for step in range(6):
         tokens = [100 * step + row for row in range(4)]
-        batch = our_decode(model, tokens, together)
+        batch = our_decode(model, [*tokens[:2], 0, *tokens[2:], 0], [*together[:2], None, *together[2:], None])
         for row, token in enumerate(tokens):
             single = our_decode(model, [token], [alone[row]])
-            assert relative_error(batch[row], single[0]) <= TOLERANCE, (step, row)
+            assert relative_error(batch[row + (row > 1)], single[0]) <= TOLERANCE, (step, row)
     pools.check_integrity(slots)
 
 
-def test_embeds_given_to_prefill_are_not_changed(ours: Loader) -> None:
-    model: Qwen35Model = ours(DENSE)
-    embeds = model.embed_tokens(torch.arange(10))
-    before = embeds.clone()
-    model.prefill(embeds, torch.arange(10).expand(3, -1), new_cache(model))
-    assert torch.equal(embeds, before)
+@SPECS
+def test_scattered_blocks_are_read_as_neighbours_are(spec: TinySpec, ours: Loader) -> None:
+    model: Qwen35Model = ours(spec)
+    embeds, positions = model.embed_tokens(torch.arange(90)), torch.arange(90).expand(3, -1)
+    pools, neighbours = new_pools(model, 1), new_cache(model)
+    scattered, hidden = pools.new_sequence(), []
+    for start, stop in pairwise([0, 16, 33, 34, 90]):
+        hidden.append(our_prefill_of(model, embeds[start:stop], positions[:, start:stop], scattered))
+        # Somebody else takes the block behind.
+        pools.kv.take(1, after=scattered.block_table[-1])
+    assert any(b != a + 1 for a, b in pairwise(scattered.block_table))
+    expected = our_prefill_of(model, embeds, positions, neighbours)
+    assert relative_error(torch.cat(hidden), expected) <= TOLERANCE
+    tokens = our_decode(model, [5], [scattered]), our_decode(model, [5], [neighbours])
+    assert relative_error(*tokens) <= TOLERANCE
 
 
-def test_wrong_positions_are_refused(ours: Loader) -> None:
-    model: Qwen35Model = ours(DENSE)
-    cache = new_cache(model)
-    with pytest.raises(ValueError, match=r"positions must be \[3, 10\]; got \[3, 9\]"):
-        model.prefill(model.embed_tokens(torch.arange(10)), torch.arange(9).expand(3, -1), cache)
-    assert cache.length == 0
-    with pytest.raises(ValueError, match=r"positions must be \[3, 1\]"):
-        model.decode(torch.tensor([1]), torch.zeros((3, 2), dtype=torch.int64), [cache])
+def test_rows_that_nobody_uses_touch_nothing(ours: Loader) -> None:
+    model: Qwen35Model = ours(SHALLOW)
+    pools = new_pools(model, 3)
+    our_prefill_of(model, model.embed_tokens(torch.arange(9)), torch.arange(9).expand(3, -1), pools.new_sequence())
+    before = [x.nan_to_num() for pair in pools.layers.values() for x in pair]
+    inputs = StepInputs.unused(2, MAX_BLOCKS)
+    model(inputs.batch(pools.layers, model.embed_tokens(inputs.numbers[0]), BLOCK_SIZE))
+    after = [x.nan_to_num() for pair in pools.layers.values() for x in pair]
+    assert all(map(torch.equal, after, before))
 
 
 def test_logits_are_float32_for_the_rows_asked(ours: Loader) -> None:
     model: Qwen35Model = ours(DENSE, torch.bfloat16)
-    hidden = model.prefill(model.embed_tokens(torch.arange(10)), torch.arange(10).expand(3, -1), new_cache(model))
+    embeds, positions = model.embed_tokens(torch.arange(10)), torch.arange(10).expand(3, -1)
+    hidden = our_prefill_of(model, embeds, positions, new_cache(model))
     logits = model.logits(hidden[-2:])
     assert logits.dtype == torch.float32
     assert logits.shape == (2, model.config.text.vocab_size)
@@ -126,7 +142,7 @@ def test_logits_are_float32_for_the_rows_asked(ours: Loader) -> None:
 def test_states_stay_float32_in_a_bfloat16_model(ours: Loader) -> None:
     model: Qwen35Model = ours(DENSE, torch.bfloat16)
     cache = new_cache(model)
-    model.prefill(model.embed_tokens(torch.arange(10)), torch.arange(10).expand(3, -1), cache)
+    our_prefill_of(model, model.embed_tokens(torch.arange(10)), torch.arange(10).expand(3, -1), cache)
     our_decode(model, [3], [cache])
     layer_idx = model.config.text.linear_layers[0]
     assert cache.recurrent_state(layer_idx).dtype == torch.float32

@@ -14,10 +14,10 @@ from benchmarks.make_random import make_config
 from qwen35mm.cache import CachePools
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
-from qwen35mm.model.cache_protocol import DecodeInputs
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.device_map import DeviceMap, DeviceRequest, place
 from qwen35mm_kernels import gdn_decode_step
+from tests.model.layouts import our_prefill_of, our_step
 from tests.tiny import DEEP, SHALLOW, TinyCheckpoints
 
 GIB = 1 << 30
@@ -208,31 +208,15 @@ def test_what_a_split_model_has_is_where_its_layers_are(split: tuple[Qwen35Model
     assert model.head_device == (CPU if model.lm_head is None else META)
     for layer_idx, device in enumerate(model.layer_devices):
         assert {x.device for x in model.layers[layer_idx].parameters()} == {device}
-        if layer_idx in model.config.text.attention_layers:
-            assert {x.device for x in pools.kv.layer(layer_idx)} == {device}
-        else:
-            assert {pools.states.conv(layer_idx).device, pools.states.recurrent(layer_idx).device} == {device}
+        assert {x.device for x in pools.layers[layer_idx]} == {device}
 
 
 def test_a_split_model_computes_each_layer_where_it_lies(split: tuple[Qwen35Model, CachePools]) -> None:
     model, pools = split
-    assert model.pages_prefill == {META}
-    caches = [pools.new_sequence(), pools.new_sequence()]
-    for cache in caches:
-        for start, stop in ((0, 20), (20, 25)):
-            positions = torch.arange(start, stop).expand(3, -1)
-            hidden = model.prefill(model.embed_tokens(torch.arange(stop - start)), positions, cache)
-            assert (hidden.device, len(hidden)) == (META, stop - start)
-    hidden = model.decode(torch.tensor([1, 2]), torch.tensor([25, 25]).expand(3, -1), caches)
-    assert hidden.device == META
-    if model.lm_head is not None:
-        assert model.logits(hidden).device == META
-    assert [cache.length for cache in caches] == [26, 26]
-
-
-def test_a_split_step_is_computed_where_its_layers_lie(split: tuple[Qwen35Model, CachePools]) -> None:
-    model, pools = split
-    ones = torch.ones(2, dtype=torch.int64)
-    inputs = DecodeInputs(ones, ones, torch.arange(2), ones, ones.to(torch.int32), torch.zeros(2, 4, dtype=torch.int32))
-    hidden = model.decode_step(inputs, pools)
+    cache = pools.new_sequence()
+    for start, stop in ((0, 20), (20, 25)):
+        positions = torch.arange(start, stop).expand(3, -1)
+        hidden = our_prefill_of(model, model.embed_tokens(torch.arange(stop - start)), positions, cache)
+        assert (hidden.device, len(hidden)) == (META, stop - start)
+    hidden = our_step(model, [1, 0], [cache, None])
     assert (hidden.device, hidden.shape) == (META, (2, model.config.text.hidden_size))

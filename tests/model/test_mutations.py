@@ -21,6 +21,7 @@ from tests.model.layouts import (
     our_decode,
     our_greedy,
     our_prefill,
+    our_prefill_of,
     relative_error,
     their_greedy,
     their_logits,
@@ -104,10 +105,10 @@ def test_a_state_lost_between_pieces_changes_logits(
     model = ours(spec)
     # The placeholders' own rows stand for the media here: both runs have the same.
     embeds, cache = model.embed_tokens(prompt.token_ids), new_cache(model)
-    whole = model.logits(model.prefill(embeds, positions, new_cache(model)))[70:]
-    model.prefill(embeds[:70], positions[:, :70], cache)
+    whole = model.logits(our_prefill_of(model, embeds, positions, new_cache(model)))[70:]
+    our_prefill_of(model, embeds[:70], positions[:, :70], cache)
     break_cache(model, cache)
-    broken = model.logits(model.prefill(embeds[70:], positions[:, 70:], cache))
+    broken = model.logits(our_prefill_of(model, embeds[70:], positions[:, 70:], cache))
     assert relative_error(broken, whole) > NOTICED
 
 

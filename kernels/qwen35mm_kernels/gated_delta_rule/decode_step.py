@@ -6,6 +6,8 @@ once and nothing else of their size. Both states are whole pools here: a batch n
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
 from qwen35mm_kernels.causal_conv1d import causal_conv1d_step, naive_causal_conv1d_step
@@ -144,18 +146,23 @@ def _gdn_decode_step(
     out: torch.Tensor,
 ) -> None:
     num_v_heads, key_dim, value_dim = recurrent_states.shape[1:]
-    rows = (slots >= 0).nonzero().flatten()
-    taken = slots.index_select(0, rows)
-    qkv, z, b, a = _columns(mixed.index_select(0, rows).float(), conv_weight.shape[0], num_v_heads)
-    conv_state = conv_states.index_select(0, taken)
-    q, k, v = _heads(causal_conv1d_step(qkv, conv_weight, conv_state), num_k_heads, key_dim, value_dim)
-    conv_states.index_copy_(0, taken.long(), conv_state)
-    g, beta = gdn_gates(a, b, A_log, dt_bias)
-    state = recurrent_states.index_select(0, taken)
-    o = recurrent_gated_delta_step(q, k, v, g, beta, state)
-    recurrent_states.index_copy_(0, taken.long(), state)
-    normed = gated_rms_norm(o, z.reshape(o.shape), norm_weight, eps)
-    out.zero_().index_copy_(0, rows, normed.flatten(1).to(out.dtype))
+    out.zero_()
+    for rows, taken in _runs(slots.tolist()):
+        qkv, z, b, a = _columns(mixed[rows].float(), conv_weight.shape[0], num_v_heads)
+        q, k, v = _heads(causal_conv1d_step(qkv, conv_weight, conv_states[taken]), num_k_heads, key_dim, value_dim)
+        g, beta = gdn_gates(a, b, A_log, dt_bias)
+        o = recurrent_gated_delta_step(q, k, v, g, beta, recurrent_states[taken])
+        out[rows] = gated_rms_norm(o, z.reshape(o.shape), norm_weight, eps).flatten(1)
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Rows whose slots are consecutive, and those: such states are a view of the pool. Padding is left out."""
+    start = 0
+    for row in range(1, len(slots) + 1):
+        if row == len(slots) or slots[row] != slots[row - 1] + 1 or slots[row - 1] < 0:
+            if slots[start] >= 0:
+                yield slice(start, row), slice(slots[start], slots[start] + row - start)
+            start = row
 
 
 def _columns(mixed: torch.Tensor, channels: int, num_v_heads: int) -> tuple[torch.Tensor, ...]:

@@ -28,12 +28,12 @@ Runs = Iterator[tuple[str, Callable[[], object]]]
 def launched(
     size: str, *, lengths: Sequence[int], batches: Sequence[int], dtype: str = "bfloat16", capability: int = 90
 ) -> dict[str, list[Variant]]:
-    """The variants that some layers of a model launch, by "prefill T", "step B", "host B" and "vision".
+    """The variants that some layers of a model launch, by "prefill T", "step B" and "vision".
 
     Args:
         size: of `benchmarks.make_random`.
         lengths: tokens of the prefills, which sampling the first token follows.
-        batches: rows of the steps on the device, and of those whose tokens the host chooses.
+        batches: rows of the decode steps.
     """
     return _ask({"size": size, "lengths": [*lengths], "batches": [*batches], "dtype": dtype, "capability": capability})
 
@@ -93,7 +93,8 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int]) 
     from benchmarks.make_random import make_config
     from qwen35mm.cache import CachePools
     from qwen35mm.config import ModelConfig
-    from qwen35mm.engine.slot_tables import SlotTables
+    from qwen35mm.engine.batches import prefill_batch
+    from qwen35mm.engine.sampler import Sampler
     from qwen35mm.engine.step_graph import StepGraph
     from qwen35mm.model import Qwen35Model
 
@@ -105,29 +106,24 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int]) 
     model = Qwen35Model(config, dtype=getattr(torch, dtype), device=device)
     num_slots = max(batches) + 1
     pools = CachePools(config, num_slots=num_slots, num_tokens=CONTEXT_LENGTH, dtype=model.dtype, device=device)
-    tables = SlotTables(num_slots, config.text.vocab_size, [], device)
+    sampler = Sampler(num_slots, config.text.vocab_size, [], device)
 
     def prefill(length: int) -> None:
         cache = pools.new_sequence()
         positions = torch.zeros(3, length, dtype=torch.int64, device=device)
-        hidden = model.prefill(model.embed_tokens(positions[0]), positions, cache)
+        cache.prepare(length)
+        hidden = model(prefill_batch(cache, model.embed_tokens(positions[0]), positions))
         first = torch.zeros(1, dtype=torch.int64, device=device)
-        tables.sample(model.logits(hidden[-1:]), first, first)
+        sampler.sample(model.logits(hidden[-1:]), first, first)
         cache.free()
 
     def decode(batch: int) -> None:
-        caches = [pools.new_sequence() for _ in range(batch)]
-        token_ids = torch.zeros(batch, dtype=torch.int64, device=device)
-        model.decode(token_ids, token_ids.expand(3, -1), caches)
-        for cache in caches:
-            cache.free()
+        StepGraph(model, pools, sampler, batch, pools.kv.blocks_for(CONTEXT_LENGTH)).compute()
 
     for length in lengths:
         yield f"prefill {length}", functools.partial(prefill, length)
     for batch in batches:
-        max_blocks = pools.kv.blocks_for(CONTEXT_LENGTH)
-        yield f"step {batch}", functools.partial(StepGraph, model, pools, tables, batch, max_blocks)
-        yield f"host {batch}", functools.partial(decode, batch)
+        yield f"step {batch}", functools.partial(decode, batch)
     pixel_values = torch.zeros(8 * 32 * 32, config.vision.patch_dim)
     yield "vision", functools.partial(model.visual, pixel_values, [(8, 32, 32)])
 

@@ -1,4 +1,4 @@
-"""Decoding one step ahead of the host: what replies say is what they say with the host in between."""
+"""Steps that run ahead of the host, as on a GPU: what replies say is what they say with the host in between."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from qwen35mm.engine import Engine, EngineSettings, Request
-from qwen35mm.engine.step_graph import StepGraph, batch_sizes
+from qwen35mm.engine.decoder import step_sizes
+from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import DENSE, Chat, cache_settings, chat_model, endless_replies, results, user, words
@@ -17,9 +19,11 @@ from tests.engine.exact import DENSE, Chat, cache_settings, chat_model, endless_
 SCHEMA = '{"type":"array","items":{"enum":["red","blue"]},"minItems":1,"maxItems":9}'
 
 
-def engine_of(loaded: LoadedModel, *, on_device: bool = True, num_tokens: int = 4096, **options: Any) -> Engine:
-    settings = {"context_length": 512, "slots": 4, "device_decoding": on_device, **options}
-    return Engine(loaded, EngineSettings(**settings), cache_settings(loaded, num_tokens=num_tokens))
+def engine_of(loaded: LoadedModel, *, ahead: bool = True, num_tokens: int = 4096, **options: Any) -> Engine:
+    settings = EngineSettings(**{"context_length": 512, "slots": 4, **options})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: ahead)
+        return Engine(loaded, settings, cache_settings(loaded, num_tokens=num_tokens))
 
 
 def asked(chat: Chat, params: Sequence[SamplingParams]) -> list[Request]:
@@ -34,7 +38,7 @@ def test_greedy_replies_end_as_they_do_on_the_host() -> None:
     """By a control token, a stop string, the number of tokens, and the end of the context."""
     loaded = chat_model(DENSE)
     chat = Chat(loaded)
-    (first,) = results(engine_of(loaded, on_device=False), *asked(chat, [greedy(max_tokens=30)])).values()
+    (first,) = results(engine_of(loaded, ahead=False), *asked(chat, [greedy(max_tokens=30)])).values()
     stop = loaded.tokenizer.decode(list(first.token_ids[5:8]))
     assert stop
     params = [greedy(stop=(stop,)), greedy(max_tokens=1), greedy(max_tokens=2), greedy(max_tokens=200), greedy()]
@@ -101,9 +105,22 @@ def test_replies_that_need_the_host_run_beside_others() -> None:
         chat.request([user("think")], enable_thinking=True, params=greedy(thinking_budget=7, max_tokens=40))
     )
     found = results(engine_of(loaded), *requests)
-    expected = results(engine_of(loaded, on_device=False), *requests)
+    expected = results(engine_of(loaded, ahead=False), *requests)
     for request in requests:
         assert found[request.id].token_ids == expected[request.id].token_ids
+
+
+def test_a_seed_gives_one_text_with_the_host_in_between_or_without() -> None:
+    """A budget that is never spent and a grammar that allows all that was said have the host choose every token."""
+    loaded = chat_model(DENSE)
+    chat = Chat(loaded)
+    params = SamplingParams(temperature=1.1, top_k=30, top_p=0.9, presence_penalty=0.4, seed=9, max_tokens=40)
+    texts = set()
+    for ahead in (False, True):
+        for each in (params, replace(params, thinking_budget=10_000)):
+            (result,) = results(engine_of(loaded, ahead=ahead), *asked(chat, [each])).values()
+            texts.add(result.token_ids)
+    assert len(texts) == 1
 
 
 def test_the_next_step_is_launched_before_a_token_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,14 +155,19 @@ def test_a_reply_that_is_stopped_while_the_device_is_ahead_leaves_nothing_behind
         # Its slot is taken up at once, while its last step is still to be told of.
         (again,) = asked(Chat(loaded), [greedy(max_tokens=30)])
         found = results(engine, again)
-        expected = results(engine_of(loaded, on_device=False), other, again)
+        expected = results(engine_of(loaded, ahead=False), other, again)
     assert {id_: result.token_ids for id_, result in found.items()} == {
         id_: result.token_ids for id_, result in expected.items()
     }
 
 
-@pytest.mark.parametrize(
-    ("slots", "sizes"), [(1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (9, [1, 2, 4, 8, 9])]
-)
-def test_steps_are_prepared_for_powers_of_two_and_for_all_slots(slots: int, sizes: list[int]) -> None:
-    assert batch_sizes(slots) == sizes
+def test_a_gpu_has_graphs_for_powers_of_two_and_for_all_slots() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert [step_sizes(n, gpu, batch_invariant=False) for n in (1, 2, 6, 9)] == [
+        [1],
+        [1, 2],
+        [1, 2, 4, 6],
+        [1, 2, 4, 8, 9],
+    ]
+    assert step_sizes(3, cpu, batch_invariant=False) == [1, 2, 3]
+    assert step_sizes(6, gpu, batch_invariant=True) == [6]

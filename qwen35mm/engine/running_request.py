@@ -19,19 +19,19 @@ from qwen35mm_preprocess import MediaPlan
 
 
 @dataclass(frozen=True)
-class Next:
+class StepResult:
     """What a step has for a reply.
 
     Attributes:
         num_cached: tokens in its cache when the token is chosen, the chosen one not among them.
-        logits: [vocab], to choose from.
-        token_id: what was chosen on the device; then there are no logits.
+        token_id: what was chosen; None where the reply chooses it.
+        logits: [vocab], until the next step runs; None where it does already.
     """
 
     reply: Reply
     num_cached: int
-    logits: torch.Tensor | None = None
-    token_id: int | None = None
+    token_id: int | None
+    logits: torch.Tensor | None
 
 
 class Reply:
@@ -39,22 +39,23 @@ class Reply:
 
     Attributes:
         cache: None while the reply is suspended.
+        seed: of its draws.
         last_token_id: the newest token: chosen, not yet in the cache.
     """
 
     def __init__(
         self,
-        sequence: Sequence,
+        running: RunningRequest,
         choice: int,
         cache: SequenceCache,
-        sampler: Sampler,
+        seed: int,
         output: OutputProcessor,
         matcher: Matcher | None = None,
     ) -> None:
-        self.sequence = sequence
+        self.running = running
         self.choice = choice
         self.cache: SequenceCache | None = cache
-        self.sampler = sampler
+        self.seed = seed
         self.output = output
         self._matcher = matcher
         self.last_token_id: int | None = None
@@ -64,7 +65,7 @@ class Reply:
 
     @property
     def request(self) -> Request:
-        return self.sequence.request
+        return self.running.request
 
     @property
     def num_suspended_tokens(self) -> int:
@@ -76,34 +77,32 @@ class Reply:
         """Whether what comes next depends on more than logits and parameters: on a grammar, or on a budget."""
         return self._matcher is not None or self.request.params.thinking_budget is not None
 
-    def take(self, following: Next, context_length: int) -> list[TextDelta]:
+    def take(self, result: StepResult, sampler: Sampler, context_length: int) -> list[TextDelta]:
         """Takes the next token, or chooses it, and returns the text that it completes."""
         output = self.output
-        self.last_token_id = self._choose(following.logits) if following.token_id is None else following.token_id
+        self.last_token_id = self._choose(result.logits, sampler) if result.token_id is None else result.token_id
         self._last_token_s = time.monotonic()
         self._first_token_s = self._first_token_s or self._last_token_s
         deltas = output.push(self.last_token_id)
         # The new token needs a place in the cache before the next one can follow.
-        if output.finish_reason is None and following.num_cached >= context_length:
+        if output.finish_reason is None and result.num_cached >= context_length:
             deltas += output.close("length")
         return deltas
 
-    def _choose(self, logits: torch.Tensor | None) -> int:
+    def _choose(self, logits: torch.Tensor | None, sampler: Sampler) -> int:
+        """The token that must come next, or one that the grammar allows."""
         assert logits is not None, "there is neither a token nor logits"
-        token_id = self.output.next_forced()
-        if token_id is None:
-            return self._sample(logits)
-        self.sampler.observe(token_id)
-        return token_id
-
-    def _sample(self, logits: torch.Tensor) -> int:
-        matcher = self._matcher
-        if matcher is None:
-            return self.sampler.sample(logits)
-        if self.output.channel == "reasoning":
-            return self.sampler.sample(logits, matcher.while_thinking)
-        token_id = self.sampler.sample(logits, matcher.allowed())
-        matcher.accept(token_id)
+        assert self.cache is not None, "a suspended reply chooses nothing"
+        slot, matcher = self.cache.slot, self._matcher
+        forced = self.output.next_forced()
+        if forced is not None:
+            sampler.observe(slot, forced)
+            return forced
+        in_answer = matcher is not None and self.output.channel == "answer"
+        allowed = None if matcher is None else matcher.allowed() if in_answer else matcher.while_thinking
+        token_id = sampler.sample_one(slot, len(self.output.token_ids), logits, allowed)
+        if matcher is not None and in_answer:
+            matcher.accept(token_id)
         return token_id
 
     def suspend(self, pools: CachePools) -> None:
@@ -161,13 +160,13 @@ class Reply:
             num_generated_tokens=num_generated,
             ttft_s=ttft_s,
             decode_tokens_per_s=decode_tokens_per_s,
-            seed=None if request.params.greedy else self.sampler.seed,
+            seed=None if request.params.greedy else self.seed,
             media=tuple(media_report(medium.plan) for medium in request.media),
-            cache=self.sequence.report(self._first_token_s, decode_s, held),
+            cache=self.running.report(self._first_token_s, decode_s, held),
         )
 
 
-class Sequence:
+class RunningRequest:
     """An admitted request: first its prefill, then its replies, which share the prompt's blocks."""
 
     def __init__(self, request: Request, prefill: Prefill) -> None:
@@ -178,9 +177,8 @@ class Sequence:
 
     @property
     def caches(self) -> list[SequenceCache]:
-        """Every sequence in the pools that belongs to this request."""
-        replies = [reply.cache for reply in self.replies if reply.cache is not None]
-        return list(dict.fromkeys([*self.prefill.sequences, *replies]))
+        """The replies' sequences in the pools; the first one's is the prompt's."""
+        return [reply.cache for reply in self.replies if reply.cache is not None]
 
     def close(self) -> None:
         """Gives everything back; a second call does nothing."""
@@ -191,14 +189,14 @@ class Sequence:
     def report(self, first_token_s: float | None, decode_s: float, cache_bytes: int) -> CacheReport:
         """What the cache did for this request."""
         prefill = self.prefill
-        num_encoded, num_cached = prefill.num_units
+        vision = prefill.vision
         return CacheReport(
             num_cached_tokens=prefill.num_cached_tokens,
             cached_from=dict(prefill.tokens_from),
             num_prefilled_tokens=len(self.request.prompt.token_ids) - prefill.num_cached_tokens,
             miss=prefill.miss,
-            num_encoded_units=num_encoded,
-            num_cached_units=num_cached,
+            num_encoded_units=vision.num_encoded if vision else 0,
+            num_cached_units=vision.num_cached if vision else 0,
             prefill_s=0.0 if first_token_s is None else first_token_s - self.started_s,
             decode_s=decode_s,
             cache_bytes=cache_bytes,

@@ -1,0 +1,116 @@
+"""Batches for the model, from sequences' caches: a piece of a prompt, or a step of several replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from qwen35mm.cache import SequenceCache
+from qwen35mm.model import Batch
+
+# Rows of a step's numbers; every column is a sequence. So each row is dense, also where there is one sequence.
+_TOKEN, _POSITION, _SLOT, _PLACE, _LENGTH, _STEP, _SAMPLED_SLOT = range(7)
+_UNUSED = (0, 0, -1, -1, 0, 0, -1)
+_FROM_SAMPLER = -1
+
+
+def upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy on a device, without waiting for what the device still has to do.
+
+    A copy from ordinary memory waits until a GPU has done everything before it, and then the GPU waits for the host;
+    one from pinned memory takes its turn among the launches.
+    """
+    tensor = torch.tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.Tensor) -> Batch:
+    """A sequence's next tokens, which it has room for (`SequenceCache.prepare`).
+
+    Args:
+        embeds: [T, hidden], which the model overwrites.
+        positions: [3, T] int64.
+    """
+    size, stop, device = cache.block_size, cache.length + len(embeds), embeds.device
+    blocks, places = np.array(cache.block_table, dtype=np.int32), np.arange(cache.length, stop)
+    rows = blocks[places // size].astype(np.int64) * size + places % size
+    return Batch(
+        embeds,
+        positions,
+        slot_mapping=upload(rows, device),
+        block_table=upload(blocks, device),
+        lengths=stop,
+        slots=cache.slot,
+        pools=cache.layers,
+        block_size=size,
+    )
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The numbers of a decode step, written by the host.
+
+    Attributes:
+        numbers: [7, B] int64.
+        block_table: [B, max_blocks] int32.
+    """
+
+    numbers: torch.Tensor
+    block_table: torch.Tensor
+
+    @classmethod
+    def unused(cls, size: int, max_blocks: int) -> StepInputs:
+        """`size` rows that nobody uses."""
+        return cls(torch.tensor(_UNUSED)[:, None].repeat(1, size), torch.zeros(size, max_blocks, dtype=torch.int32))
+
+    def set(
+        self, row: int, cache: SequenceCache, *, token_id: int | None, step: int = 0, is_sampled: bool = True
+    ) -> None:
+        """Enters a sequence that has room for one more token.
+
+        Args:
+            token_id: the token that is to be computed; None where only the sampler knows it yet.
+            step: the number, in its reply, of the token that will be chosen.
+            is_sampled: whether the step chooses it, and not the host.
+        """
+        blocks, length = cache.block_table, cache.length
+        size = cache.block_size
+        self.numbers[:, row] = torch.tensor(
+            [
+                _FROM_SAMPLER if token_id is None else token_id,
+                cache.next_position,
+                cache.slot,
+                blocks[length // size] * size + length % size,
+                length + 1,
+                step,
+                cache.slot if is_sampled else -1,
+            ]
+        )
+        self.block_table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+
+    def token_ids(self, newest: torch.Tensor) -> torch.Tensor:
+        """[B] int64, with those that only the sampler knows from its newest ones [num_slots + 1]."""
+        token_ids, slots = self.numbers[_TOKEN], self.numbers[_SAMPLED_SLOT]
+        return torch.where(token_ids == _FROM_SAMPLER, newest.to(slots.device)[slots], token_ids)
+
+    def sampled(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B] int64 each: the slots whose tokens the step chooses, -1 for other rows, and the tokens' numbers."""
+        return self.numbers[_SAMPLED_SLOT], self.numbers[_STEP]
+
+    def batch(
+        self, pools: Mapping[int, tuple[torch.Tensor, torch.Tensor]], embeds: torch.Tensor, block_size: int
+    ) -> Batch:
+        """What the model runs, for the tokens' rows [B, hidden]."""
+        return Batch(
+            embeds,
+            self.numbers[_POSITION].expand(3, -1),
+            slot_mapping=self.numbers[_PLACE],
+            block_table=self.block_table,
+            lengths=self.numbers[_LENGTH].to(torch.int32),
+            slots=self.numbers[_SLOT],
+            pools=pools,
+            block_size=block_size,
+        )

@@ -38,6 +38,7 @@ class Job:
         folder: where text files go, under their items' names; None puts them beside their media.
         state: the folder of manifest and failures; None puts it into `folder`, or beside the first source's items.
         separator: between a person's text and ours, in the modes `append` and `prepend`.
+        compact: whether shards that aren't full are merged at the end.
         num_workers: processes that read media.
     """
 
@@ -54,6 +55,7 @@ class Job:
     separator: str = "\n"
     embed_media: bool = False
     records_per_shard: int = 1000
+    compact: bool = False
     num_workers: int = 1
     run: RunSettings = field(default_factory=RunSettings)
 
@@ -144,6 +146,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             mode=job.mode,
             embed_media=job.embed_media,
             records_per_shard=job.records_per_shard,
+            compact=job.compact,
             separator=job.separator,
         )
         for output in outputs:

@@ -77,6 +77,7 @@ def caption(
         separator=output.separator,
         embed_media=output.embed_media,
         records_per_shard=output.records_per_shard,
+        compact=output.compact,
         num_workers=how.media_workers or default_workers(),
         run=how.settings(model.slots),
     )

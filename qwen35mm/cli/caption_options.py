@@ -159,6 +159,7 @@ class OutputOptions:
     separator: Annotated[str, _output(help="Between a text that is there and ours.")] = "\n"
     embed_media: Annotated[bool, _output("--embed-media", help="Put the pictures into parquet files, too.")] = False
     records_per_shard: Annotated[int, _output(help="Of parquet files and tars.", min=1)] = 1000
+    compact: Annotated[bool, _output("--compact", help="Merge parquet files and tars that aren't full.")] = False
 
     def specs(self) -> tuple[OutputSpec, ...]:
         """Raises CaptioningError."""

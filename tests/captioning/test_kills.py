@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import signal
-import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
@@ -15,98 +14,104 @@ import psutil
 import pyarrow.parquet
 import pytest
 
-from tests.captioning.fake_model import picture
-from tests.children import ROOT, environment
+from qwen35mm.captioning.job import Job, carry_out
+from qwen35mm.captioning.outputs import OutputSpec
+from qwen35mm.captioning.run import RunSettings
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
+from tests.captioning.fake_model import FakeModel, picture
+from tests.captioning.kills import killed_at, needs_fork
+from tests.forked import ForkedProcess
 
-NUM_ITEMS = 300
+pytestmark = needs_fork
+
 SLOTS = 4
+# Steps of a run for an item: each output has some.
+STEPS_PER_ITEM = 25
+many = [pytest.param(60, 3, 0)] + [pytest.param(300, 10, seed, marks=pytest.mark.slow) for seed in range(1, 11)]
 
 
 @pytest.fixture
-def media(tmp_path: Path) -> Path:
-    folder = tmp_path / "media"
-    for number in range(NUM_ITEMS):
+def media(in_memory: Path) -> Path:
+    return in_memory / "media"
+
+
+def make_media(folder: Path, num_items: int) -> None:
+    for number in range(num_items):
         place = folder / f"{number % 7}"
         place.mkdir(parents=True, exist_ok=True)
         picture(number).save(place / f"{number:03}.png")
-    return folder
 
 
-def spawn(*command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def go(media: Path) -> tuple[int, int, int]:
+    """A run with every kind of output, and a model that costs nothing; how many were asked, captioned and failed."""
+    places = {"jsonl": "captions.jsonl", "dataset": "dataset", "webdataset": "tars", "parquet": "rows"}
+    job = Job(
+        [str(media)],
+        PromptSet([Question("Describe it.")]),
+        outputs=[
+            OutputSpec("sidecar", ".txt"),
+            *(OutputSpec(kind, str(media.parent / place)) for kind, place in places.items()),
+        ],
+        records_per_shard=16,
+        run=RunSettings(slots=SLOTS, ahead=4),
     )
+    model = FakeModel(delay_s=0.002)
+    outcome = asyncio.run(carry_out(job, model.captioner()))
+    return len(model.asked), outcome.counts.num_captioned, outcome.num_failures
 
 
-def start(media: Path, *step: str) -> subprocess.Popen[str]:
-    """A run with all kinds of output, and a model that costs nothing."""
-    return spawn("tests.captioning.child", str(media), *step)
-
-
-def start_demo(media: Path) -> subprocess.Popen[str]:
+def start_demo(media: Path) -> ForkedProcess:
     """The command, as a person would give it, with the bundled model."""
     lines = media.parent / "captions.jsonl"
     options = ["--preset", "plain", "--max-tokens", "6", "--keep-unfinished", "--output", f"jsonl:{lines}"]
-    return spawn("qwen35mm", "caption", str(media), "--output", "sidecar", *options)
+    return ForkedProcess("qwen35mm", "caption", media, "--output", "sidecar", *options)
 
 
-def finish(media: Path) -> int:
-    """The last run; how many captions the model had to write in it."""
-    out, errors = start(media).communicate(timeout=240)
-    assert out, errors
-    num_asked, num_captioned, num_failures = map(int, out.split())
-    assert (num_asked, num_failures) == (num_captioned, 0), errors
-    return num_asked
-
-
-def check_texts(media: Path) -> dict[str, str]:
+def check_texts(media: Path, num_items: int) -> dict[str, str]:
     """Every item's text file, and its one line."""
     names = sorted(path.relative_to(media).as_posix() for path in media.rglob("*.png"))
     captions = {name: (media / name).with_suffix(".txt").read_text() for name in names}
-    assert len(captions) == NUM_ITEMS
+    assert len(captions) == num_items
     assert all(len(text) > 1 and text.endswith("\n") for text in captions.values())
     lines = [json.loads(line) for line in (media.parent / "captions.jsonl").read_text().splitlines()]
     assert {line["name"]: line["caption"] + "\n" for line in lines} == captions
-    assert len(lines) == NUM_ITEMS
+    assert len(lines) == num_items
     strays = (".qwen35mm-", ".before-")  # temporary files and locks, and what was moved aside
     leftovers = [path for path in media.parent.rglob("*") if any(stray in path.name for stray in strays)]
     assert leftovers == []
     return captions
 
 
-def check(media: Path) -> None:
+def check(media: Path, num_items: int) -> None:
     """Every item once in each output."""
-    captions = check_texts(media)
-    assert len(set(captions.values())) == NUM_ITEMS
+    captions = check_texts(media, num_items)
+    assert len(set(captions.values())) == num_items
     root = media.parent
     tables = [pyarrow.parquet.read_table(path) for path in sorted((root / "rows").glob("*.parquet"))]
     rows = [row for table in tables for row in table.to_pylist()]
     assert {row["name"]: row["caption"] + "\n" for row in rows} == captions
-    assert len(rows) == NUM_ITEMS
+    assert len(rows) == num_items
     described = [json.loads(line) for line in (root / "dataset" / "metadata.jsonl").read_text().splitlines()]
-    assert len({line["file_name"] for line in described}) == len(described) == NUM_ITEMS
+    assert len({line["file_name"] for line in described}) == len(described) == num_items
     assert all((root / "dataset" / line["file_name"]).stat().st_size for line in described)
     members: list[str] = []
     for path in sorted((root / "tars").glob("*.tar")):
         with tarfile.open(path) as tar:
             members += tar.getnames()
-    assert len(members) == len(set(members)) == 3 * NUM_ITEMS
+    assert len(members) == len(set(members)) == 3 * num_items
 
 
 def num_written(media: Path) -> int:
     return sum(1 for _ in media.rglob("*.txt"))
 
 
-def kill_at_random(media: Path, num_kills: int, seed: int) -> None:
-    """Kills the command with the bundled model, each time after some captions more."""
+@pytest.mark.parametrize(("num_items", "num_kills", "seed"), many)
+def test_kills_at_random_moments(media: Path, num_items: int, num_kills: int, seed: int) -> None:
+    """Of the command with the bundled model, each time after some captions more."""
+    make_media(media, num_items)
     rng = random.Random(seed)
     for _ in range(num_kills):
-        enough = num_written(media) + rng.randrange(1, NUM_ITEMS // num_kills)
+        enough = num_written(media) + rng.randrange(1, num_items // num_kills)
         process = start_demo(media)
         deadline = time.monotonic() + 120
         while process.poll() is None and num_written(media) < enough:
@@ -116,52 +121,26 @@ def kill_at_random(media: Path, num_kills: int, seed: int) -> None:
         children = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=60)
         assert not alive, "a worker outlives its parent"
-    assert 0 < num_written(media) < NUM_ITEMS
-
-
-def finish_demo(media: Path) -> None:
+    assert 0 < num_written(media) < num_items
     process = start_demo(media)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate()
     assert process.returncode == 0, errors
+    check_texts(media, num_items)
 
 
-def kill_between_steps(media: Path, num_kills: int, seed: int) -> None:
-    """The run ends itself right before an fsync or a rename, each time at another one."""
+@pytest.mark.parametrize(("num_items", "num_kills", "seed"), many)
+def test_kills_between_two_steps(media: Path, num_items: int, num_kills: int, seed: int) -> None:
+    make_media(media, num_items)
     rng = random.Random(seed)
-    for number in range(num_kills):
-        process = start(media, str(rng.randrange(1, 2500 // num_kills)))
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == -signal.SIGKILL, (number, errors)
-
-
-def test_kills_at_random_moments(media: Path) -> None:
-    kill_at_random(media, 8, seed=1)
-    finish_demo(media)
-    check_texts(media)
-
-
-def test_kills_between_two_steps(media: Path) -> None:
-    kill_between_steps(media, 12, seed=1)
+    for _ in range(num_kills):
+        step = rng.randrange(1, num_items * STEPS_PER_ITEM // num_kills)
+        assert killed_at(step, lambda: go(media)), "it was done before it was killed"
     written = num_written(media)
+    num_asked, num_captioned, num_failures = go(media)
+    assert (num_asked, num_failures) == (num_captioned, 0)
     # What the slots were at, and what waited to be written, is all that may be asked again.
-    assert 0 < NUM_ITEMS - SLOTS - written <= finish(media) <= NUM_ITEMS - written
-    check(media)
-    assert finish(media) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_many_kills(media: Path, seed: int) -> None:
-    kill_at_random(media, 10, seed)
-    finish_demo(media)
-    check_texts(media)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_many_kills_between_two_steps(media: Path, seed: int) -> None:
-    kill_between_steps(media, 10, seed)
-    finish(media)
-    check(media)
+    assert num_items - SLOTS - written <= num_asked <= num_items - written
+    check(media, num_items)
+    assert go(media) == (0, 0, 0)

@@ -113,10 +113,12 @@ _FIRST = (
     "CREATE INDEX entries_by_shard ON entries (output, shard, row)",
 )
 
-# Columns that nothing ever read.
+# Columns that nothing reads.
 _SECOND = (
     "ALTER TABLE results DROP COLUMN content",
     "ALTER TABLE attempts DROP COLUMN name",
+    "ALTER TABLE shards DROP COLUMN crc",
+    "ALTER TABLE shards DROP COLUMN num_stale",
 )
 
 MIGRATIONS: Final = (_FIRST, _SECOND)

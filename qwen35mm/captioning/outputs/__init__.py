@@ -26,6 +26,7 @@ def open_outputs(
     mode: Mode,
     embed_media: bool,
     records_per_shard: int = 1000,
+    compact: bool = False,
     separator: str = "\n",
 ) -> list[Output]:
     """Opens the outputs, and mends what a killed run left in them.
@@ -35,6 +36,7 @@ def open_outputs(
         mode: what happens where somebody else's captions are: left alone, replaced (files of records are moved
             aside), or kept after or before ours.
         embed_media: parquet holds the pictures too.
+        compact: shards that aren't full are merged at the run's end.
         separator: between a person's text and ours in a sidecar.
 
     Raises:
@@ -57,10 +59,12 @@ def open_outputs(
                 from qwen35mm.captioning.outputs.parquet import ParquetShards  # pyarrow loads for a third of a second
 
                 outputs.append(
-                    ParquetShards(manifest, spec.path, records_per_shard, mode=mode, embed_media=embed_media)
+                    ParquetShards(
+                        manifest, spec.path, records_per_shard, mode=mode, compact=compact, embed_media=embed_media
+                    )
                 )
             else:
-                outputs.append(TarShards(manifest, spec.path, records_per_shard, mode=mode))
+                outputs.append(TarShards(manifest, spec.path, records_per_shard, mode=mode, compact=compact))
     except BaseException:
         for output in outputs:
             output.close()

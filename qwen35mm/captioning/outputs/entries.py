@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35mm.captioning.items import Item
@@ -14,14 +13,6 @@ from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest, load_caption
 from qwen35mm.captioning.outputs.names import owner_of, place_in
 from qwen35mm.captioning.records import Record
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One item of an output; `shard` is None where there are no shards."""
-
-    position: int
-    shard: int | None
 
 
 class Entries:
@@ -40,9 +31,9 @@ class Entries:
             ).fetchone()
         return row is not None
 
-    def replaced_by(self, record: Record, taken: Collection[int] = ()) -> Entry | None:
-        """The entry whose place a record takes: its own with another key, or that of a file which was renamed to it, or
-        which is gone and whose name it has now.
+    def replaced_by(self, record: Record, taken: Collection[int] = ()) -> int | None:
+        """The position of the entry whose place a record takes, if any: its own with another key, or that of a file
+        which was renamed to it, or which is gone and whose name it has now.
 
         Args:
             taken: positions that records got which aren't put yet.
@@ -50,33 +41,33 @@ class Entries:
         own = owner_of(record.item, self._manifest)
         with self._manifest.reading() as connection:
             rows = connection.execute(
-                "SELECT position, owner, name, shard FROM entries WHERE output = ?1 AND name = ?2 "
-                "UNION ALL SELECT position, owner, name, shard FROM entries "
+                "SELECT position, owner, name FROM entries WHERE output = ?1 AND name = ?2 "
+                "UNION ALL SELECT position, owner, name FROM entries "
                 "WHERE output = ?1 AND key = ?3 AND name != ?2",
                 (self._output, os.fsencode(record.item.name), record.key),
             ).fetchall()
-        for position, owner, name, shard in sorted(rows, key=lambda row: row[1] != own):
+        for position, owner, name in sorted(rows, key=lambda row: row[1] != own):
             if position not in taken and (owner == own or self._is_gone(owner, name)):
-                return Entry(position, shard)
+                return position
         return None
 
     def put(
         self,
         connection: sqlite3.Connection,
         record: Record,
-        replaced: Entry | None,
+        replaced: int | None,
         *,
         shard: int | None = None,
         row: int | None = None,
     ) -> None:
-        """Adds an entry, at the place of the one that it replaces. Within a transaction."""
+        """Adds an entry, in place of the one at the position `replaced`. Within a transaction."""
         path = record.item.path
         if replaced is not None:
-            connection.execute("DELETE FROM entries WHERE position = ?", (replaced.position,))
+            connection.execute("DELETE FROM entries WHERE position = ?", (replaced,))
         connection.execute(
             "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                None if replaced is None else replaced.position,
+                replaced,
                 self._output,
                 owner_of(record.item, self._manifest),
                 os.fsencode(record.item.name),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode
-from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
-from qwen35mm.captioning.outputs.shards import Shards
+from qwen35mm.captioning.outputs.shards import Shards, ShardWriter
 from qwen35mm.captioning.records import Record, printable
 from qwen35mm.errors import MissingExtraError
 
@@ -41,20 +41,21 @@ class ParquetShards(Shards):
         records_per_shard: int,
         *,
         mode: Mode = "skip",
+        compact: bool = False,
         embed_media: bool = False,
     ) -> None:
         self._schema = _schema(embed_media=embed_media)
-        super().__init__(manifest, folder, records_per_shard, mode=mode)
+        super().__init__(manifest, folder, records_per_shard, mode=mode, compact=compact)
 
-    def _writer(self, file: SummedFile, old: Path | None) -> ShardWriter:
-        return _ParquetWriter(file, self._schema if old is None else pyarrow.parquet.read_schema(old))
+    def _writer(self, file: BinaryIO, form: Any) -> ShardWriter:
+        return _ParquetWriter(file, form or self._schema)
 
-    def _can_grow(self, path: Path) -> bool:
-        return pyarrow.parquet.read_schema(path).equals(self._schema)
+    def _form(self, path: Path) -> Any:
+        return pyarrow.parquet.read_schema(path)
 
 
 class _ParquetWriter(ShardWriter):
-    def __init__(self, file: SummedFile, schema: Any) -> None:
+    def __init__(self, file: BinaryIO, schema: Any) -> None:
         self._schema = schema
         self._writer = pyarrow.parquet.ParquetWriter(pyarrow.PythonFile(file, mode="w"), schema)
         self._rows: list[dict[str, Any]] = []
@@ -72,7 +73,7 @@ class _ParquetWriter(ShardWriter):
         if len(self._rows) >= _ROWS_AT_ONCE or self._num_bytes >= _BYTES_AT_ONCE:
             self._flush()
 
-    def copy(self, path: Path, rows: list[int]) -> None:
+    def copy(self, path: Path, rows: Sequence[int]) -> None:
         wanted, first = set(rows), 0
         with pyarrow.parquet.ParquetFile(path) as old:
             for batch in old.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False):
@@ -84,6 +85,10 @@ class _ParquetWriter(ShardWriter):
     def end(self) -> None:
         self._flush()
         self._writer.close()
+
+    def abandon(self) -> None:
+        # Else it would write the file's end when it is collected.
+        self._writer.is_open = False
 
     def _flush(self) -> None:
         if self._rows:

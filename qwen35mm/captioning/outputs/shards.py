@@ -1,8 +1,12 @@
-"""Records in files of many, each written whole.
+"""Records in files of many, each written whole and once: a shard that has its name never changes again.
 
-A shard is written under a temporary name. When it is full, the manifest takes its records and its CRC-32 in one
+A shard is written under a temporary name. When it is full, or the run ends, the manifest takes its records in one
 transaction, and then it is renamed; a kill between the two is made good when the folder is next opened. So the manifest
 names exactly the records that are in shards; all others are asked for again, without work for the model.
+
+Records move from shards to a new one where some of theirs were replaced, at the run's end, and where a person wants few
+large shards instead of many small ones. The transaction that gives them to the new shard takes them from the old ones,
+and a shard without records is removed.
 """
 
 from __future__ import annotations
@@ -14,15 +18,16 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import (
     create,
     disk_errors,
-    is_whole,
     lock_for,
     move_aside,
     remove_leftovers,
@@ -33,35 +38,64 @@ from qwen35mm.captioning.manifest.files import (
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.manifest.run_lock import RunLock
 from qwen35mm.captioning.outputs.base import Mode, Wants
-from qwen35mm.captioning.outputs.entries import Entries, Entry
+from qwen35mm.captioning.outputs.entries import Entries
 from qwen35mm.captioning.outputs.names import owner_of
-from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
 
 _log = logging.getLogger(__name__)
 
 
-class _OpenShard:
-    """A shard that is being written: rows that were copied, and after them new records."""
+class ShardWriter(ABC):
+    """Writes one shard's format into a file."""
 
-    def __init__(self, number: int, file: BinaryIO, summed: SummedFile, writer: ShardWriter, kept: list[int]) -> None:
-        self.number = number
-        self.file = file
-        self.summed = summed
-        self.writer = writer
-        self.kept = kept
-        self.added: dict[bytes, tuple[Record, Entry | None]] = {}
-        # The positions of the entries that are replaced when the shard is sealed.
-        self.taken: set[int] = set()
+    @abstractmethod
+    def add(self, record: Record) -> None:
+        """Adds a record, or nothing of it after an exception. Raises OSError, CaptioningError."""
+
+    @abstractmethod
+    def copy(self, path: Path, rows: Sequence[int]) -> None:
+        """Adds these rows, in rising order, of another shard of the same form. Raises OSError."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Writes what the format has at its end. Raises OSError."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """The file will be closed and removed without an end."""
+
+
+@dataclass
+class _OpenShard:
+    """A shard that is being written.
+
+    Attributes:
+        moved: the shard and the row that each of its first records comes from.
+        added: behind them, new records by owner, with the position of the entry that each replaces.
+    """
+
+    number: int
+    file: BinaryIO
+    writer: ShardWriter
+    moved: list[tuple[int, int]] = field(default_factory=list)
+    added: dict[bytes, tuple[Record, int | None]] = field(default_factory=dict)
 
     @property
     def num_records(self) -> int:
-        return len(self.kept) + len(self.added)
+        return len(self.moved) + len(self.added)
+
+    @property
+    def taken(self) -> set[int]:
+        """The positions of the entries that are replaced when it is sealed."""
+        return {position for _, position in self.added.values() if position is not None}
 
 
 class Shards(ABC):
     """The shards `000000<suffix>`, `000001<suffix>`, ... in `folder`.
+
+    Args:
+        compact: whether the run's end merges shards that aren't full.
 
     Raises:
         CaptioningError: another run writes to the folder; or, in the mode `skip`, there are shards that this run's
@@ -71,13 +105,16 @@ class Shards(ABC):
 
     suffix: str
 
-    def __init__(self, manifest: Manifest, folder: Path, records_per_shard: int, *, mode: Mode = "skip") -> None:
+    def __init__(
+        self, manifest: Manifest, folder: Path, records_per_shard: int, *, mode: Mode = "skip", compact: bool = False
+    ) -> None:
         if records_per_shard < 1:
             raise CaptioningError(f"A shard must hold at least one record; got {records_per_shard}.")
         self.label = folder.name
         self._manifest = manifest
         self._folder = folder
         self._records_per_shard = records_per_shard
+        self._compact = compact
         self._output = manifest.place(folder) + os.fsencode(f"/*{self.suffix}")
         self._entries = Entries(manifest, self._output)
         self._lock = threading.RLock()
@@ -94,12 +131,12 @@ class Shards(ABC):
                 raise
 
     @abstractmethod
-    def _writer(self, file: SummedFile, old: Path | None) -> ShardWriter:
-        """A writer of a new shard; where it begins with rows of an old one, in that one's form."""
+    def _writer(self, file: BinaryIO, form: Any) -> ShardWriter:
+        """A writer of a new shard of this form; None is that of this run's records."""
 
-    @abstractmethod
-    def _can_grow(self, path: Path) -> bool:
-        """Whether new records have the form of those in this shard."""
+    def _form(self, path: Path) -> Any:
+        """What shards have to have in common for rows of theirs to be in one."""
+        return None
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`."""
@@ -116,14 +153,11 @@ class Shards(ABC):
             owner = owner_of(record.item, self._manifest)
             if self._open_shard is not None and owner in self._open_shard.added:
                 self._seal()
-            taken = () if self._open_shard is None else self._open_shard.taken
-            replaced = self._entries.replaced_by(record, taken)
             with self._abandoned_on_error():
                 shard = self._open_shard or self._begin()
+                replaced = self._entries.replaced_by(record, shard.taken)
                 shard.writer.add(record)
                 shard.added[owner] = (record, replaced)
-                if replaced is not None:
-                    shard.taken.add(replaced.position)
                 if shard.num_records >= self._records_per_shard:
                     self._seal()
 
@@ -132,9 +166,15 @@ class Shards(ABC):
         with self._lock, disk_errors(self.label):
             if self._open_shard is not None:
                 self._seal()
-            for number, num_stale in self._rows("SELECT number, num_stale FROM shards WHERE output = ?"):
-                if num_stale:
-                    self._rewrite(number)
+            wanted = []
+            for number, num_records, _, num_live in self._known():
+                if num_live < num_records or (self._compact and num_live < self._records_per_shard):
+                    wanted.append((number, num_live < num_records))
+            for form, group in groupby(wanted, key=lambda each: self._form(self._path(each[0]))):
+                shards = list(group)
+                # One that is only small would become itself.
+                if len(shards) > 1 or shards[0][1]:
+                    self._move([number for number, _ in shards], form)
 
     def close(self) -> None:
         """See `Output`."""
@@ -151,7 +191,7 @@ class Shards(ABC):
         """Leaves the shard that was being written to a later run."""
         shard, self._open_shard = self._open_shard, None
         if shard is not None:
-            shard.summed.abandon()
+            shard.writer.abandon()
             with contextlib.suppress(OSError):
                 shard.file.close()
             with contextlib.suppress(OSError):
@@ -167,29 +207,28 @@ class Shards(ABC):
                 self._abandon()
             raise
 
-    def _begin(self) -> _OpenShard:
-        """Goes on with the last shard where there is room in it, or begins a new one."""
-        rows = self._rows("SELECT number, num_records - num_stale FROM shards WHERE output = ? ORDER BY number")
-        if rows and rows[-1][1] < self._records_per_shard and self._can_grow(self._path(rows[-1][0])):
-            return self._start(rows[-1][0], grows=True)
-        return self._start(max([-1, *(row[0] for row in rows), *self._numbers()]) + 1, grows=False)
+    def _begin(self, form: Any = None) -> _OpenShard:
+        number = max([-1, *(known[0] for known in self._known()), *self._numbers()]) + 1
+        file = create(temporary_for(self._path(number)))
+        self._open_shard = _OpenShard(number, file, self._writer(file, form))
+        return self._open_shard
 
-    def _start(self, number: int, *, grows: bool) -> _OpenShard:
-        path = self._path(number)
-        file = create(temporary_for(path))
-        summed = SummedFile(file)
-        self._open_shard = shard = _OpenShard(
-            number, file, summed, self._writer(summed, path if grows else None), self._kept(number) if grows else []
-        )
-        if grows:
-            shard.writer.copy(path, shard.kept)
-        return shard
-
-    def _rewrite(self, number: int) -> None:
-        """Writes a shard without the rows that were replaced."""
+    def _move(self, numbers: Sequence[int], form: Any) -> None:
+        """Moves the records of shards to new ones."""
         with self._abandoned_on_error():
-            self._start(number, grows=True)
-            self._seal()
+            for number in numbers:
+                rows = self._rows("SELECT row FROM entries WHERE output = ? AND shard = ? ORDER BY row", number)
+                while rows:
+                    shard = self._open_shard or self._begin(form)
+                    room = self._records_per_shard - shard.num_records
+                    moved, rows = [row for (row,) in rows[:room]], rows[room:]
+                    shard.writer.copy(self._path(number), moved)
+                    shard.moved += [(number, row) for row in moved]
+                    if shard.num_records >= self._records_per_shard:
+                        self._seal()
+            if self._open_shard is not None:
+                self._seal()
+        self._remove_empty()
 
     def _seal(self) -> None:
         shard = self._open_shard
@@ -197,68 +236,55 @@ class Shards(ABC):
         with self._abandoned_on_error():
             shard.writer.end()
             sync(shard.file)
+            num_bytes = shard.file.tell()
             shard.file.close()
             sync_folder(self._folder)
-            self._record(shard)
+            self._record(shard, num_bytes)
         self._open_shard = None
-        self._put(shard.number, shard.num_records)
+        self._put(shard.number)
 
-    def _record(self, shard: _OpenShard) -> None:
+    def _record(self, shard: _OpenShard, num_bytes: int) -> None:
         """Gives the shard's records to the manifest."""
-        in_shard = (self._output, shard.number)
         with self._manifest.writing() as connection:
-            for row, old in enumerate(shard.kept):
-                if row != old:
-                    connection.execute(
-                        "UPDATE entries SET row = ? WHERE output = ? AND shard = ? AND row = ?", (row, *in_shard, old)
-                    )
             connection.execute(
-                "INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?, 0)",
-                (*in_shard, shard.num_records, shard.summed.num_bytes, shard.summed.crc),
+                "INSERT INTO shards VALUES (?, ?, ?, ?)", (self._output, shard.number, shard.num_records, num_bytes)
             )
-            for row, (record, replaced) in enumerate(shard.added.values(), len(shard.kept)):
-                if replaced is not None:
-                    connection.execute(
-                        "UPDATE shards SET num_stale = num_stale + 1 WHERE output = ? AND number = ?",
-                        (self._output, replaced.shard),
-                    )
+            connection.executemany(
+                "UPDATE entries SET shard = ?, row = ? WHERE output = ? AND shard = ? AND row = ?",
+                [(shard.number, row, self._output, *old) for row, old in enumerate(shard.moved)],
+            )
+            for row, (record, replaced) in enumerate(shard.added.values(), len(shard.moved)):
                 self._entries.put(connection, record, replaced, shard=shard.number, row=row)
 
-    def _put(self, number: int, num_records: int) -> None:
-        """Renames a shard that the manifest has; an empty one is removed instead."""
+    def _put(self, number: int) -> None:
+        """Renames a shard that the manifest has."""
         path = self._path(number)
-        if num_records:
-            temporary_for(path).replace(path)
-            sync_folder(self._folder)
-            return
-        for unused in (temporary_for(path), path):
-            unused.unlink(missing_ok=True)
+        temporary_for(path).replace(path)
         sync_folder(self._folder)
-        with self._manifest.writing(durable=False) as connection:
-            connection.execute("DELETE FROM shards WHERE output = ? AND number = ?", (self._output, number))
+
+    def _remove_empty(self) -> None:
+        for number, _, _, num_live in self._known():
+            if not num_live:
+                self._path(number).unlink(missing_ok=True)
+                self._forget(number)
 
     def _mend(self) -> None:
         """Ends what a killed run began, and forgets shards that are gone or that somebody else changed."""
-        query = "SELECT number, num_records, num_bytes, crc FROM shards WHERE output = ?"
-        for number, num_records, num_bytes, crc in self._rows(query):
+        for number, _, num_bytes, num_live in self._known():
             path = self._path(number)
-            if num_records == 0 or is_whole(temporary_for(path), num_bytes, crc):
-                self._put(number, num_records)
-            elif not path.is_file() or path.stat().st_size != num_bytes:
+            if _has_size(temporary_for(path), num_bytes):
+                self._put(number)
+            elif not _has_size(path, num_bytes):
                 aside = self._move_aside(path) if os.path.lexists(path) else "gone"
-                _log.warning("%s/%s was changed by somebody else: it is now %s.", self.label, path.name, aside)
-                with self._manifest.writing() as connection:
-                    for statement in (
-                        "DELETE FROM entries WHERE output = ? AND shard = ?",
-                        "DELETE FROM shards WHERE output = ? AND number = ?",
-                    ):
-                        connection.execute(statement, (self._output, number))
+                if num_live:
+                    _log.warning("%s/%s was changed by somebody else: it is now %s.", self.label, path.name, aside)
+                self._forget(number)
+        self._remove_empty()
         remove_leftovers(self._folder)
 
     def _adopt(self, mode: Mode) -> None:
         """Decides about shards that the manifest doesn't know."""
-        known = {row[0] for row in self._rows("SELECT number FROM shards WHERE output = ?")}
-        foreign = sorted(self._numbers() - known)
+        foreign = sorted(self._numbers() - {known[0] for known in self._known()})
         if foreign and mode == "skip":
             raise CaptioningError(
                 f"{self.label} has shards that were not written by this run, such as {self._path(foreign[0]).name}. "
@@ -267,17 +293,22 @@ class Shards(ABC):
         for number in foreign if mode == "overwrite" else ():
             self._move_aside(self._path(number))
 
-    def _kept(self, number: int) -> list[int]:
-        """The rows of a shard that are still somebody's, rising."""
-        with self._manifest.reading() as connection:
-            rows = connection.execute(
-                "SELECT row FROM entries WHERE output = ? AND shard = ? ORDER BY row", (self._output, number)
-            ).fetchall()
-        return [row[0] for row in rows]
+    def _known(self) -> list[tuple[int, int, int, int]]:
+        """Number, records, bytes, and records that weren't replaced, of the manifest's shards, by number."""
+        return self._rows(
+            "SELECT number, num_records, num_bytes, "
+            "(SELECT count(*) FROM entries WHERE entries.output = shards.output AND shard = number) "
+            "FROM shards WHERE output = ? ORDER BY number"
+        )
 
-    def _rows(self, query: str) -> list[tuple]:
+    def _forget(self, number: int) -> None:
+        with self._manifest.writing() as connection:
+            connection.execute("DELETE FROM entries WHERE output = ? AND shard = ?", (self._output, number))
+            connection.execute("DELETE FROM shards WHERE output = ? AND number = ?", (self._output, number))
+
+    def _rows(self, query: str, *arguments: int) -> list[tuple]:
         with self._manifest.reading() as connection:
-            return connection.execute(query, (self._output,)).fetchall()
+            return connection.execute(query, (self._output, *arguments)).fetchall()
 
     def _numbers(self) -> set[int]:
         """The numbers of all shards in the folder."""
@@ -291,3 +322,7 @@ class Shards(ABC):
         aside = move_aside(path, time.strftime("%Y%m%d-%H%M%S"))
         sync_folder(self._folder)
         return aside.name
+
+
+def _has_size(path: Path, num_bytes: int) -> bool:
+    return path.is_file() and path.stat().st_size == num_bytes

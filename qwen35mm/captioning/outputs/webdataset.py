@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from qwen35mm.captioning.manifest.files import json_text, pieces
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode
 from qwen35mm.captioning.outputs.names import Claims, fit, numbered, owner_of, parts_inside, portable
-from qwen35mm.captioning.outputs.shard_writer import ShardWriter, SummedFile
-from qwen35mm.captioning.outputs.shards import Shards
+from qwen35mm.captioning.outputs.shards import Shards, ShardWriter
 from qwen35mm.captioning.records import Record, still_there
 
 _MEMBERS = 3
@@ -25,19 +24,18 @@ class TarShards(Shards):
 
     suffix = ".tar"
 
-    def __init__(self, manifest: Manifest, folder: Path, records_per_shard: int, *, mode: Mode = "skip") -> None:
+    def __init__(
+        self, manifest: Manifest, folder: Path, records_per_shard: int, *, mode: Mode = "skip", compact: bool = False
+    ) -> None:
         self._claims = Claims(manifest, b"webdataset:" + manifest.place(folder))
-        super().__init__(manifest, folder, records_per_shard, mode=mode)
+        super().__init__(manifest, folder, records_per_shard, mode=mode, compact=compact)
 
-    def _writer(self, file: SummedFile, old: Path | None) -> ShardWriter:
+    def _writer(self, file: BinaryIO, form: Any) -> ShardWriter:
         return _TarWriter(file, self._claims, self._manifest)
-
-    def _can_grow(self, path: Path) -> bool:
-        return True
 
 
 class _TarWriter(ShardWriter):
-    def __init__(self, file: SummedFile, claims: Claims, manifest: Manifest) -> None:
+    def __init__(self, file: BinaryIO, claims: Claims, manifest: Manifest) -> None:
         self._file = file
         self._claims = claims
         self._manifest = manifest
@@ -48,16 +46,17 @@ class _TarWriter(ShardWriter):
             suffix, num_bytes = record.item.suffix(), record.item.num_bytes
         text = record.caption.text.encode("utf-8", "backslashreplace")
         values = json_text(record.to_dict()).encode()
-        begin, crc = self._file.num_bytes, self._file.crc
+        begin = self._file.tell()
         try:
             self._member(key + suffix, num_bytes, record.pieces())
             self._member(f"{key}.txt", len(text), iter([text]))
             self._member(f"{key}.json", len(values), iter([values]))
         except BaseException:
-            self._file.back_to(begin, crc)
+            self._file.seek(begin)
+            self._file.truncate()
             raise
 
-    def copy(self, path: Path, rows: list[int]) -> None:
+    def copy(self, path: Path, rows: Sequence[int]) -> None:
         wanted = set(rows)
         with path.open("rb") as file:
             for row, (begin, end) in enumerate(_samples(file)):
@@ -68,6 +67,9 @@ class _TarWriter(ShardWriter):
 
     def end(self) -> None:
         self._file.write(bytes(2 * tarfile.BLOCKSIZE))
+
+    def abandon(self) -> None:
+        """Nothing waits."""
 
     def _member(self, name: str, num_bytes: int, content: Iterator[bytes]) -> None:
         info = tarfile.TarInfo(name)

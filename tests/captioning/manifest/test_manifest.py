@@ -9,9 +9,8 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from qwen35mm.captioning.manifest.tables import MIGRATIONS
 from qwen35mm.captioning.records import Caption
 from qwen35mm.chat.database import Database
 from qwen35mm.errors import CaptioningError, OutputError
-from tests.children import environment
+from tests.captioning.kills import needs_fork
 
 ODD_NAME = os.fsdecode(b"odd\n\xff.png")
 CAPTION = Caption(
@@ -202,67 +201,35 @@ def test_threads_share_it(path: Path, tmp_path: Path) -> None:
     manifest.close()
 
 
-def _other_run(path: Path, then: str) -> subprocess.Popen[str]:
-    code = (
-        "import sys, time; from pathlib import Path; from qwen35mm.captioning.manifest.manifest import Manifest; "
-        f"manifest = Manifest.open(Path(sys.argv[1])); print('open', flush=True); {then}"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-
-
+@needs_fork
 def test_one_run_at_a_time_and_no_lock_outlives_a_kill(path: Path) -> None:
     """Not even where a child of the killed run lives on."""
-    forked = "import os; os.fork() or time.sleep(5); time.sleep(5)"
-    child = _other_run(path, forked if hasattr(os, "fork") else "time.sleep(5)")
-    assert child.stdout is not None
-    assert child.stdout.readline() == "open\n"
-    with pytest.raises(CaptioningError, match=f"process {child.pid}"):
-        Manifest.open(path)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    manifest = Manifest.open(path)
+    reading, writing = os.pipe()
+    other = os.fork()
+    if other == 0:
+        try:
+            os.setpgid(0, 0)
+            manifest = Manifest.open(path)
+            os.fork()
+            os.write(writing, b"open")
+            time.sleep(600)
+            manifest.close()
+        finally:
+            os._exit(1)
+    assert os.read(reading, 4) == b"open"
+    try:
+        with pytest.raises(CaptioningError, match=f"process {other}"):
+            Manifest.open(path)
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+        manifest = Manifest.open(path)
+    finally:
+        os.killpg(other, signal.SIGKILL)
     with pytest.raises(CaptioningError, match=f"process {os.getpid()}"):
         Manifest.open(path)
     manifest.close()
     Manifest.open(path).close()
     assert list(path.parent.glob("*.lock")) == []
-
-
-def test_a_closed_manifest_can_be_opened_by_others(path: Path) -> None:
-    Manifest.open(path).close()
-    child = _other_run(path, "manifest.close()")
-    assert child.communicate()[0] == "open\n"
-    assert child.returncode == 0
-
-
-@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
-def test_a_kill_loses_nothing_that_was_finished(path: Path, kills: int) -> None:
-    code = (
-        "import itertools\n"
-        "from qwen35mm.captioning.records import Caption\n"
-        "with manifest.reading() as connection:\n"
-        "    (first,) = connection.execute('SELECT count(*) FROM results').fetchone()\n"
-        "for number in itertools.count(first):\n"
-        "    manifest.finish(number.to_bytes(32, 'big'), Caption('x' * 5000, 'image', 1, 1, '', ''))\n"
-        "    print(number, flush=True)"
-    )
-    for _ in range(kills):
-        child = _other_run(path, f"exec({code!r})")
-        assert child.stdout is not None
-        child.stdout.readline()
-        said = [int(child.stdout.readline()) for _ in range(30)]
-        child.kill()
-        said += [int(line) for line in child.stdout.read().split()]
-        child.wait()
-        manifest = Manifest.open(path)
-        assert num_finished(manifest) in (said[-1] + 1, said[-1] + 2)
-        assert manifest.caption(key(said[-1])) is not None
-        manifest.close()
 
 
 def test_a_manifest_of_the_first_format_goes_on(path: Path) -> None:

@@ -74,6 +74,7 @@ def run(
     mode: Mode = "skip",
     records_per_shard: int = 3,
     embed_media: bool = False,
+    compact: bool = False,
     captions: Path | None = None,
 ) -> list[Wants]:
     """A whole run without a model, as the real one does it; what the output wanted of each record."""
@@ -86,6 +87,7 @@ def run(
             mode=mode,
             embed_media=embed_media,
             records_per_shard=records_per_shard,
+            compact=compact,
         )
         try:
             wanted = []
@@ -117,10 +119,12 @@ def rows_of(spec: str) -> list[dict[str, Any]]:
         media = {str(found.relative_to(path)) for found in path.rglob("*") if found.is_file()} - {"metadata.jsonl"}
         assert media == {row["file_name"] for row in rows}, "a medium without a line"
         return rows
-    if kind == "parquet":
-        tables = [pyarrow.parquet.read_table(shard) for shard in sorted(path.glob("*.parquet"))]
-        return [row for table in tables for row in table.to_pylist()]
-    return [row for shard in sorted(path.glob("*.tar")) for row in _samples(shard)]
+    return [row for shard in sorted(path.glob("*.parquet" if kind == "parquet" else "*.tar")) for row in rows_in(shard)]
+
+
+def rows_in(shard: Path) -> list[dict[str, Any]]:
+    """The records in one shard."""
+    return pyarrow.parquet.read_table(shard).to_pylist() if shard.suffix == ".parquet" else _samples(shard)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

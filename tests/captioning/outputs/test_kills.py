@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import random
 import shutil
 from pathlib import Path
@@ -11,90 +9,94 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.captioning.outputs import Wants
+from qwen35mm.captioning.records import Record
+from tests.captioning.kills import full_at, killed_at, needs_fork, stops, strides
 from tests.captioning.outputs.helpers import HARD_NAMES, captions_of, expected, leftovers, records_of, rows_of, run
-from tests.captioning.outputs.steps import full_at, killed_at
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed process is made by a fork")
+pytestmark = needs_fork
 
 KINDS = ("jsonl", "dataset", "parquet", "webdataset")
 NAMES = HARD_NAMES[2:7]
 
 
-def check(out: Path, spec: str, records: list) -> None:
+def check(out: Path, spec: str, records: list[Record]) -> None:
     assert captions_of(rows_of(spec)) == expected(records)
     assert leftovers(out) == []
     assert list(out.rglob("*.before-*")) == [], "what a killed run left is known for our own"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("torn_bytes", [0, 5])
-def test_killed_at_every_step(tmp_path: Path, kind: str, torn_bytes: int) -> None:
-    records = records_of(tmp_path / "media", NAMES)
-    for step in itertools.count():
-        out = tmp_path / f"out{step}"
-        spec = f"{kind}:{out / 'captions'}"
-        was_killed = killed_at(
-            step, lambda out=out, spec=spec: run(out, records, spec, records_per_shard=2), torn_bytes=torn_bytes
-        )
-        if step % 2:
-            run(out, [], spec)
-            assert leftovers(out) == [], "also where nothing is written again"
-        run(out, records, spec, records_per_shard=2)
-        check(out, spec, records)
-        assert run(out, records, spec, records_per_shard=2) == [Wants.DONE] * len(records)
-        shutil.rmtree(out)
+class Runs:
+    """A run over an empty folder, or one that goes on after another: some captions are replaced, one item is new, and
+    shards are merged."""
+
+    def __init__(self, folder: Path, kind: str, *, is_first: bool) -> None:
+        self.out, self._begun = folder / "out", folder / "begun"
+        self.spec = f"{kind}:{self.out / 'captions'}"
+        old = records_of(folder / "media", NAMES[:3])
+        self.records = [*old[:1], *records_of(folder / "media", NAMES, "second")[1:]]
+        self._compact = not is_first
+        self._begun.mkdir()
+        if not is_first:
+            run(self._begun, old, f"{kind}:{self._begun / 'captions'}", records_per_shard=2)
+
+    def reset(self) -> None:
+        if self.out.exists():
+            shutil.rmtree(self.out)
+        shutil.copytree(self._begun, self.out)
+
+    def go(self) -> list[Wants]:
+        return run(self.out, self.records, self.spec, records_per_shard=2, compact=self._compact)
+
+    def check(self) -> None:
+        check(self.out, self.spec, self.records)
+        assert self.go() == [Wants.DONE] * len(self.records)
+
+
+@pytest.fixture(params=[(kind, is_first) for kind in KINDS for is_first in (True, False)], ids=str)
+def runs(request: pytest.FixtureRequest, in_memory: Path) -> Runs:
+    kind, is_first = request.param
+    return Runs(in_memory, kind, is_first=is_first)
+
+
+@strides
+def test_killed_at_every_step(runs: Runs, stride: int) -> None:
+    for step, torn_bytes in stops(stride):
+        runs.reset()
+        was_killed = killed_at(step, runs.go, torn_bytes=torn_bytes)
+        if step % 3 == 0:
+            run(runs.out, [], runs.spec)
+            assert leftovers(runs.out) == [], "also where nothing is written again"
+        runs.go()
+        runs.check()
         if not was_killed:
             break
     assert step > 20, "the steps were counted"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_every_step_of_a_run_with_new_captions(tmp_path: Path, kind: str) -> None:
-    """Some captions are replaced, one medium was renamed, one is new, and the last shard grows."""
-    old = records_of(tmp_path / "media", NAMES[:3])
-    begun = tmp_path / "begun"
-    new = [*old[:1], *records_of(tmp_path / "media", NAMES, "second")[1:]]
-    out = tmp_path / "out"
-    spec = f"{kind}:{out / 'captions'}"
-    run(out, old, spec, records_per_shard=2)
-    out.rename(begun)
-    for step in itertools.count():
-        shutil.copytree(begun, out)
-        was_killed = killed_at(step, lambda: run(out, new, spec, records_per_shard=2), torn_bytes=step % 2 * 7)
-        run(out, new, spec, records_per_shard=2)
-        check(out, spec, new)
-        shutil.rmtree(out)
-        if not was_killed:
-            break
-    assert step > 20
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_full_at_every_step(tmp_path: Path, kind: str) -> None:
-    old = records_of(tmp_path / "media", NAMES[:3])
-    new = [*old[:1], *records_of(tmp_path / "media", NAMES, "second")[1:]]
-    for step in itertools.count():
-        out = tmp_path / f"out{step}"
-        spec = f"{kind}:{out / 'captions'}"
-        was_full = full_at(step, lambda out=out, spec=spec: run(out, old, spec, records_per_shard=2))
-        was_full |= full_at(step, lambda out=out, spec=spec: run(out, new, spec, records_per_shard=2))
-        run(out, new, spec, records_per_shard=2)
-        check(out, spec, new)
-        shutil.rmtree(out)
+@strides
+def test_full_at_every_step(runs: Runs, stride: int) -> None:
+    for step, _ in stops(stride):
+        runs.reset()
+        was_full = full_at(step, runs.go)
+        runs.go()
+        runs.check()
         if not was_full:
             break
     assert step > 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_again_and_again(tmp_path: Path, kind: str) -> None:
-    records = records_of(tmp_path / "media", [f"{number // 7}/{number}.png" for number in range(30)])
+def test_killed_again_and_again(in_memory: Path, kind: str) -> None:
+    records = records_of(in_memory / "media", [f"{number // 7}/{number}.png" for number in range(20)])
     chosen = random.Random(kind)
-    out = tmp_path / "out"
-    spec = f"{kind}:{out / 'captions'}"
+    spec = f"{kind}:{in_memory / 'out' / 'captions'}"
+
+    def work() -> None:
+        run(in_memory / "out", records, spec, records_per_shard=4)
+
     kills = 0
-    while killed_at(chosen.randrange(1, 60), lambda: run(out, records, spec, records_per_shard=4), torn_bytes=3):
+    while killed_at(chosen.randrange(5, 45), work, torn_bytes=3):
         kills += 1
         assert kills < 200, "every run gets a little further"
     assert kills > 2
-    check(out, spec, records)
+    check(in_memory / "out", spec, records)

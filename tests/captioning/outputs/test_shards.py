@@ -1,4 +1,4 @@
-"""Parquet and WebDataset: how records are spread, how shards grow and shrink, who else changed them."""
+"""Parquet and WebDataset: how records are spread over shards, which move to new ones, who else changed them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.captioning.outputs.helpers import (
     put,
     record,
     records_of,
+    rows_in,
     rows_of,
     run,
 )
@@ -40,16 +41,9 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def sizes(out: Path, kind: str) -> dict[str, int]:
-    """How many records each shard has."""
-    names = sorted(path.name for path in out.glob(f"*{SUFFIXES[kind]}"))
-    found = {}
-    for name in names:
-        others = [path.rename(out / f"{path.name}.x") for path in out.glob(f"*{SUFFIXES[kind]}") if path.name != name]
-        found[name] = len(rows_of(f"{kind}:{out}"))
-        for other in others:
-            other.rename(other.with_suffix(""))
-    return found
+def sizes(out: Path, kind: str) -> dict[int, int]:
+    """How many records each shard has, by its number."""
+    return {int(shard.stem): len(rows_in(shard)) for shard in sorted(out.glob(f"*{SUFFIXES[kind]}"))}
 
 
 def test_all_that_is_known_is_there(tmp_path: Path, out: Path, kind: str) -> None:
@@ -63,22 +57,38 @@ def test_all_that_is_known_is_there(tmp_path: Path, out: Path, kind: str) -> Non
         assert row == each.to_dict()
 
 
-def test_the_last_shard_grows(tmp_path: Path, out: Path, kind: str) -> None:
+def test_each_run_begins_a_new_shard_and_changes_no_old_one(tmp_path: Path, out: Path, kind: str) -> None:
     records = records_of(tmp_path, [f"{number}.png" for number in range(8)])
-    suffix = SUFFIXES[kind]
-    for upto, expected_sizes in ((2, [2]), (2, [2]), (4, [3, 1]), (8, [3, 3, 2])):
+    before: dict[Path, tuple[int, bytes]] = {}
+    for upto, expected_sizes in ((2, [2]), (2, [2]), (4, [2, 2]), (8, [2, 2, 3, 1])):
         run(tmp_path, records[:upto], f"{kind}:{out}")
-        assert sizes(out, kind) == {f"{number:06d}{suffix}": size for number, size in enumerate(expected_sizes)}
+        assert sizes(out, kind) == dict(enumerate(expected_sizes))
+        now = {path: (path.stat().st_ino, path.read_bytes()) for path in out.iterdir()}
+        assert before.items() <= now.items()
+        before = now
     assert [row["name"] for row in rows_of(f"{kind}:{out}")] == [each.item.name for each in records]
 
 
-def test_full_shards_are_left_alone(tmp_path: Path, out: Path, kind: str) -> None:
-    records = records_of(tmp_path, [f"{number}.png" for number in range(5)])
-    run(tmp_path, records[:4], f"{kind}:{out}")
-    first = out / f"000000{SUFFIXES[kind]}"
-    before = first.stat().st_ino, first.read_bytes()
-    run(tmp_path, records, f"{kind}:{out}")
-    assert (first.stat().st_ino, first.read_bytes()) == before
+def test_shards_that_are_not_full_are_merged_on_request(tmp_path: Path, out: Path, kind: str) -> None:
+    records = records_of(tmp_path, [f"{number}.png" for number in range(8)])
+    for upto in (2, 4, 8):
+        run(tmp_path, records[:upto], f"{kind}:{out}")
+    for _ in range(2):  # a second time, there is nothing to merge
+        run(tmp_path, records, f"{kind}:{out}", compact=True)
+        assert sizes(out, kind) == {2: 3, 4: 3, 5: 2}
+        assert captions_of(rows_of(f"{kind}:{out}")) == expected(records)
+    assert run(tmp_path, records, f"{kind}:{out}") == [Wants.DONE] * 8
+
+
+def test_merging_takes_new_captions_along(tmp_path: Path, out: Path, kind: str) -> None:
+    names = [f"{number}.png" for number in range(5)]
+    old, new = records_of(tmp_path, names), records_of(tmp_path, names, "second")
+    run(tmp_path, old[:2], f"{kind}:{out}")
+    run(tmp_path, old, f"{kind}:{out}")
+    mixed = [old[0], new[1], *old[2:]]
+    run(tmp_path, mixed, f"{kind}:{out}", compact=True)
+    assert list(sizes(out, kind).values()) == [3, 2]
+    assert captions_of(rows_of(f"{kind}:{out}")) == expected(mixed)
 
 
 def test_new_captions_leave_no_old_ones(tmp_path: Path, out: Path, kind: str) -> None:

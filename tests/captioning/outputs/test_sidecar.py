@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Mode, Sidecars, Wants
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
+from tests.captioning.kills import full_at, killed_at, needs_fork, stops, strides
 from tests.captioning.outputs.helpers import HARD_NAMES, leftovers, picture, put, record, records_of, run
-from tests.captioning.outputs.steps import full_at, killed_at
 
 
 def texts(folder: Path, suffix: str = ".txt") -> dict[str, str]:
@@ -269,12 +269,13 @@ def expected_texts(records: list[Record], mode: Mode) -> dict[str, str]:
     return {"a.txt": first, "A.JPG.txt": f"{two}\n", "a.png.txt": f"{three}\n", "new\nline.txt": last}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed process is made by a fork")
+@needs_fork
+@strides
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ends", [killed_at, full_at])
-def test_stopped_at_every_step(tmp_path: Path, mode: Mode, ends) -> None:
-    for step in itertools.count():
-        out = tmp_path / str(step)
+def test_stopped_at_every_step(in_memory: Path, mode: Mode, ends: Callable[..., bool], stride: int) -> None:
+    for step, _ in stops(stride):
+        out = in_memory / str(step)
         records = records_of(out, SIDECAR_NAMES)
         person(out)
         was_stopped = ends(step, lambda out=out, records=records: run(out, records, "sidecar", mode=mode))
@@ -287,15 +288,15 @@ def test_stopped_at_every_step(tmp_path: Path, mode: Mode, ends) -> None:
     assert step > 15
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed process is made by a fork")
-def test_leftovers_of_items_that_are_gone_are_removed(tmp_path: Path) -> None:
+@needs_fork
+def test_leftovers_of_items_that_are_gone_are_removed(in_memory: Path) -> None:
     """The killed write is never done again, so the next run has to clean up by itself."""
-    mine, seen = one(tmp_path), False
-    for step in range(60):
-        killed_at(step, lambda: run(tmp_path, [mine], "sidecar"))
-        seen |= leftovers(tmp_path) != []
-        run(tmp_path, [], "sidecar")
-        assert leftovers(tmp_path) == []
-        shutil.rmtree(tmp_path / ".qwen35mm")
-        (tmp_path / "a.txt").unlink(missing_ok=True)
+    mine, seen = one(in_memory), False
+    for step in range(20):
+        killed_at(step, lambda: run(in_memory, [mine], "sidecar"))
+        seen |= leftovers(in_memory) != []
+        run(in_memory, [], "sidecar")
+        assert leftovers(in_memory) == []
+        shutil.rmtree(in_memory / ".qwen35mm")
+        (in_memory / "a.txt").unlink(missing_ok=True)
     assert seen, "some kill left something"

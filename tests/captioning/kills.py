@@ -1,7 +1,7 @@
 """Stops at every step of a run: what goes to the disk is counted, and at a chosen count something happens.
 
 A step is before and after a transaction of the manifest, before a file's bytes are put on the disk, where a kill may
-also have torn them, and before a file gets or loses a name.
+also have torn them, and before a file gets or loses a name. The process that is killed is forked from the test's.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from qwen35mm.errors import OutputError
 Step = Literal["begin", "committed", "sync", "replace", "link", "unlink"]
 _KILLED = 99
 
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="a process that is killed is made by a fork")
+# Steps from one stop to the next. A run has some sixty of them.
+strides = pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+
 
 @contextlib.contextmanager
-def counted(at_step: Callable[[Step, int], None]) -> Iterator[None]:
+def _counted(at_step: Callable[[Step, int], None]) -> Iterator[None]:
     """Calls `at_step` at every step; the number is a descriptor before `sync`, else 0."""
     with pytest.MonkeyPatch.context() as patch:
         fsync, writing = os.fsync, Manifest.writing
@@ -41,20 +45,19 @@ def counted(at_step: Callable[[Step, int], None]) -> Iterator[None]:
                 yield connection
             at_step("committed", 0)
 
+        def before(function: Callable[..., Any], kind: Step) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                at_step(kind, 0)
+                return function(*arguments, **options)
+
+            return call
+
         patch.setattr(os, "fsync", counted_fsync)
         patch.setattr(Manifest, "writing", counted_writing)
-        patch.setattr(Path, "replace", _counted(Path.replace, lambda: at_step("replace", 0)))
-        patch.setattr(Path, "unlink", _counted(Path.unlink, lambda: at_step("unlink", 0)))
-        patch.setattr(os, "link", _counted(os.link, lambda: at_step("link", 0)))
+        patch.setattr(Path, "replace", before(Path.replace, "replace"))
+        patch.setattr(Path, "unlink", before(Path.unlink, "unlink"))
+        patch.setattr(os, "link", before(os.link, "link"))
         yield
-
-
-def _counted(function: Callable[..., Any], at_step: Callable[[], None]) -> Callable[..., Any]:
-    def call(*arguments: Any, **options: Any) -> Any:
-        at_step()
-        return function(*arguments, **options)
-
-    return call
 
 
 def killed_at(step: int, work: Callable[[], object], *, torn_bytes: int = 0) -> bool:
@@ -76,7 +79,7 @@ def killed_at(step: int, work: Callable[[], object], *, torn_bytes: int = 0) -> 
                     os.ftruncate(descriptor, max(0, found.st_size - torn_bytes))
                 os._exit(_KILLED)
 
-            with counted(at_step):
+            with _counted(at_step):
                 work()
             status = 0
         finally:
@@ -97,7 +100,7 @@ def full_at(step: int, work: Callable[[], object]) -> bool:
             raise OutputError("The disk is full.", errno.ENOSPC)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with counted(at_step):
+    with _counted(at_step):
         try:
             work()
         except OutputError as error:
@@ -105,3 +108,11 @@ def full_at(step: int, work: Callable[[], object]) -> bool:
                 raise
             return True
     return False
+
+
+def stops(stride: int) -> Iterator[tuple[int, int]]:
+    """Steps, so far apart, each with the bytes that are torn there."""
+    for step in itertools.count(0, stride):
+        yield step, step % 2 * 5
+        if stride == 1:
+            yield step, (step + 1) % 2 * 5

@@ -1,21 +1,23 @@
-"""Conversations that are kept: the tree of messages, its database, the files by content, archives.
+"""What a chat is, however it is drawn.
 
-tree          Node, Attachment, Conversation, Tree: plain values
-store         ConversationStore: who has which conversations; SQLite
-media         MediaStore: files by their SHA-256
-archive       export and import: ZIP with JSON and the files; markdown, archive_reader are its parts
-documents     text and PDF files as context
-plan_json, node_json    the JSON forms, checked when read
-database, schema, rows  SQLite: connection, tables, rows; inside a store only
-media_references, owner_settings    parts of ConversationStore
+records, tree     Node, Attachment, Conversation as they are kept; Tree
+store, media      ConversationStore: who has which conversations; MediaStore: files by their SHA-256
+database, tables  SQLite
+archive           export and import: ZIP with JSON and the files; markdown, archive_reader are its parts
+documents         text and PDF files as context
+prompting         from the messages that a person sees to those that the model gets
+drafts, settings  what a message will cost, and what would fit
+turns             a question with its reply, from what was sent to the store
+replies, reply    replies in progress
 """
 
 from __future__ import annotations
 
 from qwen35mm.chat.archive import export_markdown, export_zip, import_zip
 from qwen35mm.chat.media import MediaStore
+from qwen35mm.chat.records import Attachment, AttachmentKind, Conversation, Node, ReplyStatus, Role
 from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.chat.tree import Attachment, AttachmentKind, Conversation, Node, ReplyStatus, Role, Tree
+from qwen35mm.chat.tree import Tree
 
 __all__ = [
     "Attachment",

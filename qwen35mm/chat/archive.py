@@ -29,21 +29,38 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from qwen35mm.chat.archive_reader import MAX_FILES, ArchiveReader, shown
 from qwen35mm.chat.markdown import export_markdown, markdown, media_names
-from qwen35mm.chat.node_json import is_time, node_from_json, node_to_json
+from qwen35mm.chat.records import Conversation, Id, Node, Time, node_values, place_of, read_node
 from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.chat.tree import Conversation, Node, Tree
+from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
 
 __all__ = ["export_markdown", "export_zip", "import_zip"]
 
 _FORMAT = "qwen35mm-conversation"
 _VERSION = 1
-_KEYS = {"format", "version", "title", "created_s", "updated_s", "head", "first", "settings", "messages"}
 _PIECE_BYTES = 1 << 20
 _MAX_TITLE_BYTES = 150
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+class _Conversation(BaseModel):
+    """A JSON file; its messages are read one by one."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    format: str
+    version: int
+    title: str
+    created_s: Time
+    updated_s: Time
+    head: Id | None
+    first: Id | None
+    settings: dict[str, Any]
+    messages: list[Any]
 
 
 def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[str], stream: BinaryIO) -> None:
@@ -93,7 +110,7 @@ def import_zip(store: ConversationStore, owner: str, stream: BinaryIO, *, max_by
         store.insert(owner, renewed())
     except BaseException:
         with contextlib.suppress(StorageError):
-            store.discard(new_digests)
+            store.media.discard(new_digests)
         raise
     return imported
 
@@ -103,7 +120,7 @@ def _write(store: ConversationStore, owner: str, conversation_ids: Iterable[str]
     titles: dict[str, int] = {}
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for num_conversations, conversation_id in enumerate(dict.fromkeys(conversation_ids)):
-            conversation, tree = store.snapshot(owner, conversation_id)
+            conversation, tree = store.read(owner, conversation_id)
             names = media_names((file for node in tree.nodes.values() for file in node.attachments), names)
             if 2 * num_conversations + len(names) + 2 > MAX_FILES:
                 raise ArchiveError("These are too many conversations and files for one archive. Export fewer at once.")
@@ -118,7 +135,7 @@ def _to_json(conversation: Conversation, tree: Tree) -> str:
     values: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, **vars(conversation)}
     del values["id"]
     values["settings"] = dict(conversation.settings)
-    values["messages"] = [node_to_json(node) for node in tree.nodes.values()]
+    values["messages"] = [node_values(node) for node in tree.nodes.values()]
     return json.dumps(values, ensure_ascii=False, allow_nan=False, indent=1)
 
 
@@ -143,20 +160,16 @@ def _read(archive: ArchiveReader, name: str) -> tuple[Conversation, Tree]:
 
 
 def _from_json(values: dict[str, Any]) -> tuple[Conversation, Tree]:
-    if set(values) != _KEYS or not isinstance(values["messages"], list):
-        raise ConversationDataError(f"It must be an object with the keys {', '.join(sorted(_KEYS))}.")
-    tree = Tree(map(node_from_json, values["messages"]))
-    title, settings = values["title"], values["settings"]
-    times = [values["created_s"], values["updated_s"]]
-    if not isinstance(title, str) or not isinstance(settings, dict):
-        raise ConversationDataError("Its title must be a text, its settings an object.")
-    if not all(map(is_time, times)):
-        raise ConversationDataError("Its times must be numbers of seconds since 1970.")
-    for key in ("head", "first"):
-        if values[key] is not None and not (isinstance(values[key], str) and values[key] in tree.nodes):
-            raise ConversationDataError(f"Its {key} is no message of it.")
-    conversation = Conversation("", title, times[0], times[1], values["head"], settings, values["first"])
-    return conversation, tree
+    try:
+        read = _Conversation.model_validate(values)
+    except ValidationError as error:
+        raise ConversationDataError(f"Its {place_of(error)} is missing, or is of another form.") from None
+    tree = Tree(map(read_node, read.messages))
+    for name, node_id in (("head", read.head), ("first", read.first)):
+        if node_id is not None and node_id not in tree.nodes:
+            raise ConversationDataError(f"Its {name} is no message of it.")
+    kept = read.model_dump(exclude={"format", "version", "messages"})
+    return Conversation(id="", **kept), tree
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

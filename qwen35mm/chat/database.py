@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.chat.schema import MIGRATIONS
 from qwen35mm.errors import StorageError
 
 _BUSY_TIMEOUT_S = 10.0
@@ -55,7 +54,7 @@ class Database:
         migrations: the statements of each version of its tables; the format's version is their number.
     """
 
-    def __init__(self, path: Path, *, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:
+    def __init__(self, path: Path, *, migrations: Sequence[Sequence[str]]) -> None:
         self._path = path
         self._migrations = migrations
         self._connection: sqlite3.Connection | None = None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import bisect
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.media import MediaStore
 from qwen35mm.chat.prompting import prompt_messages, with_names
+from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.say import Said, say, size, tokens
 from qwen35mm.chat.settings import Settings
-from qwen35mm.chat.tree import Attachment, Node
 from qwen35mm.errors import PromptError
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlan, MediaProcessor, VideoProcessing
 from qwen35mm_preprocess.budget import with_frames
@@ -251,22 +251,3 @@ def _cost(attachment: Attachment) -> dict[str, Any]:
         view["num_tokens"] = plan.num_prompt_tokens
         view["seconds"] = plan.duration_s
     return view
-
-
-def read_attachments(values: object) -> tuple[Attachment, ...]:
-    """Attachments as the page names them: digest, kind and name; their sizes are looked up.
-
-    Raises:
-        PromptError: they are of another form.
-    """
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise PromptError("The attachments of a message must be a list.")
-    read = []
-    for value in values:
-        named = isinstance(value, Mapping) and all(
-            isinstance(value.get(key), str) for key in ("digest", "kind", "name")
-        )
-        if not named or value["kind"] not in ("image", "video", "text"):
-            raise PromptError("An attachment must be an object with a digest, a kind and a name.")
-        read.append(Attachment(value["digest"], value["kind"], value["name"][:255], 0))
-    return tuple(read)

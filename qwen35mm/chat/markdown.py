@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 
-from qwen35mm.chat.tree import Attachment, Node, Tree
+from qwen35mm.chat.records import Attachment, Node
+from qwen35mm.chat.tree import Tree
 
 _EXTENSION = re.compile(r"\.([a-z0-9]{1,8})")
 _SPEAKERS = {"user": "You", "assistant": "Assistant"}

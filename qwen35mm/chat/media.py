@@ -1,4 +1,4 @@
-"""Files by their content: a file that is sent twice, by whomever, is kept once.
+"""Files by their content, and whose they are: a file that is sent twice, by whomever, is kept once.
 
     <folder>/<first two digits>/<SHA-256 of the bytes>
 
@@ -10,27 +10,41 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from qwen35mm.chat.database import is_full, make_folder
-from qwen35mm.chat.node_json import DIGEST
+from qwen35mm.chat.database import Database, is_full, make_folder
+from qwen35mm.chat.records import DIGEST
 from qwen35mm.errors import ConversationDataError, FileTooLargeError, NotFoundError, StorageError
 
 _PIECE_BYTES = 1 << 20
+_HELD_S = 24 * 3600.0
+# Writers wait while files are deleted, so not for many at once.
+_DELETED_AT_ONCE = 64
 _TEMPORARY = ".writing-"
 # A file that is written has been touched within this time; an older one was left by a process that is gone.
 _LEFTOVER_AGE_S = 3600.0
 
 
 class MediaStore:
-    """The files under `folder`, which is made (mode 0700) with the first one. Usable from any thread and process."""
+    """The files under `folder`, which is made (mode 0700) with the first one. Usable from any thread and process.
 
-    def __init__(self, folder: Path) -> None:
+    A file is kept for the messages that have it, and for those who hold it because they are about to send it. Whoever
+    gives one away asks `is_of` first.
+
+    Args:
+        database: the store's, which knows both.
+    """
+
+    def __init__(self, folder: Path, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
+        self._database = database
+        self._clock = clock
 
     def add(self, stream: BinaryIO, *, max_bytes: int, digest: str | None = None) -> tuple[str, int]:
         """Keeps what is left to read of `stream`; returns its digest and its length in bytes.
@@ -62,7 +76,7 @@ class MediaStore:
 
     def path(self, digest: str) -> Path:
         """Where a file is, or would be. Raises ConversationDataError for what is no digest."""
-        if DIGEST.fullmatch(digest) is None:
+        if re.fullmatch(DIGEST, digest) is None:
             raise ConversationDataError("A file's digest must be 64 hex digits.")
         return self._folder / digest[:2] / digest
 
@@ -90,7 +104,7 @@ class MediaStore:
         """The digests of the files that were added, or added again, at least `min_age_s` ago."""
         newest_s = time.time() - min_age_s
         for path in self._folder.glob("??/*"):
-            if DIGEST.fullmatch(path.name) and _is_older(path, newest_s):
+            if re.fullmatch(DIGEST, path.name) and _is_older(path, newest_s):
                 yield path.name
 
     def remove_leftovers(self) -> int:
@@ -103,6 +117,65 @@ class MediaStore:
                     path.unlink()
                     num_removed += 1
         return num_removed
+
+    def hold(self, owner: str, digest: str) -> None:
+        """Marks an upload as this owner's, until a message with it is added, `release`, or for a day.
+
+        Raises:
+            NotFoundError: the file is not there (any more): add it again.
+        """
+        with self._database.writing() as connection:
+            # Files are deleted in a writing transaction, so a file that is seen here stays.
+            if digest not in self:
+                raise NotFoundError("This file is not kept any more. Add it again.")
+            connection.execute(
+                "INSERT OR REPLACE INTO held (owner, digest, since_s) VALUES (?, ?, ?)", (owner, digest, self._clock())
+            )
+
+    def release(self, owner: str, digest: str) -> None:
+        """Takes `hold` back; nothing happens where there is none."""
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM held WHERE owner = ? AND digest = ?", (owner, digest))
+
+    def is_of(self, owner: str, digest: str) -> bool:
+        """Whether this owner may see a file: one of the owner's messages has it, or it is held."""
+        with self._database.reading() as connection:
+            row = connection.execute(
+                "SELECT EXISTS (SELECT 1 FROM attachments AS a JOIN nodes AS n ON n.id = a.node "
+                "JOIN conversations AS c ON c.id = n.conversation WHERE a.digest = ? AND c.owner = ?) "
+                "OR EXISTS (SELECT 1 FROM held WHERE owner = ? AND digest = ? AND since_s > ?)",
+                (digest, owner, owner, digest, self._clock() - _HELD_S),
+            ).fetchone()
+        return bool(row[0])
+
+    def collect_garbage(self, min_age_s: float = 3600.0) -> int:
+        """Deletes the files that no message has and nobody holds, and what killed writers left.
+
+        Args:
+            min_age_s: a file that was added (again) later than this stays: it may be about to be held.
+
+        Returns:
+            How many files were deleted.
+        """
+        num_deleted = self.remove_leftovers()
+        old = self.older_than(min_age_s)
+        while digests := list(islice(old, _DELETED_AT_ONCE)):
+            num_deleted += self.discard(digests)
+        # Last, since the database may need the room that the files took.
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM held WHERE since_s <= ?", (self._clock() - _HELD_S,))
+        return num_deleted
+
+    def discard(self, digests: Iterable[str]) -> int:
+        """Deletes those of the files that no message has and nobody holds; returns how many."""
+        used = (
+            "SELECT EXISTS (SELECT 1 FROM attachments WHERE digest = ?) "
+            "OR EXISTS (SELECT 1 FROM held WHERE digest = ? AND since_s > ?)"
+        )
+        with self._database.writing() as connection:
+            held_since_s = self._clock() - _HELD_S
+            rows = [(digest, connection.execute(used, (digest, digest, held_since_s)).fetchone()) for digest in digests]
+            return sum(self.delete(digest) for digest, (is_used,) in rows if not is_used)
 
     def _put(self, temporary: Path, path: Path, num_bytes: int) -> None:
         make_folder(path.parent)

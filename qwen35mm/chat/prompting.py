@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from qwen35mm.chat.documents import as_context
 from qwen35mm.chat.media import MediaStore
-from qwen35mm.chat.tree import Attachment, Node, Tree
+from qwen35mm.chat.records import Attachment, Node
+from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import PromptError
 from qwen35mm.prompt import Image, Message, Part, Text, Video
 from qwen35mm_preprocess import MediaPlan

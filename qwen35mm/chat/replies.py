@@ -11,10 +11,8 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 
 from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.chat.reply import BUG_MESSAGE, Reply, ReplyState, Work
+from qwen35mm.chat.reply import Reply, ReplyState, Work
 from qwen35mm.chat.store import ConversationStore
-
-__all__ = ["BUG_MESSAGE", "GRACE_S", "HEARTBEAT_S", "Replies", "Reply", "Work"]
 
 logger = logging.getLogger(__name__)
 

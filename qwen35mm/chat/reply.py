@@ -12,8 +12,8 @@ from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.prompting import num_media, pin, with_names
+from qwen35mm.chat.records import Node
 from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.tree import Attachment, Node
 from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, Result, TextDelta
 from qwen35mm.errors import ContextTooLongError, Qwen35mmError, StorageError
 from qwen35mm.prompt import Message
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 UPDATE_INTERVAL_S = 1 / 15
 
 BUG_MESSAGE = "Something went wrong inside the program; its log has the details. You can try again."
-
-_SAVED = ("text", "reasoning", "thinking_s", "status", "error", "notes", "stats")
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Reply:
         self._progress: Progress | None = None
         self._thinking_since_s: float | None = None
         self._shown = self._stored = work.node
-        self._pins: dict[str, tuple[Attachment, ...]] = {}
+        self._pinned: dict[str, Node] = {}
         self._saving = threading.Lock()
         self._unsaved: str | None = None
         self._too_long = False
@@ -205,8 +203,8 @@ class Reply:
             mine = [next(plans) for _ in range(num_media(node))]
             pinned = pin(node, mine)
             if pinned.attachments != node.attachments:
-                self._pins[node.id] = pinned.attachments
-            if node is question or node.id in self._pins:
+                self._pinned[node.id] = pinned
+            if node is question or node.id in self._pinned:
                 for note in (note for plan in mine for note in plan.notes):
                     fresh[with_names(note, node.attachments)] = None
         files = [attachment for node in self.work.path for attachment in node.attachments]
@@ -237,15 +235,12 @@ class Reply:
         """Stores what isn't yet; in a thread, and whichever comes last writes the newest state."""
         with self._saving:
             node = self.node
-            changed = {
-                name: getattr(node, name) for name in _SAVED if getattr(node, name) != getattr(self._stored, name)
-            }
             try:
-                for node_id in list(self._pins):
-                    self._store.update(self.work.owner, node_id, attachments=self._pins[node_id])
-                    del self._pins[node_id]
-                if changed:
-                    self._store.update(self.work.owner, node.id, **changed)
+                for node_id in list(self._pinned):
+                    self._store.update(self.work.owner, self._pinned[node_id])
+                    del self._pinned[node_id]
+                if node != self._stored:
+                    self._store.update(self.work.owner, node)
             except StorageError as error:
                 # A full disk doesn't end the reply, but it isn't hidden. The next time writes all that is missing.
                 if self._unsaved is None:

@@ -3,82 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
 
+from qwen35mm.chat.records import Node
 from qwen35mm.errors import ConversationDataError, NotFoundError
-from qwen35mm_preprocess import MediaPlan
-
-Role = Literal["user", "assistant"]
-ReplyStatus = Literal["running", "finished", "length", "stopped", "failed"]
-AttachmentKind = Literal["image", "video", "text"]
-
-
-@dataclass(frozen=True)
-class Attachment:
-    """A file that was sent with a message.
-
-    digest      hex SHA-256 of the file's bytes: its key in the media store
-    name        the file's name as the person knows it; shown, never used as a path
-    plan        what an image or a video costs in the prompt, fixed when it was sent
-    """
-
-    digest: str
-    kind: AttachmentKind
-    name: str
-    num_bytes: int
-    plan: MediaPlan | None = None
-
-
-@dataclass(frozen=True)
-class Node:
-    """One message.
-
-    id          32 hex digits
-    parent      the message before it; None for a first one, of which an edited conversation has several
-    created_s   seconds since the epoch
-    reasoning   a reply's thinking, without its marks
-    thinking_s  seconds that the thinking took
-    status      how a reply ended; "finished" for a message of the user
-    error       why it failed, in words for a person
-    notes       what a person should know of it: media that were reduced, a limit that was reached
-    stats       of a reply: any JSON object
-    model       the name of the model that wrote it
-    """
-
-    id: str
-    parent: str | None
-    role: Role
-    created_s: float
-    text: str = ""
-    reasoning: str = ""
-    thinking_s: float | None = None
-    status: ReplyStatus = "finished"
-    error: str | None = None
-    notes: tuple[str, ...] = ()
-    attachments: tuple[Attachment, ...] = ()
-    stats: Mapping[str, Any] | None = None
-    model: str | None = None
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What is kept of a conversation beside its messages.
-
-    updated_s   when a message was last added, changed or deleted, in seconds since the epoch
-    head        the leaf that is shown; None when there is no message
-    settings    any JSON object
-    first       the oldest message that prompts still hold; None for all
-    """
-
-    id: str
-    title: str
-    created_s: float
-    updated_s: float
-    head: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    first: str | None = None
 
 
 class Tree:

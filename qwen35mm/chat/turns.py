@@ -1,114 +1,341 @@
-"""A question with the reply that begins: how both come into the store together, and the question for a summary."""
+"""Turns: from what a person sends to a question in the store and a reply that begins."""
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import contextlib
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
 
 from qwen35mm.chat.archive import export_markdown
+from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.drafts import Draft, Drafts
+from qwen35mm.chat.prompting import prompt_messages, prompt_path, prompt_path_before
+from qwen35mm.chat.records import Attachment, AttachmentKind, Conversation, Node
+from qwen35mm.chat.replies import Replies, Work
+from qwen35mm.chat.say import say
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.chat.tree import Attachment, Conversation, Node, Tree
-from qwen35mm.errors import RequestError, StorageError
+from qwen35mm.chat.tree import Tree
+from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
 
+MAX_TEXT_CHARS = 2_000_000
+MAX_ATTACHMENTS = 64
+_MAX_NAME_CHARS = 255
+_TITLE_CHARS = 60
 _SUMMARISE = (
     "Summarise the attached conversation so that it can be gone on with from your summary alone. Keep names, numbers, "
     "decisions, what was seen in pictures and videos, and what is still open. Write nothing else."
 )
 
 
+class TooLongError(RequestError):
+    """A message that doesn't fit into the context: it takes `num_tokens`, and `offers` are what would fit."""
+
+    def __init__(self, message: str, num_tokens: int, offers: Sequence[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
+        self.offers = list(offers)
+
+
 @dataclass(frozen=True)
-class Turn:
-    """What is about to be stored and answered.
+class Person:
+    """Whose things these are.
 
     Attributes:
-        conversation: with the settings that it will have.
-        path: the messages before the question that the prompt holds.
-        is_new: whether the conversation begins with it.
-        is_asked: whether the question is in the store already.
-        is_summary: whether later prompts begin with the reply.
+        owner: what conversations are kept under.
+        tenant: what cached words and pictures are kept apart by; None where one person has the machine.
+        max_replies: replies in progress at one time.
     """
 
-    conversation: Conversation
-    path: tuple[Node, ...]
-    question: Node
-    is_new: bool = False
-    is_asked: bool = False
-    is_summary: bool = False
+    owner: str
+    tenant: str | None = None
+    max_replies: int = 4
 
 
-def store_turn(store: ConversationStore, owner: str, turn: Turn, reply: Node) -> None:
-    """Stores the turn with its reply, which is then shown.
+class SentFile(BaseModel):
+    """A file of a message, as a page names it."""
 
-    Raises:
-        StorageError: it can't be stored; nothing is changed.
+    digest: str
+    kind: AttachmentKind
+    name: str
+
+
+class Question(BaseModel):
+    """A message that is to be sent.
+
+    Attributes:
+        conversation: None begins a new one.
+        parent: the message before it; another one than the last begins a branch. None is a first message.
+        settings: None are the conversation's.
     """
-    mine, question = turn.conversation, turn.question
-    if turn.is_new:
-        first = reply.id if turn.is_summary else None
-        store.insert(owner, [(replace(mine, head=reply.id, first=first), Tree([question, reply]))])
-        _try(lambda: [store.release(owner, attachment.digest) for attachment in question.attachments])
-        return
-    before = store.get(owner, mine.id)
-    with contextlib.ExitStack() as undo:
-        if dict(before.settings) != dict(mine.settings):
-            store.set_settings(owner, mine.id, mine.settings)
-            undo.callback(_try, lambda: store.set_settings(owner, mine.id, before.settings))
-        if not turn.is_asked:
-            store.add(owner, mine.id, question)
-            undo.callback(_try, lambda: _take_back(store, owner, before, question))
-        store.add(owner, mine.id, reply)
-        undo.callback(_try, lambda: _take_back(store, owner, before, reply))
-        if turn.is_summary:
-            store.set_first(owner, mine.id, reply.id)
-        undo.pop_all()
+
+    conversation: str | None = None
+    parent: str | None = None
+    text: str = ""
+    attachments: list[SentFile] = []
+    settings: dict[str, Any] | None = None
 
 
-def summary_question(
-    store: ConversationStore, drafts: Drafts, owner: str, title: str, path: Sequence[Node], settings: Settings
-) -> Node:
-    """Asks for a summary of a conversation, as a text file with its newest messages: as many as fit.
+class Turns:
+    """Begins, continues and ends the replies of people over a backend.
 
-    Raises:
-        RequestError: there are none, or not even the last one fits.
+    Every method takes the person first, and touches nobody else's things. All run in the server's event loop; what
+    takes time runs in threads.
+
+    Args:
+        backend: answers.
+        store: keeps everything.
+        replies: the replies in progress.
+        larger_context: the largest context, up to a limit, that could be had instead; None where it stays as it is.
     """
-    if not path:
-        raise RequestError("There is nothing to sum up yet.")
 
-    def ask(start: int) -> Node:
-        messages = Tree([replace(path[start], parent=None), *path[start + 1 :]])
-        data = export_markdown(messages, path[-1].id, title).encode()
-        digest, num_bytes = store.media.add(io.BytesIO(data), max_bytes=len(data))
-        store.hold(owner, digest)
-        file = Attachment(digest, "text", f"{title or 'conversation'}.md", num_bytes)
-        return Node(new_id(), None, "user", time.time(), text=_SUMMARISE, attachments=(file,))
+    def __init__(
+        self,
+        backend: ChatBackend,
+        store: ConversationStore,
+        replies: Replies,
+        larger_context: Callable[[int], Awaitable[int | None]] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._larger_context = larger_context
+        self._store = store
+        self._replies = replies
+        self.drafts = Drafts(backend, store.media)
+        self._places: list[tuple[str, str | None]] = []
 
-    def fits(start: int) -> bool:
-        question = ask(start)
-        fitting = drafts.fits(Draft((), question, settings))
-        store.release(owner, question.attachments[0].digest)
-        return fitting
+    async def measure(self, person: Person, question: Question) -> dict[str, Any]:
+        """What a message would cost; see `Drafts.measure`."""
+        cost = await asyncio.to_thread(lambda: self.drafts.measure(self._draft(person, question)[0]))
+        if not cost["fits"]:
+            await self._offer_larger_context(cost["offers"], cost["tokens"]["all"])
+        return cost
 
-    start = bisect.bisect_left(range(len(path)), True, key=fits)
-    if start == len(path):
-        raise RequestError("Not even the last message fits into the context: begin a new chat.")
-    return ask(start)
+    async def send(self, person: Person, question: Question) -> tuple[str, str]:
+        """Adds a message, and a reply that begins when it is watched; ids of conversation and reply.
+
+        Raises:
+            TooLongError: it doesn't fit into the context.
+            MediaError: an attached file can't be read.
+            RequestError: a reply of this conversation, or too many of this person, are in progress.
+            StorageError: it can't be stored; nothing is changed.
+        """
+
+        def store() -> Work:
+            draft, conversation = self._prepared(person, question)
+            if conversation is None:
+                return self._begin_new(person, _title(draft.node), draft.settings, draft.node)
+            settings = draft.settings.values
+            reply = self._reply_to(draft.node)
+            work = self._work(person, replace(conversation, settings=settings), (*draft.path, draft.node), reply)
+            self._store.add(person.owner, conversation.id, draft.node, reply, settings=settings)
+            return work
+
+        try:
+            return await self._begin(person, question.conversation, store)
+        except TooLongError as error:
+            await self._offer_larger_context(error.offers, error.num_tokens)
+            raise
+
+    async def answer_again(self, person: Person, conversation_id: str, question_id: str) -> str:
+        """Another reply to a message, beside those it has; its id. Raises what `send` does."""
+
+        def store() -> Work:
+            conversation, tree = self._store.read(person.owner, conversation_id)
+            path = prompt_path(tree.path(question_id), conversation.first)
+            if path[-1].role != "user":
+                raise PromptError("Only a question can be answered.")
+            is_summary = any(reply.id == conversation.first for reply in tree.children(question_id))
+            reply = self._reply_to(path[-1])
+            work = self._work(person, conversation, path, reply)
+            self._store.add(person.owner, conversation_id, reply, first=reply.id if is_summary else None)
+            return work
+
+        return (await self._begin(person, conversation_id, store))[1]
+
+    async def go_on(self, person: Person, conversation_id: str, reply_id: str) -> str:
+        """Continues a reply that was stopped or cut off; its id. Raises what `send` does."""
+
+        def store() -> Work:
+            conversation, tree = self._store.read(person.owner, conversation_id)
+            # A summary is what later prompts begin with; its own begins with what it sums up.
+            first = None if conversation.first == reply_id else conversation.first
+            path = prompt_path(tree.path(reply_id), first)
+            node = path[-1]
+            if node.role != "assistant" or node.status == "finished" or not (node.text or node.reasoning):
+                raise PromptError("Only an answer that was stopped, or cut off by a limit, can be continued.")
+            # What it cost so far is kept until the rest is there; then its numbers are the rest's.
+            work = self._work(person, conversation, path, replace(node, status="running", error=None))
+            self._store.update(person.owner, work.node)
+            return work
+
+        return (await self._begin(person, conversation_id, store))[1]
+
+    async def summarise(self, person: Person, conversation_id: str) -> tuple[str, str]:
+        """Begins a new conversation with a summary of this one; ids of it and of the summary, a reply in progress.
+
+        Raises what `send` does.
+        """
+
+        def store() -> Work:
+            conversation, tree = self._store.read(person.owner, conversation_id)
+            settings = Settings.kept(conversation.settings)
+            question = self._summary_question(person, conversation, tree, settings)
+            title = f"After: {conversation.title}"[:_TITLE_CHARS]
+            return self._begin_new(person, title, settings, question, is_summary=True)
+
+        return await self._begin(person, None, store)
+
+    async def stop(self, person: Person, conversation_id: str, node_ids: Container[str] | None = None) -> None:
+        """Ends a conversation's replies in progress, or those among `node_ids`; returns when their ends are stored."""
+        for reply in self._replies.of(person.owner, conversation_id):
+            if node_ids is None or reply.node.id in node_ids:
+                await reply.stop()
+
+    async def _begin(self, person: Person, conversation_id: str | None, store: Callable[[], Work]) -> tuple[str, str]:
+        """Adds the reply of what was stored to those in progress; ids of conversation and reply."""
+        with self._place(person, conversation_id):
+            work = await asyncio.to_thread(store)
+            self._replies.add(work)
+        return work.conversation_id, work.node.id
+
+    def _begin_new(
+        self, person: Person, title: str, settings: Settings, question: Node, *, is_summary: bool = False
+    ) -> Work:
+        reply = self._reply_to(question)
+        first = reply.id if is_summary else None
+        now_s = time.time()
+        conversation = Conversation(new_id(), title, now_s, now_s, reply.id, settings.values, first)
+        work = self._work(person, conversation, [question], reply)
+        self._store.insert(person.owner, [(conversation, Tree([question, reply]))])
+        return work
+
+    def _prepared(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
+        """A message that fits, with its media planned, and its conversation; nothing is stored yet."""
+        draft, conversation = self._draft(person, question)
+        if not draft.node.text.strip() and not draft.node.attachments:
+            raise PromptError("Type a question, or add a picture or a video.")
+        draft = self.drafts.plan(draft)
+        room = self.drafts.room(draft)
+        if not room["fits"]:
+            num_all, context = room["tokens"]["all"], room["tokens"]["context"]
+            raise TooLongError(
+                f"This conversation would take {num_all:,} tokens, and the context holds {context:,} with the answer.",
+                num_all,
+                room["offers"],
+            )
+        return draft, conversation
+
+    def _draft(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
+        if len(question.text) > MAX_TEXT_CHARS:
+            raise PromptError(f"A message's text has at most {MAX_TEXT_CHARS:,} characters; attach the rest as files.")
+        if len(question.attachments) > MAX_ATTACHMENTS:
+            raise PromptError(f"A message has at most {MAX_ATTACHMENTS} files; got {len(question.attachments)}.")
+        attachments = tuple(self._attached(person, file) for file in question.attachments)
+        node = _node(question.parent, "user", text=question.text, attachments=attachments)
+        if question.conversation is None:
+            if question.parent is not None:
+                raise PromptError("A new conversation has no messages before its first.")
+            return Draft((), node, Settings.read(question.settings or {})), None
+        conversation, tree = self._store.read(person.owner, question.conversation)
+        kept = question.settings is None
+        settings = Settings.kept(conversation.settings) if kept else Settings.read(question.settings)
+        known = tuple(attachment for each in tree.nodes.values() for attachment in each.attachments)
+        path = prompt_path_before(tree, question.parent, conversation.first)
+        return Draft(tuple(path), node, settings, known), conversation
+
+    def _attached(self, person: Person, file: SentFile) -> Attachment:
+        media = self._store.media
+        if not media.is_of(person.owner, file.digest):
+            raise NotFoundError(f"The file {file.name!r} isn't there any more: attach it again.")
+        with media.open(file.digest) as stream:
+            return Attachment(file.digest, file.kind, file.name[:_MAX_NAME_CHARS], stream.seek(0, 2))
+
+    def _summary_question(self, person: Person, conversation: Conversation, tree: Tree, settings: Settings) -> Node:
+        """Asks for a summary of a conversation, as a text file with its newest messages: as many as fit.
+
+        Raises:
+            RequestError: there are none, or not even the last one fits.
+        """
+        path, media = tree.path(conversation.head), self._store.media
+        if not path:
+            raise RequestError("There is nothing to sum up yet.")
+
+        def ask(start: int) -> Node:
+            messages = Tree([replace(path[start], parent=None), *path[start + 1 :]])
+            data = export_markdown(messages, path[-1].id, conversation.title).encode()
+            digest, num_bytes = media.add(io.BytesIO(data), max_bytes=len(data))
+            media.hold(person.owner, digest)
+            file = Attachment(digest, "text", f"{conversation.title or 'conversation'}.md", num_bytes)
+            return _node(None, "user", text=_SUMMARISE, attachments=(file,))
+
+        def fits(start: int) -> bool:
+            question = ask(start)
+            fitting = self.drafts.fits(Draft((), question, settings))
+            media.release(person.owner, question.attachments[0].digest)
+            return fitting
+
+        start = bisect.bisect_left(range(len(path)), True, key=fits)
+        if start == len(path):
+            raise RequestError("Not even the last message fits into the context: begin a new chat.")
+        return ask(start)
+
+    def _reply_to(self, question: Node) -> Node:
+        return _node(question.id, "assistant", status="running", model=self._backend.loaded.name)
+
+    def _work(self, person: Person, conversation: Conversation, path: Sequence[Node], reply: Node) -> Work:
+        settings = Settings.kept(conversation.settings)
+        loaded = self._backend.loaded
+        return Work(
+            person.owner,
+            conversation.id,
+            reply,
+            tuple(path),
+            tuple(prompt_messages(path, self._store.media, settings.system)),
+            settings.params(loaded.generation),
+            settings.enable_thinking(loaded.template.default_enable_thinking),
+            person.tenant,
+        )
+
+    async def _offer_larger_context(self, offers: list[dict[str, Any]], num_tokens: int) -> None:
+        """Adds a context of twice what is needed, or the largest that fits the memory, if that is enough."""
+        if self._larger_context is None:
+            return
+        length = await self._larger_context(2 * num_tokens)
+        if length is not None and length - length // 8 >= num_tokens:
+            label = say("Make room for {n} tokens", n=length)
+            offers.append({"kind": "context", "label": label, "context_length": length})
+
+    @contextlib.contextmanager
+    def _place(self, person: Person, conversation_id: str | None) -> Iterator[None]:
+        """A place for one more reply, kept while it is being prepared: two requests may come at one time."""
+        mine = [place for owner, place in self._places if owner == person.owner]
+        if conversation_id is not None and (conversation_id in mine or self._replies.of(person.owner, conversation_id)):
+            raise RequestError("One answer at a time: wait for it, or press Stop.")
+        if len(mine) + len(self._replies.of(person.owner)) >= person.max_replies:
+            raise QueueFullError(
+                f"You have {person.max_replies} answers in progress already: wait for one, or stop one."
+            )
+        place = (person.owner, conversation_id)
+        self._places.append(place)
+        try:
+            yield
+        finally:
+            self._places.remove(place)
 
 
-def _take_back(store: ConversationStore, owner: str, before: Conversation, node: Node) -> None:
-    # What is sent again after an error needs its files.
-    for attachment in node.attachments:
-        store.hold(owner, attachment.digest)
-    store.delete_node(owner, node.id)
-    store.set_head(owner, before.id, before.head)
+def _node(parent: str | None, role: Any, **fields: Any) -> Node:
+    return Node(new_id(), parent, role, time.time(), **fields)
 
 
-def _try(work: Callable[[], object]) -> None:
-    """What puts things in order after an error may fail too; the first error is the one to tell."""
-    with contextlib.suppress(StorageError):
-        work()
+def _title(node: Node) -> str:
+    line = next((line.strip() for line in node.text.splitlines() if line.strip()), "")
+    if not line:
+        line = ", ".join(attachment.name for attachment in node.attachments)
+    return line if len(line) <= _TITLE_CHARS else line[: _TITLE_CHARS - 1].rstrip() + "…"

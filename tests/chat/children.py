@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from qwen35mm.chat import ConversationStore
 from qwen35mm.errors import StorageError
-from tests.chat.helpers import ME, attach, chat, files_in, node
+from tests.chat.helpers import ME, attach, chat, create, files_in, node
 
 # A lock that is lost in a fork would hold a test for ever.
 _HANG_S = 60
@@ -36,11 +37,14 @@ def start(task: str, *arguments: object, before: tuple[str, ...] = ()) -> subpro
 def stream(folder: Path, node_id: str) -> None:
     """Grows a message until it is killed; says every number that was kept, after the call returned."""
     store = ConversationStore(folder)
+    (conversation,) = store.find(ME)
+    message = store.read(ME, conversation.id)[1].nodes[node_id]
     parent = os.getppid()
     for number in itertools.count():
         if os.getppid() != parent:
             break  # nobody is left who would kill this process
-        store.update(ME, node_id, text=f"{number} {'x' * 40 * (number % 1000)}", notes=(str(number),))
+        text = f"{number} {'x' * 40 * (number % 1000)}"
+        store.update(ME, replace(message, text=text, notes=(str(number),)))
         os.write(1, f"{number}\n".encode())
 
 
@@ -53,7 +57,7 @@ def add(folder: Path, conversation_id: str, count: str) -> None:
         if conversation_id:
             store.add(ME, conversation_id, node(text=str(number)))
         else:
-            store.create(ME, title=f"{os.getpid()}")
+            create(store, ME, title=f"{os.getpid()}")
         if number % 10 == 0:
             store.close()
 
@@ -85,7 +89,7 @@ def fork(folder: Path) -> None:
                 opened = [path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
                 assert not [name for name in opened if "sqlite" in name], opened
                 for each in (store, idle):
-                    each.create(ME, title="child")
+                    create(each, ME, title="child")
                 status = 0
             finally:
                 os._exit(status)
@@ -93,8 +97,8 @@ def fork(folder: Path) -> None:
     stop.set()
     for thread in threads:
         thread.join()
-    assert len(store.list(ME, query="child")) == len(idle.list(ME, query="child")) == 10
-    assert set(added) <= set(store.tree(ME, conversation.id).nodes)
+    assert len(store.find(ME, query="child")) == len(idle.find(ME, query="child")) == 10
+    assert set(added) <= set(store.read(ME, conversation.id)[1].nodes)
     assert len(added) > 0
     with store._database.reading() as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
@@ -110,18 +114,18 @@ def fill(folder: Path) -> None:
     kept = ""
     for number in itertools.count():
         text = f"{number}" + "x" * 100_000
-        if is_full(lambda text=text: store.update(ME, last.id, text=text)):
+        if is_full(lambda text=text: store.update(ME, replace(last, text=text))):
             break
         kept = text
     assert is_full(lambda: store.media.add(io.BytesIO(bytes(100 << 20)), max_bytes=1 << 30))
     assert len(files_in(folder / "data" / "media")) == 1
-    assert store.tree(ME, conversation.id).nodes[last.id].text == kept
-    assert store.collect_garbage(min_age_s=0) == 1, "also a full disk can be tidied"
+    assert store.read(ME, conversation.id)[1].nodes[last.id].text == kept
+    assert store.media.collect_garbage(min_age_s=0) == 1, "also a full disk can be tidied"
     store.close()
     filler.unlink()
-    assert store.tree(ME, conversation.id).nodes[last.id].text == kept
-    store.update(ME, last.id, text="room again")
-    assert store.tree(ME, conversation.id).nodes[last.id].text == "room again"
+    assert store.read(ME, conversation.id)[1].nodes[last.id].text == kept
+    store.update(ME, replace(last, text="room again"))
+    assert store.read(ME, conversation.id)[1].nodes[last.id].text == "room again"
 
 
 def is_full(call: Callable[[], object]) -> bool:

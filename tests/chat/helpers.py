@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ VIDEO_PLAN = MediaPlan(
 )
 
 
+def create(
+    store: ConversationStore, owner: str, *, title: str = "", settings: dict[str, Any] | None = None
+) -> Conversation:
+    """A new conversation without messages."""
+    conversation = Conversation(new_id(), title, now_s := time.time(), now_s, settings=settings or {})
+    store.insert(owner, [(conversation, Tree([]))])
+    return conversation
+
+
 def node(parent: str | None = None, text: str = "hello", **values: Any) -> Node:
     """A message of the user, later than every one before."""
     return Node(**{"id": new_id(), "parent": parent, "role": "user", "created_s": next(_clock), "text": text} | values)
@@ -68,7 +78,7 @@ def digest_of(content: bytes) -> str:
 
 def chat(store: ConversationStore, owner: str = ME, title: str = "Cats", turns: int = 1) -> tuple[Conversation, Node]:
     """A conversation of question and reply; it as it is now, and its last message."""
-    conversation = store.create(owner, title=title)
+    conversation = create(store, owner, title=title)
     last = None
     for turn in range(turns):
         question = node(last.id if last else None, f"question {turn}")
@@ -76,7 +86,7 @@ def chat(store: ConversationStore, owner: str = ME, title: str = "Cats", turns: 
         store.add(owner, conversation.id, question)
         store.add(owner, conversation.id, last)
     assert last is not None
-    return store.get(owner, conversation.id), last
+    return store.read(owner, conversation.id)[0], last
 
 
 def shape(tree: Tree) -> dict[tuple[int, ...], Any]:

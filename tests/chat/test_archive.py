@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests.chat.helpers import (
     VIDEO_PLAN,
     attach,
     chat,
+    create,
     digest_of,
     files_in,
     node,
@@ -43,7 +45,7 @@ def full(store: ConversationStore, title: str = "Ein Bär: 猫/../x") -> Convers
     picture = attach(store, b"picture", "кот.PNG", plan=IMAGE_PLAN)
     clip = attach(store, b"clip" * 700_000, "clip.mp4", "video", VIDEO_PLAN)
     text = attach(store, "käse".encode(), "no extension", "text")
-    made = store.create(ME, title=title, settings={"temperature": 0.1, "deep": {"x": [None, 1e-300]}})
+    made = create(store, ME, title=title, settings={"temperature": 0.1, "deep": {"x": [None, 1e-300]}})
     first = node(text="What is *this*?", attachments=(picture, clip))
     answer = reply(first.id, "A cat.", reasoning="Hm.\n\n</details>", thinking_s=1.25, stats={"tokens": 3}, model="m")
     again = reply(first.id, "No cat.", status="failed", error="It broke.", notes=("one", "two"))
@@ -53,7 +55,7 @@ def full(store: ConversationStore, title: str = "Ein Bär: 猫/../x") -> Convers
         store.add(ME, made.id, message)
     store.set_head(ME, made.id, below.id)
     store.set_first(ME, made.id, answer.id)
-    return store.get(ME, made.id)
+    return store.read(ME, made.id)[0]
 
 
 def exported(store: ConversationStore, *conversations: Conversation) -> bytes:
@@ -63,7 +65,7 @@ def exported(store: ConversationStore, *conversations: Conversation) -> bytes:
 
 
 def same(store: ConversationStore, before: Conversation, other: ConversationStore, after: Conversation) -> None:
-    (before, old), (after, new) = store.snapshot(ME, before.id), other.snapshot(OTHER, after.id)
+    (before, old), (after, new) = store.read(ME, before.id), other.read(OTHER, after.id)
     assert shape(new) == shape(old)
     assert [way(new, identity) for identity in new.nodes] == [way(old, identity) for identity in old.nodes]
     assert (way(new, after.head), way(new, after.first)) == (way(old, before.head), way(old, before.first))
@@ -78,14 +80,14 @@ def other(tmp_path: Path) -> ConversationStore:
 
 
 def test_what_goes_out_comes_back(store: ConversationStore, other: ConversationStore) -> None:
-    conversations = [full(store), chat(store, title="")[0], store.create(ME, title="empty")]
+    conversations = [full(store), chat(store, title="")[0], create(store, ME, title="empty")]
     imported = import_zip(other, OTHER, io.BytesIO(exported(store, *conversations)), max_bytes=ROOM)
-    assert imported == [other.get(OTHER, conversation.id) for conversation in imported]
+    assert imported == [other.read(OTHER, conversation.id)[0] for conversation in imported]
     assert len(imported) == 3
     for before, after in zip(conversations, imported, strict=True):
         same(store, before, other, after)
-    assert other.list(ME) == []
-    assert other.has_media(OTHER, digest_of(b"picture"))
+    assert other.find(ME) == []
+    assert other.media.is_of(OTHER, digest_of(b"picture"))
     for digest in (digest_of(b"picture"), digest_of(b"clip" * 700_000)):
         assert other.media.path(digest).read_bytes() == store.media.path(digest).read_bytes()
 
@@ -95,7 +97,7 @@ def test_an_import_beside_the_original(store: ConversationStore) -> None:
     data = exported(store, before)
     for _ in range(2):
         same(store, before, store, import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM)[0])
-    assert len(store.list(OTHER)) == 2
+    assert len(store.find(OTHER)) == 2
 
 
 def test_the_archive_is_what_is_documented(store: ConversationStore) -> None:
@@ -116,7 +118,7 @@ def test_the_archive_is_what_is_documented(store: ConversationStore) -> None:
         assert len(archive.namelist()) == len(set(archive.namelist()))
         values = json.loads(archive.read(f"conversations/{one.id}.json"))
         assert (values["format"], values["version"]) == ("qwen35mm-conversation", 1)
-        assert [message["id"] for message in values["messages"]] == list(store.tree(ME, one.id).nodes)
+        assert [message["id"] for message in values["messages"]] == list(store.read(ME, one.id)[1].nodes)
         text = archive.read("Ein Bär_ 猫_.._x.md").decode("utf-8")
     for name in media:
         assert f"]({name})" in text
@@ -136,23 +138,23 @@ def test_the_archive_is_what_is_documented(store: ConversationStore) -> None:
     ],
 )
 def test_titles_as_file_names(store: ConversationStore, title: str, name: str) -> None:
-    data = exported(store, store.create(ME, title=title))
+    data = exported(store, create(store, ME, title=title))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert f"{name}.md" in archive.namelist()
     assert [c.title for c in import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM)] == [title]
 
 
 def test_titles_that_differ_in_case_are_two_files(store: ConversationStore) -> None:
-    data = exported(store, *(store.create(ME, title=title) for title in ("Cat", "cat", "Cat (2)", "CAT")))
+    data = exported(store, *(create(store, ME, title=title) for title in ("Cat", "cat", "Cat (2)", "CAT")))
     names = [name.casefold() for name in zipfile.ZipFile(io.BytesIO(data)).namelist() if name.endswith(".md")]
     assert len(set(names)) == 4
 
 
 def test_a_running_reply_is_imported_as_stopped(store: ConversationStore) -> None:
     conversation, last = chat(store)
-    store.update(ME, last.id, status="running", text="half")
+    store.update(ME, replace(last, status="running", text="half"))
     after = import_zip(store, OTHER, io.BytesIO(exported(store, conversation)), max_bytes=ROOM)[0]
-    found = store.tree(OTHER, after.id).path(after.head)[-1]
+    found = store.read(OTHER, after.id)[1].path(after.head)[-1]
     assert (found.status, found.text) == ("stopped", "half")
 
 
@@ -205,7 +207,7 @@ def test_a_full_disk_on_import_leaves_nothing(
 ) -> None:
     conversation = full(store)
     assert conversation.head is not None
-    store.update(ME, conversation.head, text="x" * 1_000_000)
+    store.update(ME, replace(store.read(ME, conversation.id)[1].nodes[conversation.head], text="x" * 1_000_000))
     data = exported(store, conversation)
     chat(other, OTHER)
     other.media.add(io.BytesIO(b"picture"), max_bytes=10)
@@ -214,7 +216,7 @@ def test_a_full_disk_on_import_leaves_nothing(
         connection.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(StorageError, match="disk is full"):
         import_zip(other, OTHER, io.BytesIO(data), max_bytes=ROOM)
-    assert len(other.list(OTHER)) == 1
+    assert len(other.find(OTHER)) == 1
     assert not [name for name in files_in(tmp_path / "other" / "media") if name != digest_of(b"picture")]
 
 
@@ -249,7 +251,7 @@ def test_an_extension_is_plain_or_left_out(name: str) -> None:
 
 def test_too_many_files_for_an_archive(store: ConversationStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qwen35mm.chat.archive.MAX_FILES", 5)
-    conversations = [store.create(ME) for _ in range(3)]
+    conversations = [create(store, ME) for _ in range(3)]
     exported(store, *conversations[:2])
     with pytest.raises(ArchiveError, match="fewer"):
         exported(store, *conversations)

@@ -19,7 +19,7 @@ BIG = random.Random(0).randbytes((1 << 20) * 2 + 17)
 
 @pytest.fixture
 def media(tmp_path: Path) -> MediaStore:
-    return MediaStore(tmp_path / "media")
+    return ConversationStore(tmp_path).media
 
 
 def age(media: MediaStore, digest: str, seconds: float) -> None:
@@ -94,49 +94,49 @@ def test_a_file_is_its_senders_and_holders(tmp_path: Path) -> None:
     store = ConversationStore(tmp_path, clock=lambda: now_s)
     conversation, last = chat(store)
     file = attach(store, b"x", "x.png")
-    assert not store.has_media(ME, file.digest)
-    store.hold(ME, file.digest)
-    assert store.has_media(ME, file.digest)
-    assert not store.has_media(OTHER, file.digest)
+    assert not store.media.is_of(ME, file.digest)
+    store.media.hold(ME, file.digest)
+    assert store.media.is_of(ME, file.digest)
+    assert not store.media.is_of(OTHER, file.digest)
 
-    store.release(OTHER, file.digest)
-    assert store.has_media(ME, file.digest)
-    store.release(ME, file.digest)
-    assert not store.has_media(ME, file.digest)
+    store.media.release(OTHER, file.digest)
+    assert store.media.is_of(ME, file.digest)
+    store.media.release(ME, file.digest)
+    assert not store.media.is_of(ME, file.digest)
 
-    store.hold(ME, file.digest)
+    store.media.hold(ME, file.digest)
     now_s += 24 * 3600 - 1
-    assert store.has_media(ME, file.digest)
+    assert store.media.is_of(ME, file.digest)
     now_s += 2
-    assert not store.has_media(ME, file.digest), "a day is over"
+    assert not store.media.is_of(ME, file.digest), "a day is over"
 
-    store.hold(ME, file.digest)
+    store.media.hold(ME, file.digest)
     sent = node(last.id, attachments=(file,))
     store.add(ME, conversation.id, sent)
-    assert store.has_media(ME, file.digest)
+    assert store.media.is_of(ME, file.digest)
     store.delete_node(ME, sent.id)
-    assert not store.has_media(ME, file.digest), "sending ended the hold"
+    assert not store.media.is_of(ME, file.digest), "sending ended the hold"
     store.close()
 
 
 def test_what_is_gone_can_not_be_held(store: ConversationStore) -> None:
     with pytest.raises(NotFoundError):
-        store.hold(ME, digest_of(b"gone"))
+        store.media.hold(ME, digest_of(b"gone"))
     with pytest.raises(ConversationDataError):
-        store.hold(ME, "../x")
-    assert not store.has_media(ME, "../x")
+        store.media.hold(ME, "../x")
+    assert not store.media.is_of(ME, "../x")
 
 
 def test_garbage_is_what_nobody_refers_to(store: ConversationStore) -> None:
     conversation, last = chat(store, OTHER)
     sent, held, unused, fresh, again = (attach(store, name.encode(), name) for name in "shufa")
     store.add(OTHER, conversation.id, node(last.id, attachments=(sent,)))
-    store.hold(ME, held.digest)
+    store.media.hold(ME, held.digest)
     for file in (sent, held, unused, again):
         age(store.media, file.digest, 3700)
     attach(store, b"a", "a")
 
-    assert store.collect_garbage() == 1
+    assert store.media.collect_garbage() == 1
     assert [file.digest in store.media for file in (sent, held, unused, fresh, again)] == [
         True,
         True,
@@ -144,17 +144,17 @@ def test_garbage_is_what_nobody_refers_to(store: ConversationStore) -> None:
         True,
         True,
     ]
-    assert store.collect_garbage(min_age_s=0) == 2
+    assert store.media.collect_garbage(min_age_s=0) == 2
     store.delete(OTHER, conversation.id)
-    store.release(ME, held.digest)
-    assert store.collect_garbage() == 2
-    assert store.collect_garbage(min_age_s=0) == 0
+    store.media.release(ME, held.digest)
+    assert store.media.collect_garbage() == 2
+    assert store.media.collect_garbage(min_age_s=0) == 0
 
 
 def test_garbage_in_many_batches(store: ConversationStore) -> None:
     for index in range(150):
         attach(store, str(index).encode(), "x")
-    assert store.collect_garbage(min_age_s=0) == 150
+    assert store.media.collect_garbage(min_age_s=0) == 150
 
 
 def test_leftovers_go_after_an_hour(store: ConversationStore, tmp_path: Path) -> None:
@@ -165,5 +165,5 @@ def test_leftovers_go_after_an_hour(store: ConversationStore, tmp_path: Path) ->
         path.write_bytes(b"half")
         then_s = time.time() - seconds
         os.utime(path, (then_s, then_s))
-    assert store.collect_garbage() == 1
+    assert store.media.collect_garbage() == 1
     assert files_in(folder) == [".writing-new", digest_of(b"x")]

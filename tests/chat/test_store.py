@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from qwen35mm.chat import Conversation, ConversationStore, Tree, new_id
 from qwen35mm.errors import ConversationDataError, NotFoundError, StorageError
-from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, VIDEO_PLAN, attach, chat, node, reply
+from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, VIDEO_PLAN, attach, chat, create, node, reply
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def reopened(store: ConversationStore, tmp_path: Path) -> Callable[[], Conversat
 
 
 def test_everything_comes_back(store: ConversationStore, reopened: Callable[[], ConversationStore]) -> None:
-    made = store.create(ME, title="Ünï 猫", settings={"temperature": 0.7, "deep": {"x": [1, None]}})
+    made = create(store, ME, title="Ünï 猫", settings={"temperature": 0.7, "deep": {"x": [1, None]}})
     picture = attach(store, b"picture", "../кот.PNG", plan=IMAGE_PLAN)
     clip = attach(store, b"clip", "clip.mp4", "video", VIDEO_PLAN)
     question = node(text="What?\n\u0000 \U0001f408", attachments=(picture, clip, picture), notes=("smaller",))
@@ -45,8 +46,8 @@ def test_everything_comes_back(store: ConversationStore, reopened: Callable[[], 
     store.set_first(ME, made.id, answer.id)
 
     store = reopened()
-    found, tree = store.snapshot(ME, made.id)
-    assert found == store.get(ME, made.id)
+    found, tree = store.read(ME, made.id)
+    assert found == store.read(ME, made.id)[0]
     assert (found.id, found.title, found.created_s, found.settings) == (
         made.id,
         made.title,
@@ -73,20 +74,19 @@ def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_add_can_leave_the_head(store: ConversationStore) -> None:
+def test_the_last_message_is_shown_unless_another_is_chosen(store: ConversationStore) -> None:
     conversation, last = chat(store)
-    branch = node(last.id)
-    store.add(ME, conversation.id, branch, make_head=False)
-    assert store.get(ME, conversation.id).head == last.id
-    store.set_head(ME, conversation.id, branch.id)
-    assert store.get(ME, conversation.id).head == branch.id
+    question, answer = (first := node(last.id)), reply(first.id)
+    store.add(ME, conversation.id, question, answer)
+    assert store.read(ME, conversation.id)[0].head == answer.id
+    store.set_head(ME, conversation.id, last.id)
+    assert store.read(ME, conversation.id)[0].head == last.id
     store.set_head(ME, conversation.id, None)
-    assert store.get(ME, conversation.id).head is None
+    assert store.read(ME, conversation.id)[0].head is None
 
 
-def test_update_changes_what_is_named(store: ConversationStore) -> None:
+def test_update_writes_all_but_a_message_s_place_and_time(store: ConversationStore) -> None:
     conversation, last = chat(store)
-    file = attach(store, b"new", "new.txt", "text")
     changes: dict[str, Any] = {
         "text": "new",
         "reasoning": "why",
@@ -94,31 +94,26 @@ def test_update_changes_what_is_named(store: ConversationStore) -> None:
         "status": "stopped",
         "error": "e",
         "notes": ("n",),
-        "attachments": (file,),
+        "attachments": (attach(store, b"new", "new.txt", "text"),),
         "stats": {"a": 1},
         "model": "m",
     }
-    for name, value in changes.items():
-        before = store.tree(ME, conversation.id).nodes[last.id]
-        store.update(ME, last.id, **{name: value})
-        after = store.tree(ME, conversation.id).nodes[last.id]
-        assert {**vars(before), name: value} == vars(after)
-    store.update(ME, last.id, attachments=(), thinking_s=None, stats=None, error=None)
-    after = store.tree(ME, conversation.id).nodes[last.id]
-    assert (after.attachments, after.thinking_s, after.stats, after.error) == ((), None, None, None)
-    with pytest.raises(TypeError):
-        store.update(ME, last.id, parent=None)
+    for changed in (replace(last, **changes), last):
+        store.update(ME, changed)
+        assert store.read(ME, conversation.id)[1].nodes[last.id] == changed
+    store.update(ME, replace(last, parent=None, created_s=1.0))
+    assert store.read(ME, conversation.id)[1].nodes[last.id] == last
 
 
 def test_a_wrong_value_changes_nothing(store: ConversationStore) -> None:
     conversation, last = chat(store)
-    before = store.snapshot(ME, conversation.id)
+    before = store.read(ME, conversation.id)
     attempts: list[Callable[[], object]] = [
-        lambda: store.update(ME, last.id, text=5),
-        lambda: store.update(ME, last.id, text="kept?", status="done"),
-        lambda: store.update(ME, last.id, text="kept?", stats={"x": float("nan")}),
-        lambda: store.update(ME, last.id, text="half a pair: \ud83d"),
-        lambda: store.update(ME, last.id, text="kept?", attachments=("x",)),
+        lambda: store.update(ME, replace(last, text=5)),
+        lambda: store.update(ME, replace(last, text="kept?", status="done")),
+        lambda: store.update(ME, replace(last, text="kept?", stats={"x": float("nan")})),
+        lambda: store.update(ME, replace(last, text="half a pair: \ud83d")),
+        lambda: store.update(ME, replace(last, text="kept?", attachments=("x",))),
         lambda: store.add(ME, conversation.id, node(last.id, id="x")),
         lambda: store.add(ME, conversation.id, node(last.id, id=last.id)),
         lambda: store.add(ME, conversation.id, node("0" * 32)),
@@ -128,13 +123,13 @@ def test_a_wrong_value_changes_nothing(store: ConversationStore) -> None:
     for attempt in attempts:
         with pytest.raises(StorageError):
             attempt()
-        assert store.snapshot(ME, conversation.id)[0] == before[0]
-        assert store.tree(ME, conversation.id).nodes == before[1].nodes
+        assert store.read(ME, conversation.id)[0] == before[0]
+        assert store.read(ME, conversation.id)[1].nodes == before[1].nodes
 
 
 def test_delete_node_moves_the_head(store: ConversationStore) -> None:
     conversation, last = chat(store)
-    question = store.tree(ME, conversation.id).nodes[last.id].parent
+    question = store.read(ME, conversation.id)[1].nodes[last.id].parent
     assert question is not None
     again = reply(question)
     below = node(again.id)
@@ -144,12 +139,16 @@ def test_delete_node_moves_the_head(store: ConversationStore) -> None:
     store.set_head(ME, conversation.id, last.id)
     store.set_first(ME, conversation.id, last.id)
 
-    assert store.delete_node(ME, third.id).head == last.id, "another branch leaves the head"
-    after = store.delete_node(ME, last.id)
+    def deleted(node_id: str) -> Conversation:
+        store.delete_node(ME, node_id)
+        return store.read(ME, conversation.id)[0]
+
+    assert deleted(third.id).head == last.id, "another branch leaves the head"
+    after = deleted(last.id)
     assert (after.head, after.first) == (below.id, None), "the newest leaf of the sibling"
-    assert store.delete_node(ME, again.id).head == question, "then the parent"
-    assert store.delete_node(ME, question).head is None
-    assert dict(store.tree(ME, conversation.id).nodes) == {}
+    assert deleted(again.id).head == question, "then the parent"
+    assert deleted(question).head is None
+    assert dict(store.read(ME, conversation.id)[1].nodes) == {}
 
 
 def test_delete_node_of_a_long_conversation(store: ConversationStore) -> None:
@@ -159,21 +158,22 @@ def test_delete_node_of_a_long_conversation(store: ConversationStore) -> None:
         chain.append(node(chain[-1].id))
     conversation = Conversation(new_id(), "long", 1.0, 2.0, head=chain[-1].id)
     store.insert(ME, [(conversation, Tree(chain))])
-    assert store.delete_node(ME, chain[1].id).head == chain[0].id
-    assert list(store.tree(ME, conversation.id).nodes) == [chain[0].id]
+    store.delete_node(ME, chain[1].id)
+    assert store.read(ME, conversation.id)[0].head == chain[0].id
+    assert list(store.read(ME, conversation.id)[1].nodes) == [chain[0].id]
     store.delete(ME, conversation.id)
     with pytest.raises(NotFoundError):
-        store.tree(ME, conversation.id)
+        store.read(ME, conversation.id)[1]
 
 
 def test_list_is_newest_first_in_pages(store: ConversationStore) -> None:
-    made = [store.create(ME, title=str(index)).id for index in range(5)]
+    made = [create(store, ME, title=str(index)).id for index in range(5)]
     store.add(ME, made[1], node())
     expected = [made[1], made[4], made[3], made[2], made[0]]
-    assert [c.id for c in store.list(ME)] == expected
-    assert [c.id for c in store.list(ME, limit=2, offset=1)] == expected[1:3]
+    assert [c.id for c in store.find(ME)] == expected
+    assert [c.id for c in store.find(ME, limit=2, offset=1)] == expected[1:3]
     store.rename(ME, made[0], "zero")
-    assert [c.title for c in store.list(ME)][-1] == "zero"
+    assert [c.title for c in store.find(ME)][-1] == "zero"
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_search(store: ConversationStore, query: str, found: list[str]) -> None:
         ("Straße", "cafe\u0301 axb"),
         ("percent", "100% sure; a_b c\\d"),
     ]:
-        conversation = store.create(ME, title=title)
+        conversation = create(store, ME, title=title)
         store.add(ME, conversation.id, node(text=text))
-    assert [c.title for c in store.list(ME, query=query)] == found
-    assert store.list(OTHER, query=query) == []
+    assert [c.title for c in store.find(ME, query=query)] == found
+    assert store.find(OTHER, query=query) == []
 
 
 def test_presets_and_preferences(store: ConversationStore, reopened: Callable[[], ConversationStore]) -> None:
@@ -231,14 +231,14 @@ def test_another_owner_finds_and_changes_nothing(store: ConversationStore) -> No
     other, other_last = chat(store, OTHER)
     file = attach(store, b"mine", "mine.png")
     store.add(ME, conversation.id, node(last.id, attachments=(file,)))
-    before = store.snapshot(ME, conversation.id)
+    before = store.read(ME, conversation.id)
     attempts: list[Callable[[], object]] = [
-        lambda: store.get(OTHER, conversation.id),
-        lambda: store.tree(OTHER, conversation.id),
-        lambda: store.snapshot(OTHER, conversation.id),
+        lambda: store.read(OTHER, conversation.id)[0],
+        lambda: store.read(OTHER, conversation.id)[1],
+        lambda: store.read(OTHER, conversation.id),
         lambda: store.add(OTHER, conversation.id, node(last.id)),
         lambda: store.add(OTHER, other.id, node(last.id)),
-        lambda: store.update(OTHER, last.id, text="x"),
+        lambda: store.update(OTHER, replace(last, text="x")),
         lambda: store.delete_node(OTHER, last.id),
         lambda: store.set_head(OTHER, conversation.id, last.id),
         lambda: store.set_head(OTHER, other.id, last.id),
@@ -251,11 +251,11 @@ def test_another_owner_finds_and_changes_nothing(store: ConversationStore) -> No
     for attempt in attempts:
         with pytest.raises(NotFoundError):
             attempt()
-    assert not store.has_media(OTHER, file.digest)
-    assert [c.id for c in store.list(OTHER)] == [other.id]
+    assert not store.media.is_of(OTHER, file.digest)
+    assert [c.id for c in store.find(OTHER)] == [other.id]
     store.delete_owner(OTHER)
-    assert store.list(OTHER) == []
-    after = store.snapshot(ME, conversation.id)
+    assert store.find(OTHER) == []
+    after = store.read(ME, conversation.id)
     assert (after[0], after[1].nodes) == (before[0], before[1].nodes)
 
 
@@ -264,20 +264,20 @@ def test_delete_owner_deletes_everything(store: ConversationStore) -> None:
     store.save_preset(ME, "p", {})
     store.set_preferences(ME, {"x": 1})
     file = attach(store, b"x", "x")
-    store.hold(ME, file.digest)
+    store.media.hold(ME, file.digest)
     store.delete_owner(ME)
-    assert (store.list(ME), store.presets(ME), store.preferences(ME)) == ([], {}, {})
-    assert not store.has_media(ME, file.digest)
-    assert store.collect_garbage(min_age_s=0) == 1
+    assert (store.find(ME), store.presets(ME), store.preferences(ME)) == ([], {}, {})
+    assert not store.media.is_of(ME, file.digest)
+    assert store.media.collect_garbage(min_age_s=0) == 1
 
 
 def test_a_plan_of_another_version_is_read_as_none(store: ConversationStore) -> None:
     conversation, last = chat(store)
     file = attach(store, b"x", "x.png", plan=IMAGE_PLAN)
-    store.update(ME, last.id, attachments=(file,))
+    store.update(ME, replace(last, attachments=(file,)))
     with store._database.writing() as connection:
         connection.execute("""UPDATE attachments SET plan = '{"kind": "image"}'""")
-    found = store.tree(ME, conversation.id).nodes[last.id].attachments
+    found = store.read(ME, conversation.id)[1].nodes[last.id].attachments
     assert [(a.digest, a.plan) for a in found] == [(file.digest, None)]
 
 
@@ -295,10 +295,10 @@ def test_a_damaged_row_is_a_typed_error(store: ConversationStore, statement: str
     with store._database.writing() as connection:
         connection.execute(statement)
     with pytest.raises(ConversationDataError):
-        store.snapshot(ME, conversation.id)
+        store.read(ME, conversation.id)
 
 
 def test_the_store_may_be_used_again_after_close(store: ConversationStore) -> None:
     conversation, _ = chat(store)
     store.close()
-    assert store.get(ME, conversation.id) == conversation
+    assert store.read(ME, conversation.id)[0] == conversation

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qwen35mm.chat import ConversationStore
 from qwen35mm.errors import StorageError
-from tests.chat.helpers import ME, chat, files_in, node
+from tests.chat.helpers import ME, chat, create, files_in, node
 
 NAME = "conversations.sqlite"
 
@@ -19,7 +20,7 @@ NAME = "conversations.sqlite"
 def refused(store: ConversationStore, words: str) -> None:
     for _ in range(2):
         with pytest.raises(StorageError, match=words) as caught:
-            store.create(ME, title="new")
+            create(store, ME, title="new")
         for secret in ("sqlite3", "Traceback", str(Path.cwd()), "errno"):
             assert secret not in str(caught.value)
 
@@ -70,8 +71,8 @@ def test_overwritten_pages_are_typed_errors(store: ConversationStore, tmp_path: 
     path.write_bytes(content)
     num_errors = 0
     for call in (
-        lambda: [store.tree(ME, c.id) for c in store.list(ME)],
-        lambda: store.list(ME, query="answer 19"),
+        lambda: [store.read(ME, c.id)[1] for c in store.find(ME)],
+        lambda: store.find(ME, query="answer 19"),
         lambda: chat(store),
         lambda: store.delete_owner(ME),
     ):
@@ -90,10 +91,10 @@ def test_a_full_database_keeps_what_was_there(store: ConversationStore) -> None:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count={pages + 2}")
     with pytest.raises(StorageError, match="disk is full"):
-        store.update(ME, last.id, text="x" * 1_000_000)
-    assert store.tree(ME, conversation.id).nodes[last.id].text == last.text
-    store.update(ME, last.id, text="y" * 1_000_000)
-    assert store.tree(ME, conversation.id).nodes[last.id].text == "y" * 1_000_000
+        store.update(ME, replace(last, text="x" * 1_000_000))
+    assert store.read(ME, conversation.id)[1].nodes[last.id].text == last.text
+    store.update(ME, replace(last, text="y" * 1_000_000))
+    assert store.read(ME, conversation.id)[1].nodes[last.id].text == "y" * 1_000_000
 
 
 def test_a_read_only_database_keeps_what_was_there(store: ConversationStore) -> None:
@@ -102,7 +103,7 @@ def test_a_read_only_database_keeps_what_was_there(store: ConversationStore) -> 
         connection.execute("PRAGMA query_only=ON")
     with pytest.raises(StorageError, match="can't be written to"):
         store.add(ME, conversation.id, node(last.id))
-    assert len(store.tree(ME, conversation.id).nodes) == 2
+    assert len(store.read(ME, conversation.id)[1].nodes) == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is read-only for root")
@@ -125,7 +126,7 @@ def test_a_busy_database_is_said(store: ConversationStore, tmp_path: Path, monke
     other = sqlite3.connect(tmp_path / "data" / NAME, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     refused(store, "busy")
-    assert store.get(ME, conversation.id) == conversation, "reading goes on"
+    assert store.read(ME, conversation.id)[0] == conversation, "reading goes on"
     other.execute("ROLLBACK")
     other.close()
-    store.create(ME)
+    create(store, ME)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_kill_loses_nothing_that_a_call_wrote(store: ConversationStore, tmp_path
         child.kill()
         said += [int(line) for line in child.stdout.read().split()]
         assert child.wait() == -9
-        found = store.tree(ME, conversation.id).nodes[last.id]
+        found = store.read(ME, conversation.id)[1].nodes[last.id]
         number, _, rest = found.text.partition(" ")
         assert int(number) in (said[-1], said[-1] + 1), "the last call may have been kept and not yet been said"
         assert found.notes == (number,)
@@ -58,7 +59,7 @@ def test_processes_share_a_folder(store: ConversationStore, tmp_path: Path) -> N
     for child in children:
         child.communicate()
         assert child.returncode == 0
-    assert len(store.tree(ME, conversation.id).nodes) == 2 + 3 * 60
+    assert len(store.read(ME, conversation.id)[1].nodes) == 2 + 3 * 60
     assert integrity(store) == "ok"
 
 
@@ -76,7 +77,7 @@ def test_processes_make_one_database(tmp_path: Path) -> None:
         child.communicate()
         assert child.returncode == 0
     store = ConversationStore(tmp_path / "new")
-    assert len(store.list(ME)) == 3 * 20
+    assert len(store.find(ME)) == 3 * 20
     store.close()
 
 
@@ -87,9 +88,9 @@ def test_threads_share_a_store(store: ConversationStore) -> None:
     def work(name: int) -> None:
         try:
             for number in range(40):
-                store.add(ME, conversation.id, node(last.id, f"{name} {number}"), make_head=False)
-                store.update(ME, last.id, text=f"{name} {number}")
-                store.list(ME, query="cats")
+                store.add(ME, conversation.id, node(last.id, f"{name} {number}"))
+                store.update(ME, replace(last, text=f"{name} {number}"))
+                store.find(ME, query="cats")
         except BaseException as error:
             failed.append(error)
 
@@ -99,7 +100,7 @@ def test_threads_share_a_store(store: ConversationStore) -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-    assert len(store.tree(ME, conversation.id).children(last.id)) == 4 * 40
+    assert len(store.read(ME, conversation.id)[1].children(last.id)) == 4 * 40
 
 
 @pytest.mark.skipif(not _IS_LINUX, reason="/proc tells what is open")

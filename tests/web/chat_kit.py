@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qwen35mm.assets import asset_path
 from qwen35mm.chat import Attachment, ConversationStore, Node
 from qwen35mm.chat.replies import Replies
-from qwen35mm.web.chats import Chats
+from qwen35mm.chat.turns import Person, Question, SentFile, Turns
 from qwen35mm.web.rendering.view import ReplyDrawing
-from qwen35mm.web.serving.people import Person
+from qwen35mm.web.serving.api import Api
+from qwen35mm.web.serving.people import People
 from tests.web.fake_backend import FakeBackend
 
 ME = Person("ann", max_replies=2)
@@ -41,13 +42,14 @@ class ChatKit:
         self.backend: FakeBackend = backend or FakeBackend()
         self.store = ConversationStore(folder)
         self.replies = Replies(self.store, self.backend, grace_s=GRACE_S)
-        self.chats = Chats(self.backend, self.store, self.replies)
+        self.turns = Turns(self.backend, self.store, self.replies)
+        self.api = Api(self.backend, self.store, self.replies, self.turns, People(shared=False), dict)
 
     def attach(self, path: Path, person: Person = ME, kind: Any = "image", name: str | None = None) -> Attachment:
         """A file as it is after its upload."""
         with path.open("rb") as file:
             digest, num_bytes = self.store.media.add(file, max_bytes=1 << 30)
-        self.store.hold(person.owner, digest)
+        self.store.media.hold(person.owner, digest)
         return Attachment(digest, kind, name or path.name, num_bytes)
 
     async def send(
@@ -61,7 +63,9 @@ class ChatKit:
         person: Person = ME,
     ) -> tuple[str, str]:
         """Sends, and doesn't watch; ids of conversation and reply."""
-        return await self.chats.send(person, conversation, parent, text=text, attachments=files, settings=settings)
+        sent = [SentFile(digest=file.digest, kind=file.kind, name=file.name) for file in files]
+        question = Question(conversation=conversation, parent=parent, text=text, attachments=sent, settings=settings)
+        return await self.turns.send(person, question)
 
     async def ask(self, text: str, conversation: str | None = None, parent: str | None = None, **how: Any) -> Asked:
         """Sends, and watches to the end."""
@@ -93,11 +97,15 @@ class ChatKit:
 
     def node(self, conversation_id: str, node_id: str, person: Person = ME) -> Node:
         """A message as it is stored."""
-        return self.store.tree(person.owner, conversation_id).nodes[node_id]
+        return self.store.read(person.owner, conversation_id)[1].nodes[node_id]
+
+    def change(self, asked: Asked, **fields: Any) -> None:
+        """Changes a reply as it is stored."""
+        self.store.update(ME.owner, replace(self.node(asked.conversation, asked.reply), **fields))
 
     def path(self, conversation_id: str, person: Person = ME) -> tuple[Node, ...]:
         """The messages that are shown."""
-        conversation, tree = self.store.snapshot(person.owner, conversation_id)
+        conversation, tree = self.store.read(person.owner, conversation_id)
         return tree.path(conversation.head)
 
     @property

@@ -46,7 +46,7 @@ def empty_store(request: pytest.FixtureRequest) -> None:
     """No test sees another one's conversations."""
     if "fake_server" in request.fixturenames:
         server = request.getfixturevalue("fake_server")[1]
-        server.chats.store.delete_owner("local")
+        server.store.delete_owner("local")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from qwen35mm.chat import ConversationStore
 from qwen35mm.chat.replies import Replies
-from qwen35mm.web.chats import Chats
+from qwen35mm.chat.turns import Turns
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.app import PREFIX, _routes
 from qwen35mm.web.serving.examples import choose_examples, load_samples
@@ -31,9 +31,10 @@ class PageClient:
         self.store = ConversationStore(folder)
         self.replies = Replies(self.store, self.backend, grace_s=10**6)
         self.people = People(shared=shared)
-        chats = Chats(self.backend, self.store, self.replies)
+        turns = Turns(self.backend, self.store, self.replies)
         examples = choose_examples(load_samples())
-        api = Api(chats, self.people, lambda: {"model": self.backend.loaded.name}, examples)
+        app = {"model": self.backend.loaded.name}
+        api = Api(self.backend, self.store, self.replies, turns, self.people, lambda: app, examples)
         self.files = Files(self.store, self.people, self.backend.media.limits, examples)
         self.app: Any = PrivateCookie(Starlette(routes=_routes(api, self.files)))
 

@@ -40,7 +40,7 @@ def demo_server(demo: LocalBackend) -> Iterator[Server]:
 
 @pytest.fixture
 def page(browser: Browser, demo_server: Server) -> Iterator[ChatPage]:
-    demo_server.chats.store.delete_owner("local")
+    demo_server.store.delete_owner("local")
     with chat_pages(browser, demo_server.url) as opener:
         yield opener()
 
@@ -158,7 +158,7 @@ def test_stop_ends_the_engine_within_one_step(
 def test_leaving_the_page_ends_the_engine(
     page: ChatPage, demo: LocalBackend, demo_server: Server, steps: StepByStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_server.chats.replies, "_grace_s", 0.1)
+    monkeypatch.setattr(demo_server.replies, "_grace_s", 0.1)
     page.ask("What is in this picture?", [SAMPLES / "three-shapes.png"])
     page.wait_until(lambda: steps.num_begun == 1)
     closed, page.page = page.page, page.context.new_page()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from qwen35mm.chat.records import Node
 from qwen35mm.chat.store import new_id
-from qwen35mm.chat.tree import Node
 from qwen35mm.web import Server
+from tests.chat.helpers import create
 from tests.web.browser import ChatPage
 from tests.web.fake_backend import MARKDOWN, FakeBackend
 
@@ -63,8 +64,8 @@ def test_200_messages_stay_responsive_while_an_answer_is_written(
     page: ChatPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "context_length", 1_000_000)
-    store = fake_server[1].chats.store
-    conversation = store.create("local", title="A long one")
+    store = fake_server[1].store
+    conversation = create(store, "local", title="A long one")
     parent = None
     for number in range(200):
         role = "assistant" if number % 2 else "user"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.chat import Attachment
+from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Question
 from qwen35mm.errors import ConfigError, NotFoundError, PromptError, QueueFullError, RequestError
-from qwen35mm.web.chats import MAX_ATTACHMENTS, MAX_TEXT_CHARS
 from qwen35mm_preprocess import MediaError
 from tests.web.chat_kit import ME, OTHER, PICTURE, ChatKit
 
@@ -44,7 +44,7 @@ async def test_a_message_and_its_answer(kit: ChatKit) -> None:
 async def test_a_conversation_is_called_by_its_first_line(kit: ChatKit, text: str, title: str) -> None:
     files = [] if text else [kit.attach(PICTURE, name="a.png"), kit.attach(PICTURE, name="b.png")]
     asked = await kit.ask(text, files=files)
-    assert kit.store.get(ME.owner, asked.conversation).title == title
+    assert kit.store.read(ME.owner, asked.conversation)[0].title == title
 
 
 async def test_an_edit_is_a_branch(kit: ChatKit) -> None:
@@ -53,11 +53,11 @@ async def test_an_edit_is_a_branch(kit: ChatKit) -> None:
     edited = await kit.ask("echo other", first.conversation, first.reply)
     assert kit.prompt == [("user", "echo one"), ("assistant", "one"), ("user", "echo other")]
     assert [text for _, text, _ in statuses(kit, first.conversation)] == ["echo one", "one", "echo other", "other"]
-    await kit.chats.show_branch(ME, first.conversation, kit.node(first.conversation, second.reply).parent or "")
+    await kit.api.branch(ME, first.conversation, kit.node(first.conversation, second.reply).parent or "")
     assert kit.path(first.conversation)[-1].id == second.reply
     root = await kit.ask("echo root", first.conversation)
     assert kit.prompt == [("user", "echo root")]
-    chat = await kit.chats.open(ME, first.conversation)
+    chat = await kit.api.open(ME, first.conversation)
     assert chat["messages"][0]["branch"]["of"] == 2
     assert {edited.conversation, root.conversation} == {first.conversation}
 
@@ -65,20 +65,20 @@ async def test_an_edit_is_a_branch(kit: ChatKit) -> None:
 async def test_another_answer_stands_beside_the_first(kit: ChatKit) -> None:
     asked = await kit.ask("echo one")
     question = kit.path(asked.conversation)[0].id
-    reply_id = await kit.chats.answer_again(ME, asked.conversation, question)
+    reply_id = await kit.turns.answer_again(ME, asked.conversation, question)
     await kit.watch(reply_id)
     assert kit.prompt == [("user", "echo one")]
-    tree = kit.store.tree(ME.owner, asked.conversation)
+    tree = kit.store.read(ME.owner, asked.conversation)[1]
     assert [node.id for node in tree.children(question)] == [asked.reply, reply_id]
     with pytest.raises(PromptError, match="Only a question"):
-        await kit.chats.answer_again(ME, asked.conversation, reply_id)
+        await kit.turns.answer_again(ME, asked.conversation, reply_id)
 
 
 async def test_a_cut_answer_goes_on(kit: ChatKit) -> None:
     asked = await kit.ask("length of it")
     assert asked.view["status"] == "length"
     before = kit.node(asked.conversation, asked.reply)
-    assert await kit.chats.go_on(ME, asked.conversation, asked.reply) == asked.reply
+    assert await kit.turns.go_on(ME, asked.conversation, asked.reply) == asked.reply
     assert kit.node(asked.conversation, asked.reply).text == before.text
     view = await kit.watch(asked.reply)
     assert kit.backend.calls[-1].continue_reply
@@ -86,13 +86,13 @@ async def test_a_cut_answer_goes_on(kit: ChatKit) -> None:
     assert kit.node(asked.conversation, asked.reply).text == f"{before.text}and its end."
     assert view["status"] == "finished"
     with pytest.raises(PromptError, match="can be continued"):
-        await kit.chats.go_on(ME, asked.conversation, asked.reply)
+        await kit.turns.go_on(ME, asked.conversation, asked.reply)
 
 
 async def test_an_answer_that_was_cut_in_its_thinking_goes_on(kit: ChatKit) -> None:
     asked = await kit.ask("think it")
-    kit.store.update(ME.owner, asked.reply, status="length", text="")
-    await kit.chats.go_on(ME, asked.conversation, asked.reply)
+    kit.change(asked, status="length", text="")
+    await kit.turns.go_on(ME, asked.conversation, asked.reply)
     assert (await kit.watch(asked.reply))["status"] == "finished"
     last = kit.backend.calls[-1].messages[-1]
     assert (last.text, last.reasoning) == ("", "Let me see. That is it.")
@@ -101,10 +101,10 @@ async def test_an_answer_that_was_cut_in_its_thinking_goes_on(kit: ChatKit) -> N
 
 async def test_a_reply_that_a_killed_process_left_can_be_continued(kit: ChatKit) -> None:
     asked = await kit.ask("echo half")
-    kit.store.update(ME.owner, asked.reply, status="running")
-    chat = await kit.chats.open(ME, asked.conversation)
+    kit.change(asked, status="running")
+    chat = await kit.api.open(ME, asked.conversation)
     assert (chat["messages"][-1]["status"], chat["running"]) == ("interrupted", [])
-    await kit.chats.go_on(ME, asked.conversation, asked.reply)
+    await kit.turns.go_on(ME, asked.conversation, asked.reply)
     assert (await kit.watch(asked.reply))["status"] == "finished"
 
 
@@ -122,12 +122,12 @@ async def test_one_answer_at_a_time_in_a_conversation(kit: ChatKit) -> None:
     question = kit.path(conversation)[0].id
     for attempt in (
         kit.send("echo x", conversation, reply_id),
-        kit.chats.answer_again(ME, conversation, question),
-        kit.chats.go_on(ME, conversation, reply_id),
+        kit.turns.answer_again(ME, conversation, question),
+        kit.turns.go_on(ME, conversation, reply_id),
     ):
         with pytest.raises(RequestError, match="One answer at a time"):
             await attempt
-    await kit.chats.stop(ME, reply_id)
+    await kit.api.stop(ME, reply_id)
     assert len(kit.path(conversation)) == 2
 
 
@@ -136,9 +136,9 @@ async def test_a_person_has_so_many_answers_at_one_time(kit: ChatKit) -> None:
     with pytest.raises(QueueFullError, match="You have 2 answers"):
         await kit.send("echo x")
     assert (await kit.ask("echo mine", person=OTHER)).view["status"] == "finished"
-    await kit.chats.stop(ME, replies[0])
+    await kit.api.stop(ME, replies[0])
     await kit.ask("echo y")
-    await kit.chats.stop(ME, replies[1])
+    await kit.api.stop(ME, replies[1])
 
 
 async def test_requests_at_the_same_moment_count(kit: ChatKit) -> None:
@@ -147,7 +147,7 @@ async def test_requests_at_the_same_moment_count(kit: ChatKit) -> None:
         *(kit.send("slow", asked.conversation, asked.reply) for _ in range(3)), return_exceptions=True
     )
     assert sorted(type(each).__name__ for each in sent) == ["RequestError", "RequestError", "tuple"]
-    assert len(kit.store.tree(ME.owner, asked.conversation).nodes) == 4
+    assert len(kit.store.read(ME.owner, asked.conversation)[1].nodes) == 4
     new = await asyncio.gather(*(kit.send("slow") for _ in range(3)), return_exceptions=True)
     assert sorted(type(each).__name__ for each in new) == ["QueueFullError", "QueueFullError", "tuple"]
     for reply in kit.replies.of(ME.owner):
@@ -172,7 +172,7 @@ async def test_what_can_t_be_a_message_is_refused(kit: ChatKit, tmp_path: Path) 
     with pytest.raises(MediaError, match=r"broken\.png") as caught:
         await kit.send("x", files=[broken])
     assert broken.digest not in str(caught.value)
-    assert kit.store.list(ME.owner) == []
+    assert kit.store.find(ME.owner) == []
     assert kit.backend.calls == []
 
 
@@ -181,7 +181,7 @@ async def test_only_own_files_are_attached(kit: ChatKit) -> None:
     for digest in (theirs.digest, "0" * 64, "../../etc/passwd"):
         with pytest.raises(NotFoundError, match=r"'mine\.png' isn't there"):
             await kit.send("x", files=[Attachment(digest, "image", "mine.png", 0)])
-    assert kit.store.list(ME.owner) == []
+    assert kit.store.find(ME.owner) == []
 
 
 async def test_a_file_that_is_gone_is_said_to_be(kit: ChatKit) -> None:
@@ -194,25 +194,25 @@ async def test_a_file_that_is_gone_is_said_to_be(kit: ChatKit) -> None:
 async def test_another_person_finds_nothing(kit: ChatKit) -> None:
     asked = await kit.ask("echo one")
     question = kit.path(asked.conversation)[0].id
-    before = kit.store.snapshot(ME.owner, asked.conversation)
+    before = kit.store.read(ME.owner, asked.conversation)
     conversation, reply_id = asked.conversation, asked.reply
     for attempt in (
-        kit.chats.open(OTHER, conversation),
-        kit.chats.measure(OTHER, conversation, reply_id, text="x"),
+        kit.api.open(OTHER, conversation),
+        kit.turns.measure(OTHER, Question(conversation=conversation, parent=reply_id, text="x")),
         kit.send("x", conversation, reply_id, person=OTHER),
-        kit.chats.answer_again(OTHER, conversation, question),
-        kit.chats.go_on(OTHER, conversation, reply_id),
-        kit.chats.delete_message(OTHER, conversation, question),
-        kit.chats.delete(OTHER, conversation),
-        kit.chats.show_branch(OTHER, conversation, question),
-        kit.chats.shorten(OTHER, conversation, reply_id),
-        kit.chats.summarise(OTHER, conversation),
+        kit.turns.answer_again(OTHER, conversation, question),
+        kit.turns.go_on(OTHER, conversation, reply_id),
+        kit.api.delete_message(OTHER, conversation, question),
+        kit.api.delete(OTHER, conversation),
+        kit.api.branch(OTHER, conversation, question),
+        kit.api.shorten(OTHER, conversation, reply_id),
+        kit.turns.summarise(OTHER, conversation),
     ):
         with pytest.raises(NotFoundError):
             await attempt
-    after = kit.store.snapshot(ME.owner, asked.conversation)
+    after = kit.store.read(ME.owner, asked.conversation)
     assert (after[0], dict(after[1].nodes)) == (before[0], dict(before[1].nodes))
-    assert kit.store.list(OTHER.owner) == []
+    assert kit.store.find(OTHER.owner) == []
 
 
 async def test_deleting_ends_what_is_written_there_only(kit: ChatKit) -> None:
@@ -220,26 +220,26 @@ async def test_deleting_ends_what_is_written_there_only(kit: ChatKit) -> None:
     conversation, reply_id, watching = await kit.begin("slow", conversation=asked.conversation, parent=asked.reply)
     elsewhere = await kit.ask("echo two")
     with pytest.raises(NotFoundError):
-        await kit.chats.delete_message(ME, elsewhere.conversation, reply_id)
+        await kit.api.delete_message(ME, elsewhere.conversation, reply_id)
     assert kit.replies.of(ME.owner, conversation)
     side = kit.path(elsewhere.conversation)[-1].id
-    await kit.chats.delete_message(ME, elsewhere.conversation, side)
+    await kit.api.delete_message(ME, elsewhere.conversation, side)
     assert len(kit.path(elsewhere.conversation)) == 1
-    await kit.chats.delete_message(ME, conversation, reply_id)
+    await kit.api.delete_message(ME, conversation, reply_id)
     assert (await watching)["status"] == "stopped"
     assert [node.text.strip() for node in kit.path(conversation)] == ["echo one", "one", "slow"]
     assert kit.backend.active == 0
     _, _, watching = await kit.begin("slow")
     running = kit.replies.of(ME.owner)[0].work.conversation_id
-    await kit.chats.delete(ME, running)
+    await kit.api.delete(ME, running)
     await watching
     with pytest.raises(NotFoundError):
-        kit.store.get(ME.owner, running)
+        kit.store.read(ME.owner, running)[0]
     assert kit.backend.active == 0
 
 
 async def test_each_tenant_has_a_cache_apart(kit: ChatKit) -> None:
-    from qwen35mm.web.serving.people import Person
+    from qwen35mm.chat.turns import Person
 
     await kit.ask("echo one", person=Person("ann", "ann"))
     assert kit.backend.calls[-1].tenant == "ann"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from qwen35mm.chat.turns import TooLongError
 from qwen35mm.errors import RequestError
-from qwen35mm.web.chats import TooLongError
+from tests.chat.helpers import create
 from tests.web.chat_kit import CLIP, ME, PICTURE, Asked, ChatKit
 from tests.web.english import english
 
@@ -27,21 +29,21 @@ async def talk(kit: ChatKit, num_turns: int, num_chars: int) -> Asked:
 
 async def test_oldest_messages_are_left_out_as_offered(kit: ChatKit) -> None:
     asked = await talk(kit, 4, 1600)
-    before = kit.store.snapshot(ME.owner, asked.conversation)[1].nodes
+    before = kit.store.read(ME.owner, asked.conversation)[1].nodes
     with pytest.raises(TooLongError, match=r"would take 4,\d\d\d tokens, and the context holds 4,096") as caught:
         await kit.send("echo more " + "y" * 4000, asked.conversation, asked.reply)
     offers = {offer["kind"]: offer for offer in caught.value.offers}
     assert set(offers) == {"shorten", "summary"}
-    assert kit.store.snapshot(ME.owner, asked.conversation)[1].nodes == before
-    await kit.chats.shorten(ME, asked.conversation, offers["shorten"]["first"])
+    assert kit.store.read(ME.owner, asked.conversation)[1].nodes == before
+    await kit.api.shorten(ME, asked.conversation, offers["shorten"]["first"])
     sent = await kit.ask("echo more " + "y" * 4000, asked.conversation, asked.reply)
     assert sent.view["status"] == "finished"
     num_dropped = int(english(offers["shorten"]["label"]).split()[3])
     assert len(kit.prompt) == 9 - num_dropped
-    chat = await kit.chats.open(ME, asked.conversation)
+    chat = await kit.api.open(ME, asked.conversation)
     assert [message["kept"] for message in chat["messages"]] == [False] * num_dropped + [True] * (10 - num_dropped)
-    await kit.chats.shorten(ME, asked.conversation, None)
-    chat = await kit.chats.open(ME, asked.conversation)
+    await kit.api.shorten(ME, asked.conversation, None)
+    chat = await kit.api.open(ME, asked.conversation)
     assert all(message["kept"] for message in chat["messages"])
 
 
@@ -49,14 +51,14 @@ async def test_a_new_chat_begins_with_a_summary(kit: ChatKit) -> None:
     asked = await talk(kit, 2, 100)
     kit.store.rename(ME.owner, asked.conversation, "Shapes")
     kit.store.set_settings(ME.owner, asked.conversation, {"system": "Be short."})
-    conversation, reply_id = await kit.chats.summarise(ME, asked.conversation)
+    conversation, reply_id = await kit.turns.summarise(ME, asked.conversation)
     view = await kit.watch(reply_id)
     assert view["status"] == "finished"
     (system, question) = kit.backend.calls[-1].messages
     assert system.text == "Be short."
     assert "echo 0 xxx" in question.text
     assert "Summarise" in question.text
-    assert kit.store.get(ME.owner, conversation).title == "After: Shapes"
+    assert kit.store.read(ME.owner, conversation)[0].title == "After: Shapes"
     summary = kit.node(conversation, reply_id).text.strip()
     await kit.ask("echo on", conversation, reply_id)
     assert kit.prompt == [
@@ -68,7 +70,7 @@ async def test_a_new_chat_begins_with_a_summary(kit: ChatKit) -> None:
 async def test_a_summary_holds_the_newest_messages_that_fit(kit: ChatKit) -> None:
     asked = await talk(kit, 6, 1000)
     kit.backend.context_length = 1500
-    await kit.chats.summarise(ME, asked.conversation)
+    await kit.turns.summarise(ME, asked.conversation)
     reply = kit.replies.of(ME.owner)[0]
     text = reply.work.messages[-1].text
     assert "echo 5" in text
@@ -78,19 +80,19 @@ async def test_a_summary_holds_the_newest_messages_that_fit(kit: ChatKit) -> Non
     # What was tried and didn't fit is nobody's any more.
     kit.store.delete(ME.owner, reply.work.conversation_id)
     kit.store.delete(ME.owner, asked.conversation)
-    kit.store.collect_garbage(0.0)
+    kit.store.media.collect_garbage(0.0)
     assert list(kit.store.media.older_than(0.0)) == []
 
 
 async def test_a_cut_or_repeated_summary_is_still_one(kit: ChatKit) -> None:
     asked = await talk(kit, 1, 10)
-    conversation, reply_id = await kit.chats.summarise(ME, asked.conversation)
+    conversation, reply_id = await kit.turns.summarise(ME, asked.conversation)
     await kit.watch(reply_id)
-    kit.store.update(ME.owner, reply_id, status="length")
-    await kit.chats.go_on(ME, conversation, reply_id)
+    kit.store.update(ME.owner, replace(kit.node(conversation, reply_id), status="length"))
+    await kit.turns.go_on(ME, conversation, reply_id)
     await kit.watch(reply_id)
     assert [role for role, _ in kit.prompt] == ["user", "assistant"]
-    other = await kit.chats.answer_again(ME, conversation, kit.path(conversation)[0].id)
+    other = await kit.turns.answer_again(ME, conversation, kit.path(conversation)[0].id)
     await kit.watch(other)
     assert [role for role, _ in kit.prompt] == ["user"]
     await kit.ask("echo on", conversation, other)
@@ -98,14 +100,14 @@ async def test_a_cut_or_repeated_summary_is_still_one(kit: ChatKit) -> None:
 
 
 async def test_nothing_can_t_be_summed_up(kit: ChatKit) -> None:
-    empty = kit.store.create(ME.owner)
+    empty = create(kit.store, ME.owner)
     with pytest.raises(RequestError, match="nothing to sum up"):
-        await kit.chats.summarise(ME, empty.id)
+        await kit.turns.summarise(ME, empty.id)
     asked = await talk(kit, 1, 4000)
     kit.backend.context_length = 300
     with pytest.raises(RequestError, match="Not even the last message"):
-        await kit.chats.summarise(ME, asked.conversation)
-    assert len(kit.store.list(ME.owner)) == 2
+        await kit.turns.summarise(ME, asked.conversation)
+    assert len(kit.store.find(ME.owner)) == 2
 
 
 async def test_plans_stay_as_they_were_first_made(kit: ChatKit) -> None:

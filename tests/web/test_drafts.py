@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from qwen35mm.chat import Attachment, Node, new_id
-from qwen35mm.chat.drafts import Draft, completed, read_attachments
+from qwen35mm.chat.drafts import Draft, completed
 from qwen35mm.chat.settings import Settings
-from qwen35mm.errors import PromptError
 from qwen35mm_preprocess import MediaError, MediaProcessor
 from qwen35mm_preprocess.budget import with_frames
 from tests.web.chat_kit import CLIP, PICTURE, ChatKit
@@ -39,7 +38,7 @@ def talk(num_turns: int, num_chars: int) -> tuple[Node, ...]:
 
 
 def offers_of(kit: ChatKit, asked: Draft) -> dict[str, dict[str, Any]]:
-    measured = kit.chats.drafts.measure(asked)
+    measured = kit.turns.drafts.measure(asked)
     assert measured["fits"] is not bool(measured["offers"])
     return {offer["kind"]: offer for offer in measured["offers"]}
 
@@ -58,7 +57,7 @@ def test_a_cost_is_counted_before_sending(kit: ChatKit, tmp_path: Path) -> None:
     clip, picture = kit.attach(CLIP, kind="video", name="dance.mp4"), kit.attach(PICTURE)
     (tmp_path / "notes.txt").write_text("w" * 2000)
     notes = kit.attach(tmp_path / "notes.txt", kind="text")
-    measured = kit.chats.drafts.measure(draft("look", clip, picture, notes, path=talk(1, 400)))
+    measured = kit.turns.drafts.measure(draft("look", clip, picture, notes, path=talk(1, 400)))
     assert [view["name"] for view in measured["media"]] == ["dance.mp4", PICTURE.name, "notes.txt"]
     frames, tokens, cache = english(measured["media"][0]["label"]).split(", ")
     assert frames.endswith(" frames")
@@ -74,7 +73,7 @@ def test_a_cost_is_counted_before_sending(kit: ChatKit, tmp_path: Path) -> None:
 
 def test_sliders_change_the_cost(kit: ChatKit) -> None:
     clip = kit.attach(CLIP, kind="video")
-    (few,), (many,) = (kit.chats.drafts.measure(draft("look", clip, max_frames=frames))["media"] for frames in (4, 8))
+    (few,), (many,) = (kit.turns.drafts.measure(draft("look", clip, max_frames=frames))["media"] for frames in (4, 8))
     assert english(few["label"]).startswith("4 frames, ")
     assert few["num_tokens"] < many["num_tokens"]
 
@@ -85,21 +84,21 @@ def test_the_same_file_is_looked_at_once(kit: ChatKit, monkeypatch: pytest.Monke
     monkeypatch.setattr(MediaProcessor, "plan", lambda *args: plans.append(args) or plan(*args))
     picture = kit.attach(PICTURE)
     for text in ("a", "ab", "abc"):
-        kit.chats.drafts.measure(draft(text, picture))
+        kit.turns.drafts.measure(draft(text, picture))
     assert len(plans) == 1
-    kit.chats.drafts.measure(draft("abc", picture, max_image_tokens=9))
+    kit.turns.drafts.measure(draft("abc", picture, max_image_tokens=9))
     assert len(plans) == 2
 
 
 def test_a_file_that_can_t_be_read_is_named(kit: ChatKit, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
     broken, good = kit.attach(tmp_path / "x", name="my picture.png"), kit.attach(PICTURE)
-    measured = kit.chats.drafts.measure(draft("look", broken, good))
+    measured = kit.turns.drafts.measure(draft("look", broken, good))
     assert "'my picture.png'" in measured["media"][0]["error"]
     assert broken.digest not in measured["media"][0]["error"]
     assert measured["media"][1]["error"] is None
     with pytest.raises(MediaError, match=r"'my picture\.png'") as caught:
-        kit.chats.drafts.plan(draft("look", broken))
+        kit.turns.drafts.plan(draft("look", broken))
     assert broken.digest not in str(caught.value)
 
 
@@ -112,7 +111,7 @@ def test_an_unreadable_file_of_the_past_is_named(kit: ChatKit, tmp_path: Path, m
     monkeypatch.setattr(kit.backend, "count_tokens", count_tokens)
     path = (replace(talk(1, 1)[0], attachments=(past,)),)
     with pytest.raises(MediaError, match=r"'old\.png' could not be opened"):
-        kit.chats.drafts.measure(draft(path=path))
+        kit.turns.drafts.measure(draft(path=path))
 
 
 @pytest.mark.parametrize(("num_pictures", "what"), [(1, "the picture"), (2, "each picture and clip")])
@@ -124,7 +123,7 @@ def test_offered_limits_fit(kit: ChatKit, tmp_path: Path, num_pictures: int, wha
     assert english(offer["label"]) == f"Take {offer['settings']['max_image_tokens']:,} tokens at most for {what}"
     assert set(offer["settings"]) == {"max_image_tokens"}
     smaller = replace(asked, settings=Settings.read(offer["settings"]))
-    assert kit.chats.drafts.measure(smaller)["fits"]
+    assert kit.turns.drafts.measure(smaller)["fits"]
 
 
 def test_an_offer_never_raises_a_limit(kit: ChatKit, tmp_path: Path) -> None:
@@ -133,7 +132,7 @@ def test_an_offer_never_raises_a_limit(kit: ChatKit, tmp_path: Path) -> None:
     asked = draft("look", picture, clip, max_image_tokens=70)
     limits = offers_of(kit, asked)["media"]["settings"]
     assert set(limits) == {"max_video_tokens"}
-    assert kit.chats.drafts.measure(draft("look", picture, clip, max_image_tokens=70, **limits))["fits"]
+    assert kit.turns.drafts.measure(draft("look", picture, clip, max_image_tokens=70, **limits))["fits"]
 
 
 @pytest.mark.parametrize("num_chars", [400, 1000, 2300])
@@ -145,8 +144,8 @@ def test_an_offered_beginning_fits_and_none_before_does(kit: ChatKit, num_chars:
     start = [node.id for node in path].index(offer["first"])
     assert path[start].role == "user"
     assert english(offer["label"]) == f"Leave the oldest {start} messages out of the prompt"
-    assert kit.chats.drafts.measure(replace(asked, path=path[start:]))["fits"]
-    assert not kit.chats.drafts.measure(replace(asked, path=path[start - 2 :]))["fits"]
+    assert kit.turns.drafts.measure(replace(asked, path=path[start:]))["fits"]
+    assert not kit.turns.drafts.measure(replace(asked, path=path[start - 2 :]))["fits"]
 
 
 def test_a_single_message_is_offered_to_be_left_out(kit: ChatKit) -> None:
@@ -160,7 +159,7 @@ def test_a_single_message_is_offered_to_be_left_out(kit: ChatKit) -> None:
 
 def test_what_does_not_fit_by_itself_gets_no_offer(kit: ChatKit) -> None:
     asked = draft("y" * 20_000, path=talk(2, 100))
-    measured = kit.chats.drafts.measure(asked)
+    measured = kit.turns.drafts.measure(asked)
     assert (measured["fits"], measured["offers"]) == (False, [])
 
 
@@ -189,27 +188,3 @@ def test_a_complete_plan_is_used_again_if_it_came_of_the_same(kit: ChatKit) -> N
     assert not again(complete(plan), fewer)
     other = [replace(clip, digest="00" * 32, plan=read)]
     assert completed(plan, clip.digest, other, processor.video_processing) is plan
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        1,
-        "x",
-        {"digest": "a"},
-        [1],
-        [None],
-        [{"digest": 1, "kind": "image", "name": "x"}],
-        [{"digest": "a", "kind": "exe", "name": "x"}],
-        [{"digest": "a", "kind": ["image"], "name": "x"}],
-        [{"digest": "a", "kind": "image"}],
-    ],
-)
-def test_attachments_of_another_form_are_refused(values: Any) -> None:
-    with pytest.raises(PromptError, match="attachment"):
-        read_attachments(values)
-
-
-def test_a_size_is_not_taken_from_the_page() -> None:
-    (read,) = read_attachments([{"digest": "a", "kind": "image", "name": "n" * 999, "num_bytes": [1]}])
-    assert (read.num_bytes, len(read.name)) == (0, 255)

@@ -28,7 +28,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PageClient:
 
 def stored(page: PageClient) -> list[str]:
     """Digests of all files, after those that nobody holds were deleted."""
-    page.store.collect_garbage(0.0)
+    page.store.media.collect_garbage(0.0)
     return sorted(page.store.media.older_than(-1.0))
 
 

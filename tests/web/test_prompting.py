@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.chat import Attachment, Node, Tree
-from qwen35mm.chat.media import MediaStore
 from qwen35mm.chat.prompting import num_media, pin, prompt_messages, prompt_path, prompt_path_before, with_names
+from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import NotFoundError, PromptError
 from tests.web.chat_kit import PICTURE, ChatKit
 
@@ -74,7 +74,7 @@ def test_messages_carry_files_before_words(tmp_path: Path) -> None:
 
 def test_a_summary_goes_into_the_system_prompt(tmp_path: Path) -> None:
     _, answer, question = path_of("qaq")
-    system, user = prompt_messages([answer, question], MediaStore(tmp_path), "Be short.")
+    system, user = prompt_messages([answer, question], ConversationStore(tmp_path).media, "Be short.")
     assert (system.role, system.text) == ("system", "Be short.\n\nA summary of the conversation so far:\n\na1")
     assert (user.role, user.text) == ("user", "q2")
 

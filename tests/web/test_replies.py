@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat.replies import BUG_MESSAGE
+from qwen35mm.chat.reply import BUG_MESSAGE
 from qwen35mm.engine.events import Event, Finished, TextDelta
 from qwen35mm.errors import StorageError
 from tests.web.chat_kit import ME, OTHER, PICTURE, ChatKit, Timers
@@ -78,7 +78,7 @@ async def test_every_view_is_in_the_store(kit: ChatKit) -> None:
 
     await kit.watch(reply_id, until=check)
     assert len(set(seen)) > 2
-    await kit.chats.stop(ME, reply_id)
+    await kit.api.stop(ME, reply_id)
 
 
 async def test_a_full_disk_does_not_end_a_reply_and_is_told(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ async def test_a_slow_write_never_overwrites_the_end(kit: ChatKit, monkeypatch: 
         assert reply is not None
         stopping = []
         for _ in range(2):
-            stopping.append(asyncio.create_task(kit.chats.stop(ME, reply_id)))
+            stopping.append(asyncio.create_task(kit.api.stop(ME, reply_id)))
             # Turns enough for the end to be written first, were it not in line.
             for _ in range(2000):
                 await asyncio.to_thread(lambda: None)
@@ -155,7 +155,7 @@ async def test_a_slow_write_never_overwrites_the_end(kit: ChatKit, monkeypatch: 
 
 async def test_stop_before_anybody_watched(kit: ChatKit) -> None:
     conversation, reply_id = await kit.send("echo never")
-    await kit.chats.stop(ME, reply_id)
+    await kit.api.stop(ME, reply_id)
     assert kit.node(conversation, reply_id).status == "stopped"
     assert kit.backend.calls == []
     assert (await kit.watch(reply_id))["status"] == "stopped"
@@ -172,7 +172,7 @@ async def test_stop_in_every_phase(kit: ChatKit, num_phases: int) -> None:
     for _ in range(num_phases):
         kit.backend.next_phase()
     await kit.watch(reply_id, until=lambda view: work_label(view).startswith(labels[num_phases]))
-    await kit.chats.stop(ME, reply_id)
+    await kit.api.stop(ME, reply_id)
     assert kit.backend.active == 0
     assert kit.node(conversation, reply_id).status == "stopped"
 
@@ -180,12 +180,12 @@ async def test_stop_in_every_phase(kit: ChatKit, num_phases: int) -> None:
 async def test_stop_keeps_what_was_written(kit: ChatKit) -> None:
     conversation, reply_id = await kit.send("slow")
     shown = await kit.watch(reply_id, until=lambda view: view["blocks"])
-    await asyncio.gather(kit.chats.stop(ME, reply_id), kit.chats.stop(ME, reply_id))
+    await asyncio.gather(kit.api.stop(ME, reply_id), kit.api.stop(ME, reply_id))
     node = kit.node(conversation, reply_id)
     assert node.status == "stopped"
     assert node.text.count("word") >= shown["blocks"][0].count("word") > 0
     assert (await kit.watch(reply_id))["status"] == "stopped"
-    await kit.chats.stop(ME, reply_id)
+    await kit.api.stop(ME, reply_id)
     assert kit.backend.active == 0
 
 
@@ -216,7 +216,7 @@ async def test_a_reply_that_is_watched_again_goes_on(kit: ChatKit, monkeypatch: 
     assert timers.live == 0
     timers.fire()
     assert not next(iter(kit.replies.of(ME.owner))).done
-    await kit.chats.stop(ME, reply_id)
+    await kit.api.stop(ME, reply_id)
     await views.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -256,7 +256,7 @@ async def test_nobody_watches_another_one_s_reply(kit: ChatKit) -> None:
     views = [view async for view in kit.replies.watch(OTHER.owner, [reply_id, "nothing"])]
     assert views == [{}]
     assert kit.backend.calls == []
-    await kit.chats.stop(OTHER, reply_id)
+    await kit.api.stop(OTHER, reply_id)
     assert (await kit.watch(reply_id))["status"] == "finished"
 
 

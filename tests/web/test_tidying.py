@@ -12,6 +12,7 @@ import pytest
 from qwen35mm.errors import StorageError
 from qwen35mm.web.serving.people import COOKIE, People
 from qwen35mm.web.serving.tidying import keep_tidy, tidy
+from tests.chat.helpers import create
 from tests.web.chat_kit import PICTURE, ChatKit
 
 
@@ -51,15 +52,15 @@ def test_people_who_are_gone_are_forgotten(kit: ChatKit, monkeypatch: pytest.Mon
     assert gone is not None
     assert here is not None
     for person in (gone, here):
-        kit.store.create(person.owner)
+        create(kit.store, person.owner)
     picture = kit.attach(PICTURE, gone)
     age(kit, picture.digest, 100)
     now_s = 2000.0
     people.person({COOKIE: "1" * 32})
     tidy(kit.store, people, None)
-    assert len(kit.store.list(gone.owner)) == 1
+    assert len(kit.store.find(gone.owner)) == 1
     tidy(kit.store, people, 1800.0)
-    assert (kit.store.list(gone.owner), len(kit.store.list(here.owner))) == ([], 1)
+    assert (kit.store.find(gone.owner), len(kit.store.find(here.owner))) == ([], 1)
     assert picture.digest not in kit.store.media
 
 
@@ -69,7 +70,7 @@ def test_a_failing_disk_is_a_line_in_the_log(
     def fail(**_: Any) -> int:
         raise StorageError("The disk fails.")
 
-    monkeypatch.setattr(kit.store, "collect_garbage", fail)
+    monkeypatch.setattr(kit.store.media, "collect_garbage", fail)
     with caplog.at_level(logging.WARNING, "qwen35mm.web.serving.tidying"):
         tidy(kit.store, People(shared=False), None)
     assert "The disk fails." in caplog.text
@@ -77,7 +78,7 @@ def test_a_failing_disk_is_a_line_in_the_log(
 
 def test_it_is_done_again_and_again_until_the_end(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:
     twice = threading.Semaphore(0)
-    monkeypatch.setattr(kit.store, "collect_garbage", lambda **_: twice.release())
+    monkeypatch.setattr(kit.store.media, "collect_garbage", lambda **_: twice.release())
     before = threading.active_count()
     with keep_tidy(kit.store, People(shared=False), forget_after_s=None, interval_s=0.001):
         for _ in range(2):

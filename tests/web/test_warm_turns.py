@@ -12,10 +12,10 @@ import pytest
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.chat import Node
+from qwen35mm.chat.turns import Person
 from qwen35mm.engine import CachedPrompt
 from qwen35mm.engine.events import Event, TextDelta
 from qwen35mm.prompt import Message
-from qwen35mm.web.serving.people import Person
 from qwen35mm_preprocess import MediaProcessor
 from tests.web.chat_kit import ME, PICTURE, ChatKit
 from tests.web.english import english
@@ -113,7 +113,7 @@ class Session:
     async def ask_again(self) -> None:
         assert self.conversation is not None
         question = self._kit.path(self.conversation, self._person)[-2].id
-        self._last = await self._kit.chats.answer_again(self._person, self.conversation, question)
+        self._last = await self._kit.turns.answer_again(self._person, self.conversation, question)
         await self._follow(False)
 
     def new_chat(self) -> None:
@@ -122,7 +122,7 @@ class Session:
     async def _follow(self, stop: bool) -> None:
         assert self._last is not None
         await self._kit.watch(self._last, self._person, until=lambda view: stop and view["blocks"])
-        await self._kit.chats.stop(self._person, self._last)
+        await self._kit.api.stop(self._person, self._last)
         await asyncio.to_thread(self._backend.wait_committed)
 
     @property
@@ -157,7 +157,7 @@ async def test_the_next_turn_asks_for_what_was_committed(kit: ChatKit, backend: 
     assert backend.num_decoded == 1
     assert session.stats["num_cached_tokens"] > backend.num_history_tokens[-2] - MIN_SEGMENT
     assert session.conversation is not None
-    stats = (await kit.chats.open(ME, session.conversation))["messages"][-1]["stats"]
+    stats = (await kit.api.open(ME, session.conversation))["messages"][-1]["stats"]
     shown = [english(part) for part in stats["line"]]
     num_cached, num_prompt = session.stats["num_cached_tokens"], session.stats["num_prompt_tokens"]
     assert f"{num_cached:,} of {num_prompt:,} prompt tokens cached" in shown

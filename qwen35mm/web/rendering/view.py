@@ -7,9 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from qwen35mm.chat.prompting import prompt_path
+from qwen35mm.chat.records import Attachment, Conversation, Node
 from qwen35mm.chat.reply import ReplyState
 from qwen35mm.chat.settings import Settings
-from qwen35mm.chat.tree import Attachment, Conversation, Node, Tree
+from qwen35mm.chat.tree import Tree
 from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
 from qwen35mm.web.rendering.wording import describe_stats, work_of
 

@@ -7,8 +7,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qwen35mm.chat.records import Node
 from qwen35mm.chat.say import Said, decimal, percent, say, size, tokens
-from qwen35mm.chat.tree import Node
 from qwen35mm.engine.events import Progress
 
 # Why nothing, or no more, came from the cache.

@@ -1,238 +1,303 @@
-"""The page's requests beside its stream of answers: JSON in, JSON out, and files."""
+"""The page's requests beside its stream of answers: JSON in, JSON out. Also how any request's errors are answered."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import signature
+from typing import Annotated, Any
 
+from pydantic import ConfigDict, Field, ValidationError, validate_call
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from qwen35mm.chat.drafts import read_attachments
-from qwen35mm.chat.replies import BUG_MESSAGE
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.records import place_of
+from qwen35mm.chat.replies import Replies
+from qwen35mm.chat.reply import BUG_MESSAGE
 from qwen35mm.chat.settings import Settings
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.turns import Person, Question, TooLongError, Turns
 from qwen35mm.errors import NotFoundError, PromptError, Qwen35mmError
-from qwen35mm.web.chats import Chats, TooLongError
-from qwen35mm.web.rendering.view import conversation_line
+from qwen35mm.web.rendering.view import chat_view, conversation_line
 from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.models import Models
-from qwen35mm.web.serving.people import People, Person
+from qwen35mm.web.serving.people import People
 from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 2**20
+MAX_LISTED = 200
+MAX_PREFERENCES_CHARS = 200_000
 # A page of another site can't set it without asking first, which is never allowed.
 HEADER = "x-qwen35mm"
-_HALF_A_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
-_LARGEST = 2**53
 
-Arguments = Mapping[str, Any]
-Method = Callable[[Person, Arguments], Awaitable[Any]]
+# Arguments are what they say: no "5" for 5.
+_request = validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+Offset = Annotated[int, Field(ge=0, lt=2**53)]
+Length = Annotated[int, Field(gt=0)]
 
 
 class Api:
-    """What the page can ask for, by name."""
+    """What the page can ask for: each `_request` is one, by its name and with its arguments, or with all of them as a
+    `question`. An argument that it doesn't know is left alone.
+
+    Args:
+        describe_app: what a page needs to know of the program.
+        examples: those of an empty page.
+        models: where the model can be changed.
+    """
 
     def __init__(
         self,
-        chats: Chats,
+        backend: ChatBackend,
+        store: ConversationStore,
+        replies: Replies,
+        turns: Turns,
         people: People,
         describe_app: Callable[[], dict[str, Any]],
         examples: Sequence[Sample] = (),
         models: Models | None = None,
     ) -> None:
-        self._models = models
-        self._chats = chats
-        self._examples = examples
+        self._backend = backend
+        self._store = store
+        self._replies = replies
+        self._turns = turns
         self._people = people
         self._describe_app = describe_app
-        self._methods: dict[str, Method] = {
-            name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
-        }
+        self._examples = examples
+        self._models = models
 
     async def handle(self, request: Request) -> Response:
         """`POST .../api/NAME` with the arguments as a JSON object."""
         person = self._people.person(request.cookies)
-        method = self._methods.get(request.path_params["name"])
-        if HEADER not in request.headers or method is None:
+        name = request.path_params["name"]
+        if HEADER not in request.headers or name not in REQUESTS:
             return _problem("There is no such request.", "not found", 404)
         if person is None and self._people.need_login:
             return _problem("Log in first: load the page again.", "login", 401)
         if person is None:
             return _problem("Load the page again: this browser isn't known here any more.", "unknown person", 401)
-        return await answer(lambda: self._call(method, person, request))
+        return await answer(lambda: self._call(name, person, request))
 
-    async def _call(self, method: Method, person: Person, request: Request) -> Response:
-        body = await read_body(request, MAX_BODY_BYTES)
-        arguments = json.loads(body.decode() or "{}")
-        if _HALF_A_CHARACTER.search(body):
-            # A half of a pair by itself, which no store and no model takes: a UnicodeEncodeError, and so a ValueError.
-            json.dumps(arguments, ensure_ascii=False).encode()
+    async def _call(self, name: str, person: Person, request: Request) -> Response:
+        arguments = from_json(await read_body(request, MAX_BODY_BYTES) or b"{}")
         if not isinstance(arguments, dict):
             raise PromptError("The arguments of a request must be an object.")
-        return JSONResponse(await method(person, arguments))
+        method, names = REQUESTS[name]
+        if names == {"question"}:
+            arguments = {"question": arguments}
+        try:
+            result = await method(self, person, **{each: value for each, value in arguments.items() if each in names})
+        except ValidationError as error:
+            raise PromptError(f"The request's {place_of(error)} is missing, or is of another form.") from None
+        return JSONResponse(result)
 
-    async def do_start(self, person: Person, arguments: Arguments) -> Any:
+    # Conversations
+
+    @_request
+    async def start(self, person: Person) -> Any:
         """What a page needs when it begins."""
-        store = self._chats.store
-        preferences, presets = await asyncio.gather(
-            asyncio.to_thread(store.preferences, person.owner), asyncio.to_thread(store.presets, person.owner)
+        preferences, presets, listed = await asyncio.gather(
+            asyncio.to_thread(self._store.preferences, person.owner),
+            asyncio.to_thread(self._store.presets, person.owner),
+            self.list(person),
         )
+        running = [reply.node.id for reply in self._replies.of(person.owner)]
         return {
             "app": self._describe_app(),
             "preferences": preferences,
             "presets": presets,
-            "running": [reply.node.id for reply in self._chats.replies.of(person.owner)],
-            **await self.do_list(person, arguments),
+            "running": running,
+            **listed,
         }
 
-    async def do_list(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def list(self, person: Person, query: str | None = None, offset: Offset = 0) -> Any:
         """The conversations of the sidebar; `query` searches them."""
-        query, offset = _optional_text(arguments, "query") or "", arguments.get("offset") or 0
-        if not isinstance(offset, int) or not 0 <= offset < _LARGEST:
-            raise PromptError("The request's offset must be a number of conversations.")
-        found = await asyncio.to_thread(self._chats.store.list, person.owner, query=query, limit=201, offset=offset)
-        return {"conversations": [conversation_line(each) for each in found[:200]], "more": len(found) > 200}
+        limit = MAX_LISTED + 1
+        found = await asyncio.to_thread(self._store.find, person.owner, query=query or "", limit=limit, offset=offset)
+        lines = [conversation_line(each) for each in found[:MAX_LISTED]]
+        return {"conversations": lines, "more": len(found) > MAX_LISTED}
 
-    async def do_open(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def open(self, person: Person, conversation: str) -> Any:
         """A conversation."""
-        return await self._chats.open(person, _text(arguments, "conversation"))
+        running = {reply.node.id for reply in self._replies.of(person.owner, conversation)}
 
-    async def do_send(self, person: Person, arguments: Arguments) -> Any:
+        def read() -> dict[str, Any]:
+            return chat_view(*self._store.read(person.owner, conversation), running, self._backend.context_length)
+
+        return await asyncio.to_thread(read)
+
+    @_request
+    async def rename(self, person: Person, conversation: str, title: str) -> Any:
+        """Renames a conversation."""
+        await asyncio.to_thread(self._store.rename, person.owner, conversation, title.strip()[:200])
+        return {}
+
+    @_request
+    async def delete(self, person: Person, conversation: str) -> Any:
+        """Deletes a conversation; files that no other one holds go soon after."""
+        await self._turns.stop(person, conversation)
+        await asyncio.to_thread(self._store.delete, person.owner, conversation)
+        return {}
+
+    @_request
+    async def branch(self, person: Person, conversation: str, node: str) -> Any:
+        """Shows the branch that a message is on, down to its newest message."""
+
+        def show() -> None:
+            _, tree = self._store.read(person.owner, conversation)
+            self._store.set_head(person.owner, conversation, tree.newest_leaf(node))
+
+        await asyncio.to_thread(show)
+        return await self._shown(person, conversation)
+
+    @_request
+    async def delete_message(self, person: Person, conversation: str, node: str) -> Any:
+        """Deletes a message and what follows it."""
+        _, tree = await asyncio.to_thread(self._store.read, person.owner, conversation)
+        await self._turns.stop(person, conversation, tree.subtree(node))
+        await asyncio.to_thread(self._store.delete_node, person.owner, node)
+        return await self._shown(person, conversation)
+
+    @_request
+    async def shorten(self, person: Person, conversation: str, first: str | None = None) -> Any:
+        """Leaves what is before `first` out of prompts from now on; None takes everything again."""
+        await asyncio.to_thread(self._store.set_first, person.owner, conversation, first)
+        return await self._shown(person, conversation)
+
+    # Messages and their replies
+
+    @_request
+    async def measure(self, person: Person, question: Question) -> Any:
+        """What a message would cost."""
+        return await self._turns.measure(person, question)
+
+    @_request
+    async def send(self, person: Person, question: Question) -> Any:
         """Sends a message."""
-        conversation_id, reply_id = await self._chats.send(person, **_message(arguments))
-        return await self._shown(person, conversation_id, reply_id)
+        return await self._shown(person, *await self._turns.send(person, question))
 
-    async def do_example(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def example(self, person: Person, number: int) -> Any:
         """An example's file, ready to be sent."""
-        number = arguments.get("number")
-        if isinstance(number, bool) or not isinstance(number, int) or number not in range(len(self._examples)):
+        if number not in range(len(self._examples)):
             raise NotFoundError("There is no such example.")
-        sample, store = self._examples[number], self._chats.store
+        sample, media = self._examples[number], self._store.media
 
         def take() -> tuple[str, int]:
             with sample.path.open("rb") as file:
-                digest, num_bytes = store.media.add(file, max_bytes=sample.path.stat().st_size)
-            store.hold(person.owner, digest)
+                digest, num_bytes = media.add(file, max_bytes=sample.path.stat().st_size)
+            media.hold(person.owner, digest)
             return digest, num_bytes
 
         digest, num_bytes = await asyncio.to_thread(take)
         name = sample.path.name
         return {"attachment": {"digest": digest, "kind": sample.kind, "name": name, "num_bytes": num_bytes}}
 
-    async def do_measure(self, person: Person, arguments: Arguments) -> Any:
-        """What a message would cost."""
-        return await self._chats.measure(person, **_message(arguments))
-
-    async def do_again(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def again(self, person: Person, conversation: str, node: str, settings: dict[str, Any] | None = None) -> Any:
         """Another answer to a question."""
-        conversation_id = _text(arguments, "conversation")
-        await self._take_settings(person, conversation_id, arguments)
-        reply_id = await self._chats.answer_again(person, conversation_id, _text(arguments, "node"))
-        return await self._shown(person, conversation_id, reply_id)
+        await self._take_settings(person, conversation, settings)
+        return await self._shown(person, conversation, await self._turns.answer_again(person, conversation, node))
 
-    async def do_continue(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def continue_(
+        self, person: Person, conversation: str, node: str, settings: dict[str, Any] | None = None
+    ) -> Any:
         """Goes on with an answer that ended early."""
-        conversation_id = _text(arguments, "conversation")
-        await self._take_settings(person, conversation_id, arguments)
-        reply_id = await self._chats.go_on(person, conversation_id, _text(arguments, "node"))
-        return await self._shown(person, conversation_id, reply_id)
+        await self._take_settings(person, conversation, settings)
+        return await self._shown(person, conversation, await self._turns.go_on(person, conversation, node))
 
-    async def do_stop(self, person: Person, arguments: Arguments) -> Any:
-        """Ends a reply in progress."""
-        await self._chats.stop(person, _text(arguments, "node"))
-        return {}
-
-    async def do_branch(self, person: Person, arguments: Arguments) -> Any:
-        """Shows another branch."""
-        conversation_id = _text(arguments, "conversation")
-        await self._chats.show_branch(person, conversation_id, _text(arguments, "node"))
-        return await self._shown(person, conversation_id)
-
-    async def do_delete_message(self, person: Person, arguments: Arguments) -> Any:
-        """Deletes a message and what follows it."""
-        conversation_id = _text(arguments, "conversation")
-        await self._chats.delete_message(person, conversation_id, _text(arguments, "node"))
-        return await self._shown(person, conversation_id)
-
-    async def do_shorten(self, person: Person, arguments: Arguments) -> Any:
-        """Leaves old messages out of prompts, or takes them in again."""
-        conversation_id = _text(arguments, "conversation")
-        await self._chats.shorten(person, conversation_id, _optional_text(arguments, "first"))
-        return await self._shown(person, conversation_id)
-
-    async def do_summarise(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def summarise(self, person: Person, conversation: str) -> Any:
         """A new conversation that begins with a summary."""
-        return await self._shown(person, *await self._chats.summarise(person, _text(arguments, "conversation")))
+        return await self._shown(person, *await self._turns.summarise(person, conversation))
 
-    async def do_rename(self, person: Person, arguments: Arguments) -> Any:
-        """Renames a conversation."""
-        title = _text(arguments, "title").strip()[:200]
-        await asyncio.to_thread(self._chats.store.rename, person.owner, _text(arguments, "conversation"), title)
+    @_request
+    async def stop(self, person: Person, node: str) -> Any:
+        """Ends a reply in progress; answers when its end is stored."""
+        reply = self._replies.find(person.owner, node)
+        if reply is not None:
+            await reply.stop()
         return {}
 
-    async def do_delete(self, person: Person, arguments: Arguments) -> Any:
-        """Deletes a conversation."""
-        await self._chats.delete(person, _text(arguments, "conversation"))
-        return {}
+    # Settings
 
-    async def do_settings(self, person: Person, arguments: Arguments) -> Any:
-        """Checks settings, and keeps them: with a conversation where one is named, else for new ones."""
-        settings = Settings.read(arguments.get("settings") or {})
-        store, conversation_id = self._chats.store, _optional_text(arguments, "conversation")
-        if conversation_id:
-            await asyncio.to_thread(store.set_settings, person.owner, conversation_id, settings.values)
-        return {"settings": dict(settings.values)}
+    @_request
+    async def settings(
+        self, person: Person, settings: dict[str, Any] | None = None, conversation: str | None = None
+    ) -> Any:
+        """Checks settings, and keeps them with a conversation where one is named."""
+        checked = Settings.read(settings or {})
+        if conversation is not None:
+            await asyncio.to_thread(self._store.set_settings, person.owner, conversation, checked.values)
+        return {"settings": dict(checked.values)}
 
-    async def do_preferences(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def preferences(self, person: Person, preferences: dict[str, Any]) -> Any:
         """Keeps what belongs to no conversation: language, colours, settings of new chats."""
-        preferences = arguments.get("preferences")
-        if not isinstance(preferences, dict) or len(json.dumps(preferences)) > 200_000:
+        if len(json.dumps(preferences)) > MAX_PREFERENCES_CHARS:
             raise PromptError("Preferences must be an object, and not a large one.")
-        await asyncio.to_thread(self._chats.store.set_preferences, person.owner, preferences)
+        await asyncio.to_thread(self._store.set_preferences, person.owner, preferences)
         return {}
 
-    async def do_save_preset(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def save_preset(self, person: Person, name: str, settings: dict[str, Any] | None = None) -> Any:
         """Keeps settings under a name."""
-        name = _text(arguments, "name").strip()[:100]
+        name = name.strip()[:100]
         if not name:
             raise PromptError("A preset needs a name.")
-        settings = Settings.read(arguments.get("settings") or {})
-        await asyncio.to_thread(self._chats.store.save_preset, person.owner, name, dict(settings.values))
-        return {"presets": await asyncio.to_thread(self._chats.store.presets, person.owner)}
+        await asyncio.to_thread(self._store.save_preset, person.owner, name, Settings.read(settings or {}).values)
+        return {"presets": await asyncio.to_thread(self._store.presets, person.owner)}
 
-    async def do_delete_preset(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def delete_preset(self, person: Person, name: str) -> Any:
         """Forgets a preset."""
-        await asyncio.to_thread(self._chats.store.delete_preset, person.owner, _text(arguments, "name"))
-        return {"presets": await asyncio.to_thread(self._chats.store.presets, person.owner)}
+        await asyncio.to_thread(self._store.delete_preset, person.owner, name)
+        return {"presets": await asyncio.to_thread(self._store.presets, person.owner)}
 
-    async def do_models(self, person: Person, arguments: Arguments) -> Any:
+    # The model
+
+    @_request
+    async def models(self, person: Person) -> Any:
         """The models of this machine."""
         return await self._changeable.list()
 
-    async def do_change_model(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def change_model(
+        self,
+        person: Person,
+        source: str | None = None,
+        context_length: Length | None = None,
+        is_new: bool = False,
+    ) -> Any:
         """Begins to load another model, or the same one with another context length."""
-        source, length = arguments.get("source"), arguments.get("context_length")
-        is_length = length is None or (isinstance(length, int) and not isinstance(length, bool) and length > 0)
-        if not (source is None or isinstance(source, str)) or not is_length:
-            raise PromptError("A model is named by its folder or its id, a context by its number of tokens.")
-        self._changeable.change(source, length, is_new=bool(arguments.get("is_new")))
+        self._changeable.change(source, context_length, is_new=is_new)
         return self._changeable.state()
 
-    async def do_change_state(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def change_state(self, person: Person) -> Any:
         """How far a change of model is."""
         return self._changeable.state()
 
-    async def do_cancel_change(self, person: Person, arguments: Arguments) -> Any:
+    @_request
+    async def cancel_change(self, person: Person) -> Any:
         """Ends a download."""
         self._changeable.cancel()
         return {}
+
+    @_request
+    async def memory(self, person: Person) -> Any:
+        """What the cache holds."""
+        return describe_memory(await asyncio.to_thread(self._backend.memory))
 
     @property
     def _changeable(self) -> Models:
@@ -240,16 +305,20 @@ class Api:
             raise NotFoundError("The model can't be changed here.")
         return self._models
 
-    async def do_memory(self, person: Person, arguments: Arguments) -> Any:
-        """What the cache holds."""
-        return describe_memory(await asyncio.to_thread(self._chats.backend.memory))
+    async def _take_settings(self, person: Person, conversation: str, settings: dict[str, Any] | None) -> None:
+        if settings is not None:
+            await self.settings(person, settings, conversation)
 
-    async def _take_settings(self, person: Person, conversation_id: str, arguments: Arguments) -> None:
-        if arguments.get("settings") is not None:
-            await self.do_settings(person, arguments)
+    async def _shown(self, person: Person, conversation: str, reply: str | None = None) -> Any:
+        return {"chat": await self.open(person, conversation), "reply": reply}
 
-    async def _shown(self, person: Person, conversation_id: str, reply_id: str | None = None) -> Any:
-        return {"chat": await self._chats.open(person, conversation_id), "reply": reply_id}
+
+# The methods by their names in a page's request, with the names of their arguments.
+REQUESTS: dict[str, tuple[Callable[..., Awaitable[Any]], frozenset[str]]] = {
+    name.rstrip("_"): (method, frozenset(signature(method).parameters) - {"self", "person"})
+    for name, method in vars(Api).items()
+    if hasattr(method, "raw_function")
+}
 
 
 async def answer(work: Callable[[], Awaitable[Response]]) -> Response:
@@ -279,27 +348,6 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise PromptError(f"This is too large: at most {max_bytes // 2**20} MiB are taken. Attach it as a file.")
     return bytes(body)
-
-
-def _message(arguments: Arguments) -> dict[str, Any]:
-    return {
-        "conversation_id": _optional_text(arguments, "conversation"),
-        "parent": _optional_text(arguments, "parent"),
-        "text": arguments.get("text") or "",
-        "attachments": read_attachments(arguments.get("attachments") or []),
-        "settings": arguments.get("settings"),
-    }
-
-
-def _optional_text(arguments: Arguments, name: str) -> str | None:
-    return None if arguments.get(name) is None else _text(arguments, name)
-
-
-def _text(arguments: Arguments, name: str) -> str:
-    value = arguments.get(name)
-    if not isinstance(value, str):
-        raise PromptError(f"The request lacks its {name}.")
-    return value
 
 
 def _problem(message: str, kind: str, status: int, **more: Any) -> Response:

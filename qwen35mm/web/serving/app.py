@@ -23,8 +23,8 @@ from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.settings import describe_settings
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.turns import Turns
 from qwen35mm.model_library import BackendSwitch
-from qwen35mm.web.chats import Chats
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.examples import choose_examples, load_samples
@@ -45,7 +45,7 @@ class Page:
 
     app: gr.Blocks
     routes: list[BaseRoute]
-    chats: Chats
+    replies: Replies
     people: People
 
 
@@ -72,7 +72,7 @@ def build_app(
     """
     replies = Replies(store, backend, grace_s=grace_s)
     switch = backend if isinstance(backend, BackendSwitch) and not shared else None
-    chats = Chats(backend, store, replies, switch.larger_context if switch else None)
+    turns = Turns(backend, store, replies, switch.larger_context if switch else None)
     people = People(shared=shared, username=username, max_replies=max_replies)
     examples = choose_examples(load_samples())
 
@@ -95,7 +95,7 @@ def build_app(
         }
 
     models = Models(switch) if switch else None
-    requests = Api(chats, people, describe, examples, models)
+    requests = Api(backend, store, replies, turns, people, describe, examples, models)
     files = Files(store, people, backend.media.limits, examples)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
@@ -113,7 +113,7 @@ def build_app(
     with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
         api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
     app.queue(max_size=max_waiting)
-    return Page(app, [Route("/", show), *_routes(requests, files)], chats, people)
+    return Page(app, [Route("/", show), *_routes(requests, files)], replies, people)
 
 
 def _routes(api: Api, files: Files) -> list[BaseRoute]:

@@ -25,14 +25,15 @@ from qwen35mm.chat.documents import (
     render_pdf_pages,
 )
 from qwen35mm.chat.prompting import with_names
+from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.say import say
 from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.tree import Attachment
+from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
 from qwen35mm.web.rendering.view import conversation_line
 from qwen35mm.web.serving.api import HEADER, answer
 from qwen35mm.web.serving.examples import Sample
-from qwen35mm.web.serving.people import People, Person
+from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.thumbnails import make_thumbnail, media_type
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
 
@@ -96,12 +97,12 @@ class Files:
         max_bytes = max(self._limits.max_image_bytes, self._limits.max_video_bytes)
         async with _received(request, repr(name), max_bytes) as file:
             digest, num_bytes = await asyncio.to_thread(self._store.media.add, file, max_bytes=max_bytes)
-        await asyncio.to_thread(self._store.hold, person.owner, digest)
+        await asyncio.to_thread(self._store.media.hold, person.owner, digest)
         attachment = Attachment(digest, "image", name, num_bytes)
         try:
             found = await asyncio.to_thread(self._recognise, person, attachment)
         except Exception as error:
-            await asyncio.to_thread(self._store.release, person.owner, digest)
+            await asyncio.to_thread(self._store.media.release, person.owner, digest)
             if isinstance(error, MediaError):
                 raise type(error)(with_names(str(error), [attachment])) from None
             raise
@@ -116,7 +117,7 @@ class Files:
         if kind == "text":
             text = self._text(person, attachment.name, read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name))
             if text["digest"] != attachment.digest:
-                self._store.release(person.owner, attachment.digest)
+                self._store.media.release(person.owner, attachment.digest)
             return {"attachments": [text]}
         try:
             pages = read_pdf_text(path, max_pages=MAX_PDF_PAGES, name=attachment.name).pages
@@ -150,7 +151,7 @@ class Files:
 
     def _keep(self, person: Person, name: str, kind: Any, data: bytes) -> dict[str, Any]:
         digest, num_bytes = self._store.media.add(io.BytesIO(data), max_bytes=len(data))
-        self._store.hold(person.owner, digest)
+        self._store.media.hold(person.owner, digest)
         return _view(Attachment(digest, kind, name, num_bytes), kind)
 
     async def _media(self, request: Request) -> Response:
@@ -173,12 +174,11 @@ class Files:
         ids = [each for each in request.query_params.get("ids", "").split(",") if each]
         store = self._store
         if request.query_params.get("form") == "md":
-            conversation = await asyncio.to_thread(store.get, person.owner, ids[0] if ids else "")
-            tree = await asyncio.to_thread(store.tree, person.owner, conversation.id)
+            conversation, tree = await asyncio.to_thread(store.read, person.owner, ids[0] if ids else "")
             text = await asyncio.to_thread(export_markdown, tree, conversation.head, conversation.title)
             return _download(text.encode(), f"{conversation.title or 'chat'}.md", "text/markdown; charset=utf-8")
         if not ids:
-            ids = [each.id for each in await asyncio.to_thread(store.list, person.owner, limit=100_000)]
+            ids = [each.id for each in await asyncio.to_thread(store.find, person.owner, limit=100_000)]
         # Not in memory: it holds videos.
         archive = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the response
         try:
@@ -203,7 +203,7 @@ class Files:
         return path
 
     def _check_mine(self, person: Person, digest: str) -> None:
-        if not self._store.has_media(person.owner, digest):
+        if not self._store.media.is_of(person.owner, digest):
             raise NotFoundError("There is no such file among yours.")
 
     def _person(self, request: Request, *, writes: bool = False) -> Person:

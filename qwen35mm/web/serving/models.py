@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from qwen35mm.chat.replies import BUG_MESSAGE
+from qwen35mm.chat.reply import BUG_MESSAGE
 from qwen35mm.chat.say import Said, say, size
 from qwen35mm.errors import Qwen35mmError, RequestError
 from qwen35mm.model_library import BackendSwitch, DownloadCancelled, download, installed_models

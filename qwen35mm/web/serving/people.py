@@ -8,31 +8,16 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
+from qwen35mm.chat.turns import Person
 from qwen35mm.web.serving.security import Receive, Scope, Send
 
 COOKIE = "qwen35mm"
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 # A year: a browser that comes back finds its conversations.
 _MAX_AGE_S = 365 * 86400
-
-
-@dataclass(frozen=True)
-class Person:
-    """Whose things these are.
-
-    Attributes:
-        owner: what conversations are kept under.
-        tenant: what cached words and pictures are kept apart by; None where one person has the machine.
-        max_replies: replies in progress at one time.
-    """
-
-    owner: str
-    tenant: str | None = None
-    max_replies: int = 4
 
 
 class People:

@@ -20,10 +20,9 @@ from starlette.middleware import Middleware
 
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.chat.replies import GRACE_S
+from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import ConfigError
-from qwen35mm.web.chats import Chats
 from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
 from qwen35mm.web.serving.people import PrivateCookie
 from qwen35mm.web.serving.security import OnlyThisMachine, SecurityHeaders, is_shared
@@ -39,7 +38,8 @@ class Server:
 
     app: gr.Blocks
     url: str
-    chats: Chats
+    store: ConversationStore
+    replies: Replies
     _stack: contextlib.ExitStack
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ def serve(
     except BaseException:
         stack.close()
         raise
-    return Server(page.app, url, page.chats, stack)
+    return Server(page.app, url, store, page.replies, stack)
 
 
 def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) -> None:

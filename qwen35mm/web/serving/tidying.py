@@ -49,6 +49,6 @@ def tidy(store: ConversationStore, people: People, forget_after_s: float | None)
                 store.delete_owner(owner)
                 people.forget(owner)
         # An upload that is being written down is not held yet.
-        store.collect_garbage(min_age_s=3600.0 if forget_after_s is None else _SETTLED_S)
+        store.media.collect_garbage(min_age_s=3600.0 if forget_after_s is None else _SETTLED_S)
     except StorageError as error:
         logger.warning("files could not be tidied: %s", error)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.chat import Attachment, Node
-from qwen35mm.chat.node_json import dump_object, node_from_json, node_to_json
-from qwen35mm.chat.plan_json import plan_from_json, plan_to_json
+from qwen35mm.chat.records import dump_object, node_values, read_node, read_plan
 from qwen35mm.errors import ConversationDataError
 from qwen35mm_preprocess import GridTHW, MediaPlan, MediaPlanError
 from tests.chat.helpers import IMAGE_PLAN, VIDEO_PLAN
@@ -43,27 +42,29 @@ ANY_JSON = st.recursive(
 
 @pytest.mark.parametrize("plan", [IMAGE_PLAN, VIDEO_PLAN], ids=lambda plan: plan.kind)
 def test_a_plan_comes_back_exactly(plan: MediaPlan) -> None:
-    back = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    back = read_plan(json.loads(json.dumps(plan.to_dict())))
     assert back == plan
+    assert back is not None
     assert isinstance(back.grid_thw, GridTHW)
     assert hash(back) == hash(plan)
 
 
 def test_a_message_comes_back_exactly() -> None:
-    assert node_from_json(json.loads(json.dumps(node_to_json(FULL)))) == FULL
+    assert read_node(json.loads(json.dumps(node_values(FULL)))) == FULL
 
 
 @pytest.mark.parametrize("plan", [IMAGE_PLAN, VIDEO_PLAN], ids=lambda plan: plan.kind)
 @given(data=st.data())
 def test_a_damaged_plan_is_a_plan_or_a_typed_error(plan: MediaPlan, data: st.DataObject) -> None:
-    values = plan_to_json(plan)
+    values = plan.to_dict()
     key = data.draw(st.sampled_from(sorted(values)))
     values[key] = data.draw(ANY_JSON)
     try:
-        back = plan_from_json(values)
+        back = read_plan(values)
     except MediaPlanError:
         return
-    assert plan_to_json(back) == values
+    assert back is not None
+    assert back.to_dict() == values
 
 
 @pytest.mark.parametrize(
@@ -88,13 +89,13 @@ def test_a_damaged_plan_is_a_plan_or_a_typed_error(plan: MediaPlan, data: st.Dat
 )
 def test_a_plan_of_wrong_types_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(MediaPlanError):
-        plan_from_json({**plan_to_json(VIDEO_PLAN), **change})
+        read_plan({**VIDEO_PLAN.to_dict(), **change})
 
 
-@pytest.mark.parametrize("values", [None, [], "plan", {}])
+@pytest.mark.parametrize("values", [[], "plan", {}, 5])
 def test_what_is_no_plan_is_refused(values: object) -> None:
     with pytest.raises(MediaPlanError):
-        plan_from_json(values)
+        read_plan(values)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_what_is_no_plan_is_refused(values: object) -> None:
 )
 def test_a_message_of_wrong_values_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConversationDataError):
-        node_from_json({**node_to_json(FULL), **change})
+        read_node({**node_values(FULL), **change})
 
 
 @pytest.mark.parametrize(
@@ -143,18 +144,18 @@ def test_a_message_of_wrong_values_is_refused(change: dict[str, Any]) -> None:
     ],
 )
 def test_a_file_of_wrong_values_is_refused(change: dict[str, Any]) -> None:
-    values = node_to_json(FULL)
+    values = node_values(FULL)
     values["attachments"][0] |= change
     with pytest.raises(ConversationDataError):
-        node_from_json(values)
+        read_node(values)
 
 
 @pytest.mark.parametrize("key", sorted(vars(FULL)))
 def test_no_key_may_be_missing(key: str) -> None:
-    values = node_to_json(FULL)
+    values = node_values(FULL)
     del values[key]
     with pytest.raises(ConversationDataError, match=key):
-        node_from_json(values)
+        read_node(values)
 
 
 def test_only_plain_json_is_kept() -> None:

@@ -10,27 +10,3 @@ drafts, settings  what a message will cost, and what would fit
 turns             a question with its reply, from what was sent to the store
 replies, reply    replies in progress
 """
-
-from __future__ import annotations
-
-from qwen35mm.chat.archive import export_markdown, export_zip, import_zip
-from qwen35mm.chat.media import MediaStore
-from qwen35mm.chat.records import Attachment, AttachmentKind, Conversation, Node, ReplyStatus, Role
-from qwen35mm.chat.store import ConversationStore, new_id
-from qwen35mm.chat.tree import Tree
-
-__all__ = [
-    "Attachment",
-    "AttachmentKind",
-    "Conversation",
-    "ConversationStore",
-    "MediaStore",
-    "Node",
-    "ReplyStatus",
-    "Role",
-    "Tree",
-    "export_markdown",
-    "export_zip",
-    "import_zip",
-    "new_id",
-]

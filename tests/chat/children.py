@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from qwen35mm.chat import ConversationStore
+from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import StorageError
 from tests.chat.helpers import ME, attach, chat, create, files_in, node
 

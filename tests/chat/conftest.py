@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat import ConversationStore
+from qwen35mm.chat.store import ConversationStore
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.chat import Attachment, Conversation, ConversationStore, Node, Tree, new_id
+from qwen35mm.chat.records import Attachment, Conversation, Node
+from qwen35mm.chat.store import ConversationStore, new_id
+from qwen35mm.chat.tree import Tree
 from qwen35mm_preprocess import GridTHW, MediaPlan
 
 ME = "ann"

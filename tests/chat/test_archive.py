@@ -10,16 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat import (
-    Attachment,
-    Conversation,
-    ConversationStore,
-    Tree,
-    export_markdown,
-    export_zip,
-    import_zip,
-    new_id,
-)
+from qwen35mm.chat.archive import export_markdown, export_zip, import_zip
+from qwen35mm.chat.records import Attachment, Conversation
+from qwen35mm.chat.store import ConversationStore, new_id
+from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, FileTooLargeError, NotFoundError, StorageError
 from tests.chat.helpers import (
     IMAGE_PLAN,

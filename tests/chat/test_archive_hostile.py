@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat import ConversationStore, import_zip
+from qwen35mm.chat.archive import import_zip
+from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import ArchiveError, StorageError
 from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, attach, chat, digest_of, files_in, node
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat import ConversationStore, MediaStore
+from qwen35mm.chat.media import MediaStore
+from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import ConversationDataError, FileTooLargeError, NotFoundError, StorageError
 from tests.chat.helpers import ME, OTHER, attach, chat, digest_of, files_in, node
 

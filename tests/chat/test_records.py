@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.chat import Attachment, Node
-from qwen35mm.chat.records import dump_object, node_values, read_node, read_plan
+from qwen35mm.chat.records import Attachment, Node, dump_object, node_values, read_node, read_plan
 from qwen35mm.errors import ConversationDataError
 from qwen35mm_preprocess import GridTHW, MediaPlan, MediaPlanError
 from tests.chat.helpers import IMAGE_PLAN, VIDEO_PLAN

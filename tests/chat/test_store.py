@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat import Conversation, ConversationStore, Tree, new_id
+from qwen35mm.chat.records import Conversation
+from qwen35mm.chat.store import ConversationStore, new_id
+from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ConversationDataError, NotFoundError, StorageError
 from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, VIDEO_PLAN, attach, chat, create, node, reply
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat import ConversationStore
+from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import StorageError
 from tests.chat.helpers import ME, chat, create, files_in, node
 

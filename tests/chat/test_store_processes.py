@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat import ConversationStore
+from qwen35mm.chat.store import ConversationStore
 from tests.chat.children import start
 from tests.chat.helpers import ME, chat, node
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from qwen35mm.chat import Tree
+from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ConversationDataError, NotFoundError
 from tests.chat.helpers import node, reply
 

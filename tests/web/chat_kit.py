@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.assets import asset_path
-from qwen35mm.chat import Attachment, ConversationStore, Node
+from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.replies import Replies
+from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person, Question, SentFile, Turns
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.serving.api import Api

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 
-from qwen35mm.chat import ConversationStore
 from qwen35mm.chat.replies import Replies
+from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Turns
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.app import PREFIX, _routes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat import Attachment
+from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Question
 from qwen35mm.errors import ConfigError, NotFoundError, PromptError, QueueFullError, RequestError
 from qwen35mm_preprocess import MediaError

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qwen35mm.chat import Attachment, Node, new_id
 from qwen35mm.chat.drafts import Draft, completed
+from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.settings import Settings
+from qwen35mm.chat.store import new_id
 from qwen35mm_preprocess import MediaError, MediaProcessor
 from qwen35mm_preprocess.budget import with_frames
 from tests.web.chat_kit import CLIP, PICTURE, ChatKit

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat import Attachment, Node, Tree
 from qwen35mm.chat.prompting import num_media, pin, prompt_messages, prompt_path, prompt_path_before, with_names
+from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import NotFoundError, PromptError
 from tests.web.chat_kit import PICTURE, ChatKit
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from PIL import Image
 
-from qwen35mm.chat import Attachment, Conversation, Node, Tree
+from qwen35mm.chat.records import Attachment, Conversation, Node
 from qwen35mm.chat.reply import stats_of
+from qwen35mm.chat.tree import Tree
 from qwen35mm.web.rendering.view import chat_view
 from tests.web.fake_backend import FakeBackend, make_result
 

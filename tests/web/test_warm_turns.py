@@ -11,7 +11,7 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.chat import Node
+from qwen35mm.chat.records import Node
 from qwen35mm.chat.turns import Person
 from qwen35mm.engine import CachedPrompt
 from qwen35mm.engine.events import Event, TextDelta

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat import Attachment, Node
+from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.reply import stats_of
 from qwen35mm.chat.say import tokens
 from qwen35mm.engine.events import Progress

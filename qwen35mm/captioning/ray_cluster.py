@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ async def open_cluster(
         address: `local` for a cluster on this machine that ends with the run, `auto` for the one that this machine
             belongs to, or HOST:PORT of that.
         load: starts an engine; it is called on the machines of the cluster.
-        num_engines: None is one a GPU, or one a machine where there are no GPUs.
+        num_engines: see `engine_resources`.
         slots: captions that an engine writes at one time.
         num_workers: processes that read media for an engine.
 
@@ -98,8 +98,9 @@ async def open_cluster(
     except (OSError, ValueError, RuntimeError) as error:
         raise CaptioningError(f"There is no Ray cluster at '{address}': {_last_line(error)}") from error
     try:
-        num_engines = num_engines or _default_engines()
-        num_cpus, num_gpus = _resources(num_engines)
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        machines = [machine for machine in alive if machine.get("CPU", 0) >= 1]
+        num_engines, num_cpus, num_gpus = engine_resources(machines, num_engines)
         # Each slot has its next medium decoded.
         num_an_engine = 2 * slots
         actor_class = ray.remote(CaptionActor).options(
@@ -167,35 +168,31 @@ def _connect(address: str) -> None:
             raise ValueError("an address is 'local', 'auto' or HOST:PORT, on a machine of the cluster.")
         # Ray would wait for minutes.
         socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECTING_S).close()
-    ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False)
+    dashboard = False if address == "local" else None
+    ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False, include_dashboard=dashboard)
 
 
-def _default_engines() -> int:
-    """One a GPU; without any, one a machine."""
-    machines = _machines()
-    return int(sum(machine.get("GPU", 0) for machine in machines)) or len(machines)
+def engine_resources(machines: Sequence[Mapping[str, float]], num_engines: int | None) -> tuple[int, int, int]:
+    """How many engines there are, and the processors and GPUs of each: a GPU, or as many processors as leave the other
+    engines as many.
 
-
-def _resources(num_engines: int) -> tuple[int, int]:
-    """Processors and GPUs of an engine: a GPU, or as many processors as leave the other engines as many.
+    Args:
+        machines: what each machine of the cluster has, as `CPU` and `GPU`.
+        num_engines: None is one a GPU, or one a machine where there are no GPUs.
 
     Raises:
         CaptioningError: there aren't enough.
     """
-    machines = _machines()
     num_gpus = int(sum(machine.get("GPU", 0) for machine in machines))
+    num_engines = num_engines or num_gpus or len(machines)
     if num_gpus >= num_engines:
-        return 1, 1
+        return num_engines, 1, 1
     cpus = [int(machine["CPU"]) for machine in machines]
     for num_cpus in range(max(cpus, default=0), 0, -1):
         if not num_gpus and sum(each // num_cpus for each in cpus) >= num_engines:
-            return num_cpus, 0
+            return num_engines, num_cpus, 0
     has = f"{num_gpus} GPUs" if num_gpus else f"{sum(cpus)} processors"
     raise CaptioningError(f"The Ray cluster has {has}, too few for {num_engines} engines. Ask for fewer.")
-
-
-def _machines() -> list[dict[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
 
 
 def _last_line(error: Exception) -> str:

@@ -1,7 +1,8 @@
-"""A run over a local Ray cluster, an engine of which is killed on the way."""
+"""Runs over a local Ray cluster, engines of which are killed on the way."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,23 +19,24 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.captioning.outputs import parse_output
 from qwen35mm.captioning.run import RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.engine import EngineSettings, Event
+from qwen35mm.errors import CaptioningError
 from qwen35mm.prompt import Message
 from tests.captioning.fake_model import picture
 
 pytest.importorskip("ray")
 
-from qwen35mm.captioning.ray_cluster import open_cluster
+from qwen35mm.captioning.ray_cluster import engine_resources, open_cluster
 from tests.children import ROOT, environment
 
-# Ray, and two processes with a model, take half a minute to start.
-pytestmark = pytest.mark.slow
-
 NUM_ITEMS = 40
+# Ray, and two processes with a model, take half a minute to start.
+PATIENCE_S = 240
 RAY = ("--ray", "local", "--ray-actors", "2")
 T = TypeVar("T")
 
@@ -45,6 +48,90 @@ def media(tmp_path: Path) -> Path:
     for seed in range(NUM_ITEMS):
         picture(seed).save(folder / f"{seed:02}.png")
     return folder
+
+
+class DeadlyBackend(LocalBackend):
+    """Takes its process along when it is asked "die", and at the first "die once"; `mark` tells that it did."""
+
+    mark: Path
+
+    async def stream(self, messages: Sequence[Message], *arguments: Any, **options: Any) -> AsyncGenerator[Event, None]:
+        if messages[-1].text == "die" or (messages[-1].text == "die once" and not self.mark.exists()):
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        async for event in super().stream(messages, *arguments, **options):
+            yield event
+
+
+def load_deadly(mark: Path) -> DeadlyBackend:
+    backend = DeadlyBackend.load(demo_model_path(), settings=EngineSettings(slots=1))
+    assert isinstance(backend, DeadlyBackend)
+    backend.mark = mark
+    return backend
+
+
+def job_of(media: Path, *names: str) -> Job:
+    """Pictures of these names, each asked its own; no more than an engine has at once."""
+    paths = sorted(media.glob("*.png"))
+    for path, name in zip(paths, names, strict=False):
+        path.rename(media / f"{name}.png")
+    for path in paths[len(names) :]:
+        path.unlink()
+    prompts = PromptSet([Question("{stem}")])
+    return Job(
+        [str(media)], prompts, {"max_tokens": 8}, outputs=[parse_output("sidecar")], run=RunSettings(slots=2, ahead=2)
+    )
+
+
+async def test_an_engine_that_dies_is_started_again_and_nothing_is_lost(media: Path, tmp_path: Path) -> None:
+    job = job_of(media, "a", "b", "die once")
+    load = functools.partial(load_deadly, tmp_path / "mark")
+    async with open_cluster("local", load, num_engines=1, slots=1, num_workers=1) as captioner:
+        outcome = await carry_out(job, captioner)
+    assert (tmp_path / "mark").exists()
+    assert (outcome.counts.num_captioned, outcome.num_failures, outcome.exit_code) == (3, 0, 0)
+    assert sorted(texts(media)) == ["a.png", "b.png", "die once.png"]
+    # Without Ray, it is the same work.
+    with closing(load()) as backend:
+        outcome = await carry_out(job, Captioner.local(backend, None))
+    assert (outcome.counts.num_present, outcome.counts.num_captioned) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("127.0.0.1:1", "There is no Ray cluster at '127.0.0.1:1'"), ("somewhere", "'local', 'auto' or HOST:PORT")],
+)
+async def test_an_address_without_a_cluster_is_said(tmp_path: Path, address: str, words: str) -> None:
+    load = functools.partial(load_deadly, tmp_path)
+    with pytest.raises(CaptioningError, match=words):
+        async with open_cluster(address, load, num_engines=1, slots=1, num_workers=1):
+            pass
+
+
+SMALL, LARGE, WITH_GPUS = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 8.0, "GPU": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("machines", "num_engines", "expected"),
+    [
+        ([SMALL], None, (1, 4, 0)),
+        ([SMALL, LARGE], None, (2, 4, 0)),
+        ([SMALL, LARGE], 3, (3, 4, 0)),
+        ([LARGE], 3, (3, 2, 0)),
+        ([WITH_GPUS, WITH_GPUS], None, (4, 1, 1)),
+        ([WITH_GPUS, SMALL], 1, (1, 1, 1)),
+    ],
+)
+def test_each_engine_has_a_gpu_or_its_share_of_processors(
+    machines: list[dict[str, float]], num_engines: int | None, expected: tuple[int, int, int]
+) -> None:
+    assert engine_resources(machines, num_engines) == expected
+
+
+@pytest.mark.parametrize(("machine", "words"), [(SMALL, "4 processors, too few for 5"), (WITH_GPUS, "2 GPUs, too few")])
+def test_more_engines_than_a_cluster_has_room_for_are_refused(machine: dict[str, float], words: str) -> None:
+    with pytest.raises(CaptioningError, match=words):
+        engine_resources([machine], 5)
 
 
 def start(media: Path, *options: str) -> subprocess.Popen[str]:
@@ -64,13 +151,13 @@ def start(media: Path, *options: str) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> str:
     """What the run says; it must have had no trouble."""
-    errors = process.communicate(timeout=90)[1]
+    errors = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 0, errors
     return errors
 
 
 def wait_for(found: Callable[[], T], process: subprocess.Popen[str]) -> T:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_S
     while not (value := found()):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
@@ -104,6 +191,7 @@ def check(media: Path) -> None:
     assert {line["name"]: f"{line['caption']}\n" for line in lines} == captions
 
 
+@pytest.mark.slow
 def test_an_engine_is_killed_and_nothing_is_lost(media: Path) -> None:
     process = start(media, *RAY)
     wait_for(lambda: len(texts(media)) >= 4, process)
@@ -119,59 +207,38 @@ def test_an_engine_is_killed_and_nothing_is_lost(media: Path) -> None:
     assert texts(media) == before
 
 
+@pytest.mark.slow
 def test_one_stops_and_the_other_goes_on(media: Path) -> None:
     process = start(media, *RAY)
     wait_for(lambda: len(texts(media)) >= 4, process)
     at_work = engines(process)
     assert len(at_work) == 2
     process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=90)[1]
+    errors = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 130, errors
     num_done = len(texts(media))
     assert 4 <= num_done < NUM_ITEMS
-    _, alive = psutil.wait_procs(at_work, timeout=20)
+    _, alive = psutil.wait_procs(at_work, timeout=PATIENCE_S)
     assert alive == []
     assert f"{NUM_ITEMS - num_done} done, {num_done} skipped" in finish(start(media))
     check(media)
 
 
-def test_what_cannot_be_begun_is_said(media: Path) -> None:
-    for options, expected in (
-        (("--ray", "127.0.0.1:1"), "There is no Ray cluster at '127.0.0.1:1'"),
-        (("--ray", "somewhere"), "'local', 'auto' or HOST:PORT"),
-        (("--ray", "local", "--ray-actors", "1000"), "too few for 1000 engines"),
-        (("--ray", "local", "--ray-actors", "1", "--model", "/nowhere"), "There is no folder '/nowhere'"),
-    ):
-        process = start(media, *options)
-        errors = process.communicate(timeout=90)[1]
-        assert process.returncode not in (0, None)
-        assert expected in " ".join(errors.split()), errors
-        assert "Traceback" not in errors
+@pytest.mark.slow
+def test_engines_that_cannot_be_started_are_said_so(media: Path) -> None:
+    process = start(media, "--ray", "local", "--ray-actors", "1", "--model", "/nowhere")
+    errors = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 1
+    assert "There is no folder '/nowhere'" in " ".join(errors.split()), errors
+    assert "Traceback" not in errors
     assert texts(media) == {}
 
 
-class DeadlyBackend(LocalBackend):
-    """Takes its process along when it is asked to."""
-
-    async def stream(self, messages: Sequence[Message], *arguments: Any, **options: Any) -> AsyncGenerator[Event, None]:
-        if messages[-1].text == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        async for event in super().stream(messages, *arguments, **options):
-            yield event
-
-
-def load_deadly() -> LocalBackend:
-    return DeadlyBackend.load(demo_model_path(), settings=EngineSettings(slots=1))
-
-
-async def test_an_item_that_kills_its_engines_fails_alone(media: Path) -> None:
-    for path in sorted(media.glob("*.png"))[6:]:
-        path.unlink()
-    (media / "02.png").rename(media / "die.png")
-    async with open_cluster("local", load_deadly, num_engines=1, slots=1, num_workers=1) as captioner:
-        settings = RunSettings(slots=captioner.num_at_once)
-        prompts = PromptSet([Question("{stem}")])
-        job = Job([str(media)], prompts, {"max_tokens": 8}, outputs=[parse_output("sidecar")], run=settings)
+@pytest.mark.slow
+async def test_an_item_that_kills_its_engines_fails_alone(media: Path, tmp_path: Path) -> None:
+    job = job_of(media, "a", "b", "c", "d", "die", "e")
+    load = functools.partial(load_deadly, tmp_path / "mark")
+    async with open_cluster("local", load, num_engines=1, slots=1, num_workers=1) as captioner:
         outcome = await carry_out(job, captioner)
     failures = [json.loads(line) for line in job.failures_path.read_text().splitlines()]
     assert ("die.png", "worker") in [(each["name"], each["kind"]) for each in failures]

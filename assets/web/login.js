@@ -18,7 +18,7 @@ export async function showLogin(/** @type {Element} */ root) {
     h("label", t("Name"), name),
     h("label", t("Password"), password),
     trouble,
-    h("button.primary", { type: "submit" }, t("Log in")),
+    h("button.strong", { type: "submit" }, t("Log in")),
   );
   form.addEventListener("submit", async (event) => {
     event.preventDefault();

@@ -141,7 +141,7 @@ export class AnswerRow extends Row {
     this.drawTools(
       message,
       iconButton("again", t("Answer again"), () => this.actions.again(message)),
-      canGoOn && iconButton("goOn", t("Continue"), () => this.actions.goOn(message), { class: "strong" }),
+      canGoOn && iconButton("goOn", t("Continue"), () => this.actions.goOn(message), { class: "accented" }),
       this.deleteButton(message),
       this.cost(message),
     );

@@ -7,18 +7,17 @@
 errors        every error, all under MediaError
 types         grids, a checkpoint's processing, hard limits, budgets
 media_plan    MediaPlan and PreparedMedia
-formats       which formats are read, told apart by content
-media         sources: path, bytes, data URI, PIL image
+media         sources: path, bytes, data URI, PIL image; which formats are read, told apart by content
 sizes         smart resize
 patches       8-bit frames to patches, and what normalises them; digests
 image         images
-video         videos, over video_container, video_rotation, video_probe, video_sample and video_decode
-budget        plan
-processor     prepare, MediaProcessor
+video_probe   a video's frames and their times, and which of them to use; over video_rotation
+video         decoding of the chosen frames
+budget        plans
+processor     MediaProcessor
 positions     M-RoPE positions and rope_delta
 """
 
-from qwen35mm_preprocess.budget import plan
 from qwen35mm_preprocess.errors import (
     MediaBudgetError,
     MediaChangedError,
@@ -34,7 +33,7 @@ from qwen35mm_preprocess.media import MediaSource, describe, detect_kind
 from qwen35mm_preprocess.media_plan import MediaPlan, PreparedMedia, timestamp_text
 from qwen35mm_preprocess.patches import Patches
 from qwen35mm_preprocess.positions import Run, TextRun, VisionRun, mrope_positions
-from qwen35mm_preprocess.processor import MediaProcessor, prepare, read_processing
+from qwen35mm_preprocess.processor import MediaProcessor, read_processing
 from qwen35mm_preprocess.types import (
     GridTHW,
     ImageProcessing,
@@ -73,8 +72,6 @@ __all__ = [
     "describe",
     "detect_kind",
     "mrope_positions",
-    "plan",
-    "prepare",
     "read_processing",
     "timestamp_text",
 ]

@@ -14,72 +14,37 @@ from qwen35mm_preprocess.types import (
     GridTHW,
     ImageProcessing,
     MediaBudget,
-    MediaKind,
     MediaLimits,
     Processing,
     Size,
     VideoProcessing,
 )
-from qwen35mm_preprocess.video_probe import VideoInfo, probe_video
-from qwen35mm_preprocess.video_sample import count_frames, frame_times, patch_timestamps, sample_frames
+from qwen35mm_preprocess.video_probe import (
+    VideoInfo,
+    count_frames,
+    frame_times,
+    patch_timestamps,
+    probe_video,
+    sample_frames,
+)
 
 # <|vision_start|> and <|vision_end|> around every span.
 _MARKS = 2
 
 
-def plan(
-    source: MediaSource,
-    kind: MediaKind,
-    image_processing: ImageProcessing,
-    video_processing: VideoProcessing,
-    budget: MediaBudget,
-    limits: MediaLimits,
-    cache_bytes_per_token: int = 0,
-) -> MediaPlan:
-    """Decides what will be made of a medium, from its header and, for a video, its packet times.
-
-    A video is sampled at the wanted fps. If that passes `max_video_tokens`, it gets fewer frames, of the size that they
-    would have had, down to the checkpoint's `min_frames`; if that isn't enough, smaller frames.
-
-    Raises:
-        MediaBudgetError: it passes its token budget even with the fewest and smallest frames.
-        MediaError: it can't be read, is of another kind or format, or is over a limit.
-    """
-    if kind == "image":
-        return _plan_image(source, image_processing, budget, limits, cache_bytes_per_token)
-    return _plan_video(source, video_processing, budget, limits, cache_bytes_per_token)
-
-
-def with_frames(
-    plan: MediaPlan, frame_indices: Sequence[int], temporal_patch_size: int, notes: Sequence[str] = ()
-) -> MediaPlan:
-    """A video's plan reduced to some of its frames, with its costs counted again and `notes` added."""
-    assert plan.frame_indices is not None
-    assert plan.frame_times_s is not None
-    times_of = dict(zip(plan.frame_indices, plan.frame_times_s, strict=True))
-    timestamps = patch_timestamps([times_of[index] for index in frame_indices], temporal_patch_size)
-    tokens_per_patch = plan.num_tokens // plan.grid_thw.t
-    num_prompt_tokens = _video_prompt_tokens(tokens_per_patch, timestamps)
-    return replace(
-        plan,
-        grid_thw=plan.grid_thw._replace(t=len(timestamps)),
-        num_tokens=tokens_per_patch * len(timestamps),
-        num_prompt_tokens=num_prompt_tokens,
-        cache_bytes=plan.cache_bytes // plan.num_prompt_tokens * num_prompt_tokens,
-        frame_indices=tuple(frame_indices),
-        frame_times_s=tuple(times_of[index] for index in frame_indices),
-        timestamps_s=timestamps,
-        notes=(*plan.notes, *notes),
-    )
-
-
-def _plan_image(
+def plan_image(
     source: MediaSource,
     processing: ImageProcessing,
     budget: MediaBudget,
     limits: MediaLimits,
     cache_bytes_per_token: int,
 ) -> MediaPlan:
+    """Decides from an image's header what will be made of it.
+
+    Raises:
+        MediaBudgetError: it passes its token budget even at the smallest size.
+        MediaError: it can't be read, is of another kind or format, or is over a limit.
+    """
     info = probe_image(source, limits)
     name = describe(source)
     size = image_size(info.size, processing)
@@ -110,13 +75,22 @@ def _plan_image(
     )
 
 
-def _plan_video(
+def plan_video(
     source: MediaSource,
     processing: VideoProcessing,
     budget: MediaBudget,
     limits: MediaLimits,
     cache_bytes_per_token: int,
 ) -> MediaPlan:
+    """Decides from a video's header and packet times what will be made of it.
+
+    A video is sampled at the wanted fps. If that passes `max_video_tokens`, it gets fewer frames, of the size that they
+    would have had, down to the checkpoint's `min_frames`; if that isn't enough, smaller frames.
+
+    Raises:
+        MediaBudgetError: it passes its token budget even with the fewest and smallest frames.
+        MediaError: it can't be read, is of another kind or format, or is over a limit.
+    """
     info = probe_video(source, limits)
     notes = list(info.warnings)
     fps = budget.fps or processing.fps
@@ -151,6 +125,29 @@ def _plan_video(
         timestamps_s=timestamps,
         similar_difference=budget.similar_difference if budget.drop_similar else None,
         notes=tuple(notes),
+    )
+
+
+def with_frames(
+    plan: MediaPlan, frame_indices: Sequence[int], temporal_patch_size: int, notes: Sequence[str] = ()
+) -> MediaPlan:
+    """A video's plan reduced to some of its frames, with its costs counted again and `notes` added."""
+    assert plan.frame_indices is not None
+    assert plan.frame_times_s is not None
+    times_of = dict(zip(plan.frame_indices, plan.frame_times_s, strict=True))
+    timestamps = patch_timestamps([times_of[index] for index in frame_indices], temporal_patch_size)
+    tokens_per_patch = plan.num_tokens // plan.grid_thw.t
+    num_prompt_tokens = _video_prompt_tokens(tokens_per_patch, timestamps)
+    return replace(
+        plan,
+        grid_thw=plan.grid_thw._replace(t=len(timestamps)),
+        num_tokens=tokens_per_patch * len(timestamps),
+        num_prompt_tokens=num_prompt_tokens,
+        cache_bytes=plan.cache_bytes // plan.num_prompt_tokens * num_prompt_tokens,
+        frame_indices=tuple(frame_indices),
+        frame_times_s=tuple(times_of[index] for index in frame_indices),
+        timestamps_s=timestamps,
+        notes=(*plan.notes, *notes),
     )
 
 

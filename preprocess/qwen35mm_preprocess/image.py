@@ -19,8 +19,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile
 
 from qwen35mm_preprocess.errors import MediaDecodeError, MediaError, MediaFormatError, MediaLimitError
-from qwen35mm_preprocess.formats import SUPPORTED_IMAGES
-from qwen35mm_preprocess.media import MediaSource, describe, open_stream, read_format
+from qwen35mm_preprocess.media import SUPPORTED_IMAGES, MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, PatchWriter, UnitDigest
 from qwen35mm_preprocess.types import ImageProcessing, MediaLimits, Size

@@ -1,4 +1,4 @@
-"""The one door to planning and preparing media: `prepare`, and `MediaProcessor` that remembers the settings."""
+"""The one door to planning and preparing media: a checkpoint's processing with a budget and limits."""
 
 from __future__ import annotations
 
@@ -7,63 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qwen35mm_preprocess import budget as budgets
+from qwen35mm_preprocess.budget import plan_image, plan_video
 from qwen35mm_preprocess.errors import MediaChangedError, MediaConfigError, MediaPlanError
 from qwen35mm_preprocess.image import image_patches, probe_image
 from qwen35mm_preprocess.media import MediaSource, describe, detect_kind
 from qwen35mm_preprocess.media_plan import MediaPlan, PreparedMedia
-from qwen35mm_preprocess.patches import Patches, media_digest
+from qwen35mm_preprocess.patches import media_digest
 from qwen35mm_preprocess.types import ImageProcessing, MediaBudget, MediaKind, MediaLimits, Progress, VideoProcessing
 from qwen35mm_preprocess.video import video_patches
-
-
-def prepare(
-    source: MediaSource,
-    plan: MediaPlan,
-    image_processing: ImageProcessing,
-    video_processing: VideoProcessing,
-    limits: MediaLimits,
-    progress: Progress | None = None,
-) -> PreparedMedia:
-    """Decodes a medium exactly as its plan says.
-
-    A plan without a digest comes back with one, and with fewer frames where some were unreadable or, if it asks for
-    that, similar. A plan with a digest comes back as it is, with the same pixels as ever.
-
-    Raises:
-        MediaChangedError: the content is not what the plan was made for, by its digest, size or frame times.
-        MediaPlanError: the plan was made for a checkpoint with other processing.
-        MediaError: the source can't be read or decoded, or is over a limit.
-    """
-    processing = image_processing if plan.kind == "image" else video_processing
-    if plan.processing != processing.fingerprint():
-        raise MediaPlanError(
-            f"The plan of {describe(source)} was made for a model that processes media in another way. Make a new plan."
-        )
-    warnings: tuple[str, ...] = ()
-    patches: Patches
-    if plan.kind == "image":
-        _check_same_image(source, plan, limits)
-        if progress is not None:
-            progress(0, 1)
-        patches, unit = image_patches(source, plan, image_processing, limits)
-        units: tuple[str, ...] = (unit,)
-        if progress is not None:
-            progress(1, 1)
-        final = plan
-    else:
-        final, patches, units, warnings = video_patches(source, plan, video_processing, limits, progress)
-    digest = media_digest(units)
-    if plan.digest is None:
-        final = replace(final, similar_difference=None, digest=digest, unit_digests=units)
-    elif digest != plan.digest:
-        raise MediaChangedError(
-            f"{describe(source)} has changed since its message was sent: its pixels are no longer the same. "
-            f"Bring the old file back, or send the new one in a new message."
-        )
-    else:
-        final = plan
-    return PreparedMedia(final, patches, warnings)
 
 
 @dataclass(frozen=True)
@@ -102,17 +53,12 @@ class MediaProcessor:
         """Plans a medium under the budget, before its pixels are decoded; `kind` None looks at the content.
 
         Raises:
-            MediaError: see `budget.plan`.
+            MediaError: see `plan_image` and `plan_video`.
         """
-        return budgets.plan(
-            source,
-            kind or detect_kind(source, self.limits),
-            self.image_processing,
-            self.video_processing,
-            self.budget,
-            self.limits,
-            self.cache_bytes_per_token,
-        )
+        common = (self.budget, self.limits, self.cache_bytes_per_token)
+        if (kind or detect_kind(source, self.limits)) == "image":
+            return plan_image(source, self.image_processing, *common)
+        return plan_video(source, self.video_processing, *common)
 
     def prepare(
         self,
@@ -121,16 +67,48 @@ class MediaProcessor:
         kind: MediaKind | None = None,
         progress: Progress | None = None,
     ) -> PreparedMedia:
-        """Decodes a medium by its plan, or by a new one. See `prepare` at the top of this file.
+        """Decodes a medium exactly as its plan says, or a new one.
+
+        A plan without a digest comes back with one, and with fewer frames where some were unreadable or, if it asks for
+        that, similar. A plan with a digest comes back as it is, with the same pixels as ever, whatever the budget.
 
         Raises:
-            MediaError: see `prepare` and `budget.plan`.
+            MediaChangedError: the content is not what the plan was made for, by its digest, size or frame times.
+            MediaPlanError: the plan was made for another kind, or for a checkpoint with other processing.
+            MediaError: the source can't be read or decoded, or is over a limit.
         """
         if plan is None:
             plan = self.plan(source, kind)
         elif kind is not None and kind != plan.kind:
             raise MediaPlanError(f"The plan of {describe(source)} is for {plan.kind}, not {kind}. Make a new plan.")
-        return prepare(source, plan, self.image_processing, self.video_processing, self.limits, progress)
+        processing = self.image_processing if plan.kind == "image" else self.video_processing
+        if plan.processing != processing.fingerprint():
+            raise MediaPlanError(
+                f"The plan of {describe(source)} was made for a model that processes media in another way. "
+                "Make a new plan."
+            )
+        final, warnings = plan, ()
+        if plan.kind == "image":
+            _check_same_image(source, plan, self.limits)
+            if progress is not None:
+                progress(0, 1)
+            patches, unit = image_patches(source, plan, self.image_processing, self.limits)
+            units: tuple[str, ...] = (unit,)
+            if progress is not None:
+                progress(1, 1)
+        else:
+            final, patches, units, warnings = video_patches(source, plan, self.video_processing, self.limits, progress)
+        digest = media_digest(units)
+        if plan.digest is None:
+            final = replace(final, similar_difference=None, digest=digest, unit_digests=units)
+        elif digest != plan.digest:
+            raise MediaChangedError(
+                f"{describe(source)} has changed since its message was sent: its pixels are no longer the same. "
+                f"Bring the old file back, or send the new one in a new message."
+            )
+        else:
+            final = plan
+        return PreparedMedia(final, patches, warnings)
 
 
 def read_processing(folder: str | Path) -> tuple[ImageProcessing, VideoProcessing]:

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 from PIL import Image
 
-from qwen35mm_preprocess.formats import MATROSKA, MP4, MediaFormat
+from qwen35mm_preprocess.media import MATROSKA, MP4, MediaFormat
 
 # (a, b, c, d) of the display matrix, signs only, with y pointing down: a pixel (x, y) is shown at (ax + cy, bx + dy).
 _TRANSPOSE = {

@@ -16,7 +16,7 @@ from qwen35mm_preprocess import (
     MediaLimitError,
     MediaSourceError,
 )
-from qwen35mm_preprocess.formats import HEAD_BYTES, MediaFormat, sniff
+from qwen35mm_preprocess.media import HEAD_BYTES, MediaFormat, sniff
 
 _PIECE_BYTES = 1 << 20
 # Suffixes of media by their format's name; the first is given to media that have none of them.

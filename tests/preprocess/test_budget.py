@@ -14,17 +14,17 @@ from qwen35mm_preprocess import (
     ImageProcessing,
     MediaBudget,
     MediaBudgetError,
-    MediaLimits,
     MediaPlan,
     MediaProcessor,
+    MediaSource,
     VideoProcessing,
     budget,
     timestamp_text,
-    video_decode,
+    video,
 )
 from qwen35mm_preprocess.video_probe import VideoInfo
 from tests.preprocess.media_files import HALF
-from tests.preprocess.test_video_sample import constant, varying
+from tests.preprocess.test_video_probe import constant, varying
 
 IMAGE = ImageProcessing(16, 2, 2, HALF, HALF)
 VIDEO = VideoProcessing(16, 2, 2, HALF, HALF)
@@ -33,15 +33,18 @@ VIDEO = VideoProcessing(16, 2, 2, HALF, HALF)
 def _plan(info: VideoInfo, video_processing: VideoProcessing = VIDEO, **settings: object) -> MediaPlan:
     """The plan of a video that has these frames."""
     with mock.patch.object(budget, "probe_video", return_value=info):
-        return budget.plan(
-            "x.mp4",
-            "video",
+        return MediaProcessor(
             IMAGE,
             video_processing,
             MediaBudget(**settings),  # type: ignore[arg-type]
-            MediaLimits(),
-            12288,
-        )
+            cache_bytes_per_token=12288,
+        ).plan("x.mp4", "video")
+
+
+def _plan_image(source: MediaSource, max_image_tokens: int | None = None) -> MediaPlan:
+    return MediaProcessor(IMAGE, VIDEO, MediaBudget(max_image_tokens), cache_bytes_per_token=12288).plan(
+        source, "image"
+    )
 
 
 def _sized(info: VideoInfo, height: int, width: int) -> VideoInfo:
@@ -53,7 +56,7 @@ def _frames(plan: MediaPlan) -> int:
 
 
 def test_costs_of_an_image() -> None:
-    plan = budget.plan(Image.new("RGB", (640, 480)), "image", IMAGE, VIDEO, MediaBudget(), MediaLimits(), 12288)
+    plan = _plan_image(Image.new("RGB", (640, 480)))
     assert plan.size == (480, 640)
     assert plan.grid_thw == (1, 30, 40)
     assert plan.num_tokens == 300
@@ -75,9 +78,9 @@ def test_costs_of_a_video() -> None:
 
 def test_a_large_photo_on_a_cpu() -> None:
     photo = Image.new("L", (4000, 3000))
-    free = budget.plan(photo, "image", IMAGE, VIDEO, MediaBudget(), MediaLimits())
+    free = _plan_image(photo)
     assert free.num_tokens == 11750
-    plan = budget.plan(photo, "image", IMAGE, VIDEO, MediaBudget.for_cpu(), MediaLimits())
+    plan = _plan_image(photo, max_image_tokens=MediaBudget.for_cpu().max_image_tokens)
     assert 1150 < plan.num_prompt_tokens <= 1280
     assert plan.size[1] / plan.size[0] == pytest.approx(4 / 3, rel=0.04)
     assert plan.notes == (
@@ -125,7 +128,7 @@ def test_what_can_not_fit_is_refused_with_the_number_that_would() -> None:
         _plan(info, max_video_tokens=33)
     assert _plan(info, max_video_tokens=34).num_prompt_tokens <= 34
     with pytest.raises(MediaBudgetError, match="at least 3 tokens"):
-        budget.plan(Image.new("L", (9, 9)), "image", IMAGE, VIDEO, MediaBudget(max_image_tokens=2), MediaLimits())
+        _plan_image(Image.new("L", (9, 9)), max_image_tokens=2)
 
 
 def test_max_frames_and_fps() -> None:
@@ -194,8 +197,8 @@ def test_a_video_never_passes_its_limit(
 def test_an_image_never_passes_its_limit(height: int, width: int, max_tokens: int) -> None:
     height, width = max(height, -(-width // 200)), max(width, -(-height // 200))
     picture = Image.new("L", (width, height))
-    free = budget.plan(picture, "image", IMAGE, VIDEO, MediaBudget(), MediaLimits())
-    plan = budget.plan(picture, "image", IMAGE, VIDEO, MediaBudget(max_image_tokens=max_tokens), MediaLimits())
+    free = _plan_image(picture)
+    plan = _plan_image(picture, max_image_tokens=max_tokens)
     assert plan.num_prompt_tokens <= max_tokens
     assert (plan == free) == (free.num_prompt_tokens <= max_tokens)
 
@@ -207,5 +210,5 @@ def test_no_frame_is_decoded_for_a_plan(clip: bytes, processor: MediaProcessor) 
     # The first frame stays: libav looks at it to open the file.
     keep = start + (stop - start) // 2
     data[keep:stop] = bytes(stop - keep)
-    with mock.patch.object(video_decode, "open_video", side_effect=AssertionError):
+    with mock.patch.object(video, "open_video", side_effect=AssertionError):
         assert processor.plan(bytes(data)) == processor.plan(clip)

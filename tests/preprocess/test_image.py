@@ -20,8 +20,8 @@ from qwen35mm_preprocess import (
     MediaSource,
     VideoProcessing,
 )
-from qwen35mm_preprocess.formats import HAS_AVIF
 from qwen35mm_preprocess.image import load_image, probe_image, to_rgb
+from qwen35mm_preprocess.media import HAS_AVIF
 from tests.preprocess import oracles
 from tests.preprocess.media_files import HALF, PHOTOGRAPHS, encode_image, pixel
 

@@ -1,4 +1,4 @@
-"""Sources: what can be opened, and how the rest is refused."""
+"""Sources: what can be opened, what it is by its content, and how the rest is refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from qwen35mm_preprocess import (
     MediaSourceError,
     describe,
     detect_kind,
+    media,
 )
-from qwen35mm_preprocess.media import open_stream
+from qwen35mm_preprocess.media import open_stream, sniff
 from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene
 
 PNG = encode_image(Image.new("RGB", (8, 8), (200, 10, 10)), "PNG")
@@ -140,3 +141,75 @@ def test_names_in_messages() -> None:
     assert describe(PNG) == "the uploaded data"
     assert describe(URI) == "the data URI"
     assert describe(Image.new("L", (1, 1))) == "the picture"
+
+
+@pytest.mark.parametrize("found", [media.JPEG, media.PNG, media.WEBP, media.BMP, media.TIFF, media.GIF])
+def test_an_image_is_told_by_its_first_bytes(found: media.MediaFormat) -> None:
+    assert found.pillow is not None
+    assert sniff(encode_image(Image.new("RGB", (8, 8), (200, 10, 10)), found.pillow)[: media.HEAD_BYTES]) is found
+
+
+def _format_name(head: bytes) -> str | None:
+    found = sniff(head)
+    return found and found.name
+
+
+def test_avif_by_any_of_its_brands() -> None:
+    assert _format_name(b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf") == "AVIF"
+    assert _format_name(b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf") == "AVIF"
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"heix", b"mif1"])
+def test_heic_is_known_but_not_read(brand: bytes) -> None:
+    assert sniff(b"\0\0\0\x18ftyp" + brand + b"\0\0\0\0mif1heic") is media.HEIC
+    assert media.HEIC.pillow is None
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "found"),
+    [
+        ("mp4", "mpeg4", media.MP4),
+        ("mov", "mpeg4", media.MP4),
+        ("matroska", "mpeg4", media.MATROSKA),
+        ("webm", "libvpx", media.MATROSKA),
+        ("avi", "mpeg4", media.AVI),
+        ("mpegts", "mpeg2video", media.MPEG_TS),
+        ("gif", "gif", media.GIF),
+    ],
+)
+def test_a_video_is_told_by_its_first_bytes(container: str, codec: str, found: media.MediaFormat) -> None:
+    data = encode_video([scene(0), scene(1)], container=container, codec=codec, fps=25)
+    assert sniff(data[: media.HEAD_BYTES]) is found
+
+
+def test_quicktime_without_ftyp() -> None:
+    assert sniff(b"\0\0\0\x08wide\0\0\x10\0mdat") is media.MP4
+
+
+@pytest.mark.parametrize("header_bytes", [12, 40, 52, 56, 64, 108, 124])
+def test_a_bitmap_by_its_second_header(header_bytes: int) -> None:
+    assert sniff(b"BM" + b"\x46\0\0\0\0\0\0\0\x36\0\0\0" + bytes([header_bytes, 0, 0, 0])) is media.BMP
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"G",
+        b"hello",
+        b"#EXTM3U\n#EXT-X-VERSION:3\n",
+        b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\n",
+        b"ffconcat version 1.0\nfile x.mp4\n",
+        b"<?xml version='1.0'?><MPD/>",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%PDF-1.7",
+        b"RIFF\0\0\0\0WAVEfmt ",
+        b"ID3\x04",
+        b"OggS",
+        b"BMW on a wide road",
+        b"The wide road to the sea",
+        b"The free seats, the skip and the bin",
+    ],
+)
+def test_anything_else_is_unknown(head: bytes) -> None:
+    assert sniff(head) is None

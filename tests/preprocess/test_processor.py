@@ -14,11 +14,9 @@ from qwen35mm_preprocess import (
     MediaBudget,
     MediaChangedError,
     MediaConfigError,
-    MediaLimits,
     MediaPlan,
     MediaPlanError,
     MediaProcessor,
-    prepare,
     read_processing,
 )
 from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene
@@ -106,12 +104,6 @@ def test_progress_of_an_image(processor: MediaProcessor) -> None:
     calls: list[tuple[int, int]] = []
     processor.prepare(PHOTO, progress=lambda done, total: calls.append((done, total)))
     assert calls == [(0, 1), (1, 1)]
-
-
-def test_the_function_does_what_the_class_does(source: Path | bytes, processor: MediaProcessor) -> None:
-    plan = processor.plan(source)
-    media = prepare(source, plan, processor.image_processing, processor.video_processing, MediaLimits())
-    assert media.plan == processor.prepare(source).plan
 
 
 def test_the_same_picture_twice_has_the_same_digest_and_another_has_not(processor: MediaProcessor) -> None:

@@ -16,12 +16,11 @@ from qwen35mm_preprocess import (
     MediaFormatError,
     MediaLimits,
     MediaProcessor,
-    video_container,
+    video_probe,
 )
-from qwen35mm_preprocess.formats import MediaFormat
-from qwen35mm_preprocess.video_container import open_video
-from qwen35mm_preprocess.video_decode import decode_frames
-from qwen35mm_preprocess.video_probe import probe_video
+from qwen35mm_preprocess.media import MediaFormat
+from qwen35mm_preprocess.video import decode_frames
+from qwen35mm_preprocess.video_probe import open_video, probe_video
 from tests.preprocess.media_files import encode_image, encode_sound, encode_video, scene
 
 LIMITS = MediaLimits()
@@ -107,7 +106,7 @@ def test_even_a_playlist_demuxer_reaches_nothing(
     canary.write_bytes(clip)
     demuxer, content = _playlists(listener.port, canary)[name]
     found = MediaFormat(name, "video", libav=demuxer)
-    monkeypatch.setattr(video_container, "read_format", lambda stream, source: found)
+    monkeypatch.setattr(video_probe, "read_format", lambda stream, source: found)
     with pytest.raises(MediaError):
         probe_video(content, LIMITS)
     assert listener.close() == 0

@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from qwen35mm_preprocess import MediaLimits, MediaProcessor
-from qwen35mm_preprocess.formats import AVI, MATROSKA, MP4
-from qwen35mm_preprocess.video_container import open_video
-from qwen35mm_preprocess.video_decode import decode_frames
-from qwen35mm_preprocess.video_probe import probe_video
+from qwen35mm_preprocess.media import AVI, MATROSKA, MP4
+from qwen35mm_preprocess.video import decode_frames
+from qwen35mm_preprocess.video_probe import open_video, probe_video
 from qwen35mm_preprocess.video_rotation import read_transpose
 from tests.preprocess.media_files import encode_video, pixel, scene, turned
 

@@ -33,7 +33,7 @@ from qwen35mm_preprocess.budget import with_frames
 from qwen35mm_preprocess.image import load_image, probe_image
 from qwen35mm_preprocess.media import open_stream, read_format
 from qwen35mm_preprocess.types import Size
-from qwen35mm_preprocess.video_decode import decode_frames
+from qwen35mm_preprocess.video import decode_frames
 from qwen35mm_preprocess.video_probe import probe_video
 
 VideoMode = Literal["frames", "video_url"]

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from qwen35mm_preprocess.formats import HEAD_BYTES, sniff
+from qwen35mm_preprocess.media import HEAD_BYTES, sniff
 
 
 class UnusableError(Exception):

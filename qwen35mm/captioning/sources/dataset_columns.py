@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen35mm.captioning.sources.probe import looks_like_medium
 from qwen35mm.errors import CaptioningError
-from qwen35mm_preprocess.formats import sniff
+from qwen35mm_preprocess.media import sniff
 
 if TYPE_CHECKING:
     import pyarrow

@@ -20,8 +20,7 @@ from qwen35mm_preprocess import (
     describe,
     detect_kind,
 )
-from qwen35mm_preprocess.formats import GIF, HEAD_BYTES
-from qwen35mm_preprocess.media import read_format
+from qwen35mm_preprocess.media import GIF, HEAD_BYTES, read_format
 
 # A file with one of these is meant to be a medium, whatever is in it.
 MEDIA_SUFFIXES = frozenset(

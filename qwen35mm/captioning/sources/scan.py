@@ -28,7 +28,7 @@ from qwen35mm.captioning.sources.probe import Candidate, probe
 from qwen35mm.captioning.sources.tar_sources import is_tar, tar_members
 from qwen35mm.errors import CaptioningError, MissingExtraError
 from qwen35mm_preprocess import MediaLimits
-from qwen35mm_preprocess.formats import HEAD_BYTES
+from qwen35mm_preprocess.media import HEAD_BYTES
 
 logger = logging.getLogger(__name__)
 

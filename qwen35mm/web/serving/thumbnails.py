@@ -10,7 +10,7 @@ from av.error import FFmpegError
 from PIL import Image, ImageOps
 
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
-from qwen35mm_preprocess.formats import HEAD_BYTES
+from qwen35mm_preprocess.media import HEAD_BYTES
 
 MAX_SIDE = 640
 _TYPES = (

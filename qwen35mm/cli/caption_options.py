@@ -15,7 +15,7 @@ from qwen35mm.errors import CaptioningError
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from qwen35mm.backends.remote import RemoteBackend
+    from qwen35mm.backends.remote.backend import RemoteBackend
     from qwen35mm.captioning.outputs import OutputSpec
     from qwen35mm.captioning.ray_cluster import RayCaptioner
     from qwen35mm.captioning.requests import CaptionStyle
@@ -223,7 +223,7 @@ class RemoteOptions:
         Raises:
             ConfigError: the address or a setting can't be used.
         """
-        from qwen35mm.backends.remote import RemoteBackend
+        from qwen35mm.backends.remote.backend import RemoteBackend
 
         assert self.backend is not None
         return RemoteBackend(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.backends.remote import RemoteBackend
+from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, Outcome, carry_out
 from qwen35mm.captioning.media import workers

@@ -8,20 +8,15 @@ import itertools
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, get_args
 
 import anyio
 
-from qwen35mm.backends.remote.address import Address, check_api_key
-from qwen35mm.backends.remote.connection import Connection, Deadline, RemoteTimeouts
-from qwen35mm.backends.remote.faults import Fault
-from qwen35mm.backends.remote.line import Line
+from qwen35mm.backends.remote.connection import Address, Connection, Deadline, RemoteTimeouts
+from qwen35mm.backends.remote.faults import Fault, delay_s
 from qwen35mm.backends.remote.media import VideoMode, default_media, encode_medium, encode_message
-from qwen35mm.backends.remote.reply import Reply, WithheldError
-from qwen35mm.backends.remote.retries import Backoff
-from qwen35mm.backends.remote.wire import DamageError, Delta, sampling_fields
+from qwen35mm.backends.remote.wire import DamageError, Delta, Reply, WithheldError, sampling_fields
 from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Retain, TextDelta
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
 from qwen35mm.prompt import EncodedMedium, Image, Message, Video, iter_media
@@ -82,10 +77,7 @@ class RemoteBackend:
             raise ConfigError(f"timeout_s must be a number of seconds above 0; got {timeout_s!r}.")
         if video not in get_args(VideoMode):
             raise ConfigError(f"video must be one of {', '.join(get_args(VideoMode))}; got {video!r}.")
-        check_api_key(api_key)
         self._address = Address.parse(url)
-        if api_key is not None and self._address.auth is not None:
-            raise ConfigError("Give either an API key or a user in the address, not both.")
         self.media = default_media(budget, limits, video)
         self._model = model
         self._video: VideoMode = video
@@ -94,10 +86,10 @@ class RemoteBackend:
         self._connection = Connection(self._address, api_key, timeouts or RemoteTimeouts())
         self._sleep = sleep
         self._jitter = jitter
-        self._backoff = Backoff()
-        self._places = Line(_READ_AHEAD * max_concurrent)
-        self._turns = Line(max_concurrent)
-        self._connecting = Line(1)
+        # Who finds a place free takes it at once: else those behind couldn't tell how many are before them.
+        self._places = anyio.Semaphore(_READ_AHEAD * max_concurrent, fast_acquire=True)
+        self._turns = anyio.Semaphore(max_concurrent, fast_acquire=True)
+        self._connecting = anyio.Semaphore(1)
 
     @property
     def name(self) -> str:
@@ -186,10 +178,10 @@ class RemoteBackend:
         deadline = None if timeout_s is None else Deadline.after(timeout_s)
         start_s = time.monotonic()
         seed = fields.get("seed")
-        if self._places.is_full:
-            before = self._places.num_waiting + self._turns.num_waiting
+        if not self._places.value:
+            before = _num_waiting(self._places) + _num_waiting(self._turns)
             yield Progress("wait", before + 1, before + 1)
-        async with self._places.place(self._bounded(deadline)):
+        async with self._place(self._places, deadline):
             media: list[EncodedMedium] = []
             parts = list(iter_media(messages))
             reading = Deadline.after(self._timeout_s).or_sooner(deadline)
@@ -200,9 +192,10 @@ class RemoteBackend:
                 yield MediaPlanned(
                     tuple(medium.plan for medium in media), tuple(text for m in media for text in m.warnings)
                 )
-            if self._turns.is_full:
-                yield Progress("wait", self._turns.num_waiting + 1, self._turns.num_waiting + 1)
-            async with self._turns.place(self._bounded(deadline)):
+            if not self._turns.value:
+                before = _num_waiting(self._turns)
+                yield Progress("wait", before + 1, before + 1)
+            async with self._place(self._turns, deadline):
                 turn = Deadline.after(self._timeout_s).or_sooner(deadline)
                 await self._find_model(turn)
                 body = await asyncio.to_thread(_body, self.name, messages, media, fields)
@@ -252,14 +245,14 @@ class RemoteBackend:
         self._connection.check_open()
         if not fault.is_passing:
             raise fault.error
-        delay_s = self._backoff.delay_s(num_failed, self._jitter(), fault.retry_after_s)
-        if num_failed >= self._max_attempts or delay_s >= deadline.left_s():
+        pause_s = delay_s(num_failed, self._jitter(), fault.retry_after_s)
+        if num_failed >= self._max_attempts or pause_s >= deadline.left_s():
             times = "once" if num_failed == 1 else f"{num_failed} times"
             raise type(fault.error)(f"{fault.error} It was tried {times}.")
-        await self._sleep(delay_s)
+        await self._sleep(pause_s)
 
     async def _find_model(self, deadline: Deadline) -> None:
-        async with self._connecting.place(self._bounded(deadline)):
+        async with self._place(self._connecting, deadline):
             if self._model is None:
                 await self._connect(deadline)
 
@@ -274,8 +267,18 @@ class RemoteBackend:
                 f"ones, or allow more time."
             ) from None
 
-    def _bounded(self, deadline: Deadline | None) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
-        return (lambda waiting: waiting) if deadline is None else partial(self._connection.within, deadline=deadline)
+    @contextlib.asynccontextmanager
+    async def _place(self, places: anyio.Semaphore, deadline: Deadline | None) -> AsyncIterator[None]:
+        """Waits for one of so many places, in the order of asking, and holds it."""
+        await self._connection.within(places.acquire(), deadline)
+        try:
+            yield
+        finally:
+            places.release()
+
+
+def _num_waiting(places: anyio.Semaphore) -> int:
+    return places.statistics().tasks_waiting
 
 
 def _body(model: str, messages: Sequence[Message], media: list[EncodedMedium], fields: dict[str, Any]) -> bytes:

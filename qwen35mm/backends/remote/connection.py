@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import anyio
 import httpx
 
-from qwen35mm.backends.remote.address import Address
-from qwen35mm.backends.remote.faults import FaultWriter
-from qwen35mm.backends.remote.retries import read_retry_after
+from qwen35mm.backends.remote.faults import FaultWriter, read_retry_after
 from qwen35mm.backends.remote.wire import DONE, DamageError, Delta, EventReader, read_chunk, read_models
 from qwen35mm.errors import ConfigError
 
@@ -22,6 +21,7 @@ _MAX_BODY_BYTES = 2**20
 _END_S = 0.5
 # Less than the 5 s after which uvicorn hangs up: a request must not meet a connection that is just being closed.
 _KEPT_S = 3.0
+_VERSION = re.compile(r"v\d")
 _T = TypeVar("_T")
 
 
@@ -64,6 +64,44 @@ class Deadline:
         return other if other is not None and other.at_s <= self.at_s else self
 
 
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, and what it is shown to let us in.
+
+    Attributes:
+        base_url: up to and with the API's version, such as `http://localhost:8000/v1`; without credentials.
+        host: host and port, for messages.
+        auth: user and password that stood in the address.
+    """
+
+    base_url: str
+    host: str
+    auth: tuple[str, str] | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Reads an address; one whose path names no version of the API gets `/v1`.
+
+        Raises:
+            ConfigError: not the address of an HTTP server.
+        """
+        try:
+            parsed = httpx.URL(url.strip())
+        except (httpx.InvalidURL, TypeError, AttributeError):
+            parsed = None
+        if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
+            raise ConfigError("A server's address must begin with http:// or https://, as http://localhost:8000/v1.")
+        if parsed.query or parsed.fragment:
+            raise ConfigError(
+                "A server's address ends with its path, as in http://localhost:8000/v1: leave out what follows ? or #."
+            )
+        path = parsed.path.rstrip("/")
+        if not any(_VERSION.match(part) for part in path.split("/")):
+            path += "/v1"
+        auth = (parsed.username, parsed.password) if parsed.userinfo else None
+        return cls(str(parsed.copy_with(path=path, userinfo=b"")), parsed.netloc.decode("ascii"), auth)
+
+
 class Connection:
     """The requests that a backend makes of one server. To be used from one event loop.
 
@@ -71,9 +109,16 @@ class Connection:
         address: the server's.
         api_key: sent as a bearer token.
         timeouts: how long it may be silent.
+
+    Raises:
+        ConfigError: a key that can't stand in a header, or a second way to be let in; the message doesn't hold it.
     """
 
     def __init__(self, address: Address, api_key: str | None, timeouts: RemoteTimeouts) -> None:
+        if api_key is not None and not re.fullmatch(r"[\x21-\x7e]+", api_key):
+            raise ConfigError("The API key must be one word of ASCII characters, without spaces or line breaks.")
+        if api_key is not None and address.auth is not None:
+            raise ConfigError("Give either an API key or a user in the address, not both.")
         self._address = address
         self._timeouts = timeouts
         self.faults = FaultWriter(address.host, [api_key or "", address.auth[1] if address.auth else ""])
@@ -111,6 +156,7 @@ class Connection:
 
         Raises:
             Fault: it failed, at once or amid its answer.
+            DamageError: what came is no stream of chunks.
             RequestTimeoutError: the deadline has passed.
             EngineError: this connection was closed.
         """
@@ -119,19 +165,16 @@ class Connection:
             if not response.is_success or _content_type(response) != "text/event-stream":
                 self._check_status(response, await self._read_body(response, deadline), sent)
                 raise self.faults.of_foreign(response.status_code, _content_type(response))
-            try:
-                async with contextlib.aclosing(self._events(response, first, deadline)) as events:
-                    async for data in events:
-                        delta = read_chunk(data)
-                        if delta.error is not None:
-                            raise self.faults.of_stream_error(delta.error, sent)
-                        yield delta
-            except DamageError as error:
-                raise self.faults.of_damage(str(error)) from None
+            async with contextlib.aclosing(self._events(response, first, deadline)) as events:
+                async for data in events:
+                    delta = read_chunk(data)
+                    if delta.error is not None:
+                        raise self.faults.of_stream_error(delta.error, sent)
+                    yield delta
 
-    async def within(self, waiting: Awaitable[_T], deadline: Deadline) -> _T:
+    async def within(self, waiting: Awaitable[_T], deadline: Deadline | None) -> _T:
         """Waits, but not beyond the deadline. Raises RequestTimeoutError."""
-        return await self._heard(waiting, deadline, deadline)
+        return await waiting if deadline is None else await self._heard(waiting, deadline, deadline)
 
     def check_open(self) -> None:
         """Raises EngineError after `aclose`."""
@@ -163,24 +206,20 @@ class Connection:
         """The data of an answer's events, up to the one that says that it is done."""
         reader, chunks = EventReader(), response.aiter_bytes()
         silence, has_begun = first, False
-        while chunk := await self._heard(anext(chunks, b""), silence, deadline, has_begun=has_begun):
+        chunk = b"there is one"
+        while chunk:
+            chunk = await self._heard(anext(chunks, b""), silence, deadline, has_begun=has_begun)
             for data in reader.feed(chunk):
                 if data.strip() == DONE:
-                    await self._finish(chunks)
+                    # Only one that was read to its end leaves a connection that can be used again.
+                    with anyio.move_on_after(_END_S), contextlib.suppress(httpx.HTTPError):
+                        while await anext(chunks, b""):
+                            pass
                     return
                 has_begun = True
                 yield data
             # A server that sends comments is alive, however long its prefill takes.
             silence = Deadline.after(self._timeouts.silence_s) if has_begun else self._first()
-        for data in reader.end():
-            if data.strip() != DONE:
-                yield data
-
-    async def _finish(self, chunks: AsyncIterator[bytes]) -> None:
-        """Reads to the end of an answer that is done: only then can its connection be used again."""
-        with anyio.move_on_after(_END_S), contextlib.suppress(httpx.HTTPError):
-            while await anext(chunks, b""):
-                pass
 
     async def _read_body(self, response: httpx.Response, deadline: Deadline) -> bytes:
         body, chunks = b"", response.aiter_bytes()

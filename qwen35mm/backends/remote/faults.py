@@ -1,16 +1,25 @@
-"""What a server can do wrong: which error it is, in words for a person, and whether asking again can help."""
+"""What a server can do wrong: which error it is, in words for a person, and whether and when asking again can help."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
+from datetime import timezone
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
 import httpx
 
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RefusedError, RequestError, RequestTimeoutError
+
+# Waits double from the first up to the longest, so that a server that is down isn't pressed.
+FIRST_DELAY_S = 0.5
+MAX_DELAY_S = 30.0
+# A server that is loading a model or hands out turns by the minute is waited for; one that says "tomorrow" is not.
+MAX_RETRY_AFTER_S = 120.0
 
 _MAX_MESSAGE = 300
 # JSON may be nested deeper than Python can follow.
@@ -19,6 +28,18 @@ _UNKNOWN = re.compile(r"unexpected|unknown|unrecogni[sz]ed|(not |un)supported|ex
 _PASSING = frozenset({408, 409, 425, 429})
 # What a server says of one request and not of whoever asks.
 _OF_THIS_REQUEST = frozenset({400, 415, 422, 451})
+_NO_ACCESS = (RequestError, "refused access with {status}{said} Check the API key.")
+_OF_STATUS: dict[int, tuple[type[Qwen35mmError], str]] = {
+    401: _NO_ACCESS,
+    403: _NO_ACCESS,
+    404: (
+        RequestError,
+        "answered {status}{said} Check the address, which usually ends in /v1, and the model's name.",
+    ),
+    408: (RequestTimeoutError, "gave up waiting{said} Send it fewer requests at a time."),
+    413: (RefusedError, "refused the request as too large{said} Send smaller or fewer media."),
+    429: (QueueFullError, "has too many requests already{said} Send it fewer at a time."),
+}
 
 
 class Fault(Exception):
@@ -62,20 +83,17 @@ class FaultWriter:
         """The connection: not made, or broken."""
         if isinstance(error, httpx.ConnectTimeout):
             what = "didn't take the connection in time. Check that it runs, and its address."
-            return Fault(RequestTimeoutError(f"{self._who} {what}"), is_passing=True)
+            return self._passing(RequestTimeoutError, what)
         if isinstance(error, httpx.ConnectError | httpx.ProxyError):
             what = "can't be reached. Check that it runs, its address, its certificate and the network."
         else:
             what = "broke off the connection. Look at its log; it may have run out of memory or been restarted."
-        return Fault(EngineError(f"{self._who} {what}"), is_passing=True)
+        return self._passing(EngineError, what)
 
     def of_silence(self, limit_s: float, *, has_begun: bool) -> Fault:
         """No byte for `limit_s` seconds."""
         what = f"fell silent for {limit_s:g} s amid its answer" if has_begun else f"sent nothing for {limit_s:g} s"
-        return Fault(
-            RequestTimeoutError(f"{self._who} {what}. Look at its log, or send it fewer requests at a time."),
-            is_passing=True,
-        )
+        return self._passing(RequestTimeoutError, f"{what}. Look at its log, or send it fewer requests at a time.")
 
     def of_deadline(self, timeout_s: float) -> RequestTimeoutError:
         """The request's whole time is over."""
@@ -90,20 +108,17 @@ class FaultWriter:
 
     def of_damage(self, what: str) -> Fault:
         """An answer that isn't what an OpenAI-compatible server sends."""
-        return Fault(
-            EngineError(f"{self._who} sent a damaged answer: {self.safe(what)}. Look at its log."), is_passing=True
-        )
+        return self._passing(EngineError, f"sent a damaged answer: {self.safe(what)}. Look at its log.")
 
     def of_foreign(self, status: int, content_type: str) -> Fault:
         """Something else answers at that address."""
         kind = self.safe(content_type) or "no content type"
-        return Fault(
-            RequestError(
-                f"{self._who} doesn't speak OpenAI's API at this address: it answered {_words(status)} with {kind}. "
-                f"Check the address; it usually ends in /v1."
-            ),
-            is_passing=False,
-        )
+        what = f"doesn't speak OpenAI's API at this address: it answered {_words(status)} with {kind}."
+        return Fault(RequestError(f"{self._who} {what} Check the address; it usually ends in /v1."), is_passing=False)
+
+    def of_withheld(self) -> Fault:
+        """finish_reason content_filter."""
+        return Fault(RefusedError(f"{self._who} withheld its answer: its content filter stepped in."), is_passing=False)
 
     def of_status(self, status: int, body: bytes, sent: Collection[str], retry_after_s: float | None = None) -> Fault:
         """An answer that isn't a success.
@@ -119,44 +134,30 @@ class FaultWriter:
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
         return self._of_refusal(status, "; ".join(_texts(error)), sent, None)
 
-    def of_withheld(self) -> Fault:
-        """finish_reason content_filter."""
-        return Fault(RefusedError(f"{self._who} withheld its answer: its content filter stepped in."), is_passing=False)
-
     def _of_refusal(self, status: int, message: str, sent: Collection[str], retry_after_s: float | None) -> Fault:
-        said = self._said(message)
-        passing = status in _PASSING or status >= 500
-        error: Qwen35mmError
-        if status == 429:
-            error = QueueFullError(f"{self._who} has too many requests already{said} Send it fewer at a time.")
-        elif status == 408:
-            error = RequestTimeoutError(f"{self._who} gave up waiting{said} Send it fewer requests at a time.")
-        elif passing:
-            error = EngineError(f"{self._who} failed with {_words(status)}{said} Look at its log.")
-        elif status in (401, 403):
-            error = RequestError(f"{self._who} refused access with {_words(status)}{said} Check the API key.")
-        elif status == 404:
-            error = RequestError(
-                f"{self._who} answered {_words(status)}{said} Check the address, which usually ends in /v1, and the "
-                f"model's name."
-            )
-        elif status == 413:
-            error = RefusedError(f"{self._who} refused the request as too large{said} Send smaller or fewer media.")
+        is_passing = status in _PASSING or status >= 500
+        if status in _OF_STATUS:
+            kind, words = _OF_STATUS[status]
+        elif is_passing:
+            kind, words = EngineError, "failed with {status}{said} Look at its log."
         elif 300 <= status < 400:
-            error = RequestError(f"{self._who} points to another address ({_words(status)}). Give that one instead.")
+            kind, words = RequestError, "points to another address ({status}). Give that one instead."
         elif names := _unknown(sent, message):
-            error = RequestError(
-                f"{self._who} doesn't know {' and '.join(names)}{said} Leave that setting at its default, or use a "
-                f"server that knows it."
+            kind, words = (
+                RequestError,
+                f"doesn't know {' and '.join(names)}"
+                + ("{said} Leave that setting at its default, or use a server that knows it."),
             )
         else:
             kind = RefusedError if status in _OF_THIS_REQUEST else RequestError
-            error = kind(f"{self._who} refused the request with {_words(status)}{said}")
-        return Fault(error, is_passing=passing, status=status, retry_after_s=retry_after_s)
-
-    def _said(self, message: str) -> str:
+            words = "refused the request with {status}{said}"
         message = self.safe(message)
-        return f': "{message}".' if message else "."
+        words = words.format(status=_words(status), said=f': "{message}".' if message else ".")
+        error = kind(f"{self._who} {words}")
+        return Fault(error, is_passing=is_passing, status=status, retry_after_s=retry_after_s)
+
+    def _passing(self, kind: type[Qwen35mmError], what: str) -> Fault:
+        return Fault(kind(f"{self._who} {what}"), is_passing=True)
 
     def safe(self, text: str) -> str:
         """A server's words as one short line without control characters and secrets."""
@@ -165,6 +166,38 @@ class FaultWriter:
         text = "".join(char if char.isprintable() else " " for char in text)
         text = " ".join(text.split())
         return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."
+
+
+def delay_s(num_failed: int, jitter: float, retry_after_s: float | None = None) -> float:
+    """Seconds to wait after the `num_failed`-th failure (1, 2, ...).
+
+    Args:
+        jitter: 0 to 1; spreads requests that failed together over the upper half of the wait.
+        retry_after_s: what the server asked for; never less than that is waited, up to MAX_RETRY_AFTER_S.
+    """
+    longest = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(num_failed - 1, 64))
+    return max(longest * (0.5 + 0.5 * jitter), min(retry_after_s or 0.0, MAX_RETRY_AFTER_S))
+
+
+def read_retry_after(value: str | None, now_s: float) -> float | None:
+    """Seconds that a Retry-After header asks for (RFC 9110, 10.2.3: seconds or a date); None if it can't be read.
+
+    Args:
+        now_s: seconds since 1970.
+    """
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            date = parsedate_to_datetime(value)
+        except (ValueError, TypeError, IndexError, OverflowError):
+            return None
+        # A date without a zone is in GMT.
+        date = date if date.tzinfo else date.replace(tzinfo=timezone.utc)
+        seconds = date.timestamp() - now_s
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def _unknown(sent: Collection[str], message: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the parameters that a request sends, and the events of a streamed answer.
+"""OpenAI's chat completions: the parameters that a request sends, and a streamed answer gathered into a result.
 
 What servers take, of what isn't in OpenAI's own API (their request schemas, and the server of transformers):
 
@@ -13,25 +13,42 @@ What servers take, of what isn't in OpenAI's own API (their request schemas, and
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
-import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from qwen35mm.cache import CacheReport
+from qwen35mm.engine import Result
+from qwen35mm.engine.events import FinishReason
 from qwen35mm.errors import RequestError
 from qwen35mm.sampling import SamplingParams
 
 DONE = "[DONE]"
 # Far above any chunk of an answer: what is longer is no event stream.
-_MAX_LINE_BYTES = 2**20
+_MAX_EVENT_CHARS = 2**20
 # Python's own numbers have no end; whoever divides or stores what a server counts needs one.
 _MAX_COUNT = 2**53
-_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+# Servers older than the common names end with the token or the string that they stopped at.
+_FINISH_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
+    "length": "length",
+}
 
 
 class DamageError(Exception):
     """What came is no stream of chat completion chunks; the text says why."""
+
+
+class WithheldError(Exception):
+    """The server's content filter ended the answer."""
 
 
 @dataclass(frozen=True)
@@ -88,48 +105,28 @@ class EventReader:
     """Server-sent events (WHATWG HTML, 9.2.6) from bytes that are cut anywhere: gives the data of each event."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[str] = []
-        self._is_start = True
+        # Text without a byte order mark, whose lines end with "\n".
+        self._text = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
+        self._rest = ""
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """The events that end within `chunk`.
+        """The events that end within `chunk`; an empty one is the stream's end, where the last may lack its empty line.
 
         Raises:
             DamageError: a line without an end, or text that isn't UTF-8.
         """
-        rest = self._rest + chunk
-        if self._is_start and rest:
-            if len(rest) < 3 and b"\xef\xbb\xbf".startswith(rest):
-                self._rest = rest
-                return
-            rest, self._is_start = rest.removeprefix(b"\xef\xbb\xbf"), False
-        # A carriage return at the end may be half of a line's end.
-        held = b"\r" if rest.endswith(b"\r") else b""
-        *lines, last = _LINE_END.split(rest[: len(rest) - len(held)])
-        self._rest = last + held
-        if len(self._rest) > _MAX_LINE_BYTES:
-            raise DamageError(f"a line of more than {_MAX_LINE_BYTES:,} bytes")
-        for line in lines:
-            yield from self._line(line)
-
-    def end(self) -> Iterator[str]:
-        """The last event, where the stream ended without the empty line after it."""
-        yield from self._line(self._rest)
-        yield from self._line(b"")
-
-    def _line(self, line: bytes) -> Iterator[str]:
-        if not line.strip(b"\r"):
-            if self._data:
-                yield "\n".join(self._data)
-                self._data = []
-            return
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            try:
-                self._data.append(value.rstrip(b"\r").removeprefix(b" ").decode())
-            except UnicodeDecodeError:
-                raise DamageError("text that isn't UTF-8") from None
+        try:
+            self._rest += self._text.decode(chunk, final=not chunk)
+        except UnicodeDecodeError:
+            raise DamageError("text that isn't UTF-8") from None
+        *events, self._rest = (self._rest if chunk else f"{self._rest}\n\n").split("\n\n")
+        if len(self._rest) > _MAX_EVENT_CHARS:
+            raise DamageError(f"an event of more than {_MAX_EVENT_CHARS:,} characters")
+        for event in events:
+            fields = (line.partition(":") for line in event.split("\n"))
+            data = [value.removeprefix(" ") for name, _, value in fields if name == "data"]
+            if data:
+                yield "\n".join(data)
 
 
 def read_chunk(data: str) -> Delta:
@@ -185,3 +182,65 @@ def count(usage: dict[str, Any], *path: str) -> int:
 def _text(value: Any) -> str:
     # A JSON escape can hold half a character, which nothing could write to a file.
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+class Reply:
+    """What one attempt has brought so far.
+
+    Args:
+        start_s: when the caller asked, by `time.monotonic`.
+        seed: of the sampling, where it was chosen.
+    """
+
+    def __init__(self, start_s: float, seed: int | None) -> None:
+        self._start_s = start_s
+        self._seed = seed
+        self._answer: list[str] = []
+        self._reasoning: list[str] = []
+        self._finish_reason: str | None = None
+        self._usage: dict[str, Any] = {}
+        self._first_s: float | None = None
+        self._last_s = start_s
+
+    def add(self, delta: Delta) -> None:
+        """Takes the next chunk."""
+        if delta.answer or delta.reasoning:
+            self._last_s = time.monotonic()
+            if self._first_s is None:
+                self._first_s = self._last_s
+        self._answer.append(delta.answer)
+        self._reasoning.append(delta.reasoning)
+        self._finish_reason = delta.finish_reason or self._finish_reason
+        self._usage = delta.usage or self._usage
+
+    def result(self) -> Result:
+        """The finished reply. Numbers of tokens are the server's, 0 where it gives none; token ids it never gives.
+
+        Raises:
+            DamageError: it isn't finished, or ended in a way that no reply should.
+            WithheldError: it was kept back.
+        """
+        if self._finish_reason is None:
+            raise DamageError("it ended before the reply was finished")
+        if self._finish_reason == "content_filter":
+            raise WithheldError
+        if self._finish_reason not in _FINISH_REASONS:
+            raise DamageError(f"it ended with the reason '{self._finish_reason}'")
+        num_prompt, num_generated = count(self._usage, "prompt_tokens"), count(self._usage, "completion_tokens")
+        num_cached = min(count(self._usage, "prompt_tokens_details", "cached_tokens"), num_prompt)
+        decode_s = 0.0 if self._first_s is None else self._last_s - self._first_s
+        return Result(
+            text="".join(self._answer),
+            reasoning="".join(self._reasoning) or None,
+            finish_reason=_FINISH_REASONS[self._finish_reason],
+            token_ids=(),
+            prompt_token_ids=(),
+            num_prompt_tokens=num_prompt,
+            num_generated_tokens=num_generated,
+            ttft_s=None if self._first_s is None else self._first_s - self._start_s,
+            decode_tokens_per_s=(num_generated - 1) / decode_s if num_generated > 1 and decode_s > 0 else None,
+            seed=self._seed,
+            cache=CacheReport(
+                num_cached_tokens=num_cached, num_prefilled_tokens=num_prompt - num_cached, decode_s=decode_s
+            ),
+        )

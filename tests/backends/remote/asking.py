@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qwen35mm.backends.remote import RemoteBackend
+from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.engine import Event, Finished, Result, TextDelta
 from qwen35mm.prompt import Message, Text
 from tests.backends.remote.server import ModelServer

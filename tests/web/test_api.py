@@ -96,10 +96,7 @@ async def test_only_the_page_itself_may_ask(page: PageClient) -> None:
 async def test_a_body_of_another_form_is_refused_in_words(page: PageClient, body: bytes) -> None:
     response = await page.request("POST", "api/send", content=body)
     assert response.status_code == 400
-    assert problem(response) in (
-        "The request is damaged: it isn't JSON as expected.",
-        "The arguments of a request must be an object.",
-    )
+    assert problem(response) == "The request is damaged: it isn't JSON as expected."
     assert page.store.find("x") == []
 
 

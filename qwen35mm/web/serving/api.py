@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from inspect import signature
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError, validate_call
-from pydantic_core import from_json
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, validate_call
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
@@ -39,6 +38,7 @@ HEADER = "x-qwen35mm"
 
 # Arguments are what they say: no "5" for 5.
 _request = validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+_ARGUMENTS = TypeAdapter(dict[str, Any])
 Offset = Annotated[int, Field(ge=0, lt=2**53)]
 Length = Annotated[int, Field(gt=0)]
 
@@ -86,9 +86,7 @@ class Api:
         return await answer(lambda: self._call(name, person, request))
 
     async def _call(self, name: str, person: Person, request: Request) -> Response:
-        arguments = from_json(await read_body(request, MAX_BODY_BYTES) or b"{}")
-        if not isinstance(arguments, dict):
-            raise PromptError("The arguments of a request must be an object.")
+        arguments = _ARGUMENTS.validate_json(await read_body(request, MAX_BODY_BYTES) or b"{}")
         method, names = REQUESTS[name]
         if names == {"question"}:
             arguments = {"question": arguments}

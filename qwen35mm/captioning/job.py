@@ -69,14 +69,14 @@ class Job:
         schema = None if self.style.schema is None else self.style.schema.text
         return CaptionSettings(params.with_overrides(**self.sampling, json_schema=schema), self.style, self.thinking)
 
-    def entries(self) -> Iterator[Item | Unreadable]:
+    def entries(self, manifest: Manifest | None = None) -> Iterator[Item | Unreadable]:
         """The sources' items, without the copies and the rows that the outputs have made below a source.
 
         Raises:
             CaptioningError, MissingExtraError: see `scan`.
         """
         made = tuple(spec.path for spec in self.outputs if spec.kind in ("dataset", "parquet"))
-        return scan(self.sources, replace(self.scan, without=(*self.scan.without, *made)))
+        return scan(self.sources, replace(self.scan, without=(*self.scan.without, *made)), manifest)
 
     @property
     def state_folder(self) -> Path:
@@ -136,7 +136,8 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
     Raises:
         CaptioningError: the run can't begin.
     """
-    settings, entries = job.settings(captioner.params), job.entries()
+    job.check()
+    settings = job.settings(captioner.params)
     with ExitStack() as stack:
         manifest = stack.enter_context(closing(Manifest.open(job.manifest_path)))
         outputs = open_outputs(
@@ -156,7 +157,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         ledger = Ledger(
             manifest, outputs, requests, retry_failed=job.run.retry_failed, max_distance=job.run.max_distance
         )
-        run = Run(entries, ledger, captioner, workers, job.run)
+        run = Run(job.entries(manifest), ledger, captioner, workers, job.run)
         if begun is not None:
             await begun(run)
         counts = await run.go()
@@ -170,7 +171,8 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
     Raises:
         CaptioningError: the run couldn't begin.
     """
-    settings, entries = job.settings(captioner.params), job.entries()
+    job.check()
+    settings = job.settings(captioner.params)
     with ExitStack() as stack:
         manifest = stack.enter_context(Manifest.borrowed(job.manifest_path))
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
@@ -180,7 +182,7 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         wants_all = len(specs) < len(job.outputs)
         ledger = Ledger(manifest, sidecars, requests, wants_all=wants_all, retry_failed=job.run.retry_failed)
         try:
-            return await estimate(entries, ledger, captioner, workers, limit=job.run.limit)
+            return await estimate(job.entries(manifest), ledger, captioner, workers, limit=job.run.limit)
         finally:
             await ledger.close(complete=False)
 

@@ -113,12 +113,32 @@ _FIRST = (
     "CREATE INDEX entries_by_shard ON entries (output, shard, row)",
 )
 
-# Columns that nothing reads.
 _SECOND = (
+    # Columns that nothing reads.
     "ALTER TABLE results DROP COLUMN content",
     "ALTER TABLE attempts DROP COLUMN name",
     "ALTER TABLE shards DROP COLUMN crc",
     "ALTER TABLE shards DROP COLUMN num_stale",
+    # A folder's metadata file that was read to its end when it was in this state, and the rows of such files:
+    # `file_name` is a path below the file's folder, `content` the row's JSON without it.
+    """
+    CREATE TABLE metadata_files (
+        place BLOB PRIMARY KEY,
+        num_bytes INTEGER NOT NULL,
+        mtime_ns INTEGER NOT NULL,
+        inode INTEGER NOT NULL,
+        num_rows INTEGER NOT NULL,
+        num_bad_rows INTEGER NOT NULL
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE metadata_rows (
+        place BLOB NOT NULL,
+        file_name BLOB NOT NULL,
+        content TEXT NOT NULL,
+        PRIMARY KEY (place, file_name)
+    ) WITHOUT ROWID
+    """,
 )
 
 MIGRATIONS: Final = (_FIRST, _SECOND)

@@ -3,152 +3,149 @@
 from __future__ import annotations
 
 import csv
-import hashlib
+import itertools
 import json
-from array import array
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
+from typing import Any
 
 from qwen35mm.captioning.items import Unreadable
+from qwen35mm.captioning.manifest.manifest import Manifest, file_state
 
 _NAMES = ("metadata.jsonl", "metadata.csv")
 _KEY = "file_name"
-_MAX_FIELD = 2**24
+_MAX_LINE_CHARS = 2**24
+_ROWS_AT_ONCE = 1000
+# A file that changed again within its timestamp's resolution would look unchanged: one this young is read again.
+_SETTLED_S = 2.0
 
 
 class FolderMetadata:
     """The rows of a metadata file, found by their `file_name`, a path below the file's own folder.
 
-    16 bytes are held for each row: a hash of its file's name and where the row begins. The row itself is read again
-    when it is asked for.
+    They lie in the manifest, where a file that was left alone since the last run is found as it was read then.
 
     Attributes:
         name: the file's own.
-        num_bad_rows: rows that aren't of the file's form or name no file.
+        num_rows, num_bad_rows: those that name a file, and those that name none or aren't of the file's form.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError, and csv.Error where a CSV file's first line isn't one."""
-        self._path = path
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        """Raises OSError, OutputError, and csv.Error where a CSV file's first line isn't one."""
         self.name = path.name
-        self._columns: list[str] = []
-        self.num_bad_rows = 0
-        hashes, offsets = array("Q"), array("Q")
-        with path.open("rb") as file:
-            for offset, row in self._rows(file):
-                if row is None:
-                    self.num_bad_rows += 1
-                else:
-                    hashes.append(_hash(row[_KEY]))
-                    offsets.append(offset)
-        order = np.argsort(np.frombuffer(hashes, np.uint64), kind="stable") if hashes else np.zeros(0, np.int64)
-        self._hashes = np.frombuffer(hashes, np.uint64)[order] if hashes else np.zeros(0, np.uint64)
-        self._offsets = np.frombuffer(offsets, np.uint64)[order] if offsets else np.zeros(0, np.uint64)
-
-    def __len__(self) -> int:
-        return len(self._hashes)
+        self._manifest = manifest
+        self._place = manifest.place(path)
+        state = file_state(path.stat())
+        with manifest.reading() as connection:
+            known = connection.execute(
+                "SELECT num_rows, num_bad_rows FROM metadata_files "
+                "WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?",
+                (self._place, *state),
+            ).fetchone()
+        self.num_rows, self.num_bad_rows = known or self._read(path, state)
 
     def row(self, file_name: str) -> dict[str, Any]:
-        """What is said of a file, without its name; empty where it isn't in the metadata, or the file has changed."""
-        wanted = np.uint64(_hash(file_name))
-        first, last = (int(np.searchsorted(self._hashes, wanted, side=side)) for side in ("left", "right"))
-        try:
-            for index in range(first, last):
-                with self._path.open("rb") as file:
-                    file.seek(int(self._offsets[index]))
-                    _, row = next(self._rows(file, self._columns), (0, None))
-                    if row is not None and _normal(row[_KEY]) == file_name:
-                        return {name: value for name, value in row.items() if name != _KEY}
-        except OSError:
-            return {}
-        return {}
+        """What is said of a file, without its name; empty where it isn't in the metadata. Raises OutputError."""
+        with self._manifest.reading() as connection:
+            found = connection.execute(
+                "SELECT content FROM metadata_rows WHERE place = ? AND file_name = ?", (self._place, _key(file_name))
+            ).fetchone()
+        return {} if found is None else json.loads(found[0])
 
-    def _rows(self, file: BinaryIO, columns: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Each row with its offset; None for a bad one. `columns` are a CSV file's, where its first line is passed."""
-        if self._path.suffix == ".jsonl":
-            yield from _json_rows(file)
-            return
-        lines = _Lines(file)
-        reader = csv.reader(lines)
-        if columns is None:
-            self._columns = columns = next(reader, [])
-        while True:
-            offset = lines.offset
-            try:
-                values = next(reader)
-            except StopIteration:
-                return
-            except csv.Error:
-                yield offset, None
-                continue
-            if values:
-                row = dict(zip(columns, values, strict=False))
-                yield offset, row if row.get(_KEY) and len(values) == len(columns) else None
+    def _read(self, path: Path, state: tuple[int, int, int]) -> tuple[int, int]:
+        """Reads the file into the manifest; how many rows are good, and how many bad."""
+        num_rows = num_bad_rows = 0
+        rows = _rows(path)
+        self._forget()
+        # A few at a time: the run keeps captions meanwhile.
+        while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            good = [row for row in some if row is not None]
+            num_rows, num_bad_rows = num_rows + len(good), num_bad_rows + len(some) - len(good)
+            with self._manifest.writing(durable=False) as connection:
+                connection.executemany(
+                    "INSERT OR IGNORE INTO metadata_rows VALUES (?, ?, ?)", [(self._place, *row) for row in good]
+                )
+        if time.time() - path.stat().st_mtime > _SETTLED_S:
+            with self._manifest.writing(durable=False) as connection:
+                connection.execute(
+                    "INSERT INTO metadata_files VALUES (?, ?, ?, ?, ?, ?)",
+                    (self._place, *state, num_rows, num_bad_rows),
+                )
+        return num_rows, num_bad_rows
+
+    def _forget(self) -> None:
+        with self._manifest.writing(durable=False) as connection:
+            for table in ("metadata_files", "metadata_rows"):
+                connection.execute(f"DELETE FROM {table} WHERE place = ?", (self._place,))
 
 
-class _Lines:
-    """A file's lines as text, and the offset up to which they have been given."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.offset = file.tell()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._file.readline(_MAX_FIELD)
-        if not line:
-            raise StopIteration
-        text = line.decode("utf-8-sig" if self.offset == 0 else "utf-8", "surrogateescape")
-        self.offset += len(line)
-        return text
-
-
-def _json_rows(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    offset = file.tell()
-    while line := file.readline(_MAX_FIELD):
-        if line.strip():
-            try:
-                row = json.loads(line.decode("utf-8-sig" if offset == 0 else "utf-8"))
-            except (ValueError, RecursionError):
-                row = None
-            good = isinstance(row, dict) and isinstance(row.get(_KEY), str) and bool(row[_KEY])
-            yield offset, row if good else None
-        offset += len(line)
-
-
-def read_folder_metadata(folder: Path, names: list[str]) -> FolderMetadata | Unreadable | None:
+def read_folder_metadata(folder: Path, names: list[str], manifest: Manifest) -> FolderMetadata | Unreadable | None:
     """The metadata file among a folder's `names`; None where there is none, or it names no files.
 
-    Unreadable, under the file's own name, where it can't be opened.
+    Unreadable, under the file's own name, where it can't be opened. Raises OutputError.
     """
     for name in _NAMES:
+        path = folder / name
         if name in names:
             try:
                 # A named pipe would block for ever.
-                found = FolderMetadata(folder / name) if (folder / name).is_file() else ()
+                found = FolderMetadata(path, manifest) if path.is_file() else None
             except OSError:
-                message = f"'{name}' could not be opened. Check its permissions."
-                return Unreadable(name, "unreadable", message, folder / name)
+                return Unreadable(name, "unreadable", f"'{name}' could not be opened. Check its permissions.", path)
             except csv.Error:
                 message = (
                     f"The first line of '{name}' can't be read: expected the columns' names, and lines that end with "
                     f"a line feed. The media are captioned without it."
                 )
-                return Unreadable(name, "damaged", message, folder / name)
-            return found or None
+                return Unreadable(name, "damaged", message, path)
+            return found if found is not None and found.num_rows else None
     return None
 
 
-def _normal(file_name: str) -> str:
-    return file_name.replace("\\", "/").removeprefix("./")
+def _rows(path: Path) -> Iterator[tuple[bytes, str] | None]:
+    """A file's rows as the manifest keeps them, name and content; None for a bad one.
+
+    Raises:
+        OSError: it can't be read.
+        csv.Error: a CSV file's first line can't be.
+    """
+    # Only a line feed ends a line: a quoted field may hold other ends.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        lines = iter(lambda: file.readline(_MAX_LINE_CHARS), "")
+        for row in _json_rows(lines) if path.suffix == ".jsonl" else _csv_rows(lines):
+            try:
+                yield None if row is None else (_key(row.pop(_KEY)), json.dumps(row))
+            except RecursionError:
+                yield None
 
 
-def _hash(file_name: str) -> int:
+def _json_rows(lines: Iterator[str]) -> Iterator[dict[str, Any] | None]:
+    for line in lines:
+        if line.strip():
+            try:
+                row = json.loads(line.encode())  # only text that is UTF-8 is JSON
+            except (ValueError, RecursionError):
+                row = None
+            yield row if isinstance(row, dict) and isinstance(row.get(_KEY), str) and row[_KEY] else None
+
+
+def _csv_rows(lines: Iterator[str]) -> Iterator[dict[str, Any] | None]:
+    reader = csv.reader(lines)
+    columns = next(reader, [])
+    while True:
+        try:
+            values = next(reader, None)
+        except csv.Error:
+            yield None
+            continue
+        if values is None:
+            return
+        if values:
+            row = dict(zip(columns, values, strict=False))
+            yield row if row.get(_KEY) and len(values) == len(columns) else None
+
+
+def _key(file_name: str) -> bytes:
     # JSON can spell halves of surrogate pairs, which no file's name has.
-    data = _normal(file_name).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+    return file_name.replace("\\", "/").removeprefix("./").encode("utf-8", "surrogatepass")

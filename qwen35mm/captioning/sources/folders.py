@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.captioning.items import Unreadable
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.folder_metadata import FolderMetadata, read_folder_metadata
 from qwen35mm.captioning.sources.globs import NameFilter
@@ -46,12 +47,18 @@ class _Folder:
 
 
 def walk(
-    root: Path, names: NameFilter, *, recursive: bool = True, without: Collection[Path] = ()
+    root: Path,
+    names: NameFilter,
+    manifest: Manifest | None,
+    *,
+    recursive: bool = True,
+    without: Collection[Path] = (),
 ) -> Iterator[FolderFile | Unreadable]:
     """The files of a folder, sorted by name, and then those of its folders, sorted by name.
 
     Names that begin with a dot are passed over. Links are followed; a folder that was reached under another name is
-    passed over, and so are the folders `without`. A folder that can't be listed is Unreadable.
+    passed over, and so are the folders `without`. A folder that can't be listed is Unreadable. Metadata files are read
+    into the manifest, where there is one.
     """
     visited: set[tuple[int, int]] = set()
     pending = [_Folder("", root)]
@@ -67,7 +74,7 @@ def walk(
         except OSError as error:
             yield _unlistable(folder, error)
             continue
-        found = read_folder_metadata(folder.path, files)
+        found = None if manifest is None else read_folder_metadata(folder.path, files, manifest)
         if isinstance(found, FolderMetadata):
             folder = _Folder(folder.name, folder.path, found)
             if found.num_bad_rows:

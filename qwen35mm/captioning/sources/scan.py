@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.dataset_sources import PARQUET_MAGIC, open_dataset_folder, open_parquet
 from qwen35mm.captioning.sources.folders import walk
@@ -26,7 +27,7 @@ from qwen35mm.captioning.sources.globs import NameFilter
 from qwen35mm.captioning.sources.names import Names, absolute, is_one_of, shard_of
 from qwen35mm.captioning.sources.probe import Candidate, probe
 from qwen35mm.captioning.sources.tar_sources import is_tar, tar_members
-from qwen35mm.errors import CaptioningError, MissingExtraError
+from qwen35mm.errors import CaptioningError, MissingExtraError, OutputError
 from qwen35mm_preprocess import MediaLimits
 from qwen35mm_preprocess.media import HEAD_BYTES
 
@@ -66,22 +67,28 @@ class ScanOptions:
             )
 
 
-def scan(sources: Sequence[Path | str], options: ScanOptions) -> Iterator[Item | Unreadable]:
+def scan(
+    sources: Sequence[Path | str], options: ScanOptions, manifest: Manifest | None = None
+) -> Iterator[Item | Unreadable]:
     """The items of all sources, in their order; folders are listed as the items are asked for.
 
     A source is a file, a folder, a dataset folder, a parquet file or a tar; as text also `@LIST`, a file with one
     path a line (`@-` is standard input), and `shard-{000..012}.tar`. A file that is reached a second time is passed
     over. Files in a folder that neither are media nor have a medium's suffix are passed over in silence.
 
+    Args:
+        manifest: where folders' metadata files are kept; without one they aren't read.
+
     Raises:
         CaptioningError: before the first item: there is no such source, it is an output as well, or a dataset's image
             column isn't known.
         MissingExtraError: before the first item: a dataset is read by pyarrow.
+        OutputError: the manifest can't be written.
     """
     given = [path for source in sources for path in _expanded(source)]
     for source in given:
         _check_exists(source)
-    scanned = _Scan(options, Names(is_needed=len(given) > 1 or not all(map(_has_unique_names, given))))
+    scanned = _Scan(options, manifest, Names(is_needed=len(given) > 1 or not all(map(_has_unique_names, given))))
     # Opened before the first item, so that what is wrong with a container's columns is said at once.
     opened = [
         scanned.open(Path(source), Path(source).name) if (files := _list_file(source)) is None else scanned.read(files)
@@ -93,8 +100,9 @@ def scan(sources: Sequence[Path | str], options: ScanOptions) -> Iterator[Item |
 class _Scan:
     """One scan: its options, and what it has given so far."""
 
-    def __init__(self, options: ScanOptions, names: Names) -> None:
+    def __init__(self, options: ScanOptions, manifest: Manifest | None, names: Names) -> None:
         self._options = options
+        self._manifest = manifest
         self._filter = NameFilter(options.include, options.exclude)
         self._names = names
 
@@ -141,13 +149,17 @@ class _Scan:
             try:
                 _check_exists(source)
                 yield from self.open(source, name, below=name)
+            except OutputError:
+                raise
             except (CaptioningError, MissingExtraError) as error:
                 yield Unreadable(name, "unreadable", printable(str(error)), source)
 
     def _to_the_end(self, entries: Iterator[Item | Unreadable], path: Path, name: str) -> Iterator[Item | Unreadable]:
-        """The entries of one source; what nobody expected of it ends it, and never the run."""
+        """The entries of one source; what nobody expected of it ends it, and not the run."""
         try:
             yield from entries
+        except OutputError:
+            raise
         except Exception as error:
             logger.warning("%s could not be read to its end.", printable(name), exc_info=True)
             message = (
@@ -168,7 +180,7 @@ class _Scan:
 
     def _folder(self, root: Path, below: str) -> Iterator[Item | Unreadable]:
         options = self._options
-        for file in walk(root, self._filter, recursive=options.recursive, without=options.without):
+        for file in walk(root, self._filter, self._manifest, recursive=options.recursive, without=options.without):
             if isinstance(file, Unreadable):
                 yield replace(file, name=self._names.claim(_joined(below, file.name), root))
             elif self._names.claim_file(file.folder, file.path.name):

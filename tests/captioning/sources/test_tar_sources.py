@@ -215,6 +215,6 @@ def test_memory_is_flat(tmp_path: Path) -> None:
             tracemalloc.stop()
 
     sample = [("jpg", JPEG), ("json", json.dumps({"text": "x" * 500}).encode())]
-    peak(10)
-    # The names that were given are held, in up to 200 bytes each; a member of the tar would be kilobytes.
-    assert peak(2000) - peak(200) < 1800 * 250
+    # The names that were given are held, in up to 200 bytes each; a member of the tar would be kilobytes. What Python
+    # itself keeps after a first time is not ours.
+    assert min(peak(1000), peak(1000)) - peak(100) < 900 * 250

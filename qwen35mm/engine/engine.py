@@ -28,7 +28,6 @@ from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import ids_never_sampled
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.errors import (
-    ContextTooLongError,
     EngineError,
     QueueFullError,
     Qwen35mmError,
@@ -124,12 +123,7 @@ class Engine:
                 continued that doesn't fit it.
             MissingExtraError: a JSON schema needs a library that isn't installed.
         """
-        num_tokens = len(request.prompt.token_ids)
-        if num_tokens >= self.context_length:
-            raise ContextTooLongError(
-                f"The conversation has {num_tokens:,} tokens and the context holds {self.context_length:,}, reply "
-                "included. Start a new chat, send fewer or smaller pictures and videos, or raise the context length."
-            )
+        request.check_length(self.context_length)
         if not 1 <= request.num_choices <= self.settings.slots:
             raise RequestError(
                 f"{request.num_choices} replies were asked for; this engine computes 1 to {self.settings.slots} at a "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from qwen35mm.engine.events import Event
-from qwen35mm.errors import Qwen35mmError
+from qwen35mm.errors import ContextTooLongError, Qwen35mmError
 from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError, MediaPlan, PreparedMedia
@@ -64,6 +64,15 @@ class Request(CachedPrompt):
     arrival_s: float = field(default_factory=time.monotonic)
     deadline_s: float | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def check_length(self, context_length: int) -> None:
+        """Raises ContextTooLongError for a prompt that leaves no room for a reply."""
+        num_tokens = len(self.prompt.token_ids)
+        if num_tokens >= context_length:
+            raise ContextTooLongError(
+                f"The conversation has {num_tokens:,} tokens and the context holds {context_length:,}, reply included. "
+                "Start a new chat, send fewer or smaller pictures and videos, or raise the context length."
+            )
 
 
 @dataclass(frozen=True)

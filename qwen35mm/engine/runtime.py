@@ -21,9 +21,8 @@ from qwen35mm.cache import (
 from qwen35mm.cache.fingerprint import arithmetic, fingerprint
 from qwen35mm.cache.pools import DEFAULT_BLOCK_SIZE
 from qwen35mm.checkpoints.weights_digest import weights_digest
-from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH, EngineSettings
+from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
-from qwen35mm.errors import ConfigError
 from qwen35mm.model import LoadedModel, Qwen35Model
 
 logger = logging.getLogger(__name__)
@@ -67,10 +66,7 @@ class Runtime:
                 hold one sequence, or the cache's folder isn't usable.
         """
         config, model = loaded.config, loaded.model
-        limit = config.text.max_position_embeddings
-        context_length = settings.context_length or min(limit, DEFAULT_CONTEXT_LENGTH)
-        if context_length > limit:
-            raise ConfigError(f"A context of {context_length:,} tokens was asked for; this model has {limit:,}.")
+        context_length = settings.context_length_of(config.text.max_position_embeddings)
         plan = plan_memory(
             config,
             dtype=model.dtype,

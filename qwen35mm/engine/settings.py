@@ -40,6 +40,20 @@ class EngineSettings:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; got {value}.")
 
+    def context_length_of(self, num_positions: int, name: str = "this model") -> int:
+        """Most tokens of a prompt and its reply, with a model that has so many positions.
+
+        Args:
+            name: what to call the model in a message.
+
+        Raises:
+            ConfigError: more tokens were asked for than it has positions.
+        """
+        context_length = self.context_length or min(num_positions, DEFAULT_CONTEXT_LENGTH)
+        if context_length > num_positions:
+            raise ConfigError(f"A context of {context_length:,} tokens was asked for; {name} has {num_positions:,}.")
+        return context_length
+
     def piece_tokens_on(self, device: torch.device) -> int:
         """Prompt tokens of one step on a device."""
         return self.piece_tokens or (GPU_PIECE_TOKENS if device.type == "cuda" else CPU_PIECE_TOKENS)

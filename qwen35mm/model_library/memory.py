@@ -14,7 +14,6 @@ from qwen35mm.cache.planner import MemoryPlan, host_memory_bytes, plan_memory
 from qwen35mm.cache.pools import DEFAULT_BLOCK_SIZE
 from qwen35mm.checkpoints.safetensors_files import find_shards, read_headers
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH
 from qwen35mm.errors import ConfigError
 from qwen35mm.model_library.options import BackendOptions
 
@@ -59,10 +58,8 @@ def memory_need(
     Raises:
         ConfigError: it doesn't fit, with the numbers and what would help; or a setting can't be used.
     """
-    settings, limit = options.settings, config.text.max_position_embeddings
-    context_length = settings.context_length or min(limit, DEFAULT_CONTEXT_LENGTH)
-    if context_length > limit:
-        raise ConfigError(f"A context of {context_length:,} tokens was asked for; {name} has {limit:,}.")
+    settings = options.settings
+    context_length = settings.context_length_of(config.text.max_position_embeddings, name)
     if memory_bytes is not None and weights_bytes > memory_bytes:
         raise ConfigError(
             f"{name} doesn't fit: its weights take {gib(weights_bytes)}, and {gib(memory_bytes)} of memory can be had "

@@ -16,8 +16,7 @@ from qwen35mm.backends.zero_gpu.job import Failure, Job
 from qwen35mm.cache import CacheSettings, DiskStore
 from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine import EngineSettings, Event, Finished, Progress, Request
-from qwen35mm.engine.settings import DEFAULT_CONTEXT_LENGTH
-from qwen35mm.errors import ConfigError, ContextTooLongError, QueueFullError
+from qwen35mm.errors import QueueFullError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
 from qwen35mm_preprocess import MediaBudget, MediaLimits
@@ -63,7 +62,7 @@ class ZeroGpuBackend(ModelBackend):
     ) -> None:
         settings, cache = settings or EngineSettings(), cache or CacheSettings()
         super().__init__(loaded, budget=budget, limits=limits, min_segment=min_segment)
-        self.context_length = _context_length(loaded, settings)
+        self.context_length = settings.context_length_of(loaded.config.text.max_position_embeddings)
         self._commit_history = commit_history
         self._max_calls = settings.max_waiting
         weights = list(loaded.model.parameters())
@@ -85,7 +84,8 @@ class ZeroGpuBackend(ModelBackend):
         Raises:
             RequestError: besides what `stream` raises, what ZeroGPU's own refusals become.
         """
-        self._check_length(request)
+        # Told before a GPU is asked for; the engine would say the same.
+        request.check_length(self.context_length)
         conversation = request.conversation
         kept = history if self._commit_history and request.retain == "conversation" else None
         duration_s = self._durations.estimate_s(len(request.prompt.token_ids), request.params.max_tokens)
@@ -140,20 +140,3 @@ class ZeroGpuBackend(ModelBackend):
             call.stop()
         for call in older:
             await call.wait()
-
-    def _check_length(self, request: Request) -> None:
-        num_tokens = len(request.prompt.token_ids)
-        if num_tokens >= self.context_length:
-            # Told before a GPU is asked for; the engine would say the same.
-            raise ContextTooLongError(
-                f"The conversation has {num_tokens:,} tokens and the context holds {self.context_length:,}, reply "
-                "included. Start a new chat, send fewer or smaller pictures and videos, or raise the context length."
-            )
-
-
-def _context_length(loaded: LoadedModel, settings: EngineSettings) -> int:
-    limit = loaded.config.text.max_position_embeddings
-    length = settings.context_length or min(limit, DEFAULT_CONTEXT_LENGTH)
-    if length > limit:
-        raise ConfigError(f"A context of {length:,} tokens was asked for; this model has {limit:,}.")
-    return length

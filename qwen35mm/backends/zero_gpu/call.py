@@ -20,6 +20,31 @@ logger = logging.getLogger(__name__)
 RunJob = Callable[[Job], Generator[tuple[Item, ...], None, None]]
 
 _WAIT = re.compile(r"Try again in ([0-9: ,a-z]+)", re.IGNORECASE)
+# What ZeroGPU's errors say, in its own words, and what that means to a person.
+_REFUSALS: list[tuple[tuple[str, ...], type[Qwen35mmError], str]] = [
+    (
+        ("quota exceeded", "credits exceeded", "gpu limit"),
+        RequestError,
+        "The GPU time that this Space has for you is used up. Try again {when}; who is signed in to Hugging Face has "
+        "more.",
+    ),
+    (
+        ("queue timeout", "no gpu was available"),
+        QueueFullError,
+        "No GPU became free in time. Try again in a moment.",
+    ),
+    (
+        ("illegal duration",),
+        RequestError,
+        "This asks for more GPU time than ZeroGPU lends at once. Ask for a shorter answer.",
+    ),
+    (
+        ("aborted",),
+        EngineError,
+        "The GPU process ended in the middle of its work: its time was over, or memory ran out. Try again, with less "
+        "to read or a shorter answer.",
+    ),
+]
 
 
 class Call:
@@ -33,18 +58,14 @@ class Call:
         self._loop = asyncio.get_running_loop()
         self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue()
         self._ended = asyncio.Event()
-        self._answered = False
+        # Whether its last event came; what it does since then is for the next turn.
+        self.answered = False
         self._stop = threading.Event()
         context = contextvars.copy_context()
         # A daemon, since a GPU may be waited for longer than anybody waits for the end of the program.
         self._thread = threading.Thread(
             target=context.run, args=(self._work, run, job), name="qwen35mm-gpu-call", daemon=True
         )
-
-    @property
-    def answered(self) -> bool:
-        """Whether its last event came; what it does since then is for the next turn."""
-        return self._answered
 
     def start(self) -> None:
         self._thread.start()
@@ -81,15 +102,15 @@ class Call:
         except Exception as error:
             logger.exception("a GPU call failed")
             failure = _failure(error)
-        if not self._answered:
+        if not self.answered:
             self._put((failure,))
         with contextlib.suppress(RuntimeError):  # a loop that is closed has no reader left
             self._loop.call_soon_threadsafe(self._end)
 
     def _put(self, batch: tuple[Item, ...]) -> None:
-        if self._answered or not batch:
+        if self.answered or not batch:
             return
-        self._answered = isinstance(batch[-1], Finished | Failure)
+        self.answered = isinstance(batch[-1], Finished | Failure)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._batches.put_nowait, batch)
 
@@ -101,27 +122,11 @@ class Call:
 
 def _failure(error: Exception) -> Failure:
     """ZeroGPU's refusals in words of ours: its errors have a title, and a message in which a time may be of use."""
-    words = f"{getattr(error, 'title', '')} {error}".lower()
-    if "quota exceeded" in words or "credits exceeded" in words or "gpu limit" in words:
-        wait = _WAIT.search(str(error))
-        when = f"in {wait[1].strip()}" if wait else "later"
-        return Failure(
-            RequestError,
-            f"The GPU time that this Space has for you is used up. Try again {when}; who is signed in to Hugging Face "
-            "has more.",
-        )
-    if "queue timeout" in words or "no gpu was available" in words:
-        return Failure(QueueFullError, "No GPU became free in time. Try again in a moment.")
-    if "illegal duration" in words:
-        return Failure(
-            RequestError, "This asks for more GPU time than ZeroGPU lends at once. Ask for a shorter answer."
-        )
-    if "aborted" in words:
-        return Failure(
-            EngineError,
-            "The GPU process ended in the middle of its work: its time was over, or memory ran out. Try again, with "
-            "less to read or a shorter answer.",
-        )
+    said = f"{getattr(error, 'title', '')} {error}".lower()
+    for parts, kind, words in _REFUSALS:
+        if any(part in said for part in parts):
+            wait = _WAIT.search(str(error))
+            return Failure(kind, words.format(when=f"in {wait[1].strip()}" if wait else "later"))
     return Failure(
         EngineError, f"The GPU could not be used ({type(error).__name__}); the log has the details. Try again."
     )

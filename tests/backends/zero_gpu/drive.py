@@ -1,4 +1,4 @@
-"""Run in a fresh process with the fake `spaces`: what a ZeroGPU Space does, told as one line of JSON."""
+"""Run in a process of its own with the fake `spaces`: what a ZeroGPU Space does, told as one line of JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess"), str(Path(__file__).parent / "fake")]
+sys.path.insert(1, str(Path(__file__).parent / "fake"))
+# The process that this one was forked from may have looked for a folder already.
+tempfile.tempdir = None
 
 from qwen35mm.cli.chat import open_page, zero_gpu  # noqa: E402
 from qwen35mm.settings import ModelOptions, PageOptions  # noqa: E402

@@ -1,31 +1,23 @@
-"""A ZeroGPU Space in a fresh process, with a `spaces` that forks for each call and throws the child away."""
+"""A ZeroGPU Space in a process of its own, with a `spaces` that forks for each call and throws the child away."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-DRIVER = Path(__file__).with_name("drive.py")
+from tests import forked
+from tests.children import environment
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the driver tells; see there."""
     folder = tmp_path_factory.mktemp("space")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("QWEN35MM_")}
-    done = subprocess.run(
-        [sys.executable, str(DRIVER)],
-        env={**inherited, "SPACES_ZERO_GPU": "true", "SPACE_ID": "someone/something", "TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    inherited = {name: value for name, value in environment().items() if not name.startswith("QWEN35MM_")}
+    space = {"SPACES_ZERO_GPU": "true", "SPACE_ID": "someone/something", "TMPDIR": str(folder)}
+    done = forked.run("tests.backends.zero_gpu.drive", env={**inherited, **space})
     assert done.returncode == 0, done.stderr
     return {**json.loads(done.stdout), "errors": done.stderr, "left": sorted(path.name for path in folder.iterdir())}
 

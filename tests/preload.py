@@ -7,8 +7,8 @@ import transformers  # noqa: F401
 
 import qwen35mm
 
-# Each needs an optional library, or a display.
-_LEFT_OUT = ("qwen35mm.__main__", "qwen35mm.web.desktop_qt", "qwen35mm.captioning.ray")
+# The first runs the command line; the other needs an optional library.
+_LEFT_OUT = ("qwen35mm.__main__", "qwen35mm.captioning.ray")
 
 for _found in pkgutil.walk_packages(qwen35mm.__path__, "qwen35mm."):
     if not _found.name.startswith(_LEFT_OUT):

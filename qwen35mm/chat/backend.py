@@ -6,35 +6,17 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, Protocol
 
 from qwen35mm.engine.events import Event
+from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor
-
-
-class TemplateInfo(Protocol):
-    """The part of a chat template that the page asks about."""
-
-    default_enable_thinking: bool
-
-
-class ModelInfo(Protocol):
-    """The part of a loaded model that the page shows."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def generation(self) -> SamplingParams: ...
-
-    @property
-    def template(self) -> TemplateInfo: ...
 
 
 class ChatBackend(Protocol):
     """Answers conversations; see `qwen35mm.backends.LocalBackend` for what each member means."""
 
     @property
-    def loaded(self) -> ModelInfo: ...
+    def loaded(self) -> LoadedModel: ...
 
     @property
     def media(self) -> MediaProcessor: ...

@@ -83,9 +83,6 @@ class Api:
             return _problem("Log in first: load the page again.", "login", 401)
         if person is None:
             return _problem("Load the page again: this browser isn't known here any more.", "unknown person", 401)
-        return await answer(lambda: self._call(name, person, request))
-
-    async def _call(self, name: str, person: Person, request: Request) -> Response:
         arguments = _ARGUMENTS.validate_json(await read_body(request, MAX_BODY_BYTES) or b"{}")
         method, names = REQUESTS[name]
         if names == {"question"}:
@@ -319,23 +316,31 @@ REQUESTS: dict[str, tuple[Callable[..., Awaitable[Any]], frozenset[str]]] = {
 }
 
 
-async def answer(work: Callable[[], Awaitable[Response]]) -> Response:
-    """What the work answers, or its error in words; no library's message reaches a person."""
-    try:
-        return await work()
-    except TooLongError as error:
+def in_words(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """A route that answers its errors in words; no library's message reaches a person."""
+
+    async def handled(request: Request) -> Response:
+        try:
+            return await handle(request)
+        except Exception as error:
+            return _answer_to(error)
+
+    return handled
+
+
+def _answer_to(error: Exception) -> Response:
+    if isinstance(error, TooLongError):
         return _problem(str(error), "too long", 409, offers=error.offers)
-    except NotFoundError as error:
+    if isinstance(error, NotFoundError):
         return _problem(str(error), "not found", 404)
-    except (Qwen35mmError, MediaError) as error:
+    if isinstance(error, (Qwen35mmError, MediaError)):
         return _problem(str(error), "refused", 400)
-    except (ValueError, RecursionError):
+    if isinstance(error, (ValueError, RecursionError)):
         return _problem("The request is damaged: it isn't JSON as expected.", "refused", 400)
-    except ClientDisconnect:
+    if isinstance(error, ClientDisconnect):
         return _problem("The connection was lost.", "refused", 400)
-    except Exception:
-        logger.exception("a request of the page failed")
-        return _problem(BUG_MESSAGE, "bug", 500)
+    logger.error("a request of the page failed", exc_info=error)
+    return _problem(BUG_MESSAGE, "bug", 500)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -26,7 +26,7 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Turns
 from qwen35mm.model_library import BackendSwitch
 from qwen35mm.web.rendering.view import ReplyDrawing
-from qwen35mm.web.serving.api import Api
+from qwen35mm.web.serving.api import Api, in_words
 from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.models import Models
@@ -118,14 +118,14 @@ def build_app(
 
 def _routes(api: Api, files: Files) -> list[BaseRoute]:
     routes: list[BaseRoute] = [
-        Route("/api/{name}", api.handle, methods=["POST"]),
-        Route("/upload", files.upload, methods=["POST"]),
-        Route("/pages", files.pdf_pages, methods=["POST"]),
-        Route("/import", files.take_in, methods=["POST"]),
-        Route("/export", files.export),
-        Route("/media/{digest}", files.media),
-        Route("/thumbnail/{digest}", files.thumbnail),
-        Route("/poster/{number:int}", files.poster),
+        Route("/api/{name}", in_words(api.handle), methods=["POST"]),
+        Route("/upload", in_words(files.upload), methods=["POST"]),
+        Route("/pages", in_words(files.pdf_pages), methods=["POST"]),
+        Route("/import", in_words(files.take_in), methods=["POST"]),
+        Route("/export", in_words(files.export)),
+        Route("/media/{digest}", in_words(files.media)),
+        Route("/thumbnail/{digest}", in_words(files.thumbnail)),
+        Route("/poster/{number:int}", in_words(files.poster)),
         Mount("/web", StaticFiles(directory=asset_path("web"))),
         Mount("/samples", StaticFiles(directory=asset_path("samples"))),
     ]

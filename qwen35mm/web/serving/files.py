@@ -31,7 +31,7 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
 from qwen35mm.web.rendering.view import conversation_line
-from qwen35mm.web.serving.api import HEADER, answer
+from qwen35mm.web.serving.api import HEADER
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.thumbnails import make_thumbnail, media_type
@@ -65,33 +65,6 @@ class Files:
 
     async def upload(self, request: Request) -> Response:
         """`POST .../upload?name=...` with a file as the body: what it becomes in a message."""
-        return await answer(lambda: self._upload(request))
-
-    async def media(self, request: Request) -> Response:
-        """`GET .../media/DIGEST`: a file that one of the person's messages holds."""
-        return await answer(lambda: self._media(request))
-
-    async def thumbnail(self, request: Request) -> Response:
-        """`GET .../thumbnail/DIGEST`: a small JPEG of it."""
-        return await answer(lambda: self._small(request))
-
-    async def poster(self, request: Request) -> Response:
-        """`GET .../poster/NUMBER`: a small JPEG of an example; not every browser can play the clip itself."""
-        return await answer(lambda: self._poster(request))
-
-    async def export(self, request: Request) -> Response:
-        """`GET .../export?ids=...&form=zip|md`: conversations to keep elsewhere; all of them without ids."""
-        return await answer(lambda: self._export(request))
-
-    async def take_in(self, request: Request) -> Response:
-        """`POST .../import` with what `export` gave as the body."""
-        return await answer(lambda: self._import(request))
-
-    async def pdf_pages(self, request: Request) -> Response:
-        """`POST .../pages?digest=...&name=...`: an uploaded PDF's pages as pictures."""
-        return await answer(lambda: self._pdf_pages(request))
-
-    async def _upload(self, request: Request) -> Response:
         person = self._person(request, writes=True)
         name = _file_name(request.query_params.get("name", ""))
         max_bytes = max(self._limits.max_image_bytes, self._limits.max_video_bytes)
@@ -127,7 +100,8 @@ class Files:
         found = self._text(person, attachment.name, text)
         return {"attachments": [{**found, "pdf": attachment.digest, "num_pages": len(pages)}]}
 
-    async def _pdf_pages(self, request: Request) -> Response:
+    async def pdf_pages(self, request: Request) -> Response:
+        """`POST .../pages?digest=...&name=...`: an uploaded PDF's pages as pictures."""
         person = self._person(request, writes=True)
         digest, name = request.query_params.get("digest", ""), _file_name(request.query_params.get("name", ""))
         self._check_mine(person, digest)
@@ -154,22 +128,26 @@ class Files:
         self._store.media.hold(person.owner, digest)
         return _view(Attachment(digest, kind, name, num_bytes), kind)
 
-    async def _media(self, request: Request) -> Response:
+    async def media(self, request: Request) -> Response:
+        """`GET .../media/DIGEST`: a file that one of the person's messages holds."""
         path = self._mine(request)
         return FileResponse(path, media_type=await asyncio.to_thread(media_type, path), headers={**_INERT, **_KEEP})
 
-    async def _small(self, request: Request) -> Response:
+    async def thumbnail(self, request: Request) -> Response:
+        """`GET .../thumbnail/DIGEST`: a small JPEG of it."""
         data = await asyncio.to_thread(self._thumbnail, self._mine(request))
         return Response(data, media_type="image/jpeg", headers={**_INERT, **_KEEP})
 
-    async def _poster(self, request: Request) -> Response:
+    async def poster(self, request: Request) -> Response:
+        """`GET .../poster/NUMBER`: a small JPEG of an example; not every browser can play the clip itself."""
         number = request.path_params["number"]
         if number not in range(len(self._examples)):
             raise NotFoundError("There is no such example.")
         data = await asyncio.to_thread(self._thumbnail, self._examples[number].path)
         return Response(data, media_type="image/jpeg", headers=_INERT)
 
-    async def _export(self, request: Request) -> Response:
+    async def export(self, request: Request) -> Response:
+        """`GET .../export?ids=...&form=zip|md`: conversations to keep elsewhere; all of them without ids."""
         person = self._person(request)
         ids = [each for each in request.query_params.get("ids", "").split(",") if each]
         store = self._store
@@ -188,7 +166,8 @@ class Files:
             raise
         return _stream(archive, "qwen35mm-chats.zip", "application/zip")
 
-    async def _import(self, request: Request) -> Response:
+    async def take_in(self, request: Request) -> Response:
+        """`POST .../import` with what `export` gave as the body."""
         person = self._person(request, writes=True)
         async with _received(request, "The archive", MAX_ARCHIVE_BYTES) as archive:
             taken = await asyncio.to_thread(import_zip, self._store, person.owner, archive, max_bytes=MAX_ARCHIVE_BYTES)

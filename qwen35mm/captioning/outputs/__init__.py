@@ -9,8 +9,8 @@ from pathlib import Path
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode, Output, OutputSpec, Wants, parse_output
 from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA, DatasetFolder
+from qwen35mm.captioning.outputs.file_names import fold
 from qwen35mm.captioning.outputs.jsonl import JsonLines
-from qwen35mm.captioning.outputs.names import fold
 from qwen35mm.captioning.outputs.sidecar import Sidecars
 from qwen35mm.captioning.outputs.webdataset import TarShards
 from qwen35mm.errors import CaptioningError

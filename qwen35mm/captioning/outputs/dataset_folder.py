@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from qwen35mm.captioning.items import Item, Medium
 from qwen35mm.captioning.manifest.files import (
@@ -17,8 +17,8 @@ from qwen35mm.captioning.manifest.files import (
 )
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode, Wants
+from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
 from qwen35mm.captioning.outputs.jsonl import JsonLines
-from qwen35mm.captioning.outputs.names import Claims, fit, numbered, owner_of, parts_inside, portable
 from qwen35mm.captioning.records import Record, still_there
 
 DATASET_METADATA = "metadata.jsonl"
@@ -80,14 +80,11 @@ class DatasetFolder(JsonLines):
         return found
 
     def _claim(self, item: Item) -> str:
-        *folders, last = [portable(part) for part in parts_inside(item.name)]
         with still_there(item):
             suffix = item.suffix()
-        stem = PurePosixPath(last).stem
-        parents = [fit(part, "") for part in folders]
         return self._claims.claim(
             self._owner(item),
-            ("/".join([*parents, name]) for name in numbered(stem, last, suffix)),
+            portable_names(item.name, suffix),
             medium=None,
             is_free=lambda name: name != DATASET_METADATA and not os.path.lexists(self._folder / name),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest, load_caption
-from qwen35mm.captioning.outputs.names import owner_of, place_in
+from qwen35mm.captioning.outputs.file_names import owner_of, place_in
 from qwen35mm.captioning.records import Record
 
 

@@ -39,7 +39,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.manifest.run_lock import RunLock
 from qwen35mm.captioning.outputs.base import Mode, Wants
 from qwen35mm.captioning.outputs.entries import Entries
-from qwen35mm.captioning.outputs.names import owner_of
+from qwen35mm.captioning.outputs.file_names import owner_of
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
 

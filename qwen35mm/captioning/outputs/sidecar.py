@@ -20,7 +20,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import replacing, temporary_for
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import DEFAULT_SUFFIX, Mode, Wants
-from qwen35mm.captioning.outputs.names import Claims, fold, numbered, owner_of, parts_inside
+from qwen35mm.captioning.outputs.file_names import Claims, fold, numbered, owner_of, parts_inside
 from qwen35mm.captioning.outputs.text_file import UnusableError, is_medium, read_text_file, target_of
 from qwen35mm.captioning.records import Record, printable
 from qwen35mm.errors import CaptioningError, OutputError

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from qwen35mm.captioning.manifest.files import json_text, pieces
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Mode
-from qwen35mm.captioning.outputs.names import Claims, fit, numbered, owner_of, parts_inside, portable
+from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
 from qwen35mm.captioning.outputs.shards import Shards, ShardWriter
 from qwen35mm.captioning.records import Record, still_there
 
@@ -81,13 +81,10 @@ class _TarWriter(ShardWriter):
 
     def _key(self, record: Record) -> str:
         """The sample's key: its name, with no dot in the last part, where readers end the key."""
-        *folders, last = [portable(part) for part in parts_inside(record.item.name)]
-        parents = [fit(part, "") for part in folders]
-        stem, whole = (text.replace(".", "_") for text in (PurePosixPath(last).stem, last))
-        names = (name.removesuffix(_ROOM_FOR_SUFFIX) for name in numbered(stem, whole, _ROOM_FOR_SUFFIX))
+        names = portable_names(record.item.name, _ROOM_FOR_SUFFIX, dots=False)
         return self._claims.claim(
             owner_of(record.item, self._manifest),
-            ("/".join([*parents, name]) for name in names),
+            (name.removesuffix(_ROOM_FOR_SUFFIX) for name in names),
             medium=None,
             is_free=lambda _: True,
         )

@@ -14,8 +14,8 @@ from qwen35mm.captioning.items import Unreadable
 from qwen35mm.captioning.sources.arrow_shards import ShardError, read_rows, read_schema, require_pyarrow
 from qwen35mm.captioning.sources.dataset_columns import find_image_column, is_heavy, json_values
 from qwen35mm.captioning.sources.globs import NameFilter
-from qwen35mm.captioning.sources.names import is_one_of
 from qwen35mm.captioning.sources.probe import Candidate, looks_like_medium
+from qwen35mm.captioning.sources.unique_names import is_one_of
 from qwen35mm.errors import CaptioningError
 
 PARQUET_MAGIC = b"PAR1"

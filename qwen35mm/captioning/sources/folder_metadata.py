@@ -34,6 +34,7 @@ class FolderMetadata:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         """Raises OSError, OutputError, and csv.Error where a CSV file's first line isn't one."""
         self.name = path.name
+        self._folder = path.parent
         self._manifest = manifest
         self._place = manifest.place(path)
         state = file_state(path.stat())
@@ -45,8 +46,9 @@ class FolderMetadata:
             ).fetchone()
         self.num_rows, self.num_bad_rows = known or self._read(path, state)
 
-    def row(self, file_name: str) -> dict[str, Any]:
+    def row(self, path: Path) -> dict[str, Any]:
         """What is said of a file, without its name; empty where it isn't in the metadata. Raises OutputError."""
+        file_name = path.relative_to(self._folder).as_posix()
         with self._manifest.reading() as connection:
             found = connection.execute(
                 "SELECT content FROM metadata_rows WHERE place = ? AND file_name = ?", (self._place, _key(file_name))

@@ -13,7 +13,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.folder_metadata import FolderMetadata, read_folder_metadata
 from qwen35mm.captioning.sources.globs import NameFilter
-from qwen35mm.captioning.sources.names import absolute, is_one_of
+from qwen35mm.captioning.sources.unique_names import absolute, is_one_of
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,19 @@ class FolderFile:
     path: Path
     folder: tuple[int, int]
     metadata_file: FolderMetadata | None
-    metadata_name: str
 
     def metadata(self) -> Mapping[str, Any]:
         """What the nearest metadata file above says of it."""
-        return {} if self.metadata_file is None else self.metadata_file.row(self.metadata_name)
+        return {} if self.metadata_file is None else self.metadata_file.row(self.path)
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """`name` and `metadata_base` end with a slash, or are empty: the folder below the root, and below its metadata."""
+    """`name` is that below the root and ends with a slash, or is empty; `metadata` is of it or a folder above."""
 
     name: str
     path: Path
     metadata: FolderMetadata | None = None
-    metadata_base: str = ""
 
 
 def walk(
@@ -83,12 +81,10 @@ def walk(
             yield replace(found, name=folder.name + found.name)
         for name in files:
             if names.takes(folder.name + name):
-                yield FolderFile(
-                    folder.name + name, folder.path / name, identity, folder.metadata, folder.metadata_base + name
-                )
+                yield FolderFile(folder.name + name, folder.path / name, identity, folder.metadata)
         if recursive:
             pending += [
-                _Folder(f"{folder.name}{name}/", folder.path / name, folder.metadata, f"{folder.metadata_base}{name}/")
+                _Folder(f"{folder.name}{name}/", folder.path / name, folder.metadata)
                 for name in reversed(folders)
                 if names.enters(folder.name + name) and not is_one_of(folder.path / name, without)
             ]

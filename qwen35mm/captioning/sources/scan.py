@@ -24,9 +24,9 @@ from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.dataset_sources import PARQUET_MAGIC, open_dataset_folder, open_parquet
 from qwen35mm.captioning.sources.folders import walk
 from qwen35mm.captioning.sources.globs import NameFilter
-from qwen35mm.captioning.sources.names import Names, absolute, is_one_of, shard_of
 from qwen35mm.captioning.sources.probe import Candidate, probe
 from qwen35mm.captioning.sources.tar_sources import is_tar, tar_members
+from qwen35mm.captioning.sources.unique_names import Names, absolute, is_one_of, shard_of
 from qwen35mm.errors import CaptioningError, MissingExtraError, OutputError
 from qwen35mm_preprocess import MediaLimits
 from qwen35mm_preprocess.media import HEAD_BYTES

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import binary, sampled_from, text
 
-from qwen35mm.captioning.outputs.names import fit, fold, parts_inside, portable
+from qwen35mm.captioning.outputs.file_names import fit, fold, parts_inside, portable
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "猫", "🐈"])

@@ -7,7 +7,7 @@ import itertools
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.manifest import Manifest
@@ -60,6 +60,20 @@ def numbered(stem: str, name: str, suffix: str) -> Iterator[str]:
     yield fit(name, suffix)
     for number in itertools.count(2):
         yield fit(f"{name}-{number}", suffix)
+
+
+def portable_names(name: str, suffix: str, *, dots: bool = True) -> Iterator[str]:
+    """Paths for an item of this name in a folder that any system can read, the best first.
+
+    Args:
+        dots: whether the last part may have any before the suffix.
+    """
+    *folders, last = [portable(part) for part in parts_inside(name)]
+    stem = PurePosixPath(last).stem
+    if not dots:
+        stem, last = stem.replace(".", "_"), last.replace(".", "_")
+    parents = [fit(part, "") for part in folders]
+    return ("/".join([*parents, each]) for each in numbered(stem, last, suffix))
 
 
 def owner_of(item: Item, manifest: Manifest) -> bytes:

@@ -5,10 +5,9 @@ from qwen35mm.cache.disk import DiskStore
 from qwen35mm.cache.disk_tier import Background, DiskTier, Inline, Loaded
 from qwen35mm.cache.kv_pool import KVBlockPool, OutOfBlocksError
 from qwen35mm.cache.planner import CacheSettings, MemoryPlan, plan_memory
-from qwen35mm.cache.pools import CachePools
 from qwen35mm.cache.prefix_cache import PrefixCache, Start
 from qwen35mm.cache.report import CacheReport, MissReason, Tier
-from qwen35mm.cache.sequence import SequenceCache
+from qwen35mm.cache.sequence import CachePools, SequenceCache
 from qwen35mm.cache.state_pool import OutOfSlotsError, StatePool
 from qwen35mm.cache.tensor_store import VisionCache
 

@@ -10,8 +10,7 @@ from qwen35mm.cache.placement import Devices, layer_devices, stack_on_host
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ContextTooLongError
 
-# Runs of consecutive blocks: (first block, number of blocks).
-Runs = tuple[tuple[int, int], ...]
+DEFAULT_BLOCK_SIZE = 64
 
 
 class OutOfBlocksError(ContextTooLongError):
@@ -53,16 +52,15 @@ class BlockAllocator:
             self._counts[block] -= 1
             self._num_free += self._counts[block] == 0
 
-    def take(self, count: int, *, after: int | None = None, exact: bool = False) -> list[int]:
+    def take(self, count: int, *, after: int | None = None) -> list[int]:
         """Takes `count` free blocks, side by side where that can be.
 
-        First choice: right behind the block `after`, so that a growing sequence stays in one run. Next, one run
-        that holds them all: the smallest that fits where the size is final (`exact`), else in the middle of the
-        largest, which leaves room to grow to this sequence and to the one before it. Last, the largest runs.
+        First choice: right behind the block `after`, so that a growing sequence stays in one run. Next, the middle of
+        the largest run that holds them all, which leaves room to grow to this sequence and to the one before it. Last,
+        the largest runs.
 
         Args:
             after: the sequence's last block so far.
-            exact: the sequence won't grow beyond these blocks.
         """
         assert 0 < count <= self._num_free, f"take({count}) with {self._num_free} free blocks"
         taken: list[int] = []
@@ -74,16 +72,10 @@ class BlockAllocator:
             self._counts[chosen] = 1
         while len(taken) < count:
             wanted = count - len(taken)
-            runs = self._free_runs()
-            fitting = [run for run in runs if run[1] >= wanted]
-            if fitting and exact:
-                start, _ = min(fitting, key=lambda run: run[1])
-            elif fitting:
-                start, length = max(fitting, key=lambda run: run[1])
-                # At the pool's very start nobody else grows towards us.
-                start += 0 if start == 0 else (length - wanted) // 2
-            else:
-                start, wanted = max(runs, key=lambda run: run[1])
+            start, length = max(self._free_runs(), key=lambda run: run[1])
+            wanted = min(wanted, length)
+            # At the pool's very start nobody else grows towards us.
+            start += 0 if start == 0 else (length - wanted) // 2
             for chosen in range(start, start + wanted):
                 self._counts[chosen] = 1
                 taken.append(chosen)
@@ -132,7 +124,7 @@ class KVBlockPool:
         device: of all layers, or of each.
 
     Attributes:
-        device: the first layer's.
+        layers: K and V of all blocks of each layer.
         reclaim: called with the number of blocks that are missing, before `take` fails for want of them.
     """
 
@@ -145,8 +137,7 @@ class KVBlockPool:
         dtype: torch.dtype,
         device: Devices = "cpu",
     ) -> None:
-        if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"num_blocks and block_size must be at least 1; got {num_blocks} and {block_size}.")
+        assert min(num_blocks, block_size) >= 1
         text = config.text
         shape = (num_blocks * block_size, text.num_key_value_heads, text.head_dim)
         self.block_size = block_size
@@ -154,12 +145,11 @@ class KVBlockPool:
         self.allocator = BlockAllocator(num_blocks)
         self.reclaim: Callable[[int], None] | None = None
         self._filled = [0] * num_blocks
-        places = layer_devices(text, device)
-        self.device = places[text.attention_layers[0]]
-        self._kv = {
+        on = layer_devices(text, device)
+        self.layers = {
             layer_idx: (
-                torch.empty(shape, dtype=dtype, device=places[layer_idx]),
-                torch.empty(shape, dtype=dtype, device=places[layer_idx]),
+                torch.empty(shape, dtype=dtype, device=on[layer_idx]),
+                torch.empty(shape, dtype=dtype, device=on[layer_idx]),
             )
             for layer_idx in text.attention_layers
         }
@@ -169,21 +159,11 @@ class KVBlockPool:
         """K and V of one token in all layers."""
         return self.block_bytes // self.block_size
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the whole pool holds."""
-        return self.allocator.num_blocks * self.block_size
-
-    @property
-    def layers(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
-        """K and V of all blocks of each layer, [num_blocks * block_size, Hkv, D] each."""
-        return self._kv
-
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens take."""
         return -(-num_tokens // self.block_size)
 
-    def take(self, count: int, *, after: int | None = None, exact: bool = False) -> list[int]:
+    def take(self, count: int, *, after: int | None = None) -> list[int]:
         """Takes `count` free blocks (see BlockAllocator.take).
 
         Raises:
@@ -199,7 +179,7 @@ class KVBlockPool:
                 f"{self.allocator.num_blocks} are free ({_mib(free * self.block_bytes)}). "
                 "Shorten the conversation or give the cache more memory."
             )
-        blocks = self.allocator.take(count, after=after, exact=exact)
+        blocks = self.allocator.take(count, after=after)
         for block in blocks:
             self._filled[block] = 0
         return blocks
@@ -216,67 +196,36 @@ class KVBlockPool:
     def copy_block(self, source: int, target: int) -> None:
         """Copies one block's K and V in all layers."""
         size = self.block_size
-        for pair in self._kv.values():
+        for pair in self.layers.values():
             for rows in pair:
                 rows[target * size : (target + 1) * size] = rows[source * size : (source + 1) * size]
 
-    def write(self, layer_idx: int, runs: Runs, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Writes k and v ([T, Hkv, D]) at places start ... start + T of a sequence that lies in `runs`."""
-        keys, values = self._kv[layer_idx]
-        done = 0
-        for rows in self._rows(runs, start, start + k.shape[0]):
-            count = rows.stop - rows.start
-            keys[rows] = k[done : done + count]
-            values[rows] = v[done : done + count]
-            done += count
-
-    def read(self, layer_idx: int, runs: Runs, length: int, *, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a sequence's tokens `start` to `length`, [n, Hkv, D]: views where they lie in one run."""
-        keys, values = self._kv[layer_idx]
-        rows = self._rows(runs, start, length)
-        if len(rows) == 1:
-            return keys[rows[0]], values[rows[0]]
-        return torch.cat([keys[part] for part in rows]), torch.cat([values[part] for part in rows])
-
     def export(self, blocks: Sequence[int], start: int, stop: int) -> dict[str, torch.Tensor]:
         """Copies places `start` to `stop` of these blocks to host memory: k and v, [attention layers, n, Hkv, D]."""
-        runs = find_runs(blocks)
-        pairs = [self.read(layer_idx, runs, stop, start=start) for layer_idx in self._kv]
+        rows = self._rows(blocks, start, stop)
+        pairs = [[each.index_select(0, rows.to(each.device)) for each in pair] for pair in self.layers.values()]
         return {name: stack_on_host([pair[index] for pair in pairs]) for index, name in enumerate(("k", "v"))}
 
     def fits(self, tensors: Mapping[str, torch.Tensor], num_tokens: int) -> bool:
         """Whether tensors are what `export` gives for that many tokens of this pool."""
-        keys, _ = next(iter(self._kv.values()))
-        shape = (len(self._kv), num_tokens, *keys.shape[1:])
+        keys, _ = next(iter(self.layers.values()))
+        shape = (len(self.layers), num_tokens, *keys.shape[1:])
         return set(tensors) == {"k", "v"} and all(x.shape == shape and x.dtype == keys.dtype for x in tensors.values())
 
     def restore(self, blocks: Sequence[int], start: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Writes what `export` gave at places from `start` on."""
-        runs = find_runs(blocks)
-        for index, layer_idx in enumerate(self._kv):
-            self.write(layer_idx, runs, start, tensors["k"][index], tensors["v"][index])
+        rows = self._rows(blocks, start, start + tensors["k"].shape[1])
+        for index, pair in enumerate(self.layers.values()):
+            for each, name in zip(pair, ("k", "v"), strict=True):
+                each.index_copy_(0, rows.to(each.device), tensors[name][index].to(each.device))
 
-    def _rows(self, runs: Runs, start: int, stop: int) -> list[slice]:
-        """The pool's rows (one a token) of a sequence's places start ... stop."""
-        rows, passed = [], 0
-        for block, count in runs:
-            first, last = max(start - passed, 0), min(stop - passed, count * self.block_size)
-            if first < last:
-                base = block * self.block_size
-                rows.append(slice(base + first, base + last))
-            passed += count * self.block_size
-        return rows or [slice(0, 0)]
-
-
-def find_runs(blocks: Sequence[int]) -> Runs:
-    """Cuts a sequence's blocks where they stop being consecutive: (first block, number of blocks) of each run."""
-    runs: list[tuple[int, int]] = []
-    for block in blocks:
-        if runs and block == sum(runs[-1]):
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((block, 1))
-    return tuple(runs)
+    def _rows(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
+        """The pool's rows (one a token) of places `start` to `stop` of these blocks."""
+        places = torch.arange(start, stop)
+        return (
+            torch.tensor(blocks, dtype=torch.int64)[places // self.block_size] * self.block_size
+            + places % self.block_size
+        )
 
 
 def _mib(num_bytes: int) -> str:

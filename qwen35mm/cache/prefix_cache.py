@@ -16,10 +16,9 @@ from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk_tier import DiskTier, Loaded, Tensors
 from qwen35mm.cache.placement import stack_in_place
 from qwen35mm.cache.policy import Sightings
-from qwen35mm.cache.pools import CachePools
 from qwen35mm.cache.report import MissReason, Tier
 from qwen35mm.cache.segment_index import CachedSegment, SegmentIndex
-from qwen35mm.cache.sequence import SequenceCache
+from qwen35mm.cache.sequence import CachePools, SequenceCache
 from qwen35mm.cache.tensor_store import TensorStore
 
 

@@ -1,13 +1,16 @@
-"""One sequence's hybrid cache: its blocks in the KV pool, its slot in the state pool, its length and rope_delta."""
+"""One sequence's hybrid cache: its blocks, its slot, its length and rope_delta; and the pools that these are of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from qwen35mm.cache.kv_pool import KVBlockPool, Runs, find_runs
+from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE, KVBlockPool
+from qwen35mm.cache.placement import Devices
 from qwen35mm.cache.state_pool import StatePool
+from qwen35mm.config import ModelConfig
 
 
 class SequenceCache:
@@ -26,7 +29,6 @@ class SequenceCache:
         self._state_pool = state_pool
         self._slot: int | None = slot
         self._blocks: list[int] = []
-        self._runs: Runs = ()
         self._length = 0
         # Places claimed by this sequence, and places that others may know of: see KVBlockPool.filled.
         self._claimed = 0
@@ -67,17 +69,6 @@ class SequenceCache:
     def freed(self) -> bool:
         return self._slot is None
 
-    def reserve(self, num_tokens: int) -> None:
-        """Takes blocks for `num_tokens` tokens in all, side by side where that can be; what is there counts.
-
-        Optional: it keeps a sequence whose final length is known in one run, which a CPU reads without a copy.
-
-        Raises:
-            OutOfBlocksError: there aren't as many; nothing has changed.
-        """
-        assert not self.freed, "this cache was freed"
-        self._grow(num_tokens, exact=True)
-
     def prepare(self, num_tokens: int) -> None:
         """Makes room for `num_tokens` more, and claims it in the block they start in or copies that block.
 
@@ -95,29 +86,6 @@ class SequenceCache:
             self._kv_pool.set_filled(self._blocks[index], min(stop - index * size, size))
         self._claimed = max(stop, self._claimed)
 
-    def append_kv(self, layer_idx: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes k and v ([T, Hkv, D]) after the cached tokens, into room made by `prepare`.
-
-        Returns:
-            K and V of all tokens, the new ones included: [length + T, Hkv, D], views where possible.
-        """
-        stop = self._length + k.shape[0]
-        assert stop <= len(self._blocks) * self._kv_pool.block_size, "append_kv without prepare"
-        self._kv_pool.write(layer_idx, self._runs, self._length, k, v)
-        return self._kv_pool.read(layer_idx, self._runs, stop)
-
-    def kv(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the cached tokens, [length, Hkv, D]; not to be written to."""
-        return self._kv_pool.read(layer_idx, self._runs, self._length)
-
-    def conv_state(self, layer_idx: int) -> torch.Tensor:
-        """[C, kernel - 1] in the model's dtype, a view of the pool."""
-        return self._state_pool.conv(layer_idx)[self.slot]
-
-    def recurrent_state(self, layer_idx: int) -> torch.Tensor:
-        """[Hv, K, V] float32, a view of the pool."""
-        return self._state_pool.recurrent(layer_idx)[self.slot]
-
     def advance(self, num_tokens: int) -> None:
         """Counts `num_tokens` as cached; every layer has seen them."""
         assert self._length + num_tokens <= len(self._blocks) * self._kv_pool.block_size, "advance without prepare"
@@ -129,7 +97,7 @@ class SequenceCache:
         assert len(blocks) == self._kv_pool.blocks_for(length), "blocks and length don't match"
         self._kv_pool.allocator.share(blocks)
         self._kv_pool.allocator.release(self._blocks)
-        self._set_blocks(list(blocks))
+        self._blocks = list(blocks)
         self._length = self._claimed = self._shared = length
 
     def share(self, start: int, stop: int) -> tuple[int, ...]:
@@ -169,7 +137,7 @@ class SequenceCache:
         other.rope_delta, other._length = self.rope_delta, self._length
         other._claimed = other._shared = self._length
         self._shared = max(self._shared, self._length)
-        other._set_blocks(self._blocks[: self._kv_pool.blocks_for(self._length)])
+        other._blocks = self._blocks[: self._kv_pool.blocks_for(self._length)]
         self._kv_pool.allocator.share(other._blocks)
         return other
 
@@ -180,7 +148,7 @@ class SequenceCache:
         self._unclaim()
         self._kv_pool.allocator.release(self._blocks)
         self._state_pool.release(self._slot)
-        self._set_blocks([])
+        self._blocks = []
         self._slot, self._length = None, 0
 
     def _must_copy_last(self) -> bool:
@@ -197,7 +165,7 @@ class SequenceCache:
         fresh = pool.take(1 + missing)
         pool.copy_block(self._blocks[index], fresh[0])
         pool.allocator.release([self._blocks[index]])
-        self._set_blocks([*self._blocks[:index], fresh[0], *self._blocks[index + 1 :], *fresh[1:]])
+        self._blocks = [*self._blocks[:index], fresh[0], *self._blocks[index + 1 :], *fresh[1:]]
 
     def _unclaim(self) -> None:
         """Lets whoever else holds the block where the shared places end go on in it in place."""
@@ -205,11 +173,56 @@ class SequenceCache:
         if self._claimed > self._shared and self._shared % size:
             self._kv_pool.set_filled(self._blocks[self._shared // size], self._shared % size)
 
-    def _grow(self, num_tokens: int, *, exact: bool = False) -> None:
+    def _grow(self, num_tokens: int) -> None:
         missing = self._kv_pool.blocks_for(num_tokens) - len(self._blocks)
         if missing > 0:
-            last = self._blocks[-1] if self._blocks else None
-            self._set_blocks(self._blocks + self._kv_pool.take(missing, after=last, exact=exact))
+            self._blocks = self._blocks + self._kv_pool.take(missing, after=self._blocks[-1] if self._blocks else None)
 
-    def _set_blocks(self, blocks: list[int]) -> None:
-        self._blocks, self._runs = blocks, find_runs(blocks)
+
+class CachePools:
+    """The memory of `num_slots` sequences with `num_tokens` tokens in all.
+
+    Args:
+        num_tokens: tokens of KV, rounded up to whole blocks.
+        dtype: of K, V and the conv states; recurrent states are float32 always.
+        device: of all layers, or of each.
+
+    Attributes:
+        layers: of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_slots: int,
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: Devices = "cpu",
+        block_size: int = DEFAULT_BLOCK_SIZE,
+    ) -> None:
+        num_blocks = -(-num_tokens // block_size)
+        self.kv = KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
+        self.states = StatePool(config, num_slots=num_slots, dtype=dtype, device=device)
+        self.layers = {**self.kv.layers, **self.states.layers}
+
+    def new_sequence(self) -> SequenceCache:
+        """An empty cache.
+
+        Raises:
+            OutOfSlotsError: no slot is free.
+        """
+        return SequenceCache(self.kv, self.states, slot=self.states.take())
+
+    def check_integrity(self, sequences: Iterable[SequenceCache], cached: Iterable[Sequence[int]] = ()) -> None:
+        """Asserts that `sequences`, and the `cached` segments' blocks, are all that is held, and every count agrees."""
+        alive = [sequence for sequence in sequences if not sequence.freed]
+        held = Counter(block for sequence in alive for block in sequence.block_table)
+        for blocks in cached:
+            held.update(blocks)
+        self.kv.allocator.check_integrity(held)
+        slots = [sequence.slot for sequence in alive]
+        assert len(slots) == len(set(slots)), f"two sequences share a slot: {sorted(slots)}"
+        self.states.check_integrity(set(slots))
+        for sequence in alive:
+            assert sequence.length <= len(sequence.block_table) * self.kv.block_size, "a sequence outgrew its blocks"

@@ -19,7 +19,7 @@ from qwen35mm.cache import (
     plan_memory,
 )
 from qwen35mm.cache.fingerprint import arithmetic, fingerprint
-from qwen35mm.cache.pools import DEFAULT_BLOCK_SIZE
+from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.cache.planner import MemoryPlan, host_memory_bytes, plan_memory
-from qwen35mm.cache.pools import DEFAULT_BLOCK_SIZE
 from qwen35mm.checkpoints.safetensors_files import find_shards, read_headers
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError

@@ -20,10 +20,7 @@ def config() -> ModelConfig:
 def pools(config: ModelConfig) -> CachePools:
     """Eight blocks of four tokens and three slots, poisoned: what was never written must never be read."""
     pools = CachePools(config, num_slots=3, num_tokens=32, dtype=torch.float32, block_size=BLOCK_SIZE)
-    for pair in pools.kv._kv.values():
-        for rows in pair:
-            rows.fill_(float("nan"))
-    for states in (pools.states._conv, pools.states._recurrent):
-        for tensor in states.values():
+    for pair in pools.layers.values():
+        for tensor in pair:
             tensor.fill_(float("nan"))
     return pools

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.cache import CachePools, OutOfBlocksError, OutOfSlotsError, SequenceCache
-from qwen35mm.cache.kv_pool import KVBlockPool, find_runs
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ContextTooLongError, RequestError
 from tests.cache.conftest import BLOCK_SIZE
@@ -22,19 +21,22 @@ def values(start: int, count: int) -> torch.Tensor:
     return torch.arange(start, start + count).float()[:, None, None].expand(count, 2, 64)
 
 
-def append(sequence: SequenceCache, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    sequence.prepare(count)
-    everything = sequence.append_kv(ATTENTION, values(start, count), -values(start, count))
-    sequence.advance(count)
-    return everything
+def append(sequence: SequenceCache, start: int, count: int) -> None:
+    sequence.append({"k": values(start, count)[None], "v": -values(start, count)[None]})
 
 
 def content(sequence: SequenceCache) -> list[float]:
-    k, v = sequence.kv(ATTENTION)
+    k, v = (tensor[0] for tensor in sequence.export().values())
     assert k.shape == v.shape == (sequence.length, 2, 64)
     assert torch.equal(k, -v)
     assert torch.equal(k, k[:, :1, :1].expand_as(k))
     return k[:, 0, 0].tolist()
+
+
+def states(sequence: SequenceCache, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequence's own conv and recurrent state, views of the pool."""
+    conv, recurrent = sequence.layers[layer_idx]
+    return conv[sequence.slot], recurrent[sequence.slot]
 
 
 def test_what_is_written_is_read(pools: CachePools) -> None:
@@ -42,19 +44,17 @@ def test_what_is_written_is_read(pools: CachePools) -> None:
     assert sequence.length == 0
     assert content(sequence) == []
     for start, count in ((0, 3), (3, 1), (4, 9), (13, 2)):
-        k, v = append(sequence, start, count)
-        assert k[:, 0, 0].tolist() == list(range(start + count))
-        assert torch.equal(v, -k)
-    assert content(sequence) == list(range(15))
+        append(sequence, start, count)
+        assert content(sequence) == list(range(start + count))
     assert len(sequence.block_table) == 4
     pools.check_integrity([sequence])
 
 
-def test_consecutive_blocks_are_a_view(pools: CachePools) -> None:
+def test_a_sequence_that_grows_alone_lies_in_consecutive_blocks(pools: CachePools) -> None:
     sequence = pools.new_sequence()
-    append(sequence, 0, 10)
-    k, _ = sequence.kv(ATTENTION)
-    assert k.untyped_storage().data_ptr() == pools.kv._kv[ATTENTION][0].untyped_storage().data_ptr()
+    for start in range(10):
+        append(sequence, start, 1)
+    assert sequence.block_table == (0, 1, 2)
 
 
 def test_scattered_blocks_are_gathered(pools: CachePools) -> None:
@@ -64,53 +64,42 @@ def test_scattered_blocks_are_gathered(pools: CachePools) -> None:
     # Eight blocks: each grows into the other's neighbourhood sooner or later.
     append(first, 4, 16)
     append(second, 104, 6)
-    assert len(find_runs(list(second.block_table))) > 1 or len(find_runs(list(first.block_table))) > 1
+    tables = [sequence.block_table for sequence in (first, second)]
+    assert any(table != tuple(range(table[0], table[0] + len(table))) for table in tables)
     assert content(first) == list(range(20))
     assert content(second) == list(range(100, 110))
-    pools.check_integrity([first, second])
-
-
-def test_reserved_blocks_lie_side_by_side(pools: CachePools) -> None:
-    first, second = pools.new_sequence(), pools.new_sequence()
-    first.reserve(15)
-    second.reserve(16)
-    for sequence, base in ((first, 0), (second, 100)):
-        for start in range(15):
-            append(sequence, base + start, 1)
-        assert len(find_runs(list(sequence.block_table))) == 1
-    assert content(first) == list(range(15))
     pools.check_integrity([first, second])
 
 
 def test_states_start_at_zero_and_are_the_sequences_own(pools: CachePools) -> None:
     first = pools.new_sequence()
     for layer_idx in LINEAR:
-        first.conv_state(layer_idx).fill_(1)
-        first.recurrent_state(layer_idx).fill_(2)
+        states(first, layer_idx)[0].fill_(1)
+        states(first, layer_idx)[1].fill_(2)
     first.free()
     again, other = pools.new_sequence(), pools.new_sequence()
     assert again.slot == 0
-    again.recurrent_state(1).fill_(3)
+    states(again, 1)[1].fill_(3)
     for layer_idx in LINEAR:
-        assert other.conv_state(layer_idx).count_nonzero() == 0
-        assert other.recurrent_state(layer_idx).count_nonzero() == 0
-    assert pools.states.recurrent(1)[again.slot].unique().tolist() == [3]
+        assert states(other, layer_idx)[0].count_nonzero() == 0
+        assert states(other, layer_idx)[1].count_nonzero() == 0
+    assert states(again, 1)[1].unique().tolist() == [3]
 
 
 def test_a_clone_goes_on_by_itself(pools: CachePools) -> None:
     sequence = pools.new_sequence()
     append(sequence, 0, 6)
     sequence.rope_delta = -3
-    sequence.recurrent_state(0).fill_(7)
+    states(sequence, 0)[1].fill_(7)
     clone = sequence.clone()
     assert (clone.length, clone.rope_delta, clone.next_position) == (6, -3, 3)
     assert clone.block_table == sequence.block_table
     append(clone, 50, 3)
-    clone.recurrent_state(0).zero_()
+    states(clone, 0)[1].zero_()
     append(sequence, 6, 1)
     assert content(sequence) == [0, 1, 2, 3, 4, 5, 6]
     assert content(clone) == [0, 1, 2, 3, 4, 5, 50, 51, 52]
-    assert sequence.recurrent_state(0).unique().tolist() == [7]
+    assert states(sequence, 0)[1].unique().tolist() == [7]
     # The full block is still shared, the partial one is not.
     assert clone.block_table[0] == sequence.block_table[0]
     assert set(clone.block_table[1:]).isdisjoint(sequence.block_table[1:])
@@ -177,21 +166,21 @@ def test_prepared_room_stays_the_preparers(pools: CachePools) -> None:
 def test_what_is_exported_can_be_appended(pools: CachePools) -> None:
     source = pools.new_sequence()
     append(source, 0, 7)
-    source.recurrent_state(0).fill_(7)
-    source.conv_state(2).fill_(5)
+    states(source, 0)[1].fill_(7)
+    states(source, 2)[0].fill_(5)
     everything = source.export()
     part = pools.kv.export(source.block_table, 5, 7)
     assert pools.kv.fits(everything, 7)
     assert not pools.kv.fits(everything, 6)
-    states = pools.states.save(source.slot)
-    assert pools.states.fits(states)
+    saved = pools.states.save(source.slot)
+    assert pools.states.fits(saved)
     target = pools.new_sequence()
     append(target, 0, 3)
     target.append(part)
     assert content(target) == [0, 1, 2, 5, 6]
-    pools.states.load(target.slot, states)
-    assert target.recurrent_state(0).unique().tolist() == [7]
-    assert target.conv_state(2).unique().tolist() == [5]
+    pools.states.load(target.slot, saved)
+    assert states(target, 0)[1].unique().tolist() == [7]
+    assert states(target, 2)[0].unique().tolist() == [5]
     target.append(everything)
     assert content(target) == [0, 1, 2, 5, 6, *range(7)]
 
@@ -225,19 +214,6 @@ def test_a_clone_at_a_blocks_end_copies_nothing(pools: CachePools) -> None:
     assert content(sequence)[-1] == 8
 
 
-def test_reserved_room_stays_with_the_original(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    append(sequence, 0, 2)
-    sequence.reserve(12)
-    clone = sequence.clone()
-    assert len(clone.block_table) == 1
-    append(sequence, 2, 10)
-    append(clone, 50, 5)
-    assert content(sequence) == list(range(12))
-    assert content(clone) == [0, 1, 50, 51, 52, 53, 54]
-    pools.check_integrity([sequence, clone])
-
-
 def test_too_few_blocks_are_told_with_the_arithmetic(pools: CachePools) -> None:
     sequence = pools.new_sequence()
     append(sequence, 0, 30)
@@ -251,7 +227,7 @@ def test_too_few_blocks_are_told_with_the_arithmetic(pools: CachePools) -> None:
     assert (sequence.length, sequence.block_table) == (30, table)
     sequence.prepare(2)
     with pytest.raises(OutOfBlocksError):
-        pools.new_sequence().reserve(1)
+        pools.new_sequence().prepare(1)
 
 
 def test_copy_on_write_without_a_free_block_changes_nothing(pools: CachePools) -> None:
@@ -303,34 +279,19 @@ def test_leaks_are_noticed(pools: CachePools) -> None:
 def test_appending_without_room_is_our_own_mistake(pools: CachePools) -> None:
     sequence = pools.new_sequence()
     with pytest.raises(AssertionError, match="without prepare"):
-        sequence.append_kv(ATTENTION, values(0, 1), values(0, 1))
-    with pytest.raises(AssertionError, match="without prepare"):
         sequence.advance(1)
-
-
-@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (4, 0)])
-def test_empty_pools_are_refused(num_blocks: int, block_size: int, config: ModelConfig) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32)
-
-
-def test_an_empty_state_pool_is_refused(config: ModelConfig) -> None:
-    with pytest.raises(ValueError, match="num_slots must be at least 1"):
-        CachePools(config, num_slots=0, num_tokens=8, dtype=torch.float32)
 
 
 def test_bytes_are_those_of_the_config(pools: CachePools, config: ModelConfig) -> None:
     assert pools.kv.block_bytes == BLOCK_SIZE * config.kv_bytes_per_token(torch.float32)
-    assert pools.kv.num_tokens == 32
-    k, v = pools.kv._kv[ATTENTION]
-    assert k.nbytes + v.nbytes == 8 * pools.kv.block_bytes
-    stored = sum(t.nbytes for states in (pools.states._conv, pools.states._recurrent) for t in states.values())
+    assert sum(tensor.nbytes for pair in pools.kv.layers.values() for tensor in pair) == 8 * pools.kv.block_bytes
+    stored = sum(tensor.nbytes for pair in pools.states.layers.values() for tensor in pair)
     assert stored == 3 * pools.states.slot_bytes == 3 * config.state_bytes(torch.float32)
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["new", "append", "clone", "reserve", "free"]), st.integers(0, 2), st.integers(1, 9)),
+        st.tuples(st.sampled_from(["new", "append", "clone", "free"]), st.integers(0, 2), st.integers(1, 9)),
         max_size=40,
     )
 )
@@ -351,8 +312,6 @@ def test_any_history_keeps_contents_and_counts(config: ModelConfig, steps: list[
                     fresh += count
                 elif action == "clone":
                     alive.append((sequence.clone(), list(expected)))
-                elif action == "reserve":
-                    sequence.reserve(4 * count)
                 else:
                     sequence.free()
                     alive.remove((sequence, expected))

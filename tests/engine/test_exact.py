@@ -295,7 +295,7 @@ def test_the_comparison_sees_what_is_wrong_in_the_cache(loaded: LoadedModel, cha
     else:
         pool = engine.runtime.pools.kv
         assert last.blocks is not None
-        for keys, _ in pool._kv.values():
+        for keys, _ in pool.layers.values():
             keys[last.blocks[-1] * pool.block_size + (last.stop - 1) % pool.block_size] *= -1
     (answer,) = serve(engine, replace(request, id="harmed"))
     assert answer.result.cache.num_cached_tokens == request.prompt.tail_start

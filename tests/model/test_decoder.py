@@ -51,12 +51,11 @@ def test_any_cut_gives_the_same_logits_and_cache(spec: TinySpec, ours: Loader, t
         assert relative_error(our_prefill(model, prompt, positions, cache, cuts), expected) <= TOLERANCE, cuts
         assert cache.length == whole.length == prompt.num_tokens
         for layer_idx in model.config.text.linear_layers:
-            for state in ("conv_state", "recurrent_state"):
-                actual, wanted = getattr(cache, state)(layer_idx), getattr(whole, state)(layer_idx)
-                assert relative_error(actual, wanted) <= TOLERANCE, (cuts, layer_idx, state)
-        for layer_idx in model.config.text.attention_layers:
-            for actual, wanted in zip(cache.kv(layer_idx), whole.kv(layer_idx), strict=True):
-                assert relative_error(actual, wanted) <= TOLERANCE, (cuts, layer_idx)
+            for actual, wanted in zip(cache.layers[layer_idx], whole.layers[layer_idx], strict=True):
+                assert relative_error(actual[cache.slot], wanted[whole.slot]) <= TOLERANCE, (cuts, layer_idx)
+        for actual, wanted in zip(cache.export().values(), whole.export().values(), strict=True):
+            for layer_actual, layer_wanted in zip(actual, wanted, strict=True):
+                assert relative_error(layer_actual, layer_wanted) <= TOLERANCE, cuts
 
 
 @SPECS
@@ -145,8 +144,9 @@ def test_states_stay_float32_in_a_bfloat16_model(ours: Loader) -> None:
     our_prefill_of(model, model.embed_tokens(torch.arange(10)), torch.arange(10).expand(3, -1), cache)
     our_decode(model, [3], [cache])
     layer_idx = model.config.text.linear_layers[0]
-    assert cache.recurrent_state(layer_idx).dtype == torch.float32
-    assert cache.conv_state(layer_idx).dtype == torch.bfloat16
+    conv, recurrent = cache.layers[layer_idx]
+    assert recurrent.dtype == torch.float32
+    assert conv.dtype == torch.bfloat16
     # A state kept in bfloat16 anywhere on the way would have no bits beyond it.
-    state = cache.recurrent_state(layer_idx)
+    state = recurrent[cache.slot]
     assert not torch.equal(state, state.bfloat16().float())

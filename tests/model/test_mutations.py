@@ -38,12 +38,12 @@ SPECS = pytest.mark.parametrize("spec", [DENSE, MOE, REAL_HEADS], ids=lambda spe
 
 def zero_recurrent_states(model: Qwen35Model, cache: SequenceCache) -> None:
     for layer_idx in model.config.text.linear_layers:
-        cache.recurrent_state(layer_idx).zero_()
+        cache.layers[layer_idx][1][cache.slot].zero_()
 
 
 def drop_conv_states(model: Qwen35Model, cache: SequenceCache) -> None:
     for layer_idx in model.config.text.linear_layers:
-        cache.conv_state(layer_idx).zero_()
+        cache.layers[layer_idx][0][cache.slot].zero_()
 
 
 def forget_rope_delta(model: Qwen35Model, cache: SequenceCache) -> None:

@@ -18,6 +18,8 @@ from qwen35mm.errors import OutputError, RefusedError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
 from tests.captioning.runs import at_once, failures, job, run, settings
 
+pytestmark = pytest.mark.usefixtures("media_in_process")
+
 
 async def test_failures_of_what_is_gone_or_written_by_hand_are_forgotten(folder: Path) -> None:
     (folder / "bad.png").write_bytes((folder / "0.png").read_bytes()[:60])

@@ -7,15 +7,14 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from qwen35mm.assets import asset_path
-from tests.children import ROOT, environment
+from tests.children import ROOT
+from tests.forked import run
 
 TEXT = (ROOT / "docs" / "captioning.md").read_text("utf-8")
 RECIPES = re.findall(r"```sh\n(qwen35mm caption .*)\n```", TEXT.split("## Recipes")[1].split("## Sources")[0])
@@ -53,15 +52,7 @@ def test_there_are_recipes() -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_runs(place: Path, recipe: str) -> None:
     before = {path for path in place.rglob("*") if ".qwen35mm" not in path.parts}
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(recipe)],
-        cwd=place,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run(*shlex.split(recipe), cwd=place)
     assert done.returncode == 0, done.stderr
     made = {path for path in place.rglob("*") if ".qwen35mm" not in path.parts} - before
     if "--dry-run" in recipe:

@@ -31,15 +31,6 @@ def server() -> Iterator[ModelServer]:
         yield server
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "media"
-    folder.mkdir()
-    for seed in range(4):
-        picture(seed).save(folder / f"{seed}.png")
-    return folder
-
-
 async def run(folder: Path, server: ModelServer, **options: Any) -> Outcome:
     backend = RemoteBackend(server.url, model="tiny", max_concurrent=2)
     settings = RunSettings(**{"slots": 2, "ahead": 2, **options})
@@ -70,14 +61,16 @@ def sent_digests(server: ModelServer) -> set[str]:
     return {hashlib.sha256(base64.b64decode(uri.partition(",")[2])).hexdigest() for uri in uris}
 
 
+@pytest.mark.usefixtures("media_in_process")
 async def test_a_caption_is_kept_under_the_digest_of_what_was_sent(folder: Path, server: ModelServer) -> None:
     outcome = await run(folder, server, max_distance=2)
-    assert (outcome.exit_code, outcome.counts.num_captioned) == (0, 4)
+    assert (outcome.exit_code, outcome.counts.num_captioned) == (0, 6)
     lines = listed(folder / "all.jsonl")
     assert {line["sha256"] for line in lines} == sent_digests(server)
     assert {(line["width"], line["height"]) for line in lines} == {(48, 32)}
 
 
+@pytest.mark.usefixtures("media_in_process")
 async def test_a_file_that_changes_before_it_is_sent_is_a_failure(
     folder: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,9 +83,9 @@ async def test_a_file_that_changes_before_it_is_sent_is_a_failure(
 
     monkeypatch.setattr(workers.MediaWorkers, "prepare", changing)
     outcome = await run(folder, server)
-    assert (outcome.counts.num_captioned, outcome.counts.num_failed) == (3, 1)
+    assert (outcome.counts.num_captioned, outcome.counts.num_failed) == (5, 1)
     assert [each["kind"] for each in listed(folder / ".qwen35mm" / "failures.jsonl")] == ["changed"]
-    assert len(server.bodies) == 3
+    assert len(server.bodies) == 5
 
 
 async def test_a_file_on_which_the_decoder_dies_is_a_failure(
@@ -102,5 +95,5 @@ async def test_a_file_on_which_the_decoder_dies_is_a_failure(
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", hostile))
     (folder / "2.png").rename(folder / "crash.png")
     outcome = await run(folder, server)
-    assert (outcome.exit_code, outcome.counts.num_captioned) == (3, 3)
+    assert (outcome.exit_code, outcome.counts.num_captioned) == (3, 5)
     assert [each["kind"] for each in listed(folder / ".qwen35mm" / "failures.jsonl")] == ["crash"]

@@ -6,12 +6,11 @@ import asyncio
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -21,7 +20,7 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.media import workers
-from qwen35mm.captioning.media.worker import Failed, Inspected, Prepared
+from qwen35mm.captioning.media.worker import Failed, Inspected, Prepared, inspect
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.prompt import EncodedMedium, Image
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
@@ -51,7 +50,7 @@ PROCESSOR = MediaProcessor.from_pretrained(demo_model_path())
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaWorkers]:
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", HOSTILE))
-    made = MediaWorkers(PROCESSOR, 1, timeout_s=2.0)
+    made = MediaWorkers(PROCESSOR, 1, timeout_s=60.0)
     yield made
     made.close()
 
@@ -142,16 +141,19 @@ async def test_a_file_that_changed_or_went_is_its_own_failure(two: MediaWorkers,
     assert cut.kind == "damaged"
 
 
-@pytest.mark.parametrize(("name", "kind"), [("crash.png", "crash"), ("stuck.png", "timeout")])
+@pytest.mark.parametrize(("name", "kind", "timeout_s"), [("crash.png", "crash", 60.0), ("stuck.png", "timeout", 0.5)])
 async def test_a_process_that_dies_or_never_ends_takes_nobody_along(
-    hostile: MediaWorkers, tmp_path: Path, name: str, kind: str
+    hostile: MediaWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, timeout_s: float
 ) -> None:
-    names = ["a.png", name, "b.png", "c.png"]
-    items = [item(tmp_path, each, seed) for seed, each in enumerate(names)]
-    answers: list[Any] = await asyncio.gather(
-        *(hostile.inspect(each, with_digest=True, with_plan=False) for each in items)
-    )
-    assert [each.kind if isinstance(each, Failed) else "seen" for each in answers] == ["seen", kind, "seen", "seen"]
+    first, bad, *others = [item(tmp_path, each, seed) for seed, each in enumerate(("a.png", name, "b.png", "c.png"))]
+    assert isinstance(await hostile.inspect(first, with_digest=True, with_plan=False), Inspected)
+    with monkeypatch.context() as patch:
+        patch.setattr(hostile, "_timeout_s", timeout_s)
+        failed = await hostile.inspect(bad, with_digest=True, with_plan=False)
+    assert isinstance(failed, Failed)
+    assert failed.kind == kind
+    for seen in await asyncio.gather(*(hostile.inspect(each, with_digest=True, with_plan=False) for each in others)):
+        assert isinstance(seen, Inspected)
 
 
 async def test_what_a_library_prints_does_not_come_between(hostile: MediaWorkers, tmp_path: Path) -> None:
@@ -171,49 +173,41 @@ async def test_closing_ends_the_processes(tmp_path: Path) -> None:
     assert not any(child.is_running() for child in started)
 
 
-async def test_closing_waits_for_no_decoder_that_is_stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", HOSTILE))
-    made = MediaWorkers(PROCESSOR, 1, timeout_s=60.0)
-    await made.inspect(item(tmp_path), with_digest=True, with_plan=False)
-    stuck = asyncio.create_task(made.inspect(item(tmp_path, "stuck.png"), with_digest=True, with_plan=False))
-    await asyncio.sleep(0.5)
-    began = time.monotonic()
-    made.close()
-    assert time.monotonic() - began < 10
-    await stuck
+async def test_closing_waits_for_no_decoder_that_is_stuck(hostile: MediaWorkers, tmp_path: Path) -> None:
+    await hostile.inspect(item(tmp_path), with_digest=True, with_plan=False)
+    stuck = asyncio.create_task(hostile.inspect(item(tmp_path, "stuck.png"), with_digest=True, with_plan=False))
+    while not hostile._busy:
+        await asyncio.sleep(0.01)
+    # It would be given up after a minute: then as one that took too long.
+    hostile.close()
+    failed = await stuck
+    assert isinstance(failed, Failed)
+    assert failed.kind == "crash"
 
 
-def test_a_decoder_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the parent that is killed is made by a fork")
+def test_a_decoder_does_not_outlive_a_parent_that_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not even one that is stuck."""
-    parent = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from qwen35mm.captioning.media import workers\n"
-        "from qwen35mm.captioning.media.worker import inspect\n"
-        "from qwen35mm.captioning.items import Item\n"
-        "from tests.captioning.media.test_workers import HOSTILE, PROCESSOR\n"
-        "workers._COMMAND = (sys.executable, '-c', HOSTILE)\n"
-        "options = {'with_digest': True, 'with_plan': False}\n"
-        "process = workers._Process()\n"
-        "process.call((inspect, Item('a', Path(sys.argv[1]), 'image'), PROCESSOR, options), 60)\n"
-        "print('begun', flush=True)\n"
-        "process.call((inspect, Item('stuck', b'', 'image'), PROCESSOR, options), 60)\n"
-    )
-    found = item(tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-c", parent, str(found.path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    time.sleep(0.5)
-    (child,) = psutil.Process(process.pid).children()
-    process.kill()
-    process.communicate()
-    _, alive = psutil.wait_procs([child], timeout=10)
+    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", HOSTILE))
+    items = (item(tmp_path), Item("stuck", b"", "image"))
+    begun, says_begun = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        try:
+            process = workers._Process()
+            for each in items:
+                process.call((inspect, each, PROCESSOR, {"with_digest": True, "with_plan": False}), 60)
+                os.write(says_begun, b"1")
+        finally:
+            os._exit(1)
+    assert os.read(begun, 1) == b"1"
+    (decoder,) = psutil.Process(parent).children()
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    _, alive = psutil.wait_procs([decoder], timeout=60)
     assert not alive
+    os.close(begun)
+    os.close(says_begun)
 
 
 async def test_where_no_process_can_be_started_each_item_says_so(

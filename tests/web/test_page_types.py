@@ -1,0 +1,13 @@
+"""What the page's scripts take the program's requests for (assets/web/types.d.ts) against those there are."""
+
+from __future__ import annotations
+
+import re
+
+from qwen35mm.assets import asset_path
+from qwen35mm.web.serving.api import REQUESTS
+
+
+def test_the_page_declares_the_requests_there_are() -> None:
+    declared = asset_path("web/types.d.ts").read_text("utf-8").split("interface Methods {", 1)[1].split("\n}", 1)[0]
+    assert sorted(re.findall(r"^  (\w+)\(", declared, re.MULTILINE)) == sorted(REQUESTS)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat.reply import BUG_MESSAGE
+from qwen35mm.chat.reply import BUG_MESSAGE, UPDATE_INTERVAL_S
 from qwen35mm.engine.events import Event, Finished, TextDelta
 from qwen35mm.errors import StorageError
-from tests.web.chat_kit import ME, OTHER, PICTURE, ChatKit, Timers
+from tests.web.chat_kit import GRACE_S, ME, OTHER, PICTURE, ChatKit, Timers
 from tests.web.english import english
 from tests.web.fake_backend import FakeBackend, make_result
 
@@ -64,6 +64,23 @@ async def test_what_is_shown_is_stored_first(kit: ChatKit, monkeypatch: pytest.M
         assert reply.state.node.text == ""
     assert "one two" in (await watching)["blocks"][0]
     assert kit.node(conversation, reply_id).text == "one two "
+
+
+async def test_10_to_20_drawings_a_second_whatever_the_models_speed(
+    kit: ChatKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 10 <= 1 / UPDATE_INTERVAL_S <= 20
+    monkeypatch.setattr("qwen35mm.chat.reply.UPDATE_INTERVAL_S", GRACE_S)
+    _, reply_id = await kit.send("slow")
+    await kit.watch(reply_id, until=lambda view: view["blocks"])
+    reply = kit.replies.find(ME.owner, reply_id)
+    assert reply is not None
+    shown = reply.state.node.text
+    while len(reply.node.text) < len(shown) + 200:
+        await asyncio.sleep(0)
+    assert reply.state.node.text == shown
+    await reply.stop()
+    assert reply.state.node.text == reply.node.text
 
 
 async def test_every_view_is_in_the_store(kit: ChatKit) -> None:

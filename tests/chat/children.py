@@ -1,4 +1,4 @@
-"""What tests run as processes of their own: python -m tests.chat.children TASK FOLDER [MORE ...]."""
+"""What tests run as processes of their own: `python -m tests.chat.children TASK FOLDER [MORE ...]`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -16,22 +15,15 @@ from pathlib import Path
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import StorageError
 from tests.chat.helpers import ME, attach, chat, create, files_in, node
+from tests.forked import ForkedProcess
 
 # A lock that is lost in a fork would hold a test for ever.
 _HANG_S = 60
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def start(task: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(task: str, *arguments: object) -> ForkedProcess:
     """Starts a task; its words come through its stdout, its failure through its exit status."""
-    return subprocess.Popen(
-        [*before, sys.executable, "-m", "tests.chat.children", task, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
-        cwd=REPOSITORY,
-    )
+    return ForkedProcess("tests.chat.children", task, *arguments)
 
 
 def stream(folder: Path, node_id: str) -> None:

@@ -15,6 +15,8 @@ import pytest
 from qwen35mm.chat.store import ConversationStore
 from tests.chat.children import start
 from tests.chat.helpers import ME, chat, node
+from tests.children import ROOT, environment
+from tests.forked import ForkedProcess
 
 _IS_LINUX = sys.platform == "linux"
 
@@ -24,6 +26,15 @@ def integrity(store: ConversationStore) -> str:
         return connection.execute("PRAGMA integrity_check").fetchone()[0]
 
 
+def let_go(children: list[ForkedProcess]) -> None:
+    """Lets processes begin at one moment."""
+    for child in children:
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+
+
 @pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_kill_loses_nothing_that_a_call_wrote(store: ConversationStore, tmp_path: Path, kills: int) -> None:
     conversation, last = chat(store)
@@ -31,7 +42,6 @@ def test_kill_loses_nothing_that_a_call_wrote(store: ConversationStore, tmp_path
     for _ in range(kills):
         store.close()
         child = start("stream", tmp_path / "data", last.id)
-        assert child.stdout is not None
         said = [int(child.stdout.readline()) for _ in range(chosen.randrange(1, 400))]
         child.kill()
         said += [int(line) for line in child.stdout.read().split()]
@@ -47,18 +57,11 @@ def test_kill_loses_nothing_that_a_call_wrote(store: ConversationStore, tmp_path
 def test_processes_share_a_folder(store: ConversationStore, tmp_path: Path) -> None:
     conversation, _ = chat(store)
     children = [start("add", tmp_path / "data", conversation.id, 60) for _ in range(2)]
-    for child in children:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write("go\n")
-        child.stdin.flush()
+    let_go(children)
     for number in range(60):
         store.add(ME, conversation.id, node(text=str(number)))
     for child in children:
-        child.communicate()
-        assert child.returncode == 0
+        assert child.wait() == 0
     assert len(store.read(ME, conversation.id)[1].nodes) == 2 + 3 * 60
     assert integrity(store) == "ok"
 
@@ -66,16 +69,9 @@ def test_processes_share_a_folder(store: ConversationStore, tmp_path: Path) -> N
 def test_processes_make_one_database(tmp_path: Path) -> None:
     """All of them find no database and make it."""
     children = [start("add", tmp_path / "new", "", 20) for _ in range(3)]
+    let_go(children)
     for child in children:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    for child in children:
-        child.communicate()
-        assert child.returncode == 0
+        assert child.wait() == 0
     store = ConversationStore(tmp_path / "new")
     assert len(store.find(ME)) == 3 * 20
     store.close()
@@ -105,9 +101,7 @@ def test_threads_share_a_store(store: ConversationStore) -> None:
 
 @pytest.mark.skipif(not _IS_LINUX, reason="/proc tells what is open")
 def test_no_handle_goes_through_a_fork(tmp_path: Path) -> None:
-    child = start("fork", tmp_path)
-    child.communicate()
-    assert child.returncode == 0
+    assert start("fork", tmp_path).wait() == 0
 
 
 def _can_mount() -> bool:
@@ -120,7 +114,6 @@ def _can_mount() -> bool:
 def test_a_full_disk_is_said_and_leaves_what_was_kept(tmp_path: Path) -> None:
     if not _can_mount():
         pytest.skip("a small disk can't be made here")
-    mount = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs "$0" && exec "$@"', str(tmp_path))
-    child = start("fill", tmp_path, before=mount)
-    child.communicate()
-    assert child.returncode == 0
+    mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs "$0" && exec "$@"', str(tmp_path)]
+    command = [*mount, sys.executable, "-m", "tests.chat.children", "fill", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True)

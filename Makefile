@@ -52,7 +52,7 @@ test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out
 	$(PY) -m pytest -m 'not gpu' --hypothesis-profile=thorough $(ARGS)
 
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
-	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu -n $(GPU_WORKERS) tests/gpu tests/kernels/gpu $(ARGS)
+	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu -n $(GPU_WORKERS) tests/gpu tests/kernels $(ARGS)
 
 lint: $(STAMP) $(NODE_STAMP)  ## rules and formatting: ruff for Python, Biome for the page
 	$(PY) -m ruff check .

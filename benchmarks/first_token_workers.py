@@ -21,7 +21,7 @@ from qwen35mm.engine.running_request import RunningRequest
 from qwen35mm.model import load
 from qwen35mm.model.load import DTYPES
 from qwen35mm.prompt import Image, Message, Prompt, Text, build_prompt
-from qwen35mm_kernels import describe
+from qwen35mm_kernels import select_backend
 from qwen35mm_preprocess import MediaBudget, MediaPlan, PreparedMedia
 
 STAGES: tuple[str, ...] = ("read", "prompt", "vision", "prefill", "first token")
@@ -48,7 +48,7 @@ class OurWorker:
         self._loaded = replace(loaded, image_processing=processing)
         self._device = loaded.model.device
         self._backend = LocalBackend(self._loaded, budget=MediaBudget(), commit_history=False)
-        self.ready = {"load_s": time.perf_counter() - started_s, "kernels": describe(self._device)}
+        self.ready = {"load_s": time.perf_counter() - started_s, "kernels": select_backend(self._device).__name__}
         self._staged: StagedEngine | None = None
 
     def answer(self, do: str, path: str, questions: list[str]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What `kernels.py` measures: our operations at the shapes of Qwen3.5, and flash-linear-attention's beside them.
 
-Where ours does more in one call (gates, conv, norms), the peer is what does the same by flash-linear-attention's
-operations one after the other. Its functions want dense inputs, and get them: the copies that a model has to make for
-them are not counted.
+Where ours does more in one call, the peer is what does the same by flash-linear-attention's operations one after the
+other, without what it has no operation for (gates, and a decode step's convolution): its result is made before. Its
+functions want dense inputs, and get them: the copies that a model has to make for them are not counted.
 """
 
 from __future__ import annotations
@@ -16,44 +16,15 @@ from typing import Any
 
 import torch
 
-import qwen35mm_kernels as kernels
-from qwen35mm_kernels import dispatch, norm
+from benchmarks.shapes import Shapes
+from qwen35mm_kernels import cpu, gpu, reference
+from qwen35mm_kernels.cpu.attention import attention_decode
+from qwen35mm_kernels.cpu.conv1d import causal_conv1d_step
+from qwen35mm_kernels.cpu.gated_delta_rule import gdn_gates
+from qwen35mm_kernels.gpu.attention_prefill import flash_attention_prefill
 
 DEVICE = "cuda"
 BLOCK_SIZE = 64
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The sizes of a checkpoint that its kernels see; with experts, of a mixture."""
-
-    name: str
-    hidden: int
-    heads: int
-    kv_heads: int
-    v_heads: int
-    vision_heads: int = 16
-    vision_head_dim: int = 72
-    k_heads: int = 16
-    gdn_dim: int = 128
-    head_dim: int = 256
-    rotary_dim: int = 64
-    experts: tuple[int, int, int] | None = None  # number, chosen, width
-
-    @property
-    def channels(self) -> int:
-        return (2 * self.k_heads + self.v_heads) * self.gdn_dim
-
-
-SHAPES = {
-    shapes.name: shapes
-    for shapes in (
-        Shapes("0.8B", 1024, 8, 2, 16, vision_heads=12, vision_head_dim=64),
-        Shapes("9B", 4096, 16, 4, 32),
-        Shapes("27B", 5120, 24, 4, 48),
-        Shapes("35B-A3B", 2048, 16, 2, 32, experts=(256, 8, 512)),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -135,9 +106,9 @@ def _gdn_prefill(s: Shapes, length: int) -> Case:
     module = fla("ops.gated_delta_rule")
     if module is not None:
         dense = [x[None].contiguous() for x in (q, k, v)]
+        g, beta = gdn_gates(a, b, A_log, dt_bias)
 
         def run_peer() -> torch.Tensor:
-            g, beta = kernels.gdn_gates(a, b, A_log, dt_bias)
             out, _ = module.chunk_gated_delta_rule(
                 *dense,
                 g[None],
@@ -152,11 +123,10 @@ def _gdn_prefill(s: Shapes, length: int) -> Case:
 
     def expected() -> torch.Tensor:
         state.copy_(before)
-        g, beta = _torch("gdn_gates")(a, b, A_log, dt_bias)
-        return _torch("chunk_gated_delta_rule")(q.float(), k.float(), v.float(), g, beta, before, 64)[0]
+        return cpu.gated_delta_prefill(q.float(), k.float(), v.float(), a, b, A_log, dt_bias, before.clone())
 
     def ours() -> torch.Tensor:
-        return kernels.gated_delta_prefill(q, k, v, a, b, A_log, dt_bias, state)
+        return gpu.gated_delta_prefill(q, k, v, a, b, A_log, dt_bias, state)
 
     # Per token and head: k k^T, q k^T, five products with the chunk or the state, and the inverse.
     flops = 2 * length * s.v_heads * (3 * dim * dim + 64 * (2 * dim + 2 * dim) + 4 * 64 * 64 // 3)
@@ -181,8 +151,8 @@ def _conv(s: Shapes, length: int) -> Case:
     return Case(
         "causal conv1d",
         f"{s.name} T={length}",
-        lambda: kernels.causal_conv1d(x, weight, state)[0],
-        lambda: _torch("causal_conv1d")(x.float(), weight.float(), state.float())[0],
+        lambda: gpu.causal_conv1d(x, weight, state)[0],
+        lambda: cpu.causal_conv1d(x.float(), weight.float(), state.float())[0],
         2 * num_bytes(x),
         peer=peer,
     )
@@ -195,8 +165,8 @@ def _gated_norm(s: Shapes, length: int) -> Case:
     return Case(
         "gated rms norm",
         f"{s.name} T={length}",
-        lambda: kernels.gated_rms_norm(x, z, weight, 1e-6),
-        lambda: norm.naive_gated_rms_norm(x.float(), z.float(), weight, 1e-6),
+        lambda: gpu.gated_rms_norm(x, z, weight, 1e-6),
+        lambda: reference.gated_rms_norm(x.float(), z.float(), weight, 1e-6),
         3 * num_bytes(x),
         peer=peer,
     )
@@ -210,32 +180,31 @@ def _add_norm(s: Shapes, length: int) -> Case:
     return Case(
         "add + rms norm",
         f"{s.name} T={length}",
-        lambda: kernels.add_rms_norm(x, delta, weight, 1e-6),
-        lambda: norm.naive_rms_norm(x.float(), weight, 1e-6, zero_centred=True),
+        lambda: gpu.add_rms_norm(x, delta, weight, 1e-6),
+        lambda: reference.rms_norm(x.float(), weight, 1e-6, zero_centred=True),
         4 * num_bytes(x),
         peer=peer,
     )
 
 
 def _attention_prefill(s: Shapes, length: int) -> Case:
-    q, (k, v) = randn(length, s.heads, s.head_dim), randn(2, length, s.kv_heads, s.head_dim)
+    q, gate = randn(2, length, s.heads, s.head_dim)
+    k, v = randn(2, length, s.kv_heads, s.head_dim)
     table = torch.arange(-(-length // BLOCK_SIZE), dtype=torch.int32, device=DEVICE)
     if length % BLOCK_SIZE:
         raise ValueError(f"lengths must be multiples of {BLOCK_SIZE}; got {length}.")
+    arguments = q, gate, k, v, table, length
+    options = {"block_size": BLOCK_SIZE, "scale": s.head_dim**-0.5}
 
     def flash() -> torch.Tensor:
-        from qwen35mm_kernels.gpu.prefill_attention import attention_prefill
-
-        return attention_prefill(q, k, v, s.head_dim**-0.5)
+        return flash_attention_prefill(*arguments, **options)
 
     return Case(
         "attention prefill (beside: torch's flash)",
         f"{s.name} T={length}",
-        lambda: kernels.paged_attention_prefill(
-            q, None, k, v, table, length, block_size=BLOCK_SIZE, scale=s.head_dim**-0.5
-        ),
+        lambda: gpu.paged_attention_prefill(*arguments, **options),
         flash,
-        2 * num_bytes(q) + num_bytes(k, v),
+        3 * num_bytes(q) + num_bytes(k, v),
         2 * length * length * s.heads * s.head_dim,
         peer=flash,
     )
@@ -253,40 +222,27 @@ def _gdn_step(s: Shapes, batch: int) -> Case:
     arguments = (weight, A_log, dt_bias, scale, 1e-6)
 
     def ours() -> torch.Tensor:
-        return kernels.gdn_decode_step(mixed, *arguments, conv_states, states, slots, num_k_heads=s.k_heads)
+        return gpu.gdn_decode_step(mixed, *arguments, conv_states, states, slots, num_k_heads=s.k_heads)
 
     def expected() -> torch.Tensor:
         conv_states.copy_(conv_before)
         states.copy_(before)
-        out = torch.empty(batch, s.v_heads * dim, device=DEVICE)
-        _torch("gdn_decode_step")(
-            mixed.float(),
-            *arguments,
-            conv_before.clone(),
-            before.clone(),
-            slots,
-            num_k_heads=s.k_heads,
-            out=out,
-        )
-        return out
+        fresh = conv_before.clone(), before.clone()
+        return cpu.gdn_decode_step(mixed.float(), *arguments, *fresh, slots, num_k_heads=s.k_heads)
 
     module = fla("ops.gated_delta_rule")
     gated = fla("modules.fused_norm_gate") or fla("modules.norm.fused_norm_gate")
     peer: Callable[[], object] | None = None
     if module is not None and gated is not None:
         key_dim = s.k_heads * dim
-        theirs, their_conv = before.clone(), conv_before.clone()
+        theirs = before.clone()
         qkv, z, b, a = mixed.split([s.channels, s.v_heads * dim, s.v_heads, s.v_heads], dim=-1)
-        parts = kernels.causal_conv1d_step(qkv, weight, conv_before.clone()).split(
-            [key_dim, key_dim, s.v_heads * dim], dim=-1
-        )
+        parts = causal_conv1d_step(qkv, weight, conv_before.clone()).split([key_dim, key_dim, s.v_heads * dim], dim=-1)
         dense = [x.unflatten(-1, (-1, dim))[:, None].contiguous() for x in parts]
         gate = z.unflatten(-1, (-1, dim)).contiguous()
+        g, beta = gdn_gates(a, b, A_log, dt_bias)
 
         def run_peer() -> object:
-            # Conv and gates by our kernels, so that only the rule and the norm are compared, which is the most of it.
-            kernels.causal_conv1d_step(qkv, weight, their_conv)
-            g, beta = kernels.gdn_gates(a, b, A_log, dt_bias)
             out, _ = module.fused_recurrent_gated_delta_rule(
                 *dense,
                 g[:, None],
@@ -314,7 +270,7 @@ def _attention_decode(s: Shapes, batch: int, length: int = 4096) -> Case:
 
     def expected() -> torch.Tensor:
         rows = [
-            _torch("attention_decode")(q[i].float(), keys.float(), values.float(), scale)
+            attention_decode(q[i].float(), keys.float(), values.float(), scale=scale)
             for i, (keys, values) in enumerate(zip(k.split(length), v.split(length), strict=True))
         ]
         return torch.stack(rows) * torch.sigmoid(gate.float())
@@ -322,7 +278,7 @@ def _attention_decode(s: Shapes, batch: int, length: int = 4096) -> Case:
     return Case(
         "paged attention decode",
         f"{s.name} B={batch} L={length}",
-        lambda: kernels.paged_attention_decode(q, gate, k, v, table, lengths, block_size=BLOCK_SIZE, scale=scale),
+        lambda: gpu.paged_attention_decode(q, gate, k, v, table, lengths, block_size=BLOCK_SIZE, scale=scale),
         expected,
         num_bytes(q, gate, k, v) + num_bytes(q),
         graph=True,
@@ -335,7 +291,7 @@ def moe_inputs(s: Shapes, num_tokens: int) -> tuple[torch.Tensor, ...]:
     count, top_k, width = s.experts
     gate_up = randn(count, 2 * width, s.hidden) * s.hidden**-0.5
     down = randn(count, s.hidden, width) * width**-0.5
-    weights, chosen = _torch("moe_route")(randn(num_tokens, count), top_k)
+    weights, chosen = cpu.moe_route(randn(num_tokens, count), top_k)
     return randn(num_tokens, s.hidden), gate_up, down, chosen, weights
 
 
@@ -348,14 +304,9 @@ def _moe(s: Shapes, num_tokens: int) -> Case:
     return Case(
         "moe experts",
         f"{s.name} N={num_tokens}",
-        lambda: kernels.moe_experts(x, gate_up, down, chosen, weights),
-        lambda: _torch("moe_experts")(x, gate_up, down, chosen, weights, None),
+        lambda: gpu.moe_experts(x, gate_up, down, chosen, weights),
+        lambda: cpu.moe_experts(x, gate_up, down, chosen, weights),
         moved,
         6 * num_tokens * top_k * width * s.hidden,
         graph=num_tokens <= 64,
     )
-
-
-def _torch(op: str) -> Callable[..., Any]:
-    """The torch implementation of an operation, which the tests compare with the twin."""
-    return dispatch._implementations[op]["torch"]

@@ -29,8 +29,9 @@ sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
 
 import torch  # noqa: E402
 
-from benchmarks.kernel_cases import SHAPES, Case, decode_cases, prefill_cases  # noqa: E402
+from benchmarks.kernel_cases import Case, decode_cases, prefill_cases  # noqa: E402
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
+from benchmarks.shapes import SHAPES  # noqa: E402
 
 MAX_RELATIVE_ERROR = 1e-2
 COPY_BYTES = 4 << 30
@@ -59,7 +60,7 @@ class Ceilings:
 
 def check_tests() -> None:
     """Ends the program unless the kernels' tests pass on this card."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/kernels/gpu", "-q", "-x"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/kernels", "-q", "-x"]
     if importlib.util.find_spec("xdist") is not None:
         # Most of the time is the compiler's, which runs on one core.
         command += ["-n", str(min(8, os.cpu_count() or 1))]

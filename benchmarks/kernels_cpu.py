@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
@@ -23,9 +24,12 @@ import torch  # noqa: E402
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 from transformers.models.qwen3_5 import modeling_qwen3_5 as peer  # noqa: E402
 
-import qwen35mm_kernels as kernels  # noqa: E402
-from benchmarks.kernel_cases import SHAPES, Shapes  # noqa: E402
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
+from benchmarks.shapes import SHAPES, Shapes  # noqa: E402
+from qwen35mm_kernels import cpu  # noqa: E402
+from qwen35mm_kernels.cpu.attention import attention_decode, attention_prefill  # noqa: E402
+from qwen35mm_kernels.cpu.conv1d import causal_conv1d_step  # noqa: E402
+from qwen35mm_kernels.cpu.gated_delta_rule import gated_delta_step, gdn_gates  # noqa: E402
 
 Run = Callable[[], torch.Tensor]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
@@ -43,48 +47,52 @@ def gdn_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
     channels = 2 * key_dim + value_dim
     weight = (torch.rand(channels, 4) - 0.5).to(dtype)
 
-    def inputs(tokens: int) -> list[torch.Tensor]:
+    A_log, dt_bias = torch.rand(s.v_heads) * 2 - 4, torch.zeros(s.v_heads)
+
+    def inputs(tokens: int) -> Any:
+        """q, k, v, a and b."""
         q, k, v = torch.randn(tokens, channels).to(dtype).split([key_dim, key_dim, value_dim], dim=-1)
-        g = -torch.empty(tokens, s.v_heads).uniform_(-7, -2).exp()
-        heads = [x.unflatten(-1, (-1, s.gdn_dim)) for x in (q, k, v)]
-        return [*heads, g, torch.rand(tokens, s.v_heads).to(dtype)]
+        a, b = torch.randn(2, tokens, s.v_heads).to(dtype)
+        return (*(x.unflatten(-1, (-1, s.gdn_dim)) for x in (q, k, v)), a, b)
 
     state = torch.randn(1, s.v_heads, s.gdn_dim, s.gdn_dim)
 
-    def peers(name: str, args: list[torch.Tensor], state: torch.Tensor) -> torch.Tensor:
+    def peers(name: str, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        q, k, v, a, b = args
+        batched = [x[None] for x in (q, k, v, *gdn_gates(a, b, A_log, dt_bias))]
         rule = getattr(peer, name)
-        batched = [x[None] for x in args]
-        return rule(*batched, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True)[0][0]
+        return rule(*batched, initial_state=state.clone(), output_final_state=True, use_qk_l2norm_in_kernel=True)[0][0]
 
+    # Ours moves its state on in place: with a fresh one each time both compute the same.
     for tokens in (64, 512, 2048):
         args = inputs(tokens)
         yield (
-            "chunk_gated_delta_rule",
+            "gated_delta_prefill",
             f"T={tokens} heads={s.k_heads}/{s.v_heads}",
-            lambda args=args: kernels.chunk_gated_delta_rule(*args, initial_state=state[0])[0],
-            lambda args=args: peers("torch_chunk_gated_delta_rule", args, state),
+            lambda args=args: cpu.gated_delta_prefill(*args, A_log, dt_bias, state[0].clone()),
+            lambda args=args: peers("torch_chunk_gated_delta_rule", args),
         )
     args = inputs(1)
-    # Ours moves its state on in place: with a fresh one each time both compute the same.
     yield (
-        "recurrent_gated_delta_step",
-        f"B=1 heads={s.k_heads}/{s.v_heads} (with a copy of the state)",
-        lambda: kernels.recurrent_gated_delta_step(*args, state=state.clone()),
-        lambda: peers("torch_recurrent_gated_delta_rule", args, state.clone()),
+        "gated_delta_step",
+        f"B=1 heads={s.k_heads}/{s.v_heads}",
+        lambda: gated_delta_step(*args[:3], *gdn_gates(*args[3:], A_log, dt_bias), state.clone()),
+        lambda: peers("torch_recurrent_gated_delta_rule", args),
     )
+    empty = torch.zeros(channels, 3, dtype=dtype)
     for tokens in (512, 2048):
         x = torch.randn(tokens, channels).to(dtype)
         yield (
             "causal_conv1d",
             f"T={tokens} C={channels}",
-            lambda x=x: kernels.causal_conv1d(x, weight)[0],
+            lambda x=x: cpu.causal_conv1d(x, weight, empty)[0],
             lambda x=x: peer.causal_conv1d_fn(x.t()[None], weight, activation="silu")[0].t(),
         )
     x, conv_state = torch.randn(1, channels).to(dtype), torch.zeros(1, channels, 3).to(dtype)
     yield (
         "causal_conv1d_step",
         f"B=1 C={channels} (with a copy of the state)",
-        lambda: kernels.causal_conv1d_step(x, weight, conv_state.clone()),
+        lambda: causal_conv1d_step(x, weight, conv_state.clone()),
         lambda: peer.causal_conv1d_update(x[..., None], conv_state.clone(), weight, activation="silu")[..., 0],
     )
     norm = peer.Qwen3_5RMSNormGated(s.gdn_dim).to(dtype)
@@ -93,7 +101,7 @@ def gdn_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
         yield (
             "gated_rms_norm",
             f"T={tokens} {s.v_heads}x{s.gdn_dim}",
-            lambda x=x, z=z: kernels.gated_rms_norm(x, z, norm.weight, 1e-6),
+            lambda x=x, z=z: cpu.gated_rms_norm(x, z, norm.weight, 1e-6),
             lambda x=x, z=z: norm(x, z),
         )
 
@@ -106,7 +114,7 @@ def attention_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
         yield (
             "rms_norm",
             f"T={tokens} D={s.hidden}",
-            lambda x=x: kernels.rms_norm(x, norm.weight, 1e-6, zero_centred=True),
+            lambda x=x: cpu.rms_norm(x, norm.weight, 1e-6, zero_centred=True),
             lambda x=x: norm(x),
         )
         q, angles = torch.randn(tokens, s.heads, s.head_dim).to(dtype), torch.randn(tokens, s.rotary_dim // 2)
@@ -115,7 +123,7 @@ def attention_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
         yield (
             "apply_partial_rope",
             f"T={tokens} {s.heads}x{s.head_dim}, {s.rotary_dim} rotated (q; peer: q and a head of k)",
-            lambda q=q, cos=cos, sin=sin: kernels.apply_partial_rope(q, cos, sin),
+            lambda q=q, cos=cos, sin=sin: cpu.apply_partial_rope(q, cos, sin),
             lambda q=q, full=full: peer.apply_rotary_pos_emb(q[None], q[None, :, :1], *full, unsqueeze_dim=2)[0][0],
         )
     module, scale = SimpleNamespace(num_key_value_groups=s.heads // s.kv_heads, is_causal=True), s.head_dim**-0.5
@@ -128,8 +136,8 @@ def attention_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
 
         def ours(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> torch.Tensor:
             if len(q) == 1:
-                return kernels.attention_decode(q[0], k, v, scale=scale)[None]
-            return kernels.attention_prefill(q, k, v, scale=scale)
+                return attention_decode(q[0], k, v, scale=scale)[None]
+            return attention_prefill(q, k, v, scale=scale)
 
         yield (
             "attention_decode" if tokens == 1 else "attention_prefill",
@@ -148,7 +156,7 @@ def attention_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
     yield (
         "vision_attention",
         f"P=1024 {s.vision_heads}x{s.vision_head_dim}, one frame",
-        lambda: kernels.vision_attention(q, k, v, [0, 1024]),
+        lambda: cpu.vision_attention(q, k, v, [0, 1024]),
         lambda: sdpa_attention_forward(vision, *batched, attention_mask=None)[0][0],  # type: ignore[arg-type]
     )
 

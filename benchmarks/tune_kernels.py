@@ -29,14 +29,15 @@ sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
 
 import torch  # noqa: E402
 
-from benchmarks.kernel_cases import SHAPES, Shapes  # noqa: E402
+from benchmarks import kernel_cases  # noqa: E402
 from benchmarks.kernels import time_ms  # noqa: E402
 from benchmarks.report import machine, print_json, print_machine, print_table  # noqa: E402
+from benchmarks.shapes import SHAPES, Shapes  # noqa: E402
 from benchmarks.tuning import Checked, Configs, Outcome, Refused, Wrong, tune  # noqa: E402
-from benchmarks.tuning_compile import Named, compile_workloads, processes, trace_on_meta  # noqa: E402
+from benchmarks.tuning_compile import Named, compile_workloads, processes  # noqa: E402
 from benchmarks.tuning_spaces import SPACES  # noqa: E402
 from benchmarks.tuning_workloads import OPERATIONS  # noqa: E402
-from qwen35mm_kernels.dispatch import choices  # noqa: E402
+from qwen35mm_kernels.backend import why_not_triton  # noqa: E402
 from qwen35mm_kernels.gpu.launch import trial  # noqa: E402
 from qwen35mm_kernels.gpu.tables import Config, Table, read_table, table_path, write_table  # noqa: E402
 
@@ -166,7 +167,7 @@ def log(outcome: Outcome) -> None:
 
 def print_spaces(kernels: Sequence[str], models: Sequence[Shapes]) -> None:
     """What would be tried, and about how long that takes."""
-    trace_on_meta()
+    kernel_cases.DEVICE = "meta"
     rows, compiles, timings = [], 0, 0
     for kernel in kernels:
         for shape, (default, named) in by_shape(kernel, models, {}).items():
@@ -218,9 +219,9 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         sys.exit("Tuning needs an NVIDIA card. Without one: --dry-run prints what would be tried.")
-    choice = choices("cuda")["rms_norm"]
-    if choice.backend != "triton":
-        sys.exit(f"There is nothing to tune: {choice.reason}.")
+    why_not = why_not_triton("cuda")
+    if why_not is not None:
+        sys.exit(f"There is nothing to tune: {why_not}.")
     torch.manual_seed(0)
     path, origin, outcomes = table_path(torch.cuda.get_device_name()), origin_of(), []
     try:

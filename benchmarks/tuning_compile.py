@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks import kernel_cases
-from benchmarks.kernel_cases import Shapes
+from benchmarks.shapes import Shapes
 from benchmarks.tuning_workloads import OPERATIONS
-from qwen35mm_kernels import dispatch
 from qwen35mm_kernels.gpu.launch import trial
 from qwen35mm_kernels.gpu.tables import Config
 
@@ -42,18 +41,11 @@ class TargetDriver:
         return 0
 
 
-def trace_on_meta() -> None:
-    """From here on this process makes workloads of tensors without memory, and Triton's kernels take them."""
-    kernel_cases.DEVICE = "meta"
-    dispatch._BACKENDS = {"triton": lambda device_type: None, "torch": lambda device_type: None}
-    dispatch.choices.cache_clear()
-
-
 def compile_for(capability: int) -> None:
     """Turns this process into one that compiles, for 80, 90, 100, ..."""
     from triton.runtime import driver
 
-    trace_on_meta()
+    kernel_cases.DEVICE = "meta"
     driver.set_active(TargetDriver(capability))  # pyright: ignore[reportArgumentType]
 
 

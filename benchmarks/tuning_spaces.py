@@ -64,16 +64,10 @@ def _prepare(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     return sizes["Hv"] // sizes["Hk"] % blocks["HEADS"] == 0
 
 
-def _columns_of_v(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
-    return blocks["BLOCK_V"] <= sizes["V"]
-
-
 def _decode_step(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     """At least four numbers of a tile for each thread: with fewer the kernel is wrong, see `gdn_step._default`. At most
     64: twice as many spill."""
-    return (
-        _columns_of_v(blocks, num_warps, sizes) and 4 <= _to_a_thread(sizes["K"] * blocks["BLOCK_V"], num_warps) <= 64
-    )
+    return blocks["BLOCK_V"] <= sizes["V"] and 4 <= _to_a_thread(sizes["K"] * blocks["BLOCK_V"], num_warps) <= 64
 
 
 def _columns_of_d(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
@@ -117,18 +111,12 @@ def _tile(rows: str, columns: str, least: int, most: int) -> Callable[[Sizes, in
     return is_legal
 
 
-def _row(columns: str, least: int, most: int) -> Callable[[Sizes, int, Sizes], bool]:
-    """Blocks of so many numbers to a thread."""
-    return lambda blocks, num_warps, sizes: least <= _to_a_thread(blocks[columns], num_warps) <= most
-
-
 _EXPERTS = Space({"BLOCK_N": (32, 64, 128), "BLOCK_K": (64, 128)}, (4, 8), (3, 4), _experts)
 
 # In the order of tuning: a kernel before those whose work its choice decides.
 SPACES: Mapping[str, Space] = {
     "gdn_scan": Space({"BLOCK_V": (16, 32, 64)}, (4, 8), (2, 3, 4), _scan),
     "gdn_prepare": Space({"HEADS": (1, 2, 3, 4)}, (4, 8), is_legal=_prepare),
-    "gdn_combine": Space({"BLOCK_V": (16, 32, 64)}, (4, 8), is_legal=_columns_of_v),
     "gdn_decode_step": Space({"BLOCK_V": (16, 32, 64, 128)}, (4, 8, 16), is_legal=_decode_step),
     # Four and six stages give the code of three and five: one brings entries of the block table.
     "paged_attention_decode": Space({"BLOCK_N": (16, 32, 64)}, (4, 8), (3, 5)),
@@ -146,6 +134,4 @@ SPACES: Mapping[str, Space] = {
     "sampling": Space({"BLOCK": (2048, 4096, 8192), "CAPACITY": (64, 128)}, (8, 16), is_legal=_sampling),
     "apply_partial_rope": Space({"BLOCK_ROWS": (8, 16, 32, 64)}, (2, 4, 8), is_legal=_tile("BLOCK_ROWS", "D", 4, 32)),
     "mrope_cos_sin": Space({"BLOCK_T": (2, 4, 8, 16)}, (1, 2, 4), is_legal=_tile("BLOCK_T", "R", 1, 16)),
-    "gdn_gates": Space({"BLOCK": (256, 512, 1024)}, (2, 4, 8), is_legal=_row("BLOCK", 1, 8)),
-    "causal_conv1d_step": Space({"BLOCK_C": (128, 256, 512)}, (1, 2, 4), is_legal=_row("BLOCK_C", 1, 4)),
 }

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-import qwen35mm_kernels as kernels
 from benchmarks import kernel_cases
-from benchmarks.kernel_cases import BLOCK_SIZE, Shapes, _torch, decode_cases, prefill_cases, randn
-from qwen35mm_kernels.gpu.prefill_attention import attention_prefill
-from qwen35mm_kernels.rope import mrope_pair_axis
+from benchmarks.kernel_cases import BLOCK_SIZE, decode_cases, prefill_cases, randn
+from benchmarks.shapes import Shapes
+from qwen35mm_kernels import SamplingRows, cpu, gpu
+from qwen35mm_kernels.gpu.attention_prefill import flash_attention_prefill
 
 VOCAB = 248_320
 _EPS = 1e-6
@@ -80,28 +80,8 @@ def _causal_conv1d(s: Shapes, length: int) -> Workload:
     x, weight, state = randn(length, s.channels), randn(s.channels, 4), randn(s.channels, 3)
     return Workload(
         f"causal conv1d, {s.name} T={length}",
-        lambda: kernels.causal_conv1d(x, weight, state),
-        lambda: _torch("causal_conv1d")(x.float(), weight.float(), state.float()),
-    )
-
-
-def _causal_conv1d_step(s: Shapes, batch: int) -> Workload:
-    x, weight, state = randn(batch, s.channels), randn(s.channels, 4), randn(batch, s.channels, 3)
-    return Workload(
-        f"causal conv1d step, {s.name} B={batch}",
-        lambda: kernels.causal_conv1d_step(x, weight, state),
-        lambda: _torch("causal_conv1d_step")(x.float(), weight.float(), state.float()),
-        changed=(state,),
-    )
-
-
-def _gdn_gates(s: Shapes, length: int) -> Workload:
-    a, b = randn(2, length, s.v_heads)
-    A_log, dt_bias = _rand(s.v_heads).log(), _rand(s.v_heads) - 4
-    return Workload(
-        f"gdn gates, {s.name} T={length}",
-        lambda: kernels.gdn_gates(a, b, A_log, dt_bias),
-        lambda: _torch("gdn_gates")(a, b, A_log, dt_bias),
+        lambda: gpu.causal_conv1d(x, weight, state),
+        lambda: cpu.causal_conv1d(x.float(), weight.float(), state.float()),
     )
 
 
@@ -109,8 +89,8 @@ def _rms_norm(s: Shapes, rows: int) -> Workload:
     x, weight = randn(rows, s.hidden), randn(s.hidden)
     return Workload(
         f"rms norm, {s.name} N={rows}",
-        lambda: kernels.rms_norm(x, weight, _EPS, zero_centred=True),
-        lambda: _torch("rms_norm")(x.float(), weight, _EPS, True),
+        lambda: gpu.rms_norm(x, weight, _EPS, zero_centred=True),
+        lambda: cpu.rms_norm(x.float(), weight, _EPS, zero_centred=True),
     )
 
 
@@ -118,8 +98,8 @@ def _add_rms_norm(s: Shapes, rows: int) -> Workload:
     x, delta, weight = randn(rows, s.hidden), randn(rows, s.hidden), randn(s.hidden)
     return Workload(
         f"add + rms norm, {s.name} N={rows}",
-        lambda: kernels.add_rms_norm(x, delta, weight, _EPS),
-        lambda: _torch("add_rms_norm")(x.clone(), delta, weight, _EPS),
+        lambda: gpu.add_rms_norm(x, delta, weight, _EPS),
+        lambda: cpu.add_rms_norm(x.clone(), delta, weight, _EPS),
         changed=(x,),
     )
 
@@ -136,11 +116,12 @@ def _attention_prefill(s: Shapes, size: tuple[int, int]) -> Workload:
     q, gate = randn(2, num_new, s.heads, s.head_dim)
     k, v = randn(2, length, s.kv_heads, s.head_dim)
     table = torch.arange(length // BLOCK_SIZE, dtype=torch.int32, device=kernel_cases.DEVICE)
-    scale = s.head_dim**-0.5
+    arguments = q, gate, k, v, table, length
+    options = {"block_size": BLOCK_SIZE, "scale": s.head_dim**-0.5}
     return Workload(
         f"paged attention prefill, {s.name} T={num_new} L={length}",
-        lambda: kernels.paged_attention_prefill(q, gate, k, v, table, length, block_size=BLOCK_SIZE, scale=scale),
-        lambda: attention_prefill(q, k, v, scale).float() * torch.sigmoid(gate.float()),
+        lambda: gpu.paged_attention_prefill(*arguments, **options),
+        lambda: flash_attention_prefill(*arguments, **options),
     )
 
 
@@ -150,11 +131,10 @@ def _mrope_cos_sin(s: Shapes, length: int) -> Workload:
     inv_freq = 1e7 ** -(torch.arange(num_pairs, device=kernel_cases.DEVICE) / num_pairs)
     third = num_pairs // 3
     sections = (num_pairs - 2 * third, third, third)
-    axis = mrope_pair_axis(sections, num_pairs)
     return Workload(
         f"mrope cos sin, T={length}",
-        lambda: kernels.mrope_cos_sin(positions, inv_freq, sections),
-        lambda: _torch("mrope_cos_sin")(positions, inv_freq, axis),
+        lambda: gpu.mrope_cos_sin(positions, inv_freq, sections),
+        lambda: cpu.mrope_cos_sin(positions, inv_freq, sections),
     )
 
 
@@ -165,8 +145,8 @@ def _vision_rope(s: Shapes, length: int) -> Workload:
     cos, sin = angles.cos(), angles.sin()
     return Workload(
         f"apply partial rope, {s.name} vision T={length}",
-        lambda: kernels.apply_partial_rope(x, cos, sin),
-        lambda: _torch("apply_partial_rope")(x.float(), cos, sin),
+        lambda: gpu.apply_partial_rope(x, cos, sin),
+        lambda: cpu.apply_partial_rope(x.float(), cos, sin),
     )
 
 
@@ -180,8 +160,8 @@ def _qk_norm_rope_write(s: Shapes, length: int) -> Workload:
     inputs = qkv, cos, sin, q_norm, k_norm, _EPS
     return Workload(
         f"qk norm rope write, {s.name} N={length}",
-        lambda: kernels.qk_norm_rope_write(*inputs, k_cache, v_cache, rows, num_heads=s.heads),
-        lambda: _torch("qk_norm_rope_write")(*inputs, k_cache.clone(), v_cache.clone(), rows, s.heads),
+        lambda: gpu.qk_norm_rope_write(*inputs, k_cache, v_cache, rows, num_heads=s.heads),
+        lambda: cpu.qk_norm_rope_write(*inputs, k_cache.clone(), v_cache.clone(), rows, num_heads=s.heads),
         changed=(k_cache, v_cache),
     )
 
@@ -190,8 +170,8 @@ def _moe_experts(s: Shapes, num_tokens: int) -> Workload:
     inputs = kernel_cases.moe_inputs(s, num_tokens)
     return Workload(
         f"moe experts, {s.name} N={num_tokens}",
-        lambda: kernels.moe_experts(*inputs),
-        lambda: _torch("moe_experts")(*inputs, None),
+        lambda: gpu.moe_experts(*inputs),
+        lambda: cpu.moe_experts(*inputs),
     )
 
 
@@ -202,7 +182,7 @@ def _sample(s: Shapes, batch: int, vocab: int = VOCAB) -> Workload:
     banned = _zeros(vocab, dtype=torch.bool)
     row = torch.arange(batch, device=kernel_cases.DEVICE)
     filtered = row % 4 != 3
-    rows = kernels.SamplingRows(
+    rows = SamplingRows(
         temperature=torch.where(row % 2 == 0, 0.7, 1.0),
         top_k=torch.where(filtered, 20, 0).int(),
         top_p=torch.where(filtered, torch.where(row % 2 == 0, 0.8, 0.95), 1.0),
@@ -215,8 +195,8 @@ def _sample(s: Shapes, batch: int, vocab: int = VOCAB) -> Workload:
     )
     return Workload(
         f"sample, B={batch}",
-        lambda: kernels.sample(logits, rows, *seen, banned),
-        lambda: _torch("sample")(logits, rows, *(x.clone() for x in seen), banned.expand(batch, -1)),
+        lambda: gpu.sample(logits, rows, *seen, banned),
+        lambda: cpu.sample(logits, rows, seen[0].clone(), seen[1].clone(), banned),
         changed=seen,
         exact=True,
     )
@@ -228,7 +208,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "gdn_prefill": Operation(
         functools.partial(_from_cases, prefill_cases, "gdn_prefill"),
         (512, 4096, 16384),
-        ("gdn_prepare", "gdn_scan", "gdn_combine"),
+        ("gdn_prepare", "gdn_scan"),
     ),
     "gdn_step": Operation(functools.partial(_from_cases, decode_cases, "gdn_step"), _STEPS, ("gdn_decode_step",)),
     "attention_decode": Operation(
@@ -255,6 +235,4 @@ OPERATIONS: Mapping[str, Operation] = {
     "sample": Operation(_sample, _STEPS, ("sampling",), every_model=False),
     "apply_partial_rope": Operation(_vision_rope, (1024, 8192), ("apply_partial_rope",)),
     "mrope_cos_sin": Operation(_mrope_cos_sin, _BOTH, ("mrope_cos_sin",), every_model=False),
-    "gdn_gates": Operation(_gdn_gates, _PROMPTS, ("gdn_gates",)),
-    "causal_conv1d_step": Operation(_causal_conv1d_step, _STEPS, ("causal_conv1d_step",)),
 }

@@ -20,7 +20,7 @@ import qwen35mm
 import qwen35mm_kernels
 import qwen35mm_preprocess
 from qwen35mm.cpu import cpu_capabilities
-from qwen35mm_kernels import dispatch
+from qwen35mm_kernels import select_backend
 
 __all__ = ["arithmetic", "fingerprint", "sources_digest"]
 
@@ -95,7 +95,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _device(device: torch.device) -> dict[str, Any]:
-    described = {"type": device.type, "dispatch": dispatch.describe(device)}
+    described = {"type": device.type, "kernels": select_backend(device).__name__}
     if device.type != "cuda":
         return described
     properties = torch.cuda.get_device_properties(device)

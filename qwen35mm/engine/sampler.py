@@ -1,7 +1,7 @@
 """Chooses tokens on the device that the logits are on: what it knows of each slot's reply, and one draw for a batch.
 
-A draw depends on logits, parameters, seed and the token's number in its reply alone (`qwen35mm_kernels.sample`), so
-that a seed gives one text, whatever runs beside it and whether a grammar looks on or not.
+A draw depends on logits, parameters, seed and the token's number in its reply alone (`reference/sampling.py` of the
+kernels), so that a seed gives one text, whatever runs beside it and whether a grammar looks on or not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from qwen35mm.engine.batches import upload
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_kernels import SamplingRows, sample
+from qwen35mm_kernels import SamplingRows, select_backend
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
 
@@ -30,6 +30,7 @@ class Sampler:
     """
 
     def __init__(self, num_slots: int, vocab_size: int, banned_ids: Iterable[int], device: torch.device) -> None:
+        self._ops = select_backend(device)
         self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         # A row for each parameter, so that those of one slot are dense, too.
         self._floats = torch.ones(len(_FLOATS), num_slots + 1, dtype=torch.float32, device=device)
@@ -82,7 +83,7 @@ class Sampler:
             slots=slots,
         )
         banned = self._banned if banned is None else banned
-        token_ids = sample(logits, rows, self._in_text, self._in_reply, banned)
+        token_ids = self._ops.sample(logits, rows, self._in_text, self._in_reply, banned)
         self.newest[slots] = token_ids
         return token_ids
 

@@ -8,7 +8,7 @@ from torch import nn
 from qwen35mm.config import TextConfig
 from qwen35mm.model.batch import Batch
 from qwen35mm.model.layers import Factory, Linear, RMSNorm
-from qwen35mm_kernels import paged_attention_decode, paged_attention_prefill, qk_norm_rope_write, split_gate
+from qwen35mm_kernels import select_backend, split_gate
 
 
 class GatedAttention(nn.Module):
@@ -23,6 +23,7 @@ class GatedAttention(nn.Module):
         self.layer_idx = layer_idx
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.scale = self.head_dim**-0.5
+        self.ops = select_backend(factory["device"])
         width = 2 * (self.num_heads + config.num_key_value_heads) * self.head_dim
         self.qkv_proj = Linear(config.hidden_size, width, factory)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, factory)
@@ -34,12 +35,13 @@ class GatedAttention(nn.Module):
         qkv = self.qkv_proj(x)
         k_cache, v_cache = batch.pools[self.layer_idx]
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
-        q = qk_norm_rope_write(qkv, *rope, *norms, k_cache, v_cache, batch.slot_mapping, num_heads=self.num_heads)
+        pool = k_cache, v_cache, batch.slot_mapping
+        q = self.ops.qk_norm_rope_write(qkv, *rope, *norms, *pool, num_heads=self.num_heads)
         gate = split_gate(qkv, self.num_heads, self.head_dim)
         past = k_cache, v_cache, batch.block_table
         options = {"block_size": batch.block_size, "scale": self.scale}
         if isinstance(batch.lengths, int):
-            out = paged_attention_prefill(q, gate, *past, batch.lengths, **options)
+            out = self.ops.paged_attention_prefill(q, gate, *past, batch.lengths, **options)
         else:
-            out = paged_attention_decode(q, gate, *past, batch.lengths, **options)
+            out = self.ops.paged_attention_decode(q, gate, *past, batch.lengths, **options)
         return self.o_proj(out.flatten(1))

@@ -12,7 +12,7 @@ from torch import nn
 from qwen35mm.config import TextConfig
 from qwen35mm.model.batch import Batch
 from qwen35mm.model.layers import Factory, Linear, new_parameter
-from qwen35mm_kernels import causal_conv1d, gated_delta_prefill, gated_rms_norm, gdn_decode_step
+from qwen35mm_kernels import select_backend
 
 
 class GatedDeltaNet(nn.Module):
@@ -28,6 +28,7 @@ class GatedDeltaNet(nn.Module):
         self.num_k_heads, self.head_k_dim = config.linear_num_key_heads, config.linear_key_head_dim
         self.num_v_heads, self.head_v_dim = config.linear_num_value_heads, config.linear_value_head_dim
         self.eps = config.rms_norm_eps
+        self.ops = select_backend(factory["device"])
         key_dim = self.num_k_heads * self.head_k_dim
         self.qkv_split = (key_dim, key_dim, config.value_dim)
         self.in_split = (config.conv_dim, config.value_dim, self.num_v_heads, self.num_v_heads)
@@ -44,7 +45,7 @@ class GatedDeltaNet(nn.Module):
         mixed = self.in_proj(x)
         if isinstance(batch.slots, int):
             return self.out_proj(self._prefill(mixed, conv_states[batch.slots], recurrent_states[batch.slots]))
-        out = gdn_decode_step(
+        out = self.ops.gdn_decode_step(
             mixed,
             self.conv1d,
             self.A_log,
@@ -61,10 +62,10 @@ class GatedDeltaNet(nn.Module):
     def _prefill(self, mixed: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor) -> torch.Tensor:
         """One sequence's tokens, in chunks: in_proj's output [T, ...] -> out_proj's input [T, Hv * V]."""
         qkv, z, b, a = mixed.split(self.in_split, dim=-1)
-        qkv, final_conv = causal_conv1d(qkv, self.conv1d, conv_state)
+        qkv, final_conv = self.ops.causal_conv1d(qkv, self.conv1d, conv_state)
         conv_state.copy_(final_conv)
         q, k, v = qkv.split(self.qkv_split, dim=-1)
-        out = gated_delta_prefill(
+        out = self.ops.gated_delta_prefill(
             q.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
             k.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
             v.unflatten(-1, (self.num_v_heads, self.head_v_dim)),
@@ -75,4 +76,4 @@ class GatedDeltaNet(nn.Module):
             recurrent_state,
         )
         z = z.unflatten(-1, (self.num_v_heads, self.head_v_dim))
-        return gated_rms_norm(out, z, self.norm, self.eps).flatten(1)
+        return self.ops.gated_rms_norm(out, z, self.norm, self.eps).flatten(1)

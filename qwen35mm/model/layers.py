@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from qwen35mm.model.dense import linear
-from qwen35mm_kernels import add_rms_norm, rms_norm
+from qwen35mm_kernels import select_backend
 
 
 class Factory(TypedDict):
@@ -60,13 +60,14 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = new_parameter(width, **factory)
         self.eps = eps
+        self.ops = select_backend(factory["device"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps, zero_centred=True)
+        return self.ops.rms_norm(x, self.weight, self.eps, zero_centred=True)
 
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """Adds delta to x in place, and norms the sum."""
-        return add_rms_norm(x, delta, self.weight, self.eps)
+        return self.ops.add_rms_norm(x, delta, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):

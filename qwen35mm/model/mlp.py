@@ -12,7 +12,7 @@ from torch import nn
 from qwen35mm.config import MoEConfig
 from qwen35mm.model.dense import linear
 from qwen35mm.model.layers import Factory, Linear, new_parameter
-from qwen35mm_kernels import moe_experts, moe_route
+from qwen35mm_kernels import select_backend
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -38,6 +38,7 @@ class Experts(nn.Module):
 
     def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
         super().__init__()
+        self.ops = select_backend(factory["device"])
         self.gate_up_proj = new_parameter(config.num_experts, 2 * config.intermediate_size, hidden_size, **factory)
         self.down_proj = new_parameter(config.num_experts, hidden_size, config.intermediate_size, **factory)
 
@@ -53,7 +54,7 @@ class Experts(nn.Module):
             [N, hidden].
         """
         if x.device.type != "cpu":
-            return moe_experts(x, self.gate_up_proj, self.down_proj, chosen, weights)
+            return self.ops.moe_experts(x, self.gate_up_proj, self.down_proj, chosen, weights)
         # On a CPU the products are `linear`'s, which knows CPUs without bfloat16 arithmetic.
         num_tokens, top_k = chosen.shape
         order = torch.argsort(chosen.flatten(), stable=True)
@@ -75,12 +76,13 @@ class SparseMoE(nn.Module):
     def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
         super().__init__()
         self.top_k = config.num_experts_per_tok
+        self.ops = select_backend(factory["device"])
         self.gate = Linear(hidden_size, config.num_experts, factory)
         self.experts = Experts(hidden_size, config, factory)
         self.shared_expert = MLP(hidden_size, config.shared_intermediate_size, factory)
         self.shared_expert_gate = Linear(hidden_size, 1, factory)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights, chosen = moe_route(self.gate(x), self.top_k)
+        weights, chosen = self.ops.moe_route(self.gate(x), self.top_k)
         shared = self.shared_expert(x).mul_(torch.sigmoid(self.shared_expert_gate(x)))
         return self.experts(x, chosen, weights).add_(shared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from qwen35mm.config import RopeConfig
-from qwen35mm_kernels import mrope_cos_sin
+from qwen35mm_kernels import select_backend
 
 
 def inverse_frequencies(theta: float, dim: int, device: torch.device) -> torch.Tensor:
@@ -20,10 +20,11 @@ class TextRope:
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
         self.inv_freq = inverse_frequencies(config.theta, config.rotary_dim, device)
         self.mrope_section = config.mrope_section
+        self.ops = select_backend(device)
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions: [3, N] int64 -> cos and sin, each [N, rotary_dim / 2] float32."""
-        return mrope_cos_sin(positions, self.inv_freq, self.mrope_section)
+        return self.ops.mrope_cos_sin(positions, self.inv_freq, self.mrope_section)
 
 
 def vision_cos_sin(rows: torch.Tensor, columns: torch.Tensor, theta: float, head_dim: int) -> tuple[torch.Tensor, ...]:

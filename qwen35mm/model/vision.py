@@ -17,7 +17,7 @@ from qwen35mm.config import VisionConfig
 from qwen35mm.model.layers import Embedding, Factory, LayerNorm, Linear
 from qwen35mm.model.rope import vision_cos_sin
 from qwen35mm.model.vision_grid import interpolation_taps, patch_coordinates
-from qwen35mm_kernels import apply_partial_rope, vision_attention
+from qwen35mm_kernels import select_backend
 
 _LAYER_NORM_EPS = 1e-6
 
@@ -46,14 +46,15 @@ class VisionAttention(nn.Module):
     def __init__(self, config: VisionConfig, factory: Factory) -> None:
         super().__init__()
         self.num_heads = config.num_heads
+        self.ops = select_backend(factory["device"])
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, factory, bias=True)
         self.proj = Linear(config.hidden_size, config.hidden_size, factory, bias=True)
 
     def forward(self, x: torch.Tensor, state: VisionState) -> torch.Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
-        q = apply_partial_rope(q, state.cos, state.sin)
-        k = apply_partial_rope(k, state.cos, state.sin)
-        return self.proj(vision_attention(q, k, v, state.cu_seqlens).flatten(1))
+        q = self.ops.apply_partial_rope(q, state.cos, state.sin)
+        k = self.ops.apply_partial_rope(k, state.cos, state.sin)
+        return self.proj(self.ops.vision_attention(q, k, v, state.cu_seqlens).flatten(1))
 
 
 class VisionMLP(nn.Module):

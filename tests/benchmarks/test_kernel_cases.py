@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from benchmarks import kernel_cases
-from benchmarks.kernel_cases import Case, Shapes, decode_cases, prefill_cases
+from benchmarks.kernel_cases import Case, decode_cases, prefill_cases
+from benchmarks.shapes import Shapes
 
 TINY = Shapes("tiny", 64, 4, 2, 4, k_heads=2, gdn_dim=16, head_dim=32, experts=(8, 2, 32))
 

@@ -15,16 +15,16 @@ import torch
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 from benchmarks import tune_kernels
-from benchmarks.kernel_cases import SHAPES, Shapes
 from benchmarks.report import Spread
+from benchmarks.shapes import SHAPES, Shapes
 from benchmarks.tune_kernels import log, main, tune_all
 from benchmarks.tuning import Outcome, Refused, Wrong
 from benchmarks.tuning_workloads import OPERATIONS
 from qwen35mm_kernels.gpu import launch
 from qwen35mm_kernels.gpu.tables import Config, Table, read_table, write_table
 
-KERNELS = ["rms_norm", "gdn_gates"]
-NORM, GATES = ("rms_norm", "D256"), ("gdn_gates", "Hv4")
+KERNELS = ["rms_norm", "mrope_cos_sin"]
+NORM, ANGLES = ("rms_norm", "D256"), ("mrope_cos_sin", "R64")
 MODELS = [Shapes("small", 256, 2, 1, 4, k_heads=2)]
 FAST = Config({"BLOCK_ROWS": 4}, num_warps=8, num_stages=1)
 
@@ -62,9 +62,9 @@ def tuned(path: Path, kernels: list[str] = KERNELS, budget_s: float = 60) -> lis
 
 def test_what_is_faster_is_in_the_table_and_the_rest_is_not(card: None, tmp_path: Path) -> None:
     path = tmp_path / "card.json"
-    norm, gates = tuned(path)
+    norm, angles = tuned(path)
     assert (norm.kernel, norm.shape, norm.chosen, norm.ratio) == (*NORM, FAST, 0.5)
-    assert (gates.kernel, gates.shape, gates.chosen) == (*GATES, None)
+    assert (angles.kernel, angles.shape, angles.chosen) == (*ANGLES, None)
     assert [str(reason) for _, reason in norm.refused] == ["doesn't compile: CompilationError"]
     assert read_table(path) == {NORM: FAST}
     assert json.loads(path.read_text())["card"] == "Some Card"
@@ -72,14 +72,14 @@ def test_what_is_faster_is_in_the_table_and_the_rest_is_not(card: None, tmp_path
 
 def test_another_run_replaces_what_it_tunes(card: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "card.json"
-    slow, other = Config({"BLOCK": 256}, 2, 1), Config({"BLOCK_V": 16}, 4, 2)
-    kept: Table = {("gdn_scan", "Hv4_K128_V128_16"): other, ("gdn_gates", "Hv64"): slow}
+    slow, other = Config({"BLOCK_T": 2}, 2, 1), Config({"BLOCK_V": 16}, 4, 2)
+    kept: Table = {("gdn_scan", "Hv4_K128_V128_16"): other, ("mrope_cos_sin", "R32"): slow}
     stale: Table = {("gone", "D64"): other, ("rms_norm", "D64"): Config({"ROWS": 1})}
-    write_table(path, {**kept, **stale, GATES: slow, NORM: Config({"BLOCK_ROWS": 1}, 4, 1)}, {})
+    write_table(path, {**kept, **stale, ANGLES: slow, NORM: Config({"BLOCK_ROWS": 1}, 4, 1)}, {})
     tuned(path, ["rms_norm"])
-    assert read_table(path) == {**kept, GATES: slow, NORM: FAST}
+    assert read_table(path) == {**kept, ANGLES: slow, NORM: FAST}
     assert "gone D64: dropped" in capsys.readouterr().err
-    tuned(path, ["gdn_gates"])
+    tuned(path, ["mrope_cos_sin"])
     assert read_table(path) == {**kept, NORM: FAST}
 
 

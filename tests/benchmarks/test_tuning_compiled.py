@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 from benchmarks import kernel_cases
-from benchmarks.kernel_cases import SHAPES
+from benchmarks.shapes import SHAPES
 from benchmarks.tune_kernels import by_shape, compile_all
 from benchmarks.tuning_compile import processes
 from benchmarks.tuning_spaces import SPACES

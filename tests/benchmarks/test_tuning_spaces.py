@@ -15,12 +15,11 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 import qwen35mm_kernels
 from benchmarks import kernel_cases, tuning_workloads
-from benchmarks.kernel_cases import SHAPES, Shapes
+from benchmarks.shapes import SHAPES, Shapes
 from benchmarks.tune_kernels import asked_by, workloads_of
 from benchmarks.tuning import Checked
 from benchmarks.tuning_spaces import SPACES, sizes_of
 from benchmarks.tuning_workloads import OPERATIONS, Workload
-from qwen35mm_kernels.gpu import gdn_prefill
 from qwen35mm_kernels.gpu.launch import trial
 from qwen35mm_kernels.gpu.tables import Table
 
@@ -36,11 +35,11 @@ SMALL_SIZES: dict[str, tuple[Any, ...]] = {
     "sample": (4,),
 }
 # Some seconds each, interpreted.
-LONG = {"gdn_scan", "gdn_prepare", "gdn_combine", "moe_gate_up", "moe_down", "moe_combine", "sampling", "causal_conv1d"}
+LONG = {"gdn_scan", "gdn_prepare", "moe_gate_up", "moe_down", "moe_combine", "sampling", "causal_conv1d"}
 
 
 def kernels_in_sources() -> set[str]:
-    """The names that are passed to `config_for`, or to `norms._config`, which passes them on."""
+    """The names that are passed to `config_for`, or to `norm._config`, which passes them on."""
     found = set()
     for path in GPU.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -69,8 +68,7 @@ def test_candidates_are_few_and_fit_the_real_shapes(on_triton: None, monkeypatch
             of_one = asked_by(named, {})
             assert {name for name, _ in of_one} <= set(OPERATIONS[named[0]].kernels)
             asked |= of_one
-    # A state is cut into segments only where few programs carry it, which no default leads to.
-    assert {kernel for kernel, _ in asked} == set(SPACES) - {"gdn_combine"}
+    assert {kernel for kernel, _ in asked} == set(SPACES)
     for (kernel, shape), default in asked.items():
         candidates = SPACES[kernel].candidates(shape, default)
         assert 1 <= len(candidates) <= 12, (kernel, shape)
@@ -94,12 +92,9 @@ def small_workloads(kernel: str) -> Iterator[Workload]:
     "kernel", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in SPACES]
 )
 @torch.inference_mode()
-def test_every_cut_gives_the_right_result(kernel: str, on_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cut_gives_the_right_result(kernel: str, on_triton: None) -> None:
     """Interpreted: warps and stages make no difference here, blocks do."""
     torch.manual_seed(0)
-    if kernel == "gdn_combine":
-        monkeypatch.setattr(gdn_prefill, "_SEGMENTS_FROM_TOKENS", 64)
-        monkeypatch.setattr(gdn_prefill, "_SEGMENT_TOKENS", 64)
     cuts = set()
     for workload in small_workloads(kernel):
         checked = Checked(workload, {})

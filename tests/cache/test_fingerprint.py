@@ -88,7 +88,7 @@ def test_the_precision_of_products_counts(changed):
         ("torch.__version__", "2.99"),
         ("torch.__config__.show", lambda: "another build"),
         ("qwen35mm.__version__", "9"),
-        ("qwen35mm_kernels.dispatch.describe", lambda device: {"rms_norm": "triton"}),
+        ("qwen35mm.cache.fingerprint.select_backend", lambda device: SimpleNamespace(__name__="another")),
     ],
 )
 def test_libraries_and_the_machine_count(changed, monkeypatch, target, value):

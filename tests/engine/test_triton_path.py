@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from qwen35mm.engine import Engine, EngineSettings, Request
+from qwen35mm.engine import Engine, EngineSettings, Request, sampler
+from qwen35mm.model import Qwen35Model
 from qwen35mm.prompt import Image
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_kernels import dispatch
 from tests.engine.exact import MOE, SMALLEST, Chat, cache_settings, chat_model, picture, results, user, words
 from tests.interpreter import accept_arrays_of_one_element
 from tests.tiny import TinySpec
@@ -17,15 +15,16 @@ from tests.tiny import TinySpec
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 
-@pytest.fixture
-def on_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every operation that has a Triton kernel runs it, and the model takes the paths of a GPU."""
+def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operation that has a Triton kernel runs it, and the engine decodes as on a GPU."""
+    from qwen35mm_kernels import gpu
+
     accept_arrays_of_one_element()
-    dispatch.choices("cuda")  # the kernels enter dispatch
-    dispatch.choices.cache_clear()
-    monkeypatch.setattr(dispatch, "_BACKENDS", {"triton": lambda device_type: None, "torch": lambda device_type: None})
-    yield
-    dispatch.choices.cache_clear()
+    for module in (model.rope, *model.modules()):
+        if hasattr(module, "ops"):
+            monkeypatch.setattr(module, "ops", gpu)
+    monkeypatch.setattr(sampler, "select_backend", lambda device: gpu)
+    monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: True)
 
 
 def engine_of(spec: TinySpec, *, slots: int) -> Engine:
@@ -45,17 +44,10 @@ def requests(spec: TinySpec) -> list[Request]:
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("spec", [SMALLEST, MOE], ids=lambda spec: spec.name)
-def test_replies_are_those_of_the_torch_versions(
-    spec: TinySpec, slots: int, on_triton: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replies_are_those_of_the_torch_versions(spec: TinySpec, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(spec)
-    with monkeypatch.context() as patch:
-        patch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: True)
-        found = results(engine_of(spec, slots=slots), *asked)
-    assert {choice.backend for choice in dispatch.choices("cpu").values()} == {"triton", "torch"}
-    monkeypatch.undo()
-    dispatch.choices.cache_clear()
-    assert {choice.backend for choice in dispatch.choices("cpu").values()} == {"torch"}
     expected = results(engine_of(spec, slots=slots), *asked)
+    run_on_triton(chat_model(spec).model, monkeypatch)
+    found = results(engine_of(spec, slots=slots), *asked)
     for request in asked:
         assert found[request.id].token_ids == expected[request.id].token_ids

@@ -1,12 +1,50 @@
-"""Every kernel test runs with poisoned buffers: what a kernel doesn't write is NaN, never a lucky zero."""
+"""Each kernel test runs by every backend: torch, Triton's interpreter, and compiled on a card with `make test-gpu`.
+
+Buffers are poisoned: what a kernel doesn't write is NaN, never a lucky zero.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+
+from tests.kernels.compare import Backend
+
+TRITON = ("interpreted", pytest.param("cuda", marks=pytest.mark.gpu))
+
+
+def _backend(name: str) -> Backend:
+    if name == "cpu":
+        from qwen35mm_kernels import cpu
+
+        return Backend(name, cpu, torch.device("cpu"))
+    pytest.importorskip("triton", reason="Triton has no package for this platform")
+    from tests.interpreter import accept_arrays_of_one_element
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if interpreted and name == "cuda":
+        pytest.skip("kernels are interpreted here; on a card: make test-gpu")
+    assert interpreted == (name == "interpreted"), "TRITON_INTERPRET must be 1 for the interpreter"
+    accept_arrays_of_one_element()
+    from qwen35mm_kernels import gpu
+
+    return Backend(name, gpu, torch.device("cpu" if interpreted else "cuda"))
+
+
+@pytest.fixture(params=["cpu", *TRITON])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Every one, in turn."""
+    return _backend(request.param)
+
+
+@pytest.fixture(params=TRITON)
+def triton_backend(request: pytest.FixtureRequest) -> Backend:
+    """For what only Triton's kernels know, such as how they are cut."""
+    return _backend(request.param)
 
 
 @pytest.fixture(autouse=True)

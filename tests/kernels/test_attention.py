@@ -1,4 +1,4 @@
-"""Attention against its twins and transformers."""
+"""Attention against the reference and transformers. What no sequence holds is NaN."""
 
 from __future__ import annotations
 
@@ -10,103 +10,184 @@ import torch
 import torch.nn.functional as F
 from transformers.models.qwen3_5.modeling_qwen3_5 import eager_attention_forward
 
-from qwen35mm_kernels import attention_decode, attention_prefill, vision_attention
-from qwen35mm_kernels.attention import naive_attention_decode, naive_attention_prefill, naive_vision_attention
-from tests.kernels.compare import DTYPES, LENGTHS, assert_close, sliced
+from qwen35mm_kernels import cpu, split_gate
+from qwen35mm_kernels.cpu.attention import attention_decode
+from tests.kernels.compare import DTYPES, LENGTHS, Backend, assert_close, sliced
+from tests.kernels.paged import BLOCK_SIZE, Pool, projection
 
-HEAD_DIM = 32
 SCALE = 0.3  # not the default of torch's function
-HEADS = [(4, 4), (4, 2), (8, 2), (6, 1)]
+OPTIONS: dict[str, Any] = {"block_size": BLOCK_SIZE, "scale": SCALE}
+
+
+def queries(num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries as a slice, and a gate that is a view of the projection."""
+    qkv = torch.randn(num_tokens, 2 * (num_heads + 1) * head_dim + 8).to(dtype)
+    return torch.randn(num_tokens, num_heads + 1, head_dim).to(dtype)[:, 1:], split_gate(qkv, num_heads, head_dim)
+
+
+def test_the_gate_is_the_second_half_of_each_head() -> None:
+    qkv = torch.arange(2.0)[:, None] * 100 + torch.arange(24.0)
+    assert split_gate(qkv, 4, 2)[1].tolist() == [[102, 103], [106, 107], [110, 111], [114, 115]]
+    assert split_gate(qkv, 4, 2).data_ptr() == qkv[:, 2:].data_ptr()
+
+
+# Writing.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", LENGTHS)
-@pytest.mark.parametrize("cached", [0, 1, 70])
-def test_prefill_equals_its_twin(num_tokens: int, cached: int, dtype: torch.dtype) -> None:
-    q = sliced(num_tokens, 4, HEAD_DIM, dtype=dtype)
-    k, v = (sliced(num_tokens + cached, 2, HEAD_DIM, dtype=dtype) for _ in range(2))
-    actual = attention_prefill(q, k, v, scale=SCALE)
-    assert_close(actual, naive_attention_prefill(q, k, v, SCALE))
+def test_write(num_tokens: int, dtype: torch.dtype, backend: Backend) -> None:
+    """Rows that no token has stay NaN."""
+    case = projection(num_tokens, num_heads=2, num_kv_heads=1, head_dim=64, rotated=16, dtype=dtype)
+    backend.check("qk_norm_rope_write", *case, num_heads=2)
 
 
-@pytest.mark.parametrize("heads", HEADS)
-def test_prefill_with_grouped_heads_equals_transformers(heads: tuple[int, int]) -> None:
-    num_heads, num_kv_heads = heads
-    q, k, v = sliced(50, num_heads, 256), sliced(80, num_kv_heads, 256), sliced(80, num_kv_heads, 256)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(8, 2, 256, 64), (4, 4, 32, 32), (6, 2, 64, 12), (2, 1, 64, 0)])
+def test_write_at_other_sizes(sizes: tuple[int, int, int, int], dtype: torch.dtype, backend: Backend) -> None:
+    num_heads, num_kv_heads, head_dim, rotated = sizes
+    case = projection(
+        9, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rotated=rotated, dtype=dtype
+    )
+    backend.check("qk_norm_rope_write", *case, num_heads=num_heads)
+
+
+def test_padding_is_neither_written_nor_read(backend: Backend) -> None:
+    case = projection(11, num_heads=2, num_kv_heads=1, head_dim=64, rotated=16, dtype=torch.bfloat16)
+    qkv, *_, k_cache, v_cache, rows = case
+    padding = [0, 4, 9, 10]
+    rows[padding], qkv[padding] = -1, float("nan")  # type: ignore[index]
+    q = backend.check("qk_norm_rope_write", *case, num_heads=2)
+    assert not q[padding].any()
+    assert all(int(cache[:, 0, 0].isfinite().sum()) == 7 for cache in (k_cache, v_cache))  # type: ignore[index]
+
+
+def test_a_written_token_has_the_same_bits_alone_and_among_others(triton_backend: Backend) -> None:
+    case = projection(37, num_heads=2, num_kv_heads=1, head_dim=256, rotated=64, dtype=torch.float32)
+    qkv, cos, sin, *rest, rows = case
+    q = triton_backend.run("qk_norm_rope_write", *case, num_heads=2)
+    k_cache = rest[3].clone()  # type: ignore[union-attr]
+    rest[3].fill_(7.0)  # type: ignore[union-attr]
+    one = [x[20:21] for x in (qkv, cos, sin)]  # type: ignore[index]
+    alone = triton_backend.run("qk_norm_rope_write", *one, *rest, rows[20:21], num_heads=2)  # type: ignore[index]
+    assert torch.equal(alone[0], q[20])
+    assert torch.equal(rest[3][rows[20]], k_cache[rows[20]])  # type: ignore[index]
+
+
+# Decode.
+
+
+def check_decode(backend: Backend, pool: Pool, num_heads: int, scale: float = SCALE) -> torch.Tensor:
+    q, gate = queries(len(pool.lengths), num_heads, pool.k_cache.shape[2], pool.k_cache.dtype)
+    past = pool.k_cache, pool.v_cache, pool.block_table, pool.lengths
+    return backend.check("paged_attention_decode", q, gate, *past, block_size=BLOCK_SIZE, scale=scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [*LENGTHS, 128, 129])
+def test_decode_of_one_sequence(length: int, dtype: torch.dtype, backend: Backend) -> None:
+    check_decode(backend, Pool([length], num_kv_heads=2, head_dim=64, dtype=dtype), 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (17, 1)])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_decode_of_a_batch(heads: tuple[int, int], in_order: bool, dtype: torch.dtype, backend: Backend) -> None:
+    """With padding rows, and with blocks in any order or side by side."""
+    lengths = [0, 70, 1, 0, 140, 64]
+    pool = Pool(lengths, num_kv_heads=heads[1], head_dim=32, dtype=dtype, max_blocks=6, in_order=in_order)
+    assert not check_decode(backend, pool, heads[0])[[0, 3]].any()
+
+
+def test_decode_at_the_real_sizes(backend: Backend) -> None:
+    check_decode(backend, Pool([150, 3], num_kv_heads=2, head_dim=256, dtype=torch.bfloat16), 16, scale=0.0625)
+
+
+def test_a_sequence_has_the_same_bits_in_any_company(backend: Backend) -> None:
+    """Neither the others' lengths, nor the width of the block table, nor the batch change a bit."""
+    pool = Pool([130, 400, 0, 77], num_kv_heads=1, head_dim=64, dtype=torch.bfloat16, max_blocks=20)
+    q, gate = queries(4, 4, 64, torch.bfloat16)
+    caches, tables = (pool.k_cache, pool.v_cache), (pool.block_table, pool.lengths)
+    together = backend.run("paged_attention_decode", q, gate, *caches, *tables, **OPTIONS)
+    for b, width in ((0, 3), (3, 2), (1, 7)):
+        one = slice(b, b + 1)
+        alone = pool.block_table[one, :width], pool.lengths[one]
+        assert torch.equal(
+            backend.run("paged_attention_decode", q[one], gate[one], *caches, *alone, **OPTIONS)[0], together[b]
+        )
+
+
+# Prefill.
+
+
+def check_prefill(
+    backend: Backend, pool: Pool, num_tokens: int, num_heads: int, scale: float = SCALE, op: str | None = None
+) -> None:
+    q, gate = queries(num_tokens, num_heads, pool.k_cache.shape[2], pool.k_cache.dtype)
+    past = pool.k_cache, pool.v_cache, pool.block_table[0], int(pool.lengths[0])
+    backend.check(op or "paged_attention_prefill", q, gate, *past, block_size=BLOCK_SIZE, scale=scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+@pytest.mark.parametrize("cached", [0, 70])
+def test_prefill(num_tokens: int, cached: int, dtype: torch.dtype, backend: Backend) -> None:
+    check_prefill(
+        backend, Pool([num_tokens + cached], num_kv_heads=1, head_dim=32, dtype=dtype, max_blocks=7), num_tokens, 2
+    )
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_prefill_with_grouped_heads(heads: tuple[int, int], in_order: bool, backend: Backend) -> None:
+    pool = Pool([100], num_kv_heads=heads[1], head_dim=64, dtype=torch.bfloat16, in_order=in_order)
+    check_prefill(backend, pool, 45, heads[0])
+
+
+def test_prefill_at_the_real_sizes(backend: Backend) -> None:
+    check_prefill(backend, Pool([150], num_kv_heads=1, head_dim=256, dtype=torch.bfloat16), 40, 8, scale=0.0625)
+
+
+def test_prefill_equals_transformers(backend: Backend) -> None:
+    pool = Pool([80], num_kv_heads=2, head_dim=64, dtype=torch.float32)
+    q, gate = queries(50, 4, 64, torch.float32)
     future = torch.ones(50, 80, dtype=torch.bool).triu(31)
     theirs, _ = eager_attention_forward(
-        SimpleNamespace(num_key_value_groups=num_heads // num_kv_heads, training=False),  # type: ignore[arg-type]
-        *(x.transpose(0, 1)[None] for x in (q, k, v)),
+        SimpleNamespace(num_key_value_groups=2, training=False),  # type: ignore[arg-type]
+        *(x.transpose(0, 1)[None] for x in (q, pool.k_cache[pool.rows(0)], pool.v_cache[pool.rows(0)])),
         attention_mask=torch.zeros(50, 80).masked_fill_(future, float("-inf")),
-        scaling=0.0625,
+        scaling=SCALE,
     )
-    assert_close(attention_prefill(q, k, v, scale=0.0625), theirs[0])
+    past = pool.k_cache, pool.v_cache, pool.block_table[0], 80
+    assert_close(backend.run("paged_attention_prefill", q, gate, *past, **OPTIONS), theirs[0] * gate.sigmoid())
 
 
-def test_prefill_sees_nothing_of_the_future() -> None:
-    q, k, v = (torch.randn(300, 2, HEAD_DIM) for _ in range(3))
-    before = attention_prefill(q, k, v, scale=SCALE)
-    k[200:], v[200:] = 50.0, -1e4
-    after = attention_prefill(q, k, v, scale=SCALE)
+def test_prefill_sees_nothing_of_the_future(backend: Backend) -> None:
+    pool = Pool([300], num_kv_heads=2, head_dim=32, dtype=torch.float32)
+    q, gate = queries(300, 2, 32, torch.float32)
+    past = pool.k_cache, pool.v_cache, pool.block_table[0], 300
+    before = backend.run("paged_attention_prefill", q, gate, *past, **OPTIONS)
+    pool.k_cache[pool.rows(0)[200:]], pool.v_cache[pool.rows(0)[200:]] = 50.0, -1e4
+    after = backend.run("paged_attention_prefill", q, gate, *past, **OPTIONS)
     assert torch.equal(before[:200], after[:200])
     assert not torch.equal(before[200:], after[200:])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_keys", LENGTHS)
-@pytest.mark.parametrize("heads", HEADS)
-def test_decode_equals_its_twin(heads: tuple[int, int], num_keys: int, dtype: torch.dtype) -> None:
-    num_heads, num_kv_heads = heads
-    q = sliced(num_heads, HEAD_DIM, dtype=dtype)
-    k, v = (sliced(num_keys, num_kv_heads, HEAD_DIM, dtype=dtype) for _ in range(2))
-    actual = attention_decode(q, k, v, scale=SCALE)
-    assert actual.shape == q.shape
-    assert_close(actual, naive_attention_decode(q, k, v, SCALE))
-
-
-def test_decode_equals_the_last_row_of_prefill() -> None:
-    q, k, v = torch.randn(40, 4, HEAD_DIM), torch.randn(40, 2, HEAD_DIM), torch.randn(40, 2, HEAD_DIM)
-    assert_close(attention_decode(q[-1], k, v, scale=SCALE), attention_prefill(q, k, v, scale=SCALE)[-1])
+# The vision tower.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bounds", [[0, 1], [0, 64], [0, 16, 32, 48], [0, 4, 12, 20, 65]])
-def test_vision_attention_equals_its_twin(bounds: list[int], dtype: torch.dtype) -> None:
-    q, k, v = (sliced(bounds[-1], 3, HEAD_DIM, dtype=dtype) for _ in range(3))
-    expected = naive_vision_attention(q, k, v, bounds)
-    for cu_seqlens in (bounds, torch.tensor(bounds, dtype=torch.int32)):
-        assert_close(vision_attention(q, k, v, cu_seqlens), expected)
+def test_vision_attention(bounds: list[int], dtype: torch.dtype, backend: Backend) -> None:
+    q, k, v = (sliced(bounds[-1], 3, 32, dtype=dtype) for _ in range(3))
+    backend.check("vision_attention", q, k, v, bounds)
+    backend.check("vision_attention", q, k, v, torch.tensor(bounds, dtype=torch.int32))
 
 
 def test_a_frame_is_the_same_alone_and_beside_others() -> None:
-    q, k, v = (torch.randn(48, 3, HEAD_DIM) for _ in range(3))
-    frames = [vision_attention(q[i : i + 16], k[i : i + 16], v[i : i + 16], [0, 16]) for i in (0, 16, 32)]
-    assert torch.equal(vision_attention(q, k, v, [0, 16, 32, 48]), torch.cat(frames))
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    q, k = torch.randn(5, 4, HEAD_DIM), torch.randn(5, 2, HEAD_DIM)
-    with pytest.raises(ValueError, match="1 <= T <= L, got T = 5 queries and L = 4 keys"):
-        attention_prefill(q, k[:4], k[:4], scale=SCALE)
-    with pytest.raises(ValueError, match="1 <= T <= L, got T = 0"):
-        attention_prefill(q[:0], k, k, scale=SCALE)
-    with pytest.raises(ValueError, match="multiple of key heads, got Hq = 4 and Hkv = 3"):
-        attention_prefill(q, torch.randn(5, 3, HEAD_DIM), torch.randn(5, 3, HEAD_DIM), scale=SCALE)
-    with pytest.raises(TypeError, match=r"k must be torch.float32, got torch.bfloat16"):
-        attention_prefill(q, k.bfloat16(), k, scale=SCALE)
-    with pytest.raises(ValueError, match=r"v must be the shape of k = \[5, 2, 32\], got \[4, 2, 32\]"):
-        attention_decode(q[0], k, k[:4], scale=SCALE)
-    with pytest.raises(ValueError, match=r"q must be \[Hq, D\] = \[any, any\], got \[5, 4, 32\]"):
-        attention_decode(q, k, k, scale=SCALE)
-    with pytest.raises(ValueError, match="at least one token, got L = 0"):
-        attention_decode(q[0], k[:0], k[:0], scale=SCALE)
-
-
-@pytest.mark.parametrize("bounds", [[], [0], [0, 4], [1, 5], [0, 3, 3, 5], [0, 5, 3, 5], [0, 6]])
-def test_frames_that_do_not_cover_the_patches_are_refused(bounds: list[int]) -> None:
-    q = torch.randn(5, 4, HEAD_DIM)
-    with pytest.raises(ValueError, match="rise from 0 to P = 5"):
-        vision_attention(q, q, q, bounds)
+    q, k, v = (torch.randn(48, 3, 32) for _ in range(3))
+    frames = [cpu.vision_attention(q[i : i + 16], k[i : i + 16], v[i : i + 16], [0, 16]) for i in (0, 16, 32)]
+    assert_close(cpu.vision_attention(q, k, v, [0, 16, 32, 48]), torch.cat(frames), 1e-6)
 
 
 def test_no_plan_is_built_for_each_shape_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +201,8 @@ def test_no_plan_is_built_for_each_shape_on_a_card(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
     for device in ("meta", "cpu"):  # meta tensors take a card's way
-        q, k = torch.empty(8, 2, HEAD_DIM, device=device), torch.empty(3, 2, HEAD_DIM, device=device)
-        vision_attention(q, q, q, [0, 8])
+        q, k = torch.empty(8, 2, 32, device=device), torch.empty(3, 2, 32, device=device)
+        cpu.vision_attention(q, q, q, [0, 8])
         attention_decode(q[0], k, k, scale=SCALE)
     assert allowed == [False, False, True, True]
     assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -1,7 +1,8 @@
-"""Sampling in torch against its twin, transformers' logits processors and Philox's published numbers."""
+"""Sampling against the reference and transformers: the same ids, whichever way a search goes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,198 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from qwen35mm_kernels.sampling import exponentials, naive_sample, philox, random_bits, sample
-from tests.kernels.sampling_cases import CASES, VOCAB, copied, make_case, make_rows, pools
+from qwen35mm_kernels import SamplingRows, cpu
+from qwen35mm_kernels.reference.sampling import exponentials, philox, random_bits
+from tests.kernels.compare import Backend
+
+VOCAB = 97
+# Parameters that take turns over the rows of a batch.
+CASES: dict[str, dict[str, Sequence[float]]] = {
+    "greedy": {"temperature": [0.0], "repetition_penalty": [1.0, 1.5], "presence_penalty": [0.0, 1.0]},
+    "temperature": {"temperature": [0.7, 1.0, 3.0]},
+    "top_k": {"top_k": [1, 2, 5, 20, 96, 97, 5000]},
+    "top_p": {"top_p": [0.05, 0.5, 0.8, 0.95, 0.9999]},
+    "min_p": {"min_p": [0.01, 0.2, 1.0]},
+    "mixed": {
+        "temperature": [1.0, 0.0, 0.6, 2.0],
+        "top_k": [20, 0, 3],
+        "top_p": [0.8, 1.0, 0.95, 0.3, 1.0],
+        "min_p": [0.0, 0.05],
+        "repetition_penalty": [1.0, 1.3, 0.7],
+        "presence_penalty": [0.0, 1.5, -0.5],
+    },
+    "flat": {"top_k": [0, 5, 60], "top_p": [0.5, 1.0, 0.9]},
+    "ties": {"top_k": [0, 3, 10], "top_p": [1.0, 0.7]},
+}
+
+
+def make_rows(batch: int, **values: float | Sequence[float]) -> SamplingRows:
+    """Rows that filter nothing but where `values` says so, which are repeated up to `batch`."""
+
+    def row_values(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
+        given = values.get(name, default)
+        turns = list(given) if isinstance(given, Sequence) else [given]
+        return torch.tensor([turns[row % len(turns)] for row in range(batch)], dtype=dtype)
+
+    rows = SamplingRows(
+        temperature=row_values("temperature", 1.0, torch.float32),
+        top_k=row_values("top_k", 0, torch.int32),
+        top_p=row_values("top_p", 1.0, torch.float32),
+        min_p=row_values("min_p", 0.0, torch.float32),
+        repetition_penalty=row_values("repetition_penalty", 1.0, torch.float32),
+        presence_penalty=row_values("presence_penalty", 0.0, torch.float32),
+        seeds=torch.arange(batch) * 0x1234567890AB,
+        steps=torch.arange(batch) * 7919,
+        slots=torch.arange(batch),
+    )
+    for name in ("seeds", "steps", "slots"):
+        if name in values:
+            getattr(rows, name).copy_(row_values(name, 0, torch.int64))
+    return rows
+
+
+def pools(num_slots: int, vocab: int = VOCAB) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nothing seen: text and reply."""
+    return torch.zeros(num_slots, vocab, dtype=torch.bool), torch.zeros(num_slots, vocab, dtype=torch.bool)
+
+
+def make_case(
+    case: str, batch: int, vocab: int = VOCAB, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, SamplingRows, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Logits as a slice, rows with slots in a mixed order, pools with two slots too many, and banned ids per row."""
+    rows = make_rows(batch, **CASES[case])
+    rows.slots.copy_(torch.randperm(batch + 2)[:batch])
+    logits = torch.randn(batch, vocab + 6)[:, 2:-4] * 2
+    if case == "flat":
+        logits = logits * 1e-3
+    elif case == "ties":
+        logits = logits.round()
+    seen = torch.rand(batch + 2, vocab) < 0.3, torch.rand(batch + 2, vocab) < 0.2
+    return logits.to(dtype), rows, seen, torch.rand(batch, vocab) < 0.1
+
+
+def copied(seen: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return seen[0].clone(), seen[1].clone()
+
+
+def wide_pool(pool: torch.Tensor) -> torch.Tensor:
+    """The same pool as a slice of one with longer rows."""
+    wide = torch.zeros(pool.shape[0], pool.shape[1] + 9, dtype=torch.bool)
+    wide[:, 4:-5] = pool
+    return wide[:, 4:-5]
+
+
+def check(backend: Backend, case: str, dtype: torch.dtype = torch.float32, batch: int = 7) -> None:
+    logits, rows, seen, banned = make_case(case, batch, dtype=dtype)
+    backend.check("sample", logits, rows, *map(wide_pool, seen), banned)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_filter(case: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ids, exactly, and the same pools afterwards."""
+    if backend.name == "interpreted":
+        cut(monkeypatch, 128, 32)
+    check(backend, case, batch=60 if backend.name == "cpu" else 7)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_filter_short_of_candidates(case: str, triton_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, 32, 4)
+    check(triton_backend, case)
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, block: int, capacity: int) -> None:
+    """Cuts the kernels' vocabulary into blocks, of which so many candidates are kept."""
+    from qwen35mm_kernels.gpu import sampling
+    from qwen35mm_kernels.gpu.launch import Config
+
+    monkeypatch.setattr(sampling, "_DEFAULT", Config({"BLOCK": block, "CAPACITY": capacity}, 4))
+
+
+@pytest.mark.parametrize("case", ["greedy", "mixed", "ties"])
+def test_bfloat16_logits(case: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend.name != "cpu":
+        cut(monkeypatch, 16, 16)
+    check(backend, case, torch.bfloat16)
+
+
+def test_one_row_of_banned_ids_is_every_rows(backend: Backend) -> None:
+    logits, rows, seen, banned = make_case("mixed", 5)
+    every = backend.run("sample", logits, rows, *copied(seen), banned[:1].expand(5, -1).clone())
+    assert torch.equal(backend.run("sample", logits, rows, *copied(seen), banned[0]), every)
+
+
+def test_many_draws_equal_those_of_torch(triton_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, 64, 16)
+    batch = 40 if triton_backend.name == "interpreted" else 5000
+    logits = (torch.randn(VOCAB) * 2).expand(batch, -1)
+    rows = make_rows(batch, temperature=[0.7, 1.5], top_k=[0, 7, 20], top_p=[1.0, 0.9, 0.6, 0.95, 1.0])
+    banned = torch.zeros(VOCAB, dtype=torch.bool)
+    expected = cpu.sample(logits, rows, *pools(batch), banned)
+    assert torch.equal(triton_backend.run("sample", logits, rows, *pools(batch), banned), expected)
+
+
+def check_real_vocabulary(backend: Backend, rows: SamplingRows) -> None:
+    batch, vocab = len(rows.slots), 248_320
+    logits = torch.randn(batch, vocab) * 3
+    logits[:, 200_000:200_030] += 12
+    seen, banned = pools(batch, vocab), torch.rand(vocab) < 0.01
+    expected = cpu.sample(logits, rows, *copied(seen), banned)
+    assert torch.equal(backend.run("sample", logits, rows, *seen, banned), expected)
+
+
+def test_the_real_vocabulary_in_the_default_blocks(triton_backend: Backend) -> None:
+    rows = make_rows(2, temperature=[1.0, 0.8], top_k=[20, 0], top_p=[0.95, 1.0])
+    check_real_vocabulary(triton_backend, rows)
+
+
+@pytest.mark.slow
+def test_the_real_vocabulary_where_candidates_run_short(triton_backend: Backend) -> None:
+    rows = make_rows(3, temperature=[2.0, 3.0], top_k=[0, 5000, 0], top_p=[0.9, 0.99])
+    check_real_vocabulary(triton_backend, rows)
+
+
+def test_a_draw_depends_on_its_own_row_alone(backend: Backend) -> None:
+    """Alone, in another order and at another place in the pools: the same token."""
+    batch = 12 if backend.name == "cpu" else 3
+    logits, rows, seen, banned = make_case("mixed", batch)
+    together = backend.run("sample", logits, rows, *copied(seen), banned)
+    for row in range(batch):
+        alone = SamplingRows(*(tensor[row : row + 1] for tensor in vars(rows).values()))
+        alone = replace(alone, slots=torch.tensor([1]))
+        in_text, in_reply = (torch.stack([pool[0], pool[rows.slots[row]]]) for pool in seen)
+        one = slice(row, row + 1)
+        assert backend.run("sample", logits[one], alone, in_text, in_reply, banned[one]) == together[row]
+
+
+def test_greedy_takes_the_first_of_equals(backend: Backend) -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[:, [7, 11]] = 2.0
+    rows = make_rows(2, temperature=[0.0, 1.0], top_k=[0, 1])
+    banned = torch.zeros(2, VOCAB, dtype=torch.bool)
+    assert backend.run("sample", logits, rows, *pools(2), banned).tolist() == [7, 7]
+    banned[1, 7] = True
+    assert backend.run("sample", logits, rows, *pools(2), banned).tolist() == [7, 11]
+
+
+def test_zeros_of_both_signs_are_equal(backend: Backend) -> None:
+    """-0.0 isn't below 0.0: both pass top-p, and greedy takes the first."""
+    logits = torch.full((16, VOCAB), -50.0)
+    logits[:, [4, 9]] = torch.tensor([-0.0, 0.0])
+    rows = replace(make_rows(16, top_p=0.4), temperature=torch.tensor([0.0] + [1.0] * 15))
+    banned = torch.zeros(VOCAB, dtype=torch.bool)
+    chosen = backend.run("sample", logits, rows, *pools(16), banned).tolist()
+    assert chosen[0] == 4
+    assert set(chosen) == {4, 9}
+
+
+def test_logits_of_nan_choose_a_token_that_there_is(triton_backend: Backend) -> None:
+    logits = torch.full((3, VOCAB), torch.nan)
+    rows = make_rows(3, temperature=[0.0, 1.0, 1.0], top_k=[0, 0, 5])
+    chosen = triton_backend.run("sample", logits, rows, *pools(3), torch.zeros(VOCAB, dtype=torch.bool))
+    assert chosen.min() >= 0
+    assert chosen.max() < VOCAB
+
 
 PROMPT = [3, 5, 5, 8]
 
@@ -54,35 +245,12 @@ def test_draws_follow_the_oracles_distribution(values: dict[str, float]) -> None
     seen_in_text, seen_in_reply = pools(draws)
     seen_in_text[:, PROMPT] = True
     banned = torch.zeros(VOCAB, dtype=torch.bool)
-    chosen = sample(logits.expand(draws, -1), rows, seen_in_text, seen_in_reply, banned)
+    chosen = cpu.sample(logits.expand(draws, -1), rows, seen_in_text, seen_in_reply, banned)
     counts = torch.bincount(chosen, minlength=VOCAB)
     assert counts[expected == 0].sum() == 0
     # Five standard deviations of a binomial count: a wrong formula is far outside, chance isn't.
     deviation = (draws * expected * (1 - expected)).sqrt()
     assert ((counts - draws * expected).abs() <= 5 * deviation + 1).all()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_sampling_equals_its_twin(case: str) -> None:
-    """The same ids, exactly, and the same pools afterwards."""
-    logits, rows, seen, banned = make_case(case, batch=60)
-    expected_seen = copied(seen)
-    expected = naive_sample(logits, rows, *expected_seen, banned)
-    before = logits.clone()
-    assert torch.equal(sample(logits, rows, *seen, banned), expected)
-    assert all(map(torch.equal, seen, expected_seen))
-    assert torch.equal(logits, before)
-
-
-def test_a_draw_depends_on_its_own_row_alone() -> None:
-    """Alone, in another order and at another place in the pools: the same token."""
-    logits, rows, seen, banned = make_case("mixed", batch=12)
-    together = sample(logits, rows, *copied(seen), banned)
-    for row in range(12):
-        alone = make_rows(1, **{name: getattr(rows, name)[row].item() for name in vars(rows)})
-        alone = replace(alone, slots=torch.tensor([1]))
-        in_text, in_reply = (torch.stack([pool[0], pool[rows.slots[row]]]) for pool in seen)
-        assert sample(logits[row : row + 1], alone, in_text, in_reply, banned[row : row + 1]) == together[row]
 
 
 def test_seeds_and_steps_give_other_draws() -> None:
@@ -110,25 +278,3 @@ def test_exponentials_are_precise_at_both_ends() -> None:
     assert torch.allclose(exponentials(bits)[:-1].double(), exact[:-1], rtol=1e-3)
     assert torch.allclose(exponentials(bits)[:7].double(), exact[:7], rtol=1e-6)
     assert torch.isfinite(exponentials(bits)).all()
-
-
-def test_greedy_takes_the_first_of_equals() -> None:
-    logits = torch.zeros(2, VOCAB)
-    logits[:, [7, 11]] = 2.0
-    rows = make_rows(2, temperature=[0.0, 1.0], top_k=[0, 1])
-    banned = torch.zeros(2, VOCAB, dtype=torch.bool)
-    assert sample(logits, rows, *pools(2), banned).tolist() == [7, 7]
-    banned[1, 7] = True
-    assert sample(logits, rows, *pools(2), banned).tolist() == [7, 11]
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    logits, rows, (seen_in_text, seen_in_reply), banned = make_case("mixed", batch=3)
-    with pytest.raises(ValueError, match=r"seen_in_reply must be \[S, vocab\] = \[any, 97\], got \[5, 96\]"):
-        sample(logits, rows, seen_in_text, seen_in_reply[:, :-1], banned)
-    with pytest.raises(TypeError, match=r"top_k must be torch.int32, got torch.float32"):
-        sample(logits, replace(rows, top_k=rows.top_p), seen_in_text, seen_in_reply, banned)
-    with pytest.raises(ValueError, match=r"seeds must be \[B\] = \[3\], got \[2\]"):
-        sample(logits, replace(rows, seeds=rows.seeds[:2]), seen_in_text, seen_in_reply, banned)
-    with pytest.raises(ValueError, match=r"banned must be .* = \[3, 97\], got \[2, 97\]"):
-        sample(logits, rows, seen_in_text, seen_in_reply, banned[:2])

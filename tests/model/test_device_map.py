@@ -16,7 +16,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.device_map import DeviceMap, DeviceRequest, place
-from qwen35mm_kernels import gdn_decode_step
+from qwen35mm_kernels import cpu
 from tests.model.layouts import our_prefill_of, our_step
 from tests.tiny import DEEP, SHALLOW, TinyCheckpoints
 
@@ -187,17 +187,19 @@ def split(
         assert {x.device for x in tensors if isinstance(x, torch.Tensor)} == {qkv.device}
         return qkv.new_empty(len(qkv), num_heads, config.text.head_dim)
 
+    decode_step = cpu.gdn_decode_step
+
     def step(mixed: torch.Tensor, *rest: torch.Tensor | float, num_k_heads: int) -> torch.Tensor:
         if mixed.device == CPU:
-            return gdn_decode_step(mixed, *rest, num_k_heads=num_k_heads)  # pyright: ignore[reportArgumentType]
+            return decode_step(mixed, *rest, num_k_heads=num_k_heads)  # pyright: ignore[reportArgumentType]
         assert {x.device for x in rest if isinstance(x, torch.Tensor)} == {META}
         return mixed.new_empty(len(mixed), config.text.value_dim)
 
-    monkeypatch.setattr("qwen35mm.model.gated_delta_net.gdn_decode_step", step)
-    # The torch versions read places and lengths, which nothing on the meta device has.
-    monkeypatch.setattr("qwen35mm.model.attention.paged_attention_decode", attend)
-    monkeypatch.setattr("qwen35mm.model.attention.paged_attention_prefill", attend)
-    monkeypatch.setattr("qwen35mm.model.attention.qk_norm_rope_write", write)
+    # The torch versions read places, lengths and slots, which nothing on the meta device has.
+    monkeypatch.setattr(cpu, "gdn_decode_step", step)
+    monkeypatch.setattr(cpu, "paged_attention_decode", attend)
+    monkeypatch.setattr(cpu, "paged_attention_prefill", attend)
+    monkeypatch.setattr(cpu, "qk_norm_rope_write", write)
     with OnOneDevice():
         yield model, pools
 

@@ -1,1 +1,36 @@
-"""The Triton kernels. Importing this package needs triton; `dispatch` imports it where it is installed."""
+"""The operations as Triton kernels for NVIDIA cards. Arguments and results: `qwen35mm_kernels.reference`.
+
+Importing this package needs triton. Last dimensions must be contiguous; head sizes must be powers of 2, and a block of
+the KV pool a multiple of 16 tokens: a kernel asserts what it relies on. An operation that has no kernel of its own
+comes from `cpu`; to try another implementation of one, import it here in place of ours.
+"""
+
+from qwen35mm_kernels.cpu import vision_attention
+from qwen35mm_kernels.gpu.attention_decode import paged_attention_decode
+from qwen35mm_kernels.gpu.attention_prefill import paged_attention_prefill
+from qwen35mm_kernels.gpu.conv1d import causal_conv1d
+from qwen35mm_kernels.gpu.gdn_prefill import gated_delta_prefill
+from qwen35mm_kernels.gpu.gdn_step import gdn_decode_step
+from qwen35mm_kernels.gpu.moe import moe_experts, moe_route
+from qwen35mm_kernels.gpu.norm import add_rms_norm, gated_rms_norm, rms_norm
+from qwen35mm_kernels.gpu.rope import apply_partial_rope, mrope_cos_sin
+from qwen35mm_kernels.gpu.rope_kv import qk_norm_rope_write
+from qwen35mm_kernels.gpu.sampling import sample
+
+__all__ = [
+    "add_rms_norm",
+    "apply_partial_rope",
+    "causal_conv1d",
+    "gated_delta_prefill",
+    "gated_rms_norm",
+    "gdn_decode_step",
+    "moe_experts",
+    "moe_route",
+    "mrope_cos_sin",
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "qk_norm_rope_write",
+    "rms_norm",
+    "sample",
+    "vision_attention",
+]

@@ -1,4 +1,4 @@
-"""Products and roundings that are the same compiled and interpreted."""
+"""Products and roundings that are the same compiled and interpreted, and what several kernels compute."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def round_to(x, dtype: tl.constexpr):
         # Without the low bits, which would make the smallest numbers of zeros.
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
     return x.to(dtype)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), to full precision also where it is tiny: there 1 + exp(x) would lose it."""
+    t = tl.exp(-tl.abs(x))
+    series = t * (1.0 - t * (1.0 / 2 - t * (1.0 / 3 - t * (1.0 / 4 - t * (1.0 / 5)))))
+    return tl.maximum(x, 0.0) + tl.where(t < 0.05, series, tl.log(1.0 + t))

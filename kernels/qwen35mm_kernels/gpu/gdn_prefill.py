@@ -1,29 +1,22 @@
-"""The gated delta rule over whole sequences, on a card: `gdn_prepare` for all chunks at once, then `gdn_scan`.
+"""The gated delta rule over a sequence: `gdn_prepare` for all chunks at once, then a scan that carries the state.
 
-Sequences are packed one after the other; chunks of 64 tokens start at each sequence's start, so what a sequence gives
-doesn't depend on what is beside it.
+The columns of the state [K, V] never meet: each program of the scan carries BLOCK_V of them through the sequence, in
+float32 and in registers. Chunks of 64 tokens start at the call's first token.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import torch
+import triton
+import triton.language as tl
 
-from qwen35mm_kernels.checks import FLOAT_DTYPES, check_dtype, check_shape
-from qwen35mm_kernels.dispatch import implements
-from qwen35mm_kernels.gpu.gdn_prepare import CHUNK, Gates, prepare
-from qwen35mm_kernels.gpu.gdn_scan import Segments, scan, scan_config
-from qwen35mm_kernels.gpu.gdn_segments import segment_states
-from qwen35mm_kernels.gpu.launch import num_multiprocessors
+from qwen35mm_kernels.gpu.arithmetic import dot, round_to
+from qwen35mm_kernels.gpu.gdn_prepare import CHUNK, PRECISION, prepare
+from qwen35mm_kernels.gpu.launch import Config, config_for, launch, shared_bytes
 
 _DIMS = (16, 32, 64, 128)
-# Segments cost 2.2 times the arithmetic: worth it from here on, where programs fill at most a quarter of the card.
-_SEGMENTS_FROM_TOKENS = 8192
-_SEGMENT_TOKENS = 2048
+# What blocks of 64 need: Hopper and data centre Blackwell have it.
+_ROOMY_SHARED_BYTES = 200 << 10
 
 
 def gated_delta_prefill(
@@ -34,201 +27,135 @@ def gated_delta_prefill(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
-    initial_state: torch.Tensor | None = None,
-    *,
-    cu_seqlens: Sequence[int] | None = None,
-    final_state: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`gdn_gates` and `chunk_gated_delta_rule` in one, for one sequence or for N packed ones.
-
-    Args:
-        q, k: [T, Hk, K], float32 or bfloat16, raw: L2 norm and scale happen here. K is 16, 32, 64 or 128.
-        v: [T, Hv, V] of q's dtype; Hv is a multiple of Hk, and V one of the sizes that K may have.
-        a, b: [T, Hv], float32 or bfloat16, the projections of the gates.
-        A_log, dt_bias: [Hv], float32 or bfloat16.
-        initial_state: [N, Hv, K, V] float32, or [Hv, K, V] without cu_seqlens; None: zeros. Of any strides, but
-            contiguous in V, as q, k, v, a and b are in their last dimension.
-        cu_seqlens: N + 1 bounds of the sequences on the host: from 0, rising, the last one is T. None: one sequence.
-        final_state: where the final state goes, of the shape of initial_state. It may be initial_state itself, but must
-            not overlap it otherwise.
-
-    Returns:
-        o: [T, Hv, V] in v's dtype.
-        final_state: [N, Hv, K, V] or [Hv, K, V] float32, the one given or a new tensor.
-
-    Raises:
-        ValueError, TypeError: no token, or a shape, dtype or layout that doesn't fit.
-    """
-    for name, tensor in (("a", a), ("A_log", A_log), ("dt_bias", dt_bias)):
-        check_dtype(name, tensor, FLOAT_DTYPES)
-    check_shape("A_log", A_log, (v.shape[1],), "[Hv]")
-    check_shape("dt_bias", dt_bias, (v.shape[1],), "[Hv]")
-    gates = Gates(a, b, A_log.contiguous(), dt_bias.contiguous())
-    return _prefill(q, k, v, gates, ("a", "b"), initial_state, cu_seqlens, final_state)
-
-
-def chunk_gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    initial_state: torch.Tensor | None = None,
-    *,
-    cu_seqlens: Sequence[int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gated delta rule with its gates given, for one sequence or for N packed ones.
-
-    Args:
-        q, k, v, initial_state, cu_seqlens: as in `gated_delta_prefill`.
-        g: [T, Hv] float32, log decay, at most 0.
-        beta: [T, Hv], float32 or bfloat16, how much of a value is written, 0 to 1.
-
-    Returns:
-        o: [T, Hv, V] in v's dtype.
-        final_state: [N, Hv, K, V] or [Hv, K, V] float32, a new tensor.
-
-    Raises:
-        ValueError, TypeError: no token, or a shape, dtype or layout that doesn't fit.
-    """
-    check_dtype("g", g, (torch.float32,))
-    return _prefill(q, k, v, Gates(g, beta, None, None), ("g", "beta"), initial_state, cu_seqlens, None)
-
-
-def _prefill(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    gates: Gates,
-    gate_names: tuple[str, str],
-    initial_state: torch.Tensor | None,
-    cu_seqlens: Sequence[int] | None,
-    final_state: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_inputs(q, k, v, gates, gate_names)
-    num_tokens, num_v_heads, v_dim = v.shape
-    bounds = (0, num_tokens) if cu_seqlens is None else tuple(cu_seqlens)
-    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != num_tokens or any(map(int.__ge__, bounds, bounds[1:])):
-        raise ValueError(
-            f"cu_seqlens must rise from 0 to T = {num_tokens}, one bound more than there are sequences, and each must "
-            f"have a token; got {list(bounds)}."
-        )
-    shape = num_v_heads, q.shape[2], v_dim
-    shape = shape if cu_seqlens is None else (len(bounds) - 1, *shape)
-    for name, state in (("initial_state", initial_state), ("final_state", final_state)):
-        if state is not None:
-            check_dtype(name, state, (torch.float32,))
-            check_shape(name, state, shape, "[Hv, K, V]" if cu_seqlens is None else "[N, Hv, K, V]")
-            _check_last_dim(name, state)
-    if final_state is None:
-        final_state = v.new_empty(shape, dtype=torch.float32)
-    before, after = initial_state, final_state
-    if cu_seqlens is None:
-        before, after = None if before is None else before[None], after[None]
-
-    config = scan_config(v, q.shape[2])
-    programs = num_v_heads * (v_dim // config.blocks["BLOCK_V"])
-    may_cut = 4 * programs <= num_multiprocessors(v.device)
-    plan = _plan(bounds, v.device, _SEGMENTS_FROM_TOKENS if may_cut else num_tokens + 1, _SEGMENT_TOKENS)
-    prepared = prepare(q, k, gates, plan.chunks, plan.num_chunks)
-    out = v.new_empty(v.shape)
-    if plan.segments.count > len(bounds) - 1:
-        before = segment_states(k, v, prepared, plan.segments, before, len(bounds) - 1, config)
-    scan(q, k, v, prepared, plan.segments, before, after, out, config)
-    return out, final_state
-
-
-class _Plan(NamedTuple):
-    """How sequences are cut: chunks as `prepare` takes them, and segments."""
-
-    chunks: torch.Tensor | None
-    num_chunks: int
-    segments: Segments
-
-
-def _plan(bounds: tuple[int, ...], device: torch.device, cut_from: int, segment_tokens: int) -> _Plan:
-    """Cuts sequences of at least `cut_from` tokens every `segment_tokens` tokens."""
-    if len(bounds) > 2:
-        return _packed_plan(bounds, device, cut_from, segment_tokens)
-    # One sequence needs no table: nothing is copied to the card, and a CUDA graph can take this in.
-    num_tokens = max(bounds)
-    num_chunks = -(-num_tokens // CHUNK)
-    segment_tokens = segment_tokens if num_tokens >= cut_from else num_chunks * CHUNK
-    return _Plan(None, num_chunks, Segments(None, -(-num_tokens // segment_tokens), segment_tokens, None))
-
-
-@functools.lru_cache(maxsize=16)
-def _packed_plan(bounds: tuple[int, ...], device: torch.device, cut_from: int, segment_tokens: int) -> _Plan:
-    """Made once for all layers of a pass: its tables are copied to the card."""
-    chunks: list[tuple[int, int]] = []
-    segments: list[tuple[int, ...]] = []
-    firsts = [0]
-    for sequence, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        length = segment_tokens if stop - start >= cut_from else stop - start
-        for first in range(start, stop, length):
-            end = min(first + length, stop)
-            segments.append((first, end, len(chunks) + (first - start) // CHUNK, sequence, int(end == stop)))
-        chunks += [(first, stop) for first in range(start, stop, CHUNK)]
-        firsts.append(len(segments))
-    tables = (torch.tensor(rows, dtype=torch.int32).to(device) for rows in (chunks, segments, firsts))
-    chunk_table, segment_table, first_segments = tables
-    return _Plan(chunk_table, len(chunks), Segments(segment_table, len(segments), segment_tokens, first_segments))
-
-
-def _check_inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, gate_names: tuple[str, str]) -> None:
-    check_dtype("q", q, FLOAT_DTYPES)
-    check_dtype("k", k, (q.dtype,))
-    check_dtype("v", v, (q.dtype,))
-    check_dtype(gate_names[1], gates.rate, FLOAT_DTYPES)
-    check_shape("q", q, (None, None, None), "[T, Hk, K]")
-    check_shape("k", k, q.shape, "the shape of q")
-    check_shape("v", v, (q.shape[0], None, None), "[T, Hv, V]")
-    named_gates = (gate_names[0], gates.log_decay), (gate_names[1], gates.rate)
-    for name, tensor in named_gates:
-        check_shape(name, tensor, v.shape[:2], "[T, Hv]")
-    for name, tensor in (("q", q), ("k", k), ("v", v), *named_gates):
-        _check_last_dim(name, tensor)
-    if q.shape[0] == 0:
-        raise ValueError("q must hold at least one token, got T = 0; skip the call when there is nothing to prefill.")
-    if q.shape[1] == 0 or v.shape[1] == 0 or v.shape[1] % q.shape[1]:
-        raise ValueError(f"value heads must be a multiple of key heads, got Hv = {v.shape[1]} and Hk = {q.shape[1]}.")
-    if q.shape[2] not in _DIMS or v.shape[2] not in _DIMS:
-        raise ValueError(f"K and V must be among {list(_DIMS)}, got K = {q.shape[2]} and V = {v.shape[2]}.")
-
-
-def _check_last_dim(name: str, tensor: torch.Tensor) -> None:
-    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-        raise ValueError(
-            f"{name} must be contiguous in its last dimension, got strides {list(tensor.stride())}; "
-            "pass a view of rows as the projection or the convolution made them."
-        )
-
-
-@implements("gated_delta_prefill", "triton")
-def _gated_delta_prefill(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    A_log: torch.Tensor,
-    dt_bias: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    out, _ = gated_delta_prefill(q, k, v, a, b, A_log, dt_bias, state, final_state=state)
+    """K and V are 16, 32, 64 or 128. All are contiguous in the last dimension, of any strides otherwise."""
+    num_tokens, num_v_heads, v_dim = v.shape
+    k_dim = q.shape[2]
+    assert num_tokens > 0
+    assert k_dim in _DIMS, k_dim
+    assert v_dim in _DIMS, v_dim
+    assert q.shape == k.shape
+    assert q.dtype == k.dtype == v.dtype
+    assert num_v_heads % q.shape[1] == 0
+    assert a.shape == b.shape == (num_tokens, num_v_heads)
+    assert A_log.shape == dt_bias.shape == (num_v_heads,)
+    assert state.shape == (num_v_heads, k_dim, v_dim)
+    assert state.dtype == torch.float32
+    assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (q, k, v, a, b, A_log, dt_bias, state))
+    prepared = prepare(q, k, a, b, A_log, dt_bias)
+    out = v.new_empty(v.shape)
+    config = _scan_config(v, k_dim)
+    launch(
+        _scan_kernel,
+        (v_dim // config.blocks["BLOCK_V"], num_v_heads),
+        *(q, k, v, *prepared, state, out),
+        *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *state.stride()[:2], *out.stride()[:2], num_tokens),
+        config=config,
+        K=k_dim,
+        GROUP=num_v_heads // k.shape[1],
+        PRECISION=PRECISION[k.dtype],
+        CHUNK=CHUNK,
+    )
     return out
 
 
-@implements("chunk_gated_delta_rule", "triton")
-def _chunk_gated_delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    initial_state: torch.Tensor | None,
-    chunk_size: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if chunk_size != CHUNK:
-        raise ValueError(f"On a GPU chunks have {CHUNK} tokens; got chunk_size = {chunk_size}.")
-    return chunk_gated_delta_rule(q, k, v, g, beta, initial_state)
+def _scan_config(v: torch.Tensor, k_dim: int) -> Config:
+    """The measured configuration of the scan, else one with programs for about every multiprocessor.
+
+    It depends on no length and on no number of sequences, so that these can't decide how a sequence is rounded.
+    """
+    num_v_heads, v_dim = v.shape[1:]
+    widest = min(v_dim, k_dim)
+    if v.dtype == torch.float32:
+        default = Config({"BLOCK_V": min(widest, 32)}, num_warps=4, num_stages=1)
+    elif shared_bytes(v.device) < _ROOMY_SHARED_BYTES:
+        default = Config({"BLOCK_V": min(widest, 32)}, num_warps=8, num_stages=3)
+    elif num_v_heads * v_dim >= 4096:
+        # Programs of one head load the same tiles: where heads fill the card, wide blocks spare its second-level cache.
+        default = Config({"BLOCK_V": min(widest, 64)}, num_warps=8, num_stages=3)
+    else:
+        default = Config({"BLOCK_V": min(widest, 32)}, num_warps=4, num_stages=3)
+    return config_for("gdn_scan", v.device, f"Hv{num_v_heads}_K{k_dim}_V{v_dim}_{v.dtype.itemsize * 8}", default)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _scan_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    solve_ptr,
+    attend_ptr,
+    factors_ptr,
+    decay_ptr,
+    state_ptr,
+    out_ptr,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    state_head,
+    state_k,
+    out_token,
+    out_head,
+    num_tokens,
+    K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    GROUP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """BLOCK_V columns of one value head's state through the sequence. Layouts: `gated_delta_prefill`, `Prepared`."""
+    column, head = tl.program_id(0) * BLOCK_V, tl.program_id(1)
+    num_heads = tl.num_programs(1)
+    rows = tl.arange(0, CHUNK)
+    k_range = tl.arange(0, K)
+    v_range = tl.arange(0, BLOCK_V)
+    key_head = head // GROUP
+    # Offsets inside a tile fit 32 bits; where the tile starts may not.
+    q_tile = rows[:, None] * q_token + k_range[None, :]
+    k_tile = rows[:, None] * k_token + k_range[None, :]
+    v_tile = rows[:, None] * v_token + v_range[None, :]
+    out_tile = rows[:, None] * out_token + v_range[None, :]
+    square = rows[:, None] * CHUNK + rows[None, :]
+    state_tile = state_ptr + head.to(tl.int64) * state_head + column
+    state_tile += k_range[:, None].to(tl.int64) * state_k + v_range[None, :]
+    state = tl.load(state_tile)
+
+    # Triton's pipelining loads the tiles ahead, but not what no matrix product takes: the factors are, by hand.
+    factor_rows = factors_ptr + rows
+    read_k = tl.load(factor_rows + head * (3 * CHUNK))
+    read_q = tl.load(factor_rows + head * (3 * CHUNK) + CHUNK)
+    write_k = tl.load(factor_rows + head * (3 * CHUNK) + 2 * CHUNK)
+    decay = tl.load(decay_ptr + head)
+    num_chunks = tl.cdiv(num_tokens, CHUNK)
+    for i in range(num_chunks):
+        chunk = tl.cast(i, tl.int64)
+        token = chunk * CHUNK
+        index = chunk * num_heads + head
+        ahead = tl.minimum(chunk + 1, num_chunks - 1) * num_heads + head
+        next_read_k = tl.load(factor_rows + ahead * (3 * CHUNK))
+        next_read_q = tl.load(factor_rows + ahead * (3 * CHUNK) + CHUNK)
+        next_write_k = tl.load(factor_rows + ahead * (3 * CHUNK) + 2 * CHUNK)
+        next_decay = tl.load(decay_ptr + ahead)
+        present = (rows < num_tokens - i * CHUNK)[:, None]
+        k = tl.load(k_ptr + (token * k_token + key_head * k_head) + k_tile, mask=present, other=0.0)
+        solve = tl.load(solve_ptr + index * (CHUNK * CHUNK) + square)
+        rounded = round_to(state, k.dtype)
+        unseen = -dot(k, rounded, None, PRECISION) * read_k[:, None]
+        v_start = token * v_token + (head * v_head + column)
+        unseen += tl.load(v_ptr + v_start + v_tile, mask=present, other=0.0)
+        q = tl.load(q_ptr + (token * q_token + key_head * q_head) + q_tile, mask=present, other=0.0)
+        out = dot(q, rounded, None, PRECISION) * read_q[:, None]
+        written = dot(solve, round_to(unseen, k.dtype), None, PRECISION)
+        kept = round_to(written * write_k[:, None], k.dtype)
+        state = dot(tl.trans(k), kept, state * decay, PRECISION)
+        attend = tl.load(attend_ptr + index * (CHUNK * CHUNK) + square)
+        out = dot(attend, round_to(written, k.dtype), out, PRECISION)
+        out_start = token * out_token + (head * out_head + column)
+        tl.store(out_ptr + out_start + out_tile, round_to(out, k.dtype), mask=present)
+        read_k, read_q, write_k, decay = next_read_k, next_read_q, next_write_k, next_decay
+
+    tl.store(state_tile, state)

@@ -1,6 +1,6 @@
 """The half of the chunked gated delta rule that needs no state: all chunks of all heads at once.
 
-The mathematics and its names are in gated_delta_rule/chunked.py. The matrix units multiply raw keys and queries, which
+The mathematics and its names are in cpu/gated_delta_rule.py. The matrix units multiply raw keys and queries, which
 are exact; their inverse norms rk and rq (rq takes the scale K ** -0.5 as well) are factors of rows and columns.
 """
 
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.gpu.arithmetic import dot, round_to
+from qwen35mm_kernels.gpu.arithmetic import dot, round_to, softplus
 from qwen35mm_kernels.gpu.launch import Config, config_for, launch
 
 CHUNK = 64
@@ -22,7 +22,7 @@ PRECISION = {torch.float32: "tf32x3", torch.bfloat16: "tf32"}
 
 
 class Prepared(NamedTuple):
-    """What the scan needs of each chunk; rows after a sequence's last token are zero, or read by nothing.
+    """What the scan needs of each chunk; rows after the last token are zero, or read by nothing.
 
     Attributes:
         solve: [chunks, Hv, 64, 64] in q's dtype, (I + M)^-1 with its columns times beta.
@@ -37,25 +37,18 @@ class Prepared(NamedTuple):
     decay: torch.Tensor
 
 
-class Gates(NamedTuple):
-    """The gates of [T, Hv]: raw projections a and b with their parameters, or g and beta with None."""
-
-    log_decay: torch.Tensor
-    rate: torch.Tensor
-    A_log: torch.Tensor | None
-    dt_bias: torch.Tensor | None
-
-
-def prepare(q: torch.Tensor, k: torch.Tensor, gates: Gates, chunks: torch.Tensor | None, num_chunks: int) -> Prepared:
-    """Makes what `scan` needs of each chunk.
-
-    Args:
-        q, k: [T, Hk, K], raw, of one dtype, contiguous in K.
-        gates: contiguous in Hv.
-        chunks: [num_chunks, 2] int32, the first token of each chunk and where its sequence stops; None: one sequence.
-    """
+def prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+) -> Prepared:
+    """Makes what `scan` needs of each chunk; arguments as in `gated_delta_prefill`."""
     num_tokens, num_k_heads, k_dim = q.shape
-    num_v_heads = gates.rate.shape[1]
+    num_v_heads = a.shape[1]
+    num_chunks = triton.cdiv(num_tokens, CHUNK)
     prepared = Prepared(
         q.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK),
         q.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK),
@@ -70,26 +63,11 @@ def prepare(q: torch.Tensor, k: torch.Tensor, gates: Gates, chunks: torch.Tensor
     launch(
         _prepare_kernel,
         (num_chunks, num_v_heads // config.blocks["HEADS"]),
-        q,
-        k,
-        gates.log_decay,
-        gates.rate,
-        gates.A_log,
-        gates.dt_bias,
-        chunks,
-        *prepared,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        gates.log_decay.stride(0),
-        gates.rate.stride(0),
-        num_tokens,
+        *(q, k, a, b, A_log, dt_bias, *prepared),
+        *(*q.stride()[:2], *k.stride()[:2], a.stride(0), b.stride(0), num_tokens),
         config=config,
         K=k_dim,
         GROUP=num_v_heads // num_k_heads,
-        RAW_GATES=gates.A_log is not None,
-        PACKED=chunks is not None,
         PRECISION=PRECISION[q.dtype],
         CHUNK=CHUNK,
     )
@@ -100,11 +78,10 @@ def prepare(q: torch.Tensor, k: torch.Tensor, gates: Gates, chunks: torch.Tensor
 def _prepare_kernel(
     q_ptr,
     k_ptr,
-    log_decay_ptr,
-    rate_ptr,
+    a_ptr,
+    b_ptr,
     A_log_ptr,
     dt_bias_ptr,
-    chunks_ptr,
     solve_ptr,
     attend_ptr,
     factors_ptr,
@@ -113,26 +90,20 @@ def _prepare_kernel(
     q_head,
     k_token,
     k_head,
-    log_decay_token,
-    rate_token,
+    a_token,
+    b_token,
     num_tokens,
     K: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
-    RAW_GATES: tl.constexpr,
-    PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """One chunk of HEADS value heads that share a key head. Layouts: `prepare` and `Prepared`."""
     chunk, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     key_head = first_head // GROUP
-    if PACKED:
-        first = tl.load(chunks_ptr + 2 * chunk)
-        num_rows = tl.load(chunks_ptr + 2 * chunk + 1) - first
-    else:
-        first = chunk * CHUNK
-        num_rows = num_tokens - first
+    first = chunk * CHUNK
+    num_rows = num_tokens - first
     rows = tl.arange(0, CHUNK)
     columns = tl.arange(0, K)
     present = rows < num_rows
@@ -151,12 +122,11 @@ def _prepare_kernel(
     for member in range(HEADS):
         head = first_head + member
         gate_rows = first + rows
-        g = tl.load(log_decay_ptr + gate_rows * log_decay_token + head, mask=present, other=0.0).to(tl.float32)
-        beta = tl.load(rate_ptr + gate_rows * rate_token + head, mask=present, other=0.0).to(tl.float32)
-        if RAW_GATES:
-            step = _softplus(g + tl.load(dt_bias_ptr + head).to(tl.float32))
-            g = -tl.exp(tl.load(A_log_ptr + head).to(tl.float32)) * step
-            beta = 1 / (1 + tl.exp(-beta))
+        step = tl.load(a_ptr + gate_rows * a_token + head, mask=present, other=0.0).to(tl.float32)
+        step = softplus(step + tl.load(dt_bias_ptr + head).to(tl.float32))
+        g = -tl.exp(tl.load(A_log_ptr + head).to(tl.float32)) * step
+        beta = tl.load(b_ptr + gate_rows * b_token + head, mask=present, other=0.0).to(tl.float32)
+        beta = 1 / (1 + tl.exp(-beta))
         # After the last token nothing decays and nothing is written.
         g = tl.where(present, g, 0.0)
         beta = tl.where(present, beta, 0.0)
@@ -182,14 +152,6 @@ def _prepare_kernel(
 @triton.jit
 def _add_first(first, second, next_first, next_second):
     return first + next_first, next_second
-
-
-@triton.jit
-def _softplus(x):
-    """log(1 + exp(x)), to full precision also where it is tiny: there 1 + exp(x) would lose it."""
-    t = tl.exp(-tl.abs(x))
-    series = t * (1.0 - t * (1.0 / 2 - t * (1.0 / 3 - t * (1.0 / 4 - t * (1.0 / 5)))))
-    return tl.maximum(x, 0.0) + tl.where(t < 0.05, series, tl.log(1.0 + t))
 
 
 @triton.jit

@@ -13,13 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.dispatch import implements
-from qwen35mm_kernels.gated_delta_rule.naive import L2_EPS
+from qwen35mm_kernels.gpu.arithmetic import softplus
 from qwen35mm_kernels.gpu.launch import Config, config_for, launch
-from qwen35mm_kernels.gpu.norms import softplus
+from qwen35mm_kernels.reference.gated_delta_rule import L2_EPS
 
 
-@implements("gdn_decode_step", "triton")
 def gdn_decode_step(
     mixed: torch.Tensor,
     conv_weight: torch.Tensor,
@@ -32,19 +30,22 @@ def gdn_decode_step(
     slots: torch.Tensor,
     *,
     num_k_heads: int,
-    out: torch.Tensor,
-) -> None:
-    """See `gated_delta_rule.decode_step.gdn_decode_step`, which checks the arguments; writes to `out`.
-
-    K and V are powers of two, V at least 16. Rows and slots may have any stride; within one, all is contiguous.
-    """
+) -> torch.Tensor:
+    """K and V are powers of two, V at least 16. Rows and slots may have any stride; within one, all is contiguous."""
     num_v_heads, key_dim, value_dim = recurrent_states.shape[1:]
+    channels = 2 * num_k_heads * key_dim + num_v_heads * value_dim
     assert triton.next_power_of_2(key_dim) == key_dim
     assert triton.next_power_of_2(value_dim) == value_dim >= 16
-    assert mixed.stride(1) == out.stride(1) == slots.stride(0) == 1
+    assert num_v_heads % num_k_heads == 0
+    assert mixed.shape == (slots.shape[0], channels + num_v_heads * (value_dim + 2))
+    assert conv_weight.shape[0] == channels
+    assert conv_states.shape == (recurrent_states.shape[0], channels, conv_weight.shape[1] - 1)
+    assert A_log.dtype == dt_bias.dtype == recurrent_states.dtype == torch.float32
+    assert mixed.stride(1) == slots.stride(0) == 1
     whole = (conv_states[:1], recurrent_states[:1], conv_weight, A_log, dt_bias, norm_weight)
     assert all(tensor.is_contiguous() for tensor in whole)
     group = num_v_heads // num_k_heads
+    out = mixed.new_empty(mixed.shape[0], num_v_heads * value_dim)
     launch(
         _gdn_decode_step_kernel,
         (mixed.shape[0], num_k_heads),
@@ -74,6 +75,7 @@ def gdn_decode_step(
         WIDTH=conv_weight.shape[1],
         WIDTH_POW2=triton.next_power_of_2(conv_weight.shape[1] - 1),
     )
+    return out
 
 
 def _default(group: int, key_dim: int, value_dim: int) -> Config:

@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.dispatch import implements
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.launch import Config, config_for, launch
 
@@ -56,19 +55,11 @@ def _route_kernel(
     tl.store(chosen_ptr + row * K + places, chosen.to(tl.int64), mask=places < K)
 
 
-@implements("moe_route", "triton")
 def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`qwen35mm_kernels.moe_route` in one launch; the logits' rows are dense.
-
-    Raises:
-        ValueError: more than 1,024 experts, or rows that aren't dense.
-    """
+    """In one launch; the logits' rows are dense."""
     num_tokens, num_experts = logits.shape
-    if num_experts > MAX_EXPERTS or logits.stride(1) != 1:
-        raise ValueError(
-            f"logits must have dense rows of at most {MAX_EXPERTS} experts, got shape {list(logits.shape)} with "
-            f"strides {list(logits.stride())}."
-        )
+    assert 1 <= k <= num_experts <= MAX_EXPERTS, (k, num_experts)
+    assert logits.stride(1) == 1
     weights = torch.empty(num_tokens, k, dtype=logits.dtype, device=logits.device)
     chosen = torch.empty(num_tokens, k, dtype=torch.int64, device=logits.device)
     blocks = {"K": k, "K_PADDED": triton.next_power_of_2(k), "BLOCK_E": triton.next_power_of_2(num_experts)}
@@ -211,27 +202,19 @@ def _combine_kernel(
     tl.store(out_ptr + token * HIDDEN + columns, round_to(total, out_ptr.dtype.element_ty), mask=columns < HIDDEN)
 
 
-@implements("moe_experts", "triton")
 def moe_experts(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    chosen: torch.Tensor,
-    weights: torch.Tensor,
-    block_m: int | None = None,
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """`qwen35mm_kernels.moe_experts`; the last dimension of x, gate_up and down is dense, the others' strides are free.
-
-    Raises:
-        ValueError: a last dimension that isn't dense.
-    """
-    for name, tensor in (("x", x), ("gate_up", gate_up), ("down", down)):
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name} must be dense in its last dimension, got strides {list(tensor.stride())}.")
+    """The last dimension of x, gate_up and down is dense, the others' strides are free."""
     num_tokens, top_k = chosen.shape
     num_experts, hidden, width = down.shape
+    assert x.shape == (num_tokens, hidden)
+    assert gate_up.shape == (num_experts, 2 * width, hidden)
+    assert weights.shape == chosen.shape
+    assert x.dtype == gate_up.dtype == down.dtype == weights.dtype
+    assert x.stride(-1) == gate_up.stride(-1) == down.stride(-1) == 1
     num_pairs = num_tokens * top_k
-    block_m = rows_of_a_tile(num_pairs, num_experts) if block_m is None else block_m
+    block_m = rows_of_a_tile(num_pairs, num_experts)
     gate_up_config, down_config = _configs(x, hidden, width, block_m)
 
     grouped = num_tokens > block_m

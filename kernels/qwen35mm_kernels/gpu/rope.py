@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.dispatch import implements
 from qwen35mm_kernels.gpu.launch import Config, config_for, launch
 
 _COS_SIN = Config({"BLOCK_T": 4}, num_warps=4)
 _ROTATE = Config({"BLOCK_ROWS": 32}, num_warps=4)
 
 
-@implements("mrope_cos_sin", "triton")
 def mrope_cos_sin(
-    positions: torch.Tensor, inv_freq: torch.Tensor, pair_axis: tuple[int, ...]
+    positions: torch.Tensor, inv_freq: torch.Tensor, mrope_section: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of interleaved M-RoPE: once for all layers of a step.
-
-    Args:
-        positions: [3, T] int64, any strides.
-        inv_freq: [R / 2] float32.
-        pair_axis: which row of the positions turns each pair, as `mrope_pair_axis` gives it.
-
-    Returns:
-        cos, sin: [T, R / 2] float32 each.
-    """
+    """Positions may have any strides."""
     num_tokens, num_pairs = positions.shape[1], inv_freq.shape[0]
     cos, sin = inv_freq.new_empty(2, num_tokens, num_pairs).unbind()
     config = config_for("mrope_cos_sin", positions.device, f"R{2 * num_pairs}", _COS_SIN)
@@ -36,30 +27,20 @@ def mrope_cos_sin(
         *(positions, inv_freq.contiguous(), cos, sin, num_tokens, *positions.stride()),
         config=config,
         NUM_PAIRS=num_pairs,
-        HEIGHT_PAIRS=pair_axis.count(1),
-        WIDTH_PAIRS=pair_axis.count(2),
+        HEIGHT_PAIRS=mrope_section[1],
+        WIDTH_PAIRS=mrope_section[2],
         BLOCK_PAIRS=triton.next_power_of_2(num_pairs),
     )
     return cos, sin
 
 
-@implements("apply_partial_rope", "triton")
 def apply_partial_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the first R dimensions of every head (pairs i and i + R / 2); the others pass through.
-
-    Args:
-        x: [T, H, D], float32 or bfloat16, the last dimension contiguous.
-        cos, sin: [T, R / 2] float32 of the same strides, the last dimension contiguous.
-
-    Returns:
-        [T, H, D], a new contiguous tensor of x's dtype.
-
-    Raises:
-        ValueError: a last dimension that isn't contiguous.
-    """
     num_tokens, num_heads, head_dim = x.shape
-    if x.stride(2) != 1 or cos.stride(1) != 1 or cos.stride() != sin.stride():
-        raise ValueError("x, cos and sin must be contiguous in the last dimension, cos and sin alike.")
+    assert len(cos) == num_tokens
+    assert 2 * cos.shape[1] <= head_dim
+    assert cos.dtype == sin.dtype == torch.float32
+    assert x.stride(2) == cos.stride(1) == 1
+    assert cos.stride() == sin.stride()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_pairs = cos.shape[1]
     num_others = head_dim - 2 * num_pairs

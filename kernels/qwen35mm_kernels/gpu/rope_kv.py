@@ -9,14 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.dispatch import implements
 from qwen35mm_kernels.gpu.launch import Config, config_for, launch
 
 # At D = 256 a warp has two heads whole, so that a head is summed in the same order for one token and for thousands.
 _DEFAULT = Config({"BLOCK_T": 8}, num_warps=4)
 
 
-@implements("qk_norm_rope_write", "triton")
 def qk_norm_rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -27,29 +25,20 @@ def qk_norm_rope_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     rows: torch.Tensor,
+    *,
     num_heads: int,
 ) -> torch.Tensor:
-    """As `paged_attention.qk_norm_rope_write`; the last dimensions contiguous, and a row of the caches as a whole.
-
-    Raises:
-        ValueError: D is not a power of 2, or a layout that isn't contiguous where it must be.
-    """
+    """The last dimensions contiguous, and a row of the caches as a whole."""
     num_tokens = qkv.shape[0]
     num_kv_heads, head_dim = k_cache.shape[1:]
-    if head_dim & (head_dim - 1):
-        raise ValueError(f"D must be a power of 2, got {head_dim}; use the torch implementation.")
-    for name, x, inner in (
-        ("qkv", qkv, (1,)),
-        ("k_cache", k_cache, (head_dim, 1)),
-        ("v_cache", v_cache, (head_dim, 1)),
-        ("cos", cos, (1,)),
-        ("sin", sin, (1,)),
-        ("q_norm", q_norm, ()),
-        ("k_norm", k_norm, ()),
-        ("rows", rows, ()),
-    ):
-        if (x.stride()[1:] if inner else x.stride()) != (inner or (1,)):
-            raise ValueError(f"{name}'s inner dimensions must be contiguous, got strides {x.stride()}.")
+    assert head_dim & (head_dim - 1) == 0, f"a head's size must be a power of 2, got {head_dim}"
+    assert qkv.shape[1] == 2 * (num_heads + num_kv_heads) * head_dim
+    assert len(cos) == len(sin) == len(rows) == num_tokens
+    assert 2 * cos.shape[1] <= head_dim
+    assert rows.dtype == torch.int64
+    assert k_cache.stride()[1:] == v_cache.stride()[1:] == (head_dim, 1)
+    assert qkv.stride(1) == cos.stride(1) == sin.stride(1) == 1
+    assert q_norm.stride() == k_norm.stride() == rows.stride() == (1,)
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     num_pairs = cos.shape[1]
     config = config_for("qk_norm_rope_write", qkv.device, f"D{head_dim}", _DEFAULT)

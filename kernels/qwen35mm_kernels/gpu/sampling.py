@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.dispatch import implements
 from qwen35mm_kernels.gpu.launch import Config, config_for, launch
 from qwen35mm_kernels.gpu.sampling_search import (
     HIGHEST_KEY,
@@ -27,7 +26,7 @@ from qwen35mm_kernels.gpu.sampling_search import (
     threshold_in_row,
     winner_of,
 )
-from qwen35mm_kernels.sampling import SamplingRows
+from qwen35mm_kernels.reference.sampling import SamplingRows
 
 # 61 programs a row of 248,320 tokens, and 61 x 64 candidates at most, which one program holds in its registers.
 _DEFAULT = Config({"BLOCK": 4096, "CAPACITY": 64}, 8)
@@ -171,7 +170,6 @@ def _draw_kernel(
     tl.store(in_reply_ptr + slot * stride_reply + token_id, 1)
 
 
-@implements("sample", "triton")
 def sample(
     logits: torch.Tensor,
     rows: SamplingRows,
@@ -179,15 +177,11 @@ def sample(
     seen_in_reply: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
-    """`qwen35mm_kernels.sample` in three launches without a wait; banned is [B, vocab], its rows may be one (stride 0).
-
-    Raises:
-        ValueError: rows of logits, seen tokens or banned ids that aren't dense.
-    """
-    matrices = {"logits": logits, "seen_in_text": seen_in_text, "seen_in_reply": seen_in_reply, "banned": banned}
-    for name, tensor in matrices.items():
-        if tensor.stride(1) != 1:
-            raise ValueError(f"{name} must be dense in its last dimension, got strides {list(tensor.stride())}.")
+    """In three launches without a wait; rows of logits, of seen tokens and of banned ids are dense."""
+    banned = banned.expand(logits.shape)
+    for matrix in (logits, seen_in_text, seen_in_reply, banned):
+        assert matrix.shape[1] == logits.shape[1]
+        assert matrix.stride(1) == 1
     batch, vocab = logits.shape
     config = config_for("sampling", logits.device, f"V{vocab}", _DEFAULT)
     block, capacity = config.blocks["BLOCK"], config.blocks["CAPACITY"]

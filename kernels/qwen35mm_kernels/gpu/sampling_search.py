@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.sampling import MASS_SCALE
+from qwen35mm_kernels.reference.sampling import MASS_SCALE
 
 _MASS_SCALE = tl.constexpr(MASS_SCALE)
 LOWEST_KEY = tl.constexpr(-(2**31))
@@ -30,7 +30,7 @@ def as_masses(scores, highest, valid):
 
 @triton.jit
 def run_races(scores, highest, min_p, token_ids, seed, step, valid):
-    """weight / exponential, see qwen35mm_kernels/sampling.py; -1 for what isn't valid or too unlikely."""
+    """weight / exponential, see qwen35mm_kernels/reference/sampling.py; -1 for what isn't valid or too unlikely."""
     bits, _, _, _ = tl.philox(seed, token_ids, step.to(tl.int32), (step >> 32).to(tl.int32), token_ids * 0)
     uniform = (bits.to(tl.float32) + 0.5) * (2.0**-32)
     series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3)))

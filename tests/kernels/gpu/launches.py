@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tests.kernels.gpu.compiled import Variant, run_child
+from tests.kernels.gpu.compiled import SHARED_BYTES, Variant, run_child
 
-# What a program may take on the least cards of a compute capability.
-SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 NUM_LAYERS = 4
 CONTEXT_LENGTH = 32_768
 
@@ -35,15 +33,7 @@ def launched(
         lengths: tokens of the prefills, which sampling the first token follows.
         batches: rows of the decode steps.
     """
-    return _ask({"size": size, "lengths": [*lengths], "batches": [*batches], "dtype": dtype, "capability": capability})
-
-
-def launched_otherwise(*, dtype: str, capability: int) -> dict[str, list[Variant]]:
-    """The variants that the operations launch where they are called in ways that the engine doesn't."""
-    return _ask({"size": None, "dtype": dtype, "capability": capability})
-
-
-def _ask(task: dict[str, Any]) -> dict[str, list[Variant]]:
+    task = {"size": size, "lengths": [*lengths], "batches": [*batches], "dtype": dtype, "capability": capability}
     answer = run_child(__file__, task)
     return {name: [Variant(**variant) for variant in variants] for name, variants in answer.items()}
 
@@ -53,7 +43,7 @@ def _record(runs: Runs, capability: int) -> dict[str, list[dict[str, Any]]]:
     from triton import knobs, runtime
 
     from benchmarks.tuning_compile import TargetDriver
-    from qwen35mm_kernels import dispatch
+    from qwen35mm_kernels import backend
     from qwen35mm_kernels.gpu import launch
 
     variants: dict[str, dict[str, Any]] = {}
@@ -68,7 +58,7 @@ def _record(runs: Runs, capability: int) -> dict[str, list[dict[str, Any]]]:
     driver: Any = TargetDriver(capability)
     runtime.driver.set_active(driver)
     knobs.runtime.jit_cache_hook = before_compilation
-    dispatch._BACKENDS = {"triton": lambda device_type: None, "torch": lambda device_type: None}
+    backend.why_not_triton = lambda device_type: None
     found = {}
     for name, run in runs:
         variants.clear()
@@ -128,51 +118,7 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int]) 
     yield "vision", functools.partial(model.visual, pixel_values, [(8, 32, 32)])
 
 
-def _other_runs(dtype_name: str) -> Runs:
-    """Packed and cut sequences, given gates, attention without an output gate, and what starts from nothing."""
-    import torch
-
-    import qwen35mm_kernels as kernels
-    from qwen35mm_kernels.gpu import gdn_prefill, prefill_attention
-
-    of_model = getattr(torch, dtype_name)
-
-    def empty(*shape: int, dtype: torch.dtype = of_model) -> torch.Tensor:
-        return torch.empty(*shape, dtype=dtype, device="meta")
-
-    num_tokens, heads, kv_heads, head_dim, dim = 9000, 16, 4, 256, 128
-
-    def gated_delta_rules(key_heads: int, value_heads: int) -> None:
-        q, k = empty(num_tokens, key_heads, dim), empty(num_tokens, key_heads, dim)
-        v, a, b = empty(num_tokens, value_heads, dim), empty(num_tokens, value_heads), empty(num_tokens, value_heads)
-        parameters = empty(value_heads, dtype=torch.float32), empty(value_heads, dtype=torch.float32)
-        kernels.chunk_gated_delta_rule(q, k, v, a.float(), b)
-        for bounds in (None, (0, 100, num_tokens)):
-            num_sequences = () if bounds is None else (len(bounds) - 1,)
-            for state in (None, empty(*num_sequences, value_heads, dim, dim, dtype=torch.float32)):
-                gdn_prefill.gated_delta_prefill(q, k, v, a, b, *parameters, state, cu_seqlens=bounds)
-
-    def attention() -> None:
-        q, (k, v) = empty(num_tokens, heads, head_dim), empty(2, 16_384, kv_heads, head_dim)
-        table, lengths = empty(32, 256, dtype=torch.int32), empty(32, dtype=torch.int32)
-        scale = head_dim**-0.5
-        kernels.paged_attention_prefill(q, None, k, v, table[0], num_tokens, block_size=64, scale=scale)
-        kernels.paged_attention_decode(q[:32], None, k, v, table, lengths, block_size=64, scale=scale)
-        prefill_attention.causal_attention(q, k[:num_tokens], v[:num_tokens], scale)
-
-    yield "norm", lambda: kernels.rms_norm(empty(num_tokens, 4096), empty(4096), 1e-6, zero_centred=False)
-    yield "convolution", lambda: kernels.causal_conv1d(empty(num_tokens, 8192), empty(8192, 4), None)
-    yield "gated delta rule", lambda: gated_delta_rules(16, 32)
-    # So few heads leave a card so empty that sequences are cut, see gdn_segments.
-    yield "gated delta rule, few heads", lambda: gated_delta_rules(2, 4)
-    yield "attention", attention
-
-
-def _runs(size: str | None, dtype: str, lengths: list[int] | None = None, batches: list[int] | None = None) -> Runs:
-    return _other_runs(dtype) if size is None else _engine_runs(size, dtype, lengths or [], batches or [])
-
-
 if __name__ == "__main__":
     task = json.load(sys.stdin)
     capability = task.pop("capability")
-    print(json.dumps(_record(_runs(**task), capability)))
+    print(json.dumps(_record(_engine_runs(**task), capability)))

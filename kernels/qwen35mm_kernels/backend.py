@@ -1,0 +1,62 @@
+"""Chooses the module whose operations run on a device, and says why in the log.
+
+The choice depends on the device type and on what is installed, never on timing or load: arithmetic must not change
+between two runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+
+import torch
+
+from qwen35mm_kernels import cpu
+
+logger = logging.getLogger(__name__)
+
+# What the kernels are written for; older ones lack parts of the language, newer ones nobody has tried.
+_TRITON_VERSIONS = ((3, 5), (4, 0))
+_MIN_CAPABILITY = (8, 0)
+
+
+# Without an annotation of what it returns: a module has no type that could be written, and the inferred one leads an
+# editor and a type checker to the functions of both.
+def select_backend(device: torch.device | str):
+    """`qwen35mm_kernels.gpu` where Triton's kernels run, else `qwen35mm_kernels.cpu`, whose torch runs anywhere."""
+    return _backend(torch.device(device).type)
+
+
+@functools.cache
+def _backend(device_type: str):
+    why_not = why_not_triton(device_type)
+    if why_not is not None:
+        logger.info("On %s the operations run in torch: %s.", device_type, why_not)
+        return cpu
+    # Imported here: Triton takes a second that a CPU has no use for.
+    from qwen35mm_kernels import gpu
+
+    logger.info("On %s the operations run as Triton's kernels, vision attention in torch.", device_type)
+    return gpu
+
+
+def why_not_triton(device_type: str) -> str | None:
+    """Why `gpu` can't run on a device type, or None if it can."""
+    if device_type != "cuda":
+        return f"Triton's kernels run on cuda devices, not on {device_type}"
+    if torch.version.hip is not None:
+        return "Triton's kernels are written for NVIDIA's cards, and this PyTorch is built for AMD's"
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "Triton isn't installed: `pip install triton`"
+    low, high = _TRITON_VERSIONS
+    if not low <= tuple(int(part) for part in version.split(".")[:2]) < high:
+        return f"Triton {version} is installed, and the kernels need {low[0]}.{low[1]} or newer, before {high[0]}.0"
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        if capability < _MIN_CAPABILITY:
+            name = torch.cuda.get_device_name(index)
+            return f"{name} has compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0"
+    return None

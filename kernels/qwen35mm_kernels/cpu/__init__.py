@@ -1,0 +1,32 @@
+"""The operations in torch, made for CPUs; they run on any device. What they take and give: `reference`."""
+
+from qwen35mm_kernels.cpu.attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+    qk_norm_rope_write,
+    vision_attention,
+)
+from qwen35mm_kernels.cpu.conv1d import causal_conv1d
+from qwen35mm_kernels.cpu.gated_delta_rule import gated_delta_prefill, gdn_decode_step
+from qwen35mm_kernels.cpu.moe import moe_experts, moe_route
+from qwen35mm_kernels.cpu.norm import add_rms_norm, gated_rms_norm, rms_norm
+from qwen35mm_kernels.cpu.rope import apply_partial_rope, mrope_cos_sin
+from qwen35mm_kernels.cpu.sampling import sample
+
+__all__ = [
+    "add_rms_norm",
+    "apply_partial_rope",
+    "causal_conv1d",
+    "gated_delta_prefill",
+    "gated_rms_norm",
+    "gdn_decode_step",
+    "moe_experts",
+    "moe_route",
+    "mrope_cos_sin",
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "qk_norm_rope_write",
+    "rms_norm",
+    "sample",
+    "vision_attention",
+]

@@ -1,0 +1,133 @@
+"""Attention by torch's own: over keys and values where they lie, if a sequence's blocks follow each other."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from qwen35mm_kernels.cpu.norm import rms_norm
+from qwen35mm_kernels.cpu.rope import apply_partial_rope
+
+# Measured 128 to 512: torch's kernel is fastest on blocks of 256, at short and long caches.
+_QUERY_BLOCK = 256
+# On Hopper cards torch itself would prefer cuDNN's attention, which builds a plan for every new shape: each size of
+# picture, and in decoding each length.
+_ON_CARDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def qk_norm_rope_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_norm: torch.Tensor,
+    k_norm: torch.Tensor,
+    eps: float,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    num_heads: int,
+) -> torch.Tensor:
+    num_kv_heads, head_dim = k_cache.shape[1:]
+    heads = qkv.unflatten(1, (2 * num_heads + 2 * num_kv_heads, head_dim))
+    q, k, v = heads[:, : 2 * num_heads : 2], *heads[:, 2 * num_heads :].split(num_kv_heads, dim=1)
+    q = apply_partial_rope(rms_norm(q.float(), q_norm, eps, zero_centred=True), cos, sin).to(qkv.dtype)
+    k = apply_partial_rope(rms_norm(k.float(), k_norm, eps, zero_centred=True), cos, sin).to(qkv.dtype)
+    kept = rows >= 0
+    k_cache[rows[kept]], v_cache[rows[kept]] = k[kept], v[kept]
+    return q.masked_fill_(~kept[:, None, None], 0)
+
+
+def paged_attention_decode(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    block_size: int,
+    scale: float,
+) -> torch.Tensor:
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    for b, length in enumerate(lengths.tolist()):
+        if length:
+            rows = _rows(block_table[b], length, block_size)
+            out[b] = attention_decode(q[b], k_cache[rows], v_cache[rows], scale=scale)
+    return out.mul_(gate.sigmoid())
+
+
+def paged_attention_prefill(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    length: int,
+    *,
+    block_size: int,
+    scale: float,
+) -> torch.Tensor:
+    rows = _rows(block_table, length, block_size)
+    return attention_prefill(q, k_cache[rows], v_cache[rows], scale=scale).mul_(gate.sigmoid())
+
+
+def _rows(block_table: torch.Tensor, length: int, block_size: int) -> slice | torch.Tensor:
+    """The rows of the pool that hold a sequence's tokens, in order: a view's slice, or [length] int64."""
+    used = block_table[: -(-length // block_size)]
+    blocks = used.tolist()
+    if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+        return slice(blocks[0] * block_size, blocks[0] * block_size + length)
+    inside = torch.arange(block_size, device=used.device)
+    return (used.long()[:, None] * block_size + inside).flatten()[:length]
+
+
+def attention_prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> torch.Tensor:
+    """Causal attention of the last T tokens, q [T, Hq, D], over k and v [L, Hkv, D]: [T, Hq, D]."""
+    offset = k.shape[0] - q.shape[0]
+    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    # A block of queries sees no key after its last one; its mask stays small however long the cache is.
+    for start in range(0, q.shape[0], _QUERY_BLOCK):
+        block = queries[:, :, start : start + _QUERY_BLOCK]
+        num_keys = offset + start + block.shape[2]
+        mask = torch.ones(block.shape[2], num_keys, dtype=torch.bool, device=q.device).tril_(offset + start)
+        attended = F.scaled_dot_product_attention(
+            block, keys[:, :, :num_keys], values[:, :, :num_keys], attn_mask=mask, scale=scale, enable_gqa=True
+        )
+        out[start : start + _QUERY_BLOCK] = attended[0].transpose(0, 1)
+    return out
+
+
+def attention_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> torch.Tensor:
+    """Attention of one token, q [Hq, D], over k and v [L, Hkv, D]: [Hq, D]."""
+    # A group's query heads stand as rows against their one key head: K and V are read once, never expanded.
+    # (enable_gqa takes 3 to 12 times as long on a CPU.)
+    groups = q.reshape(1, k.shape[1], -1, q.shape[1])
+    with _backends(q.device):
+        out = F.scaled_dot_product_attention(groups, k.transpose(0, 1)[None], v.transpose(0, 1)[None], scale=scale)
+    return out.reshape(q.shape)
+
+
+def vision_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | Sequence[int]
+) -> torch.Tensor:
+    lengths = [stop - start for start, stop in itertools.pairwise(int(bound) for bound in cu_seqlens)]
+    if len(set(lengths)) > 1:
+        frames = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+        return torch.cat([vision_attention(*frame, [0, len(frame[0])]) for frame in frames])
+    q, k, v = (x.unflatten(0, (len(lengths), lengths[0])).transpose(1, 2) for x in (q, k, v))
+    with _backends(q.device):
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+
+
+def _backends(device: torch.device) -> AbstractContextManager[Any]:
+    """Which of torch's attentions may run."""
+    return contextlib.nullcontext() if device.type == "cpu" else sdpa_kernel(_ON_CARDS)

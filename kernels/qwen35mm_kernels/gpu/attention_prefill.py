@@ -1,0 +1,218 @@
+"""Causal prefill over the paged KV cache.
+
+A tile is BLOCK_M pairs of (token, query head), the heads of one key head side by side: short prompts after a long
+history fill a tile, and few keys of it need a mask. Bound by the matrix units at long prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from qwen35mm_kernels import cpu
+from qwen35mm_kernels.gpu.arithmetic import dot, round_to
+from qwen35mm_kernels.gpu.attention_decode import assert_layout
+from qwen35mm_kernels.gpu.launch import Config, capability, config_for, launch, shared_bytes
+
+_MAX_FLASH_HEAD_DIM = 256
+_FLOAT32 = Config({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1)
+# The last for cards whose programs have 99 KB of shared memory.
+_LARGE = Config({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2)
+# From Blackwell on sums come back from a memory of their own, and the registers don't hold wider tiles beside them.
+_BLACKWELL = Config({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=3)
+_SMALL = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=2)
+_LARGE_SHARED_BYTES = 200 << 10
+_IEEE = tl.constexpr("ieee")
+
+
+def flash_attention_prefill(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    length: int,
+    *,
+    block_size: int,
+    scale: float,
+) -> torch.Tensor:
+    """`paged_attention_prefill` by torch's flash attention, where that serves the type and the head size."""
+    if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[2] > _MAX_FLASH_HEAD_DIM:
+        arguments = q, gate, k_cache, v_cache, block_table, length
+        return cpu.paged_attention_prefill(*arguments, block_size=block_size, scale=scale)
+    token = torch.arange(length, device=q.device)
+    rows = block_table[token // block_size].long() * block_size + token % block_size
+    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k_cache[rows], v_cache[rows]))
+    causal: Any = causal_lower_right(q.shape[0], length)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=causal, scale=scale, enable_gqa=True
+        )
+    return out[0].transpose(0, 1) * gate.sigmoid()
+
+
+def paged_attention_prefill(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    length: int,
+    *,
+    block_size: int,
+    scale: float,
+) -> torch.Tensor:
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1]
+    assert_layout(q, gate, k_cache, v_cache, block_size)
+    assert 1 <= num_tokens <= length <= block_table.shape[0] * block_size, (num_tokens, length, block_table.shape)
+    assert block_table.dtype == torch.int32
+    assert block_table.is_contiguous()
+    config = config_for(
+        "paged_attention_prefill", q.device, f"D{head_dim}_{q.dtype.itemsize * 8}", _default(q.dtype, q.device)
+    )
+    # A tile of keys lies in one block.
+    blocks = {**config.blocks, "BLOCK_N": math.gcd(config.blocks["BLOCK_N"], block_size)}
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    num_rows = num_tokens * (num_heads // num_kv_heads)
+    launch(
+        _prefill_kernel,
+        (num_kv_heads, triton.cdiv(num_rows, config.blocks["BLOCK_M"])),
+        *(q, gate, k_cache, v_cache, block_table, out, num_rows, length - num_tokens, length),
+        *(*q.stride()[:2], *gate.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], scale * math.log2(math.e)),
+        config=Config(blocks, config.num_warps, config.num_stages),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+    )
+    return out
+
+
+def _default(dtype: torch.dtype, device: torch.device) -> Config:
+    if dtype == torch.float32:
+        return _FLOAT32
+    if shared_bytes(device) < _LARGE_SHARED_BYTES:
+        return _SMALL
+    return _BLACKWELL if capability(device) >= 100 else _LARGE
+
+
+@triton.jit(do_not_specialize=["num_rows", "first_place", "length"])
+def _prefill_kernel(
+    q,
+    gate,
+    k,
+    v,
+    block_table,
+    out,
+    num_rows,
+    first_place,
+    length,
+    stride_q_token,
+    stride_q_head,
+    stride_gate_token,
+    stride_gate_head,
+    stride_k_row,
+    stride_k_head,
+    stride_v_row,
+    stride_v_head,
+    scale_log2,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # q, gate: [T, Hq, D]; k, v: rows of the pool; out: [T, Hq, D], contiguous. The longest tiles first.
+    kv_head = tl.program_id(0)
+    first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
+    row = first_row + tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, HEAD_DIM)
+    # Addresses are one of 64 bits for a tile and 32 bits from there: less arithmetic, and fewer registers.
+    first_token = first_row // GROUP
+    token, head = (row // GROUP - first_token)[:, None], kv_head * GROUP + (row % GROUP)[:, None]
+    q += first_token.to(tl.int64) * stride_q_token
+    queries_at = q + (token * stride_q_token + head * stride_q_head + dim[None, :])
+    exists = row[:, None] < num_rows
+    queries = tl.load(queries_at, mask=exists, other=0.0)
+    k += kv_head * stride_k_head
+    v += kv_head * stride_v_head
+    place = first_place + row // GROUP
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    # Every row sees the keys before `whole`; none sees one from `stop` on.
+    whole = (first_place + first_row // GROUP + 1) // BLOCK_N * BLOCK_N
+    stop = tl.minimum(first_place + (first_row + BLOCK_M - 1) // GROUP + 1, length)
+    for MASKED in tl.static_range(2):  # pyright: ignore
+        for start in tl.range(whole if MASKED else 0, stop if MASKED else whole, BLOCK_N):  # pyright: ignore
+            total, weight, maximum = _attend(
+                *(queries, total, weight, maximum, k, v, block_table, start, place, stop, stride_k_row, stride_v_row),
+                *(scale_log2, dim, BLOCK_SIZE, BLOCK_N, MASKED),
+            )
+    total *= (1.0 / weight)[:, None]
+    gate += first_token.to(tl.int64) * stride_gate_token
+    out += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
+    gate_at = gate + (token * stride_gate_token + head * stride_gate_head)
+    out_at = out + (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
+    # By quarters: the gate of all dimensions at once doesn't fit the registers.
+    QUARTER: tl.constexpr = HEAD_DIM // 4
+    low, high = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, 2 * QUARTER)), (0, 2, 1)))
+    for half in tl.static_range(2):  # pyright: ignore
+        part = high if half else low
+        first, second = tl.split(tl.permute(tl.reshape(part, (BLOCK_M, 2, QUARTER)), (0, 2, 1)))
+        for quarter in tl.static_range(2):  # pyright: ignore
+            column = (2 * half + quarter) * QUARTER + tl.arange(0, QUARTER)[None, :]
+            result = second if quarter else first
+            result *= tl.sigmoid(tl.load(gate_at + column, mask=exists, other=0.0).to(tl.float32))
+            tl.store(out_at + column, result, mask=exists)
+
+
+@triton.jit
+def _attend(
+    queries,
+    total,
+    weight,
+    maximum,
+    k,
+    v,
+    block_table,
+    start,
+    place,
+    stop,
+    stride_k_row,
+    stride_v_row,
+    scale_log2,
+    dim,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    # Adds the keys from `start` on to (total, weight, maximum): the sums of exp2(score - maximum) v and of exp2.
+    key = start + tl.arange(0, BLOCK_N)
+    block = tl.load(block_table + start // BLOCK_SIZE).to(tl.int64)
+    first_key = block * BLOCK_SIZE + start % BLOCK_SIZE
+    keys_at = k + first_key * stride_k_row + (tl.arange(0, BLOCK_N)[:, None] * stride_k_row + dim[None, :])
+    values_at = v + first_key * stride_v_row + (tl.arange(0, BLOCK_N)[:, None] * stride_v_row + dim[None, :])
+    if MASKED:
+        # Rows past the end may hold NaN: they are not read, and count as zeros.
+        keys = tl.load(keys_at, mask=key[:, None] < stop, other=0.0)
+        values = tl.load(values_at, mask=key[:, None] < stop, other=0.0)
+    else:
+        keys, values = tl.load(keys_at), tl.load(values_at)
+    scores = dot(queries, tl.trans(keys), None, _IEEE)
+    if MASKED:
+        scores = tl.where(key[None, :] <= place[:, None], scores, float("-inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * scale_log2)
+    exponentials = tl.exp2(scores * scale_log2 - new_maximum[:, None])
+    shrink = tl.exp2(maximum - new_maximum)
+    weight = weight * shrink + tl.sum(exponentials, axis=1)
+    total = dot(round_to(exponentials, values.dtype), values, total * shrink[:, None], _IEEE)
+    return total, weight, new_maximum

@@ -1,0 +1,35 @@
+"""The specification: every operation one row, token, head or expert after the other, rounded once at the end.
+
+Docstrings here say what each takes and gives; `cpu` and `gpu` have the same functions with the same signatures.
+"""
+
+from qwen35mm_kernels.reference.attention import (
+    paged_attention_decode,
+    paged_attention_prefill,
+    qk_norm_rope_write,
+    vision_attention,
+)
+from qwen35mm_kernels.reference.conv1d import causal_conv1d
+from qwen35mm_kernels.reference.gated_delta_rule import gated_delta_prefill, gdn_decode_step
+from qwen35mm_kernels.reference.moe import moe_experts, moe_route
+from qwen35mm_kernels.reference.norm import add_rms_norm, gated_rms_norm, rms_norm
+from qwen35mm_kernels.reference.rope import apply_partial_rope, mrope_cos_sin
+from qwen35mm_kernels.reference.sampling import sample
+
+__all__ = [
+    "add_rms_norm",
+    "apply_partial_rope",
+    "causal_conv1d",
+    "gated_delta_prefill",
+    "gated_rms_norm",
+    "gdn_decode_step",
+    "moe_experts",
+    "moe_route",
+    "mrope_cos_sin",
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "qk_norm_rope_write",
+    "rms_norm",
+    "sample",
+    "vision_attention",
+]

@@ -1,0 +1,164 @@
+"""Softmax attention: norm, rotate and write the new tokens; a decode step and a prefill over a paged KV cache; and the
+vision tower's attention inside frames.
+
+A layer's k_cache and v_cache are [num_blocks * block_size, Hkv, D]. A sequence's token t lies in the row
+block_table[t // block_size] * block_size + t % block_size. Rows that no sequence holds may hold anything, NaN too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from qwen35mm_kernels.reference.norm import rms_norm
+from qwen35mm_kernels.reference.rope import apply_partial_rope
+
+
+def qk_norm_rope_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_norm: torch.Tensor,
+    k_norm: torch.Tensor,
+    eps: float,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    num_heads: int,
+) -> torch.Tensor:
+    """Norms and rotates a projection's queries and keys, and writes keys and values into the cache.
+
+    Norm and rotation are float32 throughout, rounded once. The angles are an argument, because every layer of a step
+    turns by the same ones.
+
+    Args:
+        qkv: [N, (2 * Hq + 2 * Hkv) * D], float32 or bfloat16: query and gate of each head in turn, then keys, then
+            values. `split_gate` gives the gate.
+        cos, sin: [N, R / 2] float32, as `mrope_cos_sin` makes them, R <= D.
+        q_norm, k_norm: [D], zero-centred weights.
+        eps: added to the mean of squares.
+        k_cache, v_cache: [rows of the pool, Hkv, D] of qkv's dtype; written in place.
+        rows: [N] int64, the row of each token, no row twice; -1 for padding, which writes nothing.
+        num_heads: Hq.
+
+    Returns:
+        q: [N, Hq, D] in qkv's dtype; 0 for padding.
+    """
+    num_kv_heads, head_dim = k_cache.shape[1:]
+    heads = qkv.unflatten(1, (2 * num_heads + 2 * num_kv_heads, head_dim))
+    q = torch.zeros(len(qkv), num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    for n in torch.nonzero(rows >= 0).flatten().tolist():
+        row = int(rows[n])
+        queries, keys = heads[n : n + 1, : 2 * num_heads : 2], heads[n : n + 1, 2 * num_heads : -num_kv_heads]
+        for x, weight, target in ((queries, q_norm, q[n]), (keys, k_norm, k_cache[row])):
+            normed = rms_norm(x.float(), weight, eps, zero_centred=True)
+            target.copy_(apply_partial_rope(normed, cos[n : n + 1], sin[n : n + 1])[0])
+        v_cache[row] = heads[n, -num_kv_heads:]
+    return q
+
+
+def split_gate(qkv: torch.Tensor, num_heads: int, head_dim: int) -> torch.Tensor:
+    """The output gate in a projection [N, (2 * Hq + 2 * Hkv) * D]: a view [N, Hq, D]."""
+    return qkv[:, : 2 * num_heads * head_dim].unflatten(1, (num_heads, 2, head_dim))[:, :, 1]
+
+
+def paged_attention_decode(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    block_size: int,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of one new token of each sequence over its cached tokens, its own included.
+
+    A sequence's result doesn't depend on the others. On CUDA nothing is read back: it can be captured in a graph.
+
+    Args:
+        q: [B, Hq, D], float32 or bfloat16.
+        gate: [B, Hq, D] of q's dtype: the result is multiplied by its sigmoid.
+        k_cache, v_cache: [rows of the pool, Hkv, D] of q's dtype; query head h reads key head h // (Hq / Hkv).
+        block_table: [B, max_blocks] int32; entries after a sequence's last block are not read.
+        lengths: [B] int32, cached tokens with the new one, at most max_blocks * block_size; 0 for a padding row.
+        block_size: tokens of a block.
+        scale: positive factor of the scores, usually D ** -0.5.
+
+    Returns:
+        [B, Hq, D] in q's dtype; 0 for padding rows.
+    """
+    out = torch.zeros_like(q)
+    for b, length in enumerate(lengths.tolist()):
+        if length:
+            one = slice(b, b + 1)
+            out[one] = paged_attention_prefill(
+                q[one], gate[one], k_cache, v_cache, block_table[b], length, block_size=block_size, scale=scale
+            )
+    return out
+
+
+def paged_attention_prefill(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    length: int,
+    *,
+    block_size: int,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of the last T tokens of one sequence over its cached tokens.
+
+    Args:
+        q: [T, Hq, D], float32 or bfloat16; query i sits at cache index length - T + i.
+        gate: [T, Hq, D] of q's dtype: the result is multiplied by its sigmoid.
+        block_table: [max_blocks] int32; entries after the sequence's last block are not read.
+        length: cached tokens, the new ones included; from T to max_blocks * block_size.
+        k_cache, v_cache, block_size, scale: as in `paged_attention_decode`.
+
+    Returns:
+        [T, Hq, D] in q's dtype.
+    """
+    token = torch.arange(length, device=block_table.device)
+    rows = block_table[token // block_size].long() * block_size + token % block_size
+    k, v = k_cache[rows].float(), v_cache[rows].float()
+    out = torch.zeros(q.shape, device=q.device)
+    for i, query in enumerate(q.float()):
+        stop = length - len(q) + i + 1
+        out[i] = _attend(query, k[:stop], v[:stop], scale) / (1 + torch.exp(-gate[i].float()))
+    return out.to(q.dtype)
+
+
+def vision_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | Sequence[int]
+) -> torch.Tensor:
+    """Full attention inside each frame, scores scaled by D ** -0.5.
+
+    Args:
+        q, k, v: [P, H, D] of one dtype, the patches of all frames in order.
+        cu_seqlens: [frames + 1] integers on the CPU, where each frame starts: from 0, rising, the last one is P.
+
+    Returns:
+        [P, H, D] in q's dtype.
+    """
+    out = torch.zeros_like(q)
+    for start, stop in itertools.pairwise(int(bound) for bound in cu_seqlens):
+        for i in range(start, stop):
+            out[i] = _attend(q[i].float(), k[start:stop].float(), v[start:stop].float(), q.shape[-1] ** -0.5)
+    return out
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """One query [Hq, D] against all of k and v [L, Hkv, D]."""
+    group = q.shape[0] // k.shape[1]
+    heads = []
+    for head in range(q.shape[0]):
+        weights = torch.softmax(k[:, head // group] @ q[head] * scale, dim=0)
+        heads.append(weights @ v[:, head // group])
+    return torch.stack(heads)

@@ -1,0 +1,136 @@
+"""The gated delta rule (arXiv:2412.06464): per head, a state S [K, V] that decays, forgets and learns.
+
+For each token, with q and k L2-normalised and q scaled by K ** -0.5:
+
+    S <- exp(g) S;   S <- S + k (beta (v - S^T k))^T;   o = S^T q
+
+A Gated DeltaNet layer runs it over a sequence (`gated_delta_prefill`), or one token further for each sequence of a
+batch (`gdn_decode_step`), convolution and gated norm included: reading and writing the states is all that counts there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from qwen35mm_kernels.reference.conv1d import causal_conv1d_step
+from qwen35mm_kernels.reference.norm import gated_rms_norm
+
+L2_EPS = 1e-6
+
+
+def gated_delta_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """One sequence through the rule, from a state that moves on in place.
+
+    Calls that cut a sequence at multiples of 64 tokens do the same arithmetic as one call.
+
+    Args:
+        q, k: [T, Hk, K], float32 or bfloat16, raw, T at least 1: L2 norm and scale happen here.
+        v: [T, Hv, V] of q's dtype; Hv is a multiple of Hk, and key head h serves the value heads from h * (Hv / Hk) on.
+        a, b: [T, Hv], float32 or bfloat16, the projections of the gates, see `gdn_gates`.
+        A_log, dt_bias: [Hv], float32 or bfloat16.
+        state: [Hv, K, V] float32, before the sequence and, afterwards, behind it.
+
+    Returns:
+        [T, Hv, V] in v's dtype.
+    """
+    g, beta = gdn_gates(a, b, A_log, dt_bias)
+    tokens = [slice(t, t + 1) for t in range(len(q))]
+    return torch.cat([gated_delta_step(q[t], k[t], v[t], g[t], beta[t], state[None]) for t in tokens])
+
+
+def gdn_gates(
+    a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log decay g = -exp(A_log) softplus(a + dt_bias) and what is written of a value, beta = sigmoid(b).
+
+    [T, Hv] float32 each, from a and b [T, Hv] and the parameters [Hv].
+    """
+    step = torch.log1p(torch.exp(a.double() + dt_bias.double()))
+    return (-A_log.double().exp() * step).float(), (1 / (1 + torch.exp(-b.double()))).float()
+
+
+def gated_delta_step(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
+    """The rule for one token of each of B sequences, their states [B, Hv, K, V] updated in place: [B, Hv, V]."""
+    group = v.shape[1] // k.shape[1]
+    q32 = _normalise(q).repeat_interleave(group, dim=1) * k.shape[2] ** -0.5
+    k32 = _normalise(k).repeat_interleave(group, dim=1)
+    state *= g.exp()[..., None, None]
+    predicted = torch.einsum("bhkv,bhk->bhv", state, k32)
+    delta = (v.float() - predicted) * beta.float()[..., None]
+    state += torch.einsum("bhk,bhv->bhkv", k32, delta)
+    return torch.einsum("bhkv,bhk->bhv", state, q32).to(v.dtype)
+
+
+def gdn_decode_step(
+    mixed: torch.Tensor,
+    conv_weight: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    conv_states: torch.Tensor,
+    recurrent_states: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    num_k_heads: int,
+) -> torch.Tensor:
+    """One token for each of B sequences: causal conv and SiLU, gates, gated delta rule, gated norm.
+
+    Args:
+        mixed: [B, C + Hv * V + 2 * Hv], float32 or bfloat16, with C = 2 * Hk * K + Hv * V: in_proj's output, columns
+            q | k | v (C of them), z, b, a. The arithmetic is float32 throughout.
+        conv_weight: [C, W], W at least 2; the last tap meets the current token.
+        A_log, dt_bias: [Hv] float32.
+        norm_weight: [V], plain, not zero-centred.
+        eps: of the gated norm.
+        conv_states: [num_slots, C, W - 1], oldest input first; row slots[b] is shifted in place.
+        recurrent_states: [num_slots, Hv, K, V] float32; row slots[b] is updated in place.
+        slots: [B] int32 or int64, each sequence's row in both pools, no row twice. -1 marks a padding row, which
+            fills up a CUDA graph's fixed batch: no state is touched for it and its output is zero.
+        num_k_heads: Hk, a divisor of Hv.
+
+    Returns:
+        [B, Hv * V] in mixed's dtype.
+    """
+    num_v_heads, key_dim, value_dim = recurrent_states.shape[1:]
+    out = mixed.new_zeros(mixed.shape[0], num_v_heads * value_dim)
+    for row, slot in enumerate(slots.tolist()):
+        if slot < 0:
+            continue
+        qkv, z, b, a = split_projection(mixed[row : row + 1].float(), conv_weight.shape[0], num_v_heads)
+        qkv = causal_conv1d_step(qkv, conv_weight, conv_states[slot : slot + 1])
+        q, k, v = split_heads(qkv, num_k_heads, key_dim, value_dim)
+        g, beta = gdn_gates(a, b, A_log, dt_bias)
+        o = gated_delta_step(q, k, v, g, beta, recurrent_states[slot : slot + 1])
+        out[row] = gated_rms_norm(o, z.view_as(o), norm_weight, eps).flatten()
+    return out
+
+
+def split_projection(mixed: torch.Tensor, channels: int, num_v_heads: int) -> tuple[torch.Tensor, ...]:
+    """in_proj's output -> q | k | v together, then z, b, a: views."""
+    return mixed.split((channels, mixed.shape[1] - channels - 2 * num_v_heads, num_v_heads, num_v_heads), dim=1)
+
+
+def split_heads(
+    qkv: torch.Tensor, num_k_heads: int, key_dim: int, value_dim: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[N, C] -> q, k [N, Hk, K] and v [N, Hv, V], as views."""
+    keys = num_k_heads * key_dim
+    q, k, v = qkv.split((keys, keys, qkv.shape[1] - 2 * keys), dim=1)
+    return q.unflatten(1, (-1, key_dim)), k.unflatten(1, (-1, key_dim)), v.unflatten(1, (-1, value_dim))
+
+
+def _normalise(x: torch.Tensor) -> torch.Tensor:
+    x32 = x.float()
+    return x32 / torch.sqrt((x32 * x32).sum(dim=-1, keepdim=True) + L2_EPS)

@@ -1,0 +1,56 @@
+"""Mixture of experts: which experts a token goes to, and the routed experts' matrices.
+
+Source: Qwen3_5MoeTopKRouter and Qwen3_5MoeExperts of transformers' modeling_qwen3_5_moe.py.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's k likeliest experts and their shares, renormalised to sum to one.
+
+    Args:
+        logits: [N, E], float32 or bfloat16. The softmax is float32.
+        k: experts of a token, from 1 to E.
+
+    Returns:
+        weights: [N, k] in the logits' dtype, the likeliest first.
+        chosen: [N, k] int64, distinct in a row. Of equal logits the lower expert comes first.
+    """
+    weights = torch.zeros(logits.shape[0], k)
+    chosen = torch.zeros(logits.shape[0], k, dtype=torch.int64)
+    for row, scores in enumerate(logits.float()):
+        shares = torch.exp(scores - scores.max())
+        shares = shares / shares.sum()
+        left = set(range(len(scores)))
+        for choice in range(k):
+            expert = min(left, key=lambda expert: (-scores[expert].item(), expert))
+            left.remove(expert)
+            weights[row, choice], chosen[row, choice] = shares[expert], expert
+    return (weights / weights.sum(dim=-1, keepdim=True)).to(logits.dtype), chosen
+
+
+def moe_experts(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The sum over a token's experts of weight * down(silu(gate(x)) * up(x)), in the order of `chosen`.
+
+    Args:
+        x: [N, hidden], float32 or bfloat16.
+        gate_up: [E, 2 * width, hidden] of x's dtype: an expert's gate rows, then its up rows.
+        down: [E, hidden, width] of x's dtype.
+        chosen: [N, k] int64, the experts of each token, distinct in a row and below E.
+        weights: [N, k] in x's dtype, their shares.
+
+    Returns:
+        [N, hidden] in x's dtype.
+    """
+    width = down.shape[2]
+    out = torch.zeros(x.shape)
+    for token, row in enumerate(x.float()):
+        for expert, weight in zip(chosen[token].tolist(), weights[token].float(), strict=True):
+            gate, up = (gate_up[expert].float() @ row).split(width)
+            out[token] += weight * (down[expert].float() @ (gate / (1 + torch.exp(-gate)) * up))
+    return out.to(x.dtype)

@@ -1,0 +1,147 @@
+"""From logits to the next token ids, on the device: a row of a batch is a sequence with parameters of its own.
+
+The order of operations and their formulas follow transformers' generation/logits_process.py; `presence_penalty` follows
+the OpenAI API (generated tokens only). A draw is a pure function of a row's scores, seed and step: each kept token has
+a random exponential number, and the largest weight / exponential wins, which happens with probability weight / sum of
+weights. No order of tokens is involved, and nothing but the token's own number: Philox4x32-10 (Salmon et al. 2011) of
+counter (token id, step) and key (seed).
+
+Which tokens are kept, in words that say what happens to equals: a token passes top-k if fewer than k tokens score
+higher, and top-p if the higher ones' share of what passed top-k lies below top_p. Equals stay or go together.
+Shares are sums of whole numbers, floor(exp(score - highest score) * 2**40): exact, so the order of a sum can't show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+MASS_SCALE = float(1 << 40)
+_MASK_32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """What decides each row's draw; one-dimensional tensors [B], dense, on the logits' device.
+
+    A captured graph is replayed with other values by writing into these tensors.
+
+    Attributes:
+        temperature: float32; 0 takes the likeliest token, as top_k = 1 does.
+        top_k: int32; 0 keeps all.
+        top_p: float32, above 0; 1 keeps all.
+        min_p: float32; drops tokens less likely than this share of the likeliest one.
+        repetition_penalty: float32; divides (multiplies, if negative) the logits of tokens seen in the text.
+        presence_penalty: float32; subtracted from the logits of tokens seen in the reply.
+        seeds: int64, of the reply's random numbers.
+        steps: int64, the number of the token in its reply.
+        slots: int64, the row's place in the pools of seen tokens.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    repetition_penalty: torch.Tensor
+    presence_penalty: torch.Tensor
+    seeds: torch.Tensor
+    steps: torch.Tensor
+    slots: torch.Tensor
+
+
+def sample(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    seen_in_text: torch.Tensor,
+    seen_in_reply: torch.Tensor,
+    banned: torch.Tensor,
+) -> torch.Tensor:
+    """Each row's next token id; of equally good ones the lowest.
+
+    Args:
+        logits: [B, vocab], float32 or bfloat16, not changed. The arithmetic is float32. In each row at least one that
+            isn't banned is finite.
+        rows: each row's parameters.
+        seen_in_text: [S, vocab] bool, the tokens in the prompt and the reply of each slot. The chosen token is entered.
+        seen_in_reply: [S, vocab] bool, the tokens in the reply of each slot. The chosen token is entered.
+        banned: [vocab] or [B, vocab] bool, ids that can't be chosen; top-k, top-p and min-p don't see them.
+
+    Returns:
+        [B] int64. Implementations agree but where two numbers differ by no more than the rounding of an exponential.
+    """
+    slots = rows.slots
+    scores, greedy = _scores(logits, rows, seen_in_text[slots], seen_in_reply[slots], banned)
+    token_ids = torch.arange(logits.shape[1])
+    chosen = []
+    for row, row_scores in enumerate(scores):
+        weights = torch.exp(row_scores - row_scores.max())
+        bits = random_bits(rows.seeds[row], rows.steps[row], token_ids)
+        races = row_scores if greedy[row] else weights / exponentials(bits)
+        kept = range(len(row_scores)) if greedy[row] else _kept(row_scores.tolist(), weights, rows, row)
+        chosen.append(max(kept, key=lambda token_id, races=races: (races[token_id].item(), -token_id)))
+        seen_in_text[slots[row], chosen[-1]] = True
+        seen_in_reply[slots[row], chosen[-1]] = True
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+def random_bits(seeds: torch.Tensor, steps: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """32 random bits as int64 for seeds, steps and token ids (int64) that broadcast: Philox4x32-10's first word."""
+    words = philox(
+        (token_ids, steps & _MASK_32, (steps >> 32) & _MASK_32, torch.zeros_like(token_ids)),
+        (seeds & _MASK_32, (seeds >> 32) & _MASK_32),
+    )
+    return words[0]
+
+
+def philox(
+    counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor], num_rounds: int = 10
+) -> tuple[torch.Tensor, ...]:
+    """Philox4x32 on int64 tensors that hold 32 unsigned bits each: four words of counter, two of key, four out."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(num_rounds):
+        # A product of 64 bits may wrap into the sign; shifted and masked, its halves are right all the same.
+        first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c2 = ((second >> 32) & _MASK_32) ^ c1 ^ k0, ((first >> 32) & _MASK_32) ^ c3 ^ k1
+        c1, c3 = second & _MASK_32, first & _MASK_32
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK_32, (k1 + 0xBB67AE85) & _MASK_32
+    return c0, c1, c2, c3
+
+
+def exponentials(bits: torch.Tensor) -> torch.Tensor:
+    """32 random bits -> -log(1 - uniform) in float32, precise also where it is small: the small ones win."""
+    uniform = (bits.float() + 0.5) * 2.0**-32
+    series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3)))
+    return torch.where(uniform < 2.0**-7, series, -torch.log(1 - uniform.clamp(max=1 - 2.0**-24)))
+
+
+def _scores(
+    logits: torch.Tensor, rows: SamplingRows, in_text: torch.Tensor, in_reply: torch.Tensor, banned: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Penalised logits over temperature [B, vocab] (greedy: over 1), and which rows are greedy [B]."""
+    scores = logits.float()
+    penalty = rows.repetition_penalty[:, None]
+    scores = torch.where(in_text, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+    scores = scores - rows.presence_penalty[:, None] * in_reply
+    scores = torch.where(banned, -torch.inf, scores)
+    greedy = (rows.temperature == 0) | (rows.top_k == 1)
+    return scores / torch.where(greedy, 1.0, rows.temperature)[:, None], greedy
+
+
+def _kept(scores: list[float], weights: torch.Tensor, rows: SamplingRows, row: int) -> list[int]:
+    masses = (weights * MASS_SCALE).long().tolist()
+    order = sorted(range(len(scores)), key=lambda token_id: -scores[token_id])
+    # How many tokens score higher, and how much mass they have.
+    higher: dict[int, tuple[int, int]] = {}
+    mass = 0
+    for place, token_id in enumerate(order):
+        equal_to_last = place > 0 and scores[order[place - 1]] == scores[token_id]
+        higher[token_id] = higher[order[place - 1]] if equal_to_last else (place, mass)
+        mass += masses[token_id]
+    top_k, top_p, min_p = int(rows.top_k[row]), rows.top_p[row], rows.min_p[row]
+    kept = [token_id for token_id in order if top_k == 0 or higher[token_id][0] < top_k]
+    if top_p < 1:
+        bound = top_p * torch.tensor(sum(masses[token_id] for token_id in kept)).float()
+        kept = [token_id for token_id in kept if torch.tensor(higher[token_id][1]).float() < bound]
+    return [token_id for token_id in kept if weights[token_id] >= min_p]

@@ -1,0 +1,104 @@
+"""How the attention kernels are cut: into splits, programs and tiles that change no result."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+from qwen35mm_kernels.gpu import attention_decode as decode
+from qwen35mm_kernels.gpu import attention_prefill as prefill
+from qwen35mm_kernels.gpu.launch import Config
+from tests.kernels.compare import DTYPES, Backend, assert_close
+from tests.kernels.paged import Pool
+from tests.kernels.test_attention import OPTIONS, check_decode, check_prefill, queries
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [129, 256, 300])
+def test_more_tokens_than_the_most_splits_of_the_least_length(
+    length: int, dtype: torch.dtype, triton_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "MIN_SPLIT", 32)
+    monkeypatch.setattr(decode, "SPLIT_STEP", 32)
+    monkeypatch.setattr(decode, "MAX_SPLITS", 4)
+    check_decode(triton_backend, Pool([length, 5, 64], num_kv_heads=1, head_dim=32, dtype=dtype), 2)
+
+
+def test_which_program_does_which_split_changes_no_bit(
+    triton_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool([300, 0, 129, 20], num_kv_heads=2, head_dim=32, dtype=torch.float32)
+    arguments = *queries(4, 4, 32, torch.float32), pool.k_cache, pool.v_cache, pool.block_table, pool.lengths
+    plenty = triton_backend.check("paged_attention_decode", *arguments, **OPTIONS)
+    monkeypatch.setattr(decode, "_PROGRAMS_PER_MULTIPROCESSOR", 1)
+    for num_programs in (1, 5):
+        monkeypatch.setattr(decode, "num_multiprocessors", lambda device, count=num_programs: count)
+        assert torch.equal(triton_backend.run("paged_attention_decode", *arguments, **OPTIONS), plenty)
+
+
+@pytest.mark.gpu
+def test_decode_can_be_captured_in_a_graph() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("graphs are a card's")
+    pool = Pool([130, 400], num_kv_heads=1, head_dim=64, dtype=torch.bfloat16)
+    q, gate, k, v, table, lengths = (
+        x.cuda()
+        for x in (*queries(2, 4, 64, torch.bfloat16), pool.k_cache, pool.v_cache, pool.block_table, pool.lengths)
+    )
+    decode.paged_attention_decode(q, gate, k, v, table, lengths, **OPTIONS)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = decode.paged_attention_decode(q, gate, k, v, table, lengths, **OPTIONS)
+    lengths.copy_(torch.tensor([7, 259]))
+    graph.replay()
+    assert torch.equal(out, decode.paged_attention_decode(q, gate, k, v, table, lengths, **OPTIONS))
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
+def test_prefill_on_a_card_with_less_shared_memory(
+    heads: tuple[int, int], triton_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "shared_bytes", lambda device: 99 << 10)
+    check_prefill(triton_backend, Pool([100], num_kv_heads=heads[1], head_dim=64, dtype=torch.bfloat16), 45, heads[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "length"), [(1, 1), (65, 65), (30, 101)])
+def test_torchs_flash_attention_can_take_the_place_of_ours(
+    num_tokens: int, length: int, dtype: torch.dtype, triton_backend: Backend
+) -> None:
+    if triton_backend.name == "interpreted" and dtype == torch.bfloat16:
+        pytest.skip("flash attention is a card's")
+    pool = Pool([length], num_kv_heads=2, head_dim=64, dtype=dtype)
+    arguments = *queries(num_tokens, 4, 64, dtype), pool.k_cache, pool.v_cache, pool.block_table[0], length
+    there = [x.to(triton_backend.device) if isinstance(x, torch.Tensor) else x for x in arguments]
+    ours = triton_backend.run("paged_attention_prefill", *arguments, **OPTIONS)
+    assert_close(prefill.flash_attention_prefill(*there, **OPTIONS).cpu(), ours)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("op", ["paged_attention_decode", "paged_attention_prefill"])
+def test_a_head_that_is_no_power_of_2_is_refused(op: str, triton_backend: Backend) -> None:
+    pool = Pool([5], num_kv_heads=1, head_dim=24, dtype=torch.float32)
+    check = check_decode if op == "paged_attention_decode" else check_prefill
+    with pytest.raises(AssertionError, match="power of 2, got 24"):
+        check(triton_backend, pool, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared_kb", "config"),
+    [
+        (80, 163, prefill._SMALL),
+        (89, 99, prefill._SMALL),
+        (90, 227, prefill._LARGE),
+        (100, 227, prefill._BLACKWELL),
+        (120, 99, prefill._SMALL),
+    ],
+)
+def test_a_card_decides_the_tiles_of_prefill(
+    capability: int, shared_kb: int, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "capability", lambda device: capability)
+    monkeypatch.setattr(prefill, "shared_bytes", lambda device: shared_kb << 10)
+    assert prefill._default(torch.bfloat16, torch.device("cuda")) == config

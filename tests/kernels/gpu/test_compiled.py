@@ -1,0 +1,272 @@
+"""The kernels as compiled for cards that aren't here, as configured by default: registers, spills, matrix instructions.
+
+Seconds to half a minute a kernel: only one decode step is in `make test`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+from qwen35mm_kernels.gpu import attention_decode, attention_prefill, rope_kv
+from qwen35mm_kernels.gpu.launch import Config
+from qwen35mm_kernels.gpu.moe import _DEFAULTS
+from tests.kernels.gpu.compiled import SHARED_BYTES, Compiled, Variant, compile_variants
+
+CARDS = (80, 90, 100)
+CONSUMER_SHARED_BYTES = 99 << 10
+# Half of a multiprocessor's 65,536 registers, for a program of 8 warps; and a third, for one of 4.
+TWO_PROGRAMS, THREE_PROGRAMS = 128, 168
+every_card = pytest.mark.parametrize("capability", CARDS)
+
+
+def compiled(
+    kernel: str, capability: int, config: Config, types: dict[str, str], constants: dict[str, Any]
+) -> Compiled:
+    """A kernel in bfloat16. types: the arguments' names, separated by blanks, by their Triton type."""
+    signature = {name: kind for kind, names in types.items() for name in names.split()}
+    name, constants = f"qwen35mm_kernels.gpu.{kernel}", {**constants, **config.blocks}
+    variant = Variant(name, signature, constants, config.num_warps, config.num_stages)
+    return compile_variants([variant], capability)[0]
+
+
+def fits(found: Compiled, capability: int) -> None:
+    """No spills, shared memory that the card has, and a Hopper card's own matrix instructions."""
+    # Triton 3.7 lacks two registers on an A100.
+    assert found.spilled_bytes <= (8 if capability == 80 else 0)
+    assert found.shared_bytes <= SHARED_BYTES[capability]
+    assert ("HGMMA" in found.instructions) == (capability == 90)
+    assert "HMMA" not in found.instructions or capability == 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "block_v", "num_warps"), [(80, 32, 8), (90, 32, 4), (90, 64, 8), (100, 64, 8)])
+def test_gdn_scan(capability: int, block_v: int, num_warps: int) -> None:
+    found = compiled(
+        "gdn_prefill:_scan_kernel",
+        capability,
+        Config({"BLOCK_V": block_v}, num_warps, 3),
+        {
+            "*bf16:16": "q_ptr k_ptr v_ptr solve_ptr attend_ptr out_ptr",
+            "*fp32:16": "factors_ptr decay_ptr state_ptr",
+            "i32:16": "q_token q_head k_token k_head v_token v_head state_head state_k out_token out_head",
+            "i32": "num_tokens",
+        },
+        {"K": 128, "GROUP": 2, "PRECISION": "tf32", "CHUNK": 64},
+    )
+    fits(found, capability)
+    if capability == 90:
+        # Tiles come two chunks ahead of their use, 16 bytes at a time: twice before the loop, and in it.
+        tile_bytes = 2 * 64 * (128 + 128 + 64 + 64 + block_v)
+        assert found.instructions["LDGSTS"] == 3 * tile_bytes // (16 * 32 * num_warps)
+
+
+@pytest.mark.slow
+@every_card
+def test_gdn_prepare(capability: int) -> None:
+    found = compiled(
+        "gdn_prepare:_prepare_kernel",
+        capability,
+        Config({"HEADS": 1}, 4, 1),
+        {
+            "*bf16:16": "q_ptr k_ptr a_ptr b_ptr A_log_ptr dt_bias_ptr solve_ptr attend_ptr",
+            "*fp32:16": "factors_ptr decay_ptr",
+            "i32:16": "q_token q_head k_token k_head a_token b_token",
+            "i32": "num_tokens",
+        },
+        {"K": 128, "GROUP": 2, "PRECISION": "tf32", "CHUNK": 64},
+    )
+    fits(found, capability)
+    if capability == 90:
+        # Three programs to a multiprocessor hide each other's waiting.
+        assert found.num_registers <= THREE_PROGRAMS
+
+
+@pytest.mark.parametrize(
+    ("group", "capability"),
+    [(2, 90)]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in ((1, 90), (3, 90), (4, 90), (2, 80), (4, 80), (2, 100), (4, 100))
+    ],
+)
+def test_two_gdn_decode_steps_fit_on_a_multiprocessor(group: int, capability: int) -> None:
+    found = compiled(
+        "gdn_step:_gdn_decode_step_kernel",
+        capability,
+        Config({"BLOCK_V": 64 if group <= 2 else 32}, 8, 1),
+        {
+            "*bf16:16": "mixed conv_weight norm_weight conv_states out",
+            "*fp32:16": "A_log dt_bias recurrent_states",
+            "*i64:16": "slots",
+            "fp32": "eps",
+            "i32:16": "stride_mixed stride_conv_slot stride_recurrent_slot stride_out",
+        },
+        {"L2_EPS": 1e-6, "NUM_K_HEADS": 16, "GROUP": group, "GROUP_POW2": 4 if group == 3 else group}
+        | {"K": 128, "V": 128, "WIDTH": 4, "WIDTH_POW2": 4},
+    )
+    assert found.num_registers <= TWO_PROGRAMS
+    # Triton 3.5 and 3.6 lack up to four registers on an A100.
+    assert found.spilled_bytes <= (16 if capability == 80 else 0)
+    assert found.shared_bytes <= 48 << 10
+    # The first tile and the next: 8 loads of 16 bytes to a thread each, and 8 stores; the rest is small.
+    assert found.instructions["LDG"] <= 16 + 40
+    assert found.instructions["STG"] <= 8 + 20
+
+
+@pytest.mark.slow
+@every_card
+def test_a_long_row_is_normed_16_bytes_at_a_time(capability: int) -> None:
+    found = compiled(
+        "norm:_rms_norm_kernel",
+        capability,
+        Config({"BLOCK_ROWS": 1}, 16, 1),
+        {
+            "*bf16:16": "x delta weight out",
+            "i32": "num_rows",
+            "fp32": "eps",
+            "i32:16": "stride_x_outer stride_delta_outer",
+        },
+        {"inner": 1, "stride_x_inner": 5120, "stride_delta_inner": 5120, "D": 5120, "BLOCK_D": 8192}
+        | {"ZERO_CENTRED": True, "ADD": True},
+    )
+    # Two loads each of x, of delta and of the weight, two stores of x and of the result.
+    assert (found.instructions["LDG"], found.instructions["STG"]) == (6, 4)
+    assert found.spilled_bytes == 0
+    assert found.num_registers <= 64
+
+
+@pytest.mark.slow
+@every_card
+def test_causal_conv1d(capability: int) -> None:
+    found = compiled(
+        "conv1d:_causal_conv1d_kernel",
+        capability,
+        Config({"BLOCK_T": 32, "BLOCK_C": 128}, 4, 1),
+        {
+            "*bf16:16": "x weight initial_state out final_state",
+            "i32": "num_tokens stride_state_c",
+            "i32:16": "stride_x",
+        },
+        {"stride_state_w": 1, "C": 8192, "WIDTH": 4},
+    )
+    assert found.spilled_bytes == 0
+    # Five programs of 4 warps on a multiprocessor.
+    assert found.num_registers <= 96
+    assert found.shared_bytes <= 48 << 10
+    # 32 x 128 numbers are 4 loads of 16 bytes to a thread for each of the 4 taps; the rest is for the states.
+    assert found.instructions["LDG"] <= 16 + 40
+
+
+@pytest.mark.slow
+@every_card
+def test_the_write_of_keys_and_values_needs_few_registers(capability: int) -> None:
+    found = compiled(
+        "rope_kv:_qk_norm_rope_write_kernel",
+        capability,
+        rope_kv._DEFAULT,
+        {
+            "*bf16:16": "qkv q_norm k_norm q k_cache v_cache",
+            "*fp32:16": "cos sin",
+            "*i64:16": "rows",
+            "fp32": "eps",
+            "i32": "num_tokens",
+            "i32:16": "stride_qkv stride_cos stride_sin stride_k stride_v",
+        },
+        {"NUM_HEADS": 16, "NUM_KV_HEADS": 2, "HEAD_DIM": 256, "NUM_PAIRS": 32, "BLOCK_PAIRS": 32},
+    )
+    assert found.spilled_bytes == 0
+    assert found.num_registers <= 64
+    assert found.shared_bytes <= 1024
+
+
+@pytest.mark.slow
+@every_card
+def test_attention_in_decode_keeps_loads_in_flight(capability: int) -> None:
+    found = compiled(
+        "attention_decode:_decode_splits_kernel",
+        capability,
+        attention_decode._DEFAULT[torch.bfloat16],
+        {
+            "*bf16:16": "q k_cache v_cache",
+            "*fp32:16": "sums maxima weights",
+            "*i32:16": "block_table lengths",
+            "fp32": "scale_log2",
+            "i32": "batch_size max_splits stride_table",
+            "i32:16": "stride_q_sequence stride_q_head stride_k_row stride_k_head stride_v_row stride_v_head",
+        },
+        {"NUM_KV_HEADS": 2, "GROUP": 8, "HEAD_DIM": 256, "BLOCK_SIZE": 64, "BLOCK_B": 16, "BLOCK_G": 16}
+        | {name: getattr(attention_decode, name) for name in ("MIN_SPLIT", "SPLIT_STEP", "MAX_SPLITS")},
+    )
+    assert found.spilled_bytes == 0
+    # Three programs of a multiprocessor; on Blackwell Triton 3.7 leaves room for two.
+    assert found.num_registers <= (THREE_PROGRAMS if capability < 100 else 184)
+    # Two tiles of keys and values while a third is used, or nearly: less would mean the loop isn't pipelined.
+    assert 64 << 10 <= found.shared_bytes <= CONSUMER_SHARED_BYTES
+    assert found.instructions["HMMA"] > 0
+    assert found.instructions["LDGSTS"] >= 48
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("capability", "config", "unit"),
+    [
+        (80, attention_prefill._SMALL, "HMMA"),
+        (90, attention_prefill._LARGE, "HGMMA"),
+        (100, attention_prefill._BLACKWELL, "UTCHMMA"),
+    ],
+)
+def test_attention_in_prefill_uses_a_cards_matrix_units(capability: int, config: Config, unit: str) -> None:
+    found = compiled(
+        "attention_prefill:_prefill_kernel",
+        capability,
+        config,
+        {
+            "*bf16:16": "q gate k v out",
+            "*i32:16": "block_table",
+            "fp32": "scale_log2",
+            "i32": "num_rows first_place length",
+            "i32:16": "stride_q_token stride_q_head stride_gate_token stride_gate_head "
+            "stride_k_row stride_k_head stride_v_row stride_v_head",
+        },
+        {"NUM_KV_HEADS": 2, "GROUP": 8, "HEAD_DIM": 256, "BLOCK_SIZE": 64},
+    )
+    # On Hopper two registers once after the loops; 255 are all there are.
+    assert found.spilled_bytes <= (16 if capability == 90 else 0)
+    assert found.shared_bytes <= (CONSUMER_SHARED_BYTES if capability == 80 else SHARED_BYTES[capability])
+    assert found.instructions[unit] > 0
+    assert unit == "HMMA" or "HMMA" not in found.instructions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("swiglu", [True, False])
+@pytest.mark.parametrize("block_m", [16, 64, 128])
+@every_card
+def test_experts_fit_a_consumer_cards_memory(block_m: int, capability: int, swiglu: bool) -> None:
+    """The 35B-A3B's: hidden 2048, width 512, 8 of 256."""
+    grouped = block_m > 16
+    found = compiled(
+        "moe:_experts_kernel",
+        capability,
+        _DEFAULTS[block_m][0 if swiglu else 1],
+        {
+            "*bf16:16": "x_ptr matrix_ptr out_ptr",
+            "*i64:16": "chosen_ptr" if grouped else "chosen_ptr pairs_ptr tiles_ptr",
+            "*i32:16": "pairs_ptr tiles_ptr" if grouped else "",
+            "i32:16": "stride_x stride_expert stride_row",
+            "i32": "stride_token stride_choice num_tokens",
+        },
+        ({"DEPTH": 2048, "WIDTH": 512} if swiglu else {"DEPTH": 512, "WIDTH": 2048})
+        | {"SWIGLU": swiglu, "TOP_K": 8, "TOP_K_PADDED": 8, "GROUPED": grouped, "PRECISION": "tf32"}
+        | {"BLOCK_M": block_m},
+    )
+    assert found.spilled_bytes == 0
+    assert found.shared_bytes <= CONSUMER_SHARED_BYTES
+    # Weights come to shared memory while the last ones are worked on.
+    assert found.instructions.get("LDGSTS", 0) > 0
+    if capability < 100:
+        assert found.instructions.get("HGMMA" if capability == 90 and grouped else "HMMA", 0) > 0

@@ -1,0 +1,69 @@
+"""A backend for each type of device, chosen once, with its reason in the log; each has all operations."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from qwen35mm_kernels import backend as choice
+from qwen35mm_kernels import cpu, reference, select_backend
+from tests.kernels.compare import Backend
+
+
+@pytest.fixture(autouse=True)
+def _choose_again() -> Iterator[None]:
+    choice._backend.cache_clear()
+    yield
+    choice._backend.cache_clear()
+
+
+@pytest.mark.parametrize("op", reference.__all__)
+def test_every_backend_has_every_operation_with_the_references_signature(op: str, backend: Backend) -> None:
+    assert inspect.signature(getattr(backend.ops, op)) == inspect.signature(getattr(reference, op))
+
+
+def test_a_backend_has_nothing_else(backend: Backend) -> None:
+    assert backend.ops.__all__ == reference.__all__
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", torch.device("meta")])
+def test_torch_runs_where_triton_does_not(device: torch.device | str) -> None:
+    assert select_backend(device) is cpu
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "reason"),
+    [
+        ("3.4.1", (9, 0), "Triton 3.4.1 is installed, and the kernels need 3.5 or newer, before 4.0"),
+        ("4.0.0", (9, 0), "Triton 4.0.0 is installed, and the kernels need 3.5 or newer, before 4.0"),
+        (None, (9, 0), "Triton isn't installed: `pip install triton`"),
+        ("3.9.0", (7, 5), "Old Card has compute capability 7.5, and the kernels need 8.0"),
+        ("3.5.0+git1", (8, 0), None),
+    ],
+)
+def test_where_triton_cannot_run_torch_does_and_the_reason_is_told(
+    version: str | None,
+    capability: tuple[int, int],
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Old Card" if index else "New Card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability if index else (9, 0))
+    caplog.set_level(logging.INFO, "qwen35mm_kernels.backend")
+    for device in ("cuda", "cuda:1"):
+        assert select_backend(device).__name__ == f"qwen35mm_kernels.{'cpu' if reason else 'gpu'}"
+    (logged,) = (record.getMessage() for record in caplog.records)
+    assert (reason or "On cuda the operations run as Triton's kernels") in logged

@@ -14,6 +14,7 @@ from benchmarks import make_random
 from qwen35mm.cache import CachePools
 from qwen35mm.checkpoints.tensor_names import checkpoint_targets
 from qwen35mm.config import ModelConfig
+from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.model.weights import load_model
 from tests.benchmarks.narrow import narrow_sizes
 
@@ -44,7 +45,8 @@ def test_a_written_checkpoint_loads_everywhere(checkpoint: Path) -> None:
     config = ModelConfig.from_pretrained(checkpoint)
     model = load_model(checkpoint, config, dtype=torch.float32)
     cache = CachePools(config, num_slots=1, num_tokens=64, dtype=torch.float32).new_sequence()
-    hidden = model.prefill(model.embed_tokens(torch.arange(40)), torch.arange(40).expand(3, -1), cache)
+    cache.prepare(40)
+    hidden = model(prefill_batch(cache, model.embed_tokens(torch.arange(40)), torch.arange(40).expand(3, -1)))
     logits = model.logits(hidden[-1:])
     assert logits.isfinite().all()
     assert logits.std() > 0.1

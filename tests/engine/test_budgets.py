@@ -14,7 +14,7 @@ import torch
 from benchmarks.make_random import make_config
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Engine, Finished, Request, StepOutput
-from qwen35mm.model import LoadedModel
+from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.vision import VisionTower
 from qwen35mm.prompt import Image, Message, Text
@@ -47,13 +47,11 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture
 def no_arithmetic(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model moves its caches on and says nothing: what is counted here doesn't depend on what it would say."""
+    """The model says nothing: what is counted here doesn't depend on what it would say."""
     vocabulary, (eos_id, *_) = loaded.config.text.vocab_size, sorted(loaded.eos_ids)
 
-    def prefill(self: Qwen35Model, embeds: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
-        cache.prepare(embeds.shape[0])
-        cache.advance(embeds.shape[0])
-        return embeds
+    def forward(self: Qwen35Model, batch: Batch) -> torch.Tensor:
+        return batch.embeds
 
     def logits(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
         scores = torch.zeros(hidden.shape[0], vocabulary)
@@ -70,7 +68,7 @@ def no_arithmetic(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def finish(self: VisionTower, state: Any) -> torch.Tensor:
         return torch.zeros(state.num_tokens, loaded.config.text.hidden_size)
 
-    for owner, stand_in in ((Qwen35Model, prefill), (Qwen35Model, logits)):
+    for owner, stand_in in ((Qwen35Model, forward), (Qwen35Model, logits)):
         monkeypatch.setattr(owner, stand_in.__name__, stand_in)
     for stand_in in (begin, run_layers, finish):
         monkeypatch.setattr(VisionTower, stand_in.__name__, stand_in)

@@ -67,9 +67,11 @@ def test_draws_follow_the_oracles_distribution(params: SamplingParams) -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 2
     expected = oracle_probs(params, logits, PROMPT)
     draws = 3000
-    counts = torch.zeros(VOCAB)
+    sampler = Sampler(draws, VOCAB, (), torch.device("cpu"))
     for seed in range(draws):
-        counts[make(params.with_overrides(seed=seed)).sample(logits)] += 1
+        sampler.admit(seed, params, seed, np.array(PROMPT), [])
+    slots = torch.arange(draws)
+    counts = torch.bincount(sampler.sample(logits.expand(draws, -1), slots, torch.zeros_like(slots)), minlength=VOCAB)
     assert counts[expected == 0].sum() == 0
     # Five standard deviations of a binomial count: a wrong formula is far outside, chance isn't.
     deviation = (draws * expected * (1 - expected)).sqrt()

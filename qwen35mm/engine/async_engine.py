@@ -1,4 +1,4 @@
-"""The asynchronous shell around the engine: one worker thread steps it, any number of tasks read from it."""
+"""The engine for asynchronous callers: one worker thread steps it, any number of tasks read from it."""
 
 from __future__ import annotations
 

@@ -19,11 +19,9 @@ from qwen35mm.engine.commits import Commits
 from qwen35mm.engine.decode_batch import DecodeBatch
 from qwen35mm.engine.decoder import Decoder
 from qwen35mm.engine.events import Finished, Progress
-from qwen35mm.engine.failures import engine_error
 from qwen35mm.engine.prefill import Prefill
-from qwen35mm.engine.reply_factory import ReplyFactory
-from qwen35mm.engine.request import CachedPrompt, Request, RequestEnd, StepOutput
-from qwen35mm.engine.running_request import Reply, RunningRequest, StepResult
+from qwen35mm.engine.request import CachedPrompt, Request, RequestEnd, StepOutput, engine_error
+from qwen35mm.engine.running_request import Reply, ReplyFactory, RunningRequest, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import ids_never_sampled
 from qwen35mm.engine.settings import EngineSettings

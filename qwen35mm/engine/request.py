@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from qwen35mm.engine.events import Event
-from qwen35mm.errors import ContextTooLongError, Qwen35mmError
+from qwen35mm.errors import ContextTooLongError, EngineError, Qwen35mmError
+from qwen35mm.model.device_memory import shortage
 from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError, MediaPlan, PreparedMedia
 
+# Libraries, Triton and CUDA itself have errors of their own for it.
+_NO_MEMORY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of memory")
 # The errors that end a request; each has a message for a person.
 RequestEnd = Qwen35mmError | MediaError
 
@@ -82,3 +88,17 @@ class StepOutput:
     request_id: str
     event: Event | RequestEnd
     choice: int = 0
+
+
+def engine_error(error: Exception, device: torch.device) -> EngineError:
+    """Our own errors as they are; any other without its message, which may name what is not a user's business."""
+    if isinstance(error, EngineError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(str(error)):
+        message = shortage(error, device)
+    elif isinstance(error, torch.AcceleratorError):
+        # CUDA refuses everything from then on.
+        message = "The GPU has failed, and this program can't use it any more; the log has the details. Start it again."
+    else:
+        message = f"The model failed on this request ({type(error).__name__}); the log has the details. Try again."
+    return EngineError(message)

@@ -7,9 +7,9 @@ import json
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -228,44 +228,45 @@ def recording() -> Iterator[Mapping[tuple[str, int], list[torch.Tensor]]]:
         yield logits_of
 
 
-def serve(engine: Engine, *requests: Request) -> list[Answer]:
-    """Answers requests together, one Answer for each choice of each, and does all the work that is left then."""
+def run(engine: Engine, *requests: Request) -> list[StepOutput]:
+    """What the engine says until nothing is left to do."""
     for request in requests:
         engine.add(request)
     outputs: list[StepOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+        engine.check_integrity()
+    return outputs
+
+
+def results_of(outputs: Sequence[StepOutput]) -> dict[tuple[str, int], Result]:
+    """By request and choice."""
+    return {(o.request_id, o.choice): o.event.result for o in outputs if isinstance(o.event, Finished)}
+
+
+def serve(engine: Engine, *requests: Request) -> list[Answer]:
+    """Answers requests together, one Answer for each choice of each, and does all the work that is left then."""
     with recording() as logits_of:
-        while engine.has_work:
-            outputs += engine.step()
-            engine.check_integrity()
-    answers = []
-    for request in requests:
-        for choice in range(request.num_choices):
-            events = [output.event for output in outputs if (output.request_id, output.choice) == (request.id, choice)]
-            assert isinstance(events[-1], Finished), events[-1]
-            answers.append(Answer(events[-1].result, torch.stack(logits_of[request.id, choice])))
-    return answers
+        outputs = run(engine, *requests)
+    errors = [output.event for output in outputs if isinstance(output.event, Exception)]
+    assert not errors, errors[0]
+    found = results_of(outputs)
+    keys = [(request.id, choice) for request in requests for choice in range(request.num_choices)]
+    return [Answer(found[key], torch.stack(logits_of[key])) for key in keys]
 
 
 def results(engine: Engine, *requests: Request) -> dict[str, Result]:
     """Answers requests together, wherever their tokens are chosen; by request."""
-    for request in requests:
-        engine.add(request)
-    found = {}
-    while engine.has_work:
-        for output in engine.step():
-            assert not isinstance(output.event, Exception), output.event
-            if isinstance(output.event, Finished):
-                found[output.request_id] = output.event.result
-        engine.check_integrity()
-    return found
+    outputs = run(engine, *requests)
+    errors = [output.event for output in outputs if isinstance(output.event, Exception)]
+    assert not errors, errors[0]
+    return {request_id: result for (request_id, _), result in results_of(outputs).items()}
 
 
 def commit(engine: Engine, history: CachedPrompt) -> None:
     """Has a history computed, to its end."""
     engine.commit(history)
-    while engine.has_work:
-        engine.step()
-        engine.check_integrity()
+    run(engine)
 
 
 class Later:
@@ -368,15 +369,20 @@ def counting_prefill() -> Iterator[PrefillCount]:
 
 
 @contextmanager
-def endless_replies(loaded: LoadedModel) -> Iterator[None]:
-    """Only `max_tokens`, the context or somebody's Stop ends a reply."""
+def never_saying(token_ids: Collection[int]) -> Iterator[None]:
+    """Models choose none of these ids."""
     logits = Qwen35Model.logits
 
-    def without_eos(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+    def without(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
         scores = logits(self, hidden).clone()
-        scores[:, list(loaded.eos_ids)] = -torch.inf
+        scores[:, list(token_ids)] = -torch.inf
         return scores
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Qwen35Model, "logits", without_eos)
+        patch.setattr(Qwen35Model, "logits", without)
         yield
+
+
+def endless_replies(loaded: LoadedModel) -> AbstractContextManager[None]:
+    """Only `max_tokens`, the context or somebody's Stop ends a reply."""
+    return never_saying(loaded.eos_ids)

@@ -1,4 +1,4 @@
-"""The asynchronous shell: many tasks, one engine thread."""
+"""Many tasks, one engine thread."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000)
 
 
 @pytest.fixture
-def shell(demo: LoadedModel) -> Iterator[AsyncEngine]:
-    shell = AsyncEngine(lambda background: Engine(demo, background=background))
-    yield shell
-    shell.close()
+def engine(demo: LoadedModel) -> Iterator[AsyncEngine]:
+    engine = AsyncEngine(lambda background: Engine(demo, background=background))
+    yield engine
+    engine.close()
 
 
-async def collect(shell: AsyncEngine, request: Request) -> Result:
+async def collect(engine: AsyncEngine, request: Request) -> Result:
     text = ""
-    async for event in shell.stream(request):
+    async for event in engine.stream(request):
         if isinstance(event, TextDelta):
             text += event.text
         if isinstance(event, Finished):
@@ -53,10 +53,10 @@ async def collect(shell: AsyncEngine, request: Request) -> Result:
     raise AssertionError("no Finished")
 
 
-async def test_many_tasks_get_their_own_answers(shell: AsyncEngine, make_request: MakeRequest) -> None:
+async def test_many_tasks_get_their_own_answers(engine: AsyncEngine, make_request: MakeRequest) -> None:
     questions = [(Image(noise(seed)), Text("What is this?")) for seed in range(4)]
-    alone = [await collect(shell, make_request(*parts)) for parts in questions]
-    together = await asyncio.gather(*(collect(shell, make_request(*parts)) for parts in questions))
+    alone = [await collect(engine, make_request(*parts)) for parts in questions]
+    together = await asyncio.gather(*(collect(engine, make_request(*parts)) for parts in questions))
     assert [result.token_ids for result in together] == [result.token_ids for result in alone]
 
 
@@ -74,29 +74,29 @@ def test_its_thread_computes_with_as_many_threads_as_its_maker(demo: LoadedModel
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        shell = AsyncEngine(lambda background: Watched(demo, background=background))
-        asyncio.run(collect(shell, make_request(Text("hello"))))
-        shell.close()
+        engine = AsyncEngine(lambda background: Watched(demo, background=background))
+        asyncio.run(collect(engine, make_request(Text("hello"))))
+        engine.close()
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {before + 1}
 
 
-async def test_leaving_the_iterator_cancels_the_request(shell: AsyncEngine, make_request: MakeRequest) -> None:
-    events = shell.stream(make_request(Text("hello"), params=LONG))
+async def test_leaving_the_iterator_cancels_the_request(engine: AsyncEngine, make_request: MakeRequest) -> None:
+    events = engine.stream(make_request(Text("hello"), params=LONG))
     await anext(events)
-    assert not shell.idle
+    assert not engine.idle
     await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-    assert await asyncio.to_thread(shell.wait_idle, 30)
-    shell._engine.check_integrity()
-    assert not shell._engine.has_work
+    assert await asyncio.to_thread(engine.wait_idle, 30)
+    engine._engine.check_integrity()
+    assert not engine._engine.has_work
 
 
-async def test_cancelling_the_task_cancels_the_request(shell: AsyncEngine, make_request: MakeRequest) -> None:
+async def test_cancelling_the_task_cancels_the_request(engine: AsyncEngine, make_request: MakeRequest) -> None:
     started = asyncio.Event()
 
     async def read() -> None:
-        async for _ in shell.stream(make_request(Text("hello"), params=LONG)):
+        async for _ in engine.stream(make_request(Text("hello"), params=LONG)):
             started.set()
 
     task = asyncio.create_task(read())
@@ -104,48 +104,48 @@ async def test_cancelling_the_task_cancels_the_request(shell: AsyncEngine, make_
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(shell.wait_idle, 30)
-    assert not shell._engine.has_work
+    assert await asyncio.to_thread(engine.wait_idle, 30)
+    assert not engine._engine.has_work
 
 
 async def test_a_refused_request_raises_and_others_go_on(demo: LoadedModel, make_request: MakeRequest) -> None:
-    shell = AsyncEngine(lambda background: Engine(demo, EngineSettings(context_length=64), background=background))
+    engine = AsyncEngine(lambda background: Engine(demo, EngineSettings(context_length=64), background=background))
     try:
         with pytest.raises(ContextTooLongError):
-            await collect(shell, make_request(Text("word " * 100)))
-        assert (await collect(shell, make_request(Text("hello")))).num_generated_tokens > 0
+            await collect(engine, make_request(Text("word " * 100)))
+        assert (await collect(engine, make_request(Text("hello")))).num_generated_tokens > 0
     finally:
-        shell.close()
+        engine.close()
 
 
 async def test_closing_ends_running_streams_with_an_error(demo: LoadedModel, make_request: MakeRequest) -> None:
-    shell = AsyncEngine(lambda background: Engine(demo, background=background))
-    events = shell.stream(make_request(Text("hello"), params=LONG))
+    engine = AsyncEngine(lambda background: Engine(demo, background=background))
+    events = engine.stream(make_request(Text("hello"), params=LONG))
     await anext(events)
-    await asyncio.to_thread(shell.close)
+    await asyncio.to_thread(engine.close)
     with pytest.raises(EngineError, match="shut down"):
         async for _ in events:
             pass
     with pytest.raises(EngineError, match="shut down"):
-        await collect(shell, make_request(Text("hello")))
+        await collect(engine, make_request(Text("hello")))
 
 
 async def test_a_bug_in_the_engine_reaches_the_callers(
-    shell: AsyncEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    engine: AsyncEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
         raise KeyError("bug")
 
-    monkeypatch.setattr(shell._engine, "step", broken)
+    monkeypatch.setattr(engine._engine, "step", broken)
     with pytest.raises(EngineError, match="has stopped"):
-        await collect(shell, make_request(Text("hello")))
+        await collect(engine, make_request(Text("hello")))
 
 
-async def test_choices_come_with_their_numbers(shell: AsyncEngine, make_request: MakeRequest) -> None:
+async def test_choices_come_with_their_numbers(engine: AsyncEngine, make_request: MakeRequest) -> None:
     params = SamplingParams(temperature=1.5, seed=3, max_tokens=6)
     ends: dict[int, Result] = {}
     texts = {0: "", 1: "", 2: ""}
-    async for choice, event in shell.stream_choices(make_request(Text("hello"), params=params, num_choices=3)):
+    async for choice, event in engine.stream_choices(make_request(Text("hello"), params=params, num_choices=3)):
         if isinstance(event, TextDelta):
             texts[choice] += event.text
         if isinstance(event, Finished):
@@ -155,7 +155,7 @@ async def test_choices_come_with_their_numbers(shell: AsyncEngine, make_request:
 
 
 async def test_a_deadline_ends_a_request_that_waits_for_a_file(
-    shell: AsyncEngine, make_request: MakeRequest, demo: LoadedModel
+    engine: AsyncEngine, make_request: MakeRequest, demo: LoadedModel
 ) -> None:
     request = make_request(Image(noise(0)), Text("What is this?"))
     (medium,) = request.media
@@ -169,13 +169,13 @@ async def test_a_deadline_ends_a_request_that_waits_for_a_file(
     late = replace(request, media=(DeferredMedia(medium.plan, load),), id="late", deadline_s=time.monotonic() + 0.2)
     try:
         with pytest.raises(RequestTimeoutError, match="time allowed"):
-            await collect(shell, late)
+            await collect(engine, late)
     finally:
         released.set()
-    assert (await collect(shell, make_request(Text("hello")))).num_generated_tokens > 0
+    assert (await collect(engine, make_request(Text("hello")))).num_generated_tokens > 0
 
 
-async def test_a_medium_that_is_gone_ends_its_request_in_words(shell: AsyncEngine, make_request: MakeRequest) -> None:
+async def test_a_medium_that_is_gone_ends_its_request_in_words(engine: AsyncEngine, make_request: MakeRequest) -> None:
     request = make_request(Image(noise(0)), Text("What is this?"))
 
     def load() -> PreparedMedia:
@@ -183,8 +183,8 @@ async def test_a_medium_that_is_gone_ends_its_request_in_words(shell: AsyncEngin
 
     gone = replace(request, media=(DeferredMedia(request.media[0].plan, load),), id="gone")
     with pytest.raises(MediaError, match=r"photo\.jpg is gone"):
-        await collect(shell, gone)
-    shell._engine.check_integrity()
+        await collect(engine, gone)
+    engine._engine.check_integrity()
     # What is kept of the very same picture needs no file.
-    await collect(shell, request)
-    assert (await collect(shell, replace(gone, id="again"))).cache.num_cached_units == 1
+    await collect(engine, request)
+    assert (await collect(engine, replace(gone, id="again"))).cache.num_cached_units == 1

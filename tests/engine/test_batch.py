@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, Result, StepOutput, TextDelta
+from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta
 from qwen35mm.errors import EngineError, RequestError, RequestTimeoutError
 from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import Image, Part, Text
 from qwen35mm.sampling import SamplingParams
 from tests.engine.conftest import MakeRequest, failing_in, noise
+from tests.engine.exact import endless_replies, results_of, run
 
 LONG = SamplingParams(temperature=0.0, max_tokens=40)
 QUESTIONS: tuple[tuple[Part, ...], ...] = (
@@ -34,44 +36,21 @@ def _runs_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(autouse=True)
-def endless(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def _endless(demo: LoadedModel) -> Iterator[None]:
     """Replies end at max_tokens only, so that they run beside each other for long."""
-    logits = Qwen35Model.logits
-
-    def without_eos(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-        scores = logits(self, hidden).clone()
-        scores[:, list(demo.eos_ids)] = -torch.inf
-        return scores
-
-    monkeypatch.setattr(Qwen35Model, "logits", without_eos)
-
-
-def run(engine: Engine) -> list[StepOutput]:
-    outputs: list[StepOutput] = []
-    while engine.has_work:
-        outputs += engine.step()
-        engine.check_integrity()
-    return outputs
-
-
-def results(outputs: list[StepOutput]) -> dict[tuple[str, int], Result]:
-    return {(o.request_id, o.choice): o.event.result for o in outputs if isinstance(o.event, Finished)}
+    with endless_replies(demo):
+        yield
 
 
 def alone(demo: LoadedModel, request: Request) -> tuple[int, ...]:
-    engine = Engine(demo, cache=CacheSettings(reuse=False))
-    engine.add(request)
-    (result,) = results(run(engine)).values()
+    (result,) = results_of(run(Engine(demo, cache=CacheSettings(reuse=False)), request)).values()
     return result.token_ids
 
 
-@pytest.mark.parametrize("slots", [1, 3, 6])
-def test_each_reply_is_the_same_alone_and_in_company(demo: LoadedModel, make_request: MakeRequest, slots: int) -> None:
+def test_each_reply_is_the_same_alone_and_in_company(demo: LoadedModel, make_request: MakeRequest) -> None:
     requests = [make_request(*parts, params=LONG) for parts in QUESTIONS]
-    engine = Engine(demo, EngineSettings(slots=slots))
-    for request in requests:
-        engine.add(request)
-    found = results(run(engine))
+    engine = Engine(demo, EngineSettings(slots=3))
+    found = results_of(run(engine, *requests))
     for request in requests:
         assert found[request.id, 0].token_ids == alone(demo, request)
 
@@ -145,7 +124,7 @@ def test_choices_share_the_prompts_blocks_and_differ_by_seed(demo: LoadedModel, 
     full = len(request.prompt.token_ids) // 64
     assert full >= 2
     assert len(set.intersection(*tables)) >= full
-    found = results(run(engine))
+    found = results_of(run(engine))
     texts = [found[request.id, choice].token_ids for choice in range(3)]
     assert len(set(texts)) > 1
     for choice, token_ids in enumerate(texts):
@@ -170,9 +149,7 @@ def test_a_request_with_choices_waits_for_all_its_slots_and_is_not_overtaken(
     first = make_request(Text("hello"), params=LONG)
     pair = make_request(Text("who are you"), params=LONG, num_choices=2)
     last = make_request(Text("hello there"), params=SamplingParams(temperature=0.0, max_tokens=1))
-    for request in (first, pair, last):
-        engine.add(request)
-    ends = [o.request_id for o in run(engine) if isinstance(o.event, Finished)]
+    ends = [o.request_id for o in run(engine, first, pair, last) if isinstance(o.event, Finished)]
     assert ends == [first.id, pair.id, pair.id, last.id]
 
 
@@ -213,7 +190,7 @@ def test_a_failing_step_ends_the_running_requests_and_nothing_else(
     engine.check_integrity()
     failed = [output.request_id for output in outputs if isinstance(output.event, EngineError)]
     assert failed == [requests[0].id, requests[1].id]
-    assert results(run(engine))[requests[2].id, 0].token_ids == alone(demo, requests[2])
+    assert results_of(run(engine))[requests[2].id, 0].token_ids == alone(demo, requests[2])
 
 
 def test_a_failing_sampler_ends_only_its_own_request(
@@ -232,7 +209,7 @@ def test_a_failing_sampler_ends_only_its_own_request(
     monkeypatch.setattr(engine._running[bad.id].replies[0], "take", fail)
     outputs = run(engine)
     assert [o.request_id for o in outputs if isinstance(o.event, EngineError)] == [bad.id]
-    assert results(outputs)[good.id, 0].token_ids == alone(demo, good)
+    assert results_of(outputs)[good.id, 0].token_ids == alone(demo, good)
 
 
 def small_pool(demo: LoadedModel, num_tokens: int) -> CacheSettings:
@@ -253,7 +230,7 @@ def test_replies_make_room_for_each_other_and_lose_nothing(demo: LoadedModel, ma
         engine.check_integrity()
         most_suspended = max(most_suspended, len(engine._batch.suspended))
     assert most_suspended > 0
-    found = results(outputs)
+    found = results_of(outputs)
     for request in requests:
         assert found[request.id, 0].token_ids == alone(demo, request)
 
@@ -271,7 +248,7 @@ def test_a_suspended_reply_can_be_cancelled(demo: LoadedModel, make_request: Mak
     victim = engine._batch.suspended[0].request
     engine.cancel(victim.id)
     engine.check_integrity()
-    found = results(run(engine))
+    found = results_of(run(engine))
     assert {request_id for request_id, _ in found} == {request.id for request in requests} - {victim.id}
 
 
@@ -280,8 +257,6 @@ def test_a_prompt_waits_for_room(demo: LoadedModel, make_request: MakeRequest) -
     first = make_request(Text("word " * 200), params=params)
     second = make_request(Text("a " + "word " * 200), params=params)
     engine = Engine(demo, EngineSettings(context_length=768), small_pool(demo, 768))
-    engine.add(first)
-    engine.add(second)
-    found = results(run(engine))
+    found = results_of(run(engine, first, second))
     for request in (first, second):
         assert found[request.id, 0].token_ids == alone(demo, request)

@@ -53,12 +53,13 @@ def test_greedy_replies_end_as_they_do_on_the_host() -> None:
             assert (ours.text, ours.num_generated_tokens) == (theirs.text, theirs.num_generated_tokens)
 
 
-def test_no_token_is_chosen_beyond_the_context() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_no_token_is_chosen_beyond_the_context(ahead: bool) -> None:
     loaded = chat_model(DENSE)
     with endless_replies(loaded):
         (request,) = asked(Chat(loaded), [greedy()])
         num_prompt = len(request.prompt.token_ids)
-        (result,) = results(engine_of(loaded, context_length=num_prompt + 5), request).values()
+        (result,) = results(engine_of(loaded, ahead=ahead, context_length=num_prompt + 5), request).values()
     # The last token needs no place.
     assert (result.num_generated_tokens, result.finish_reason) == (6, "length")
 

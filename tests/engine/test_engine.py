@@ -17,14 +17,7 @@ from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import Image, Text
 from qwen35mm.sampling import SamplingParams
 from tests.engine.conftest import MakeRequest, failing_in, noise
-
-
-def run(engine: Engine) -> list[StepOutput]:
-    outputs: list[StepOutput] = []
-    while engine.has_work:
-        outputs += engine.step()
-        engine.check_integrity()
-    return outputs
+from tests.engine.exact import never_saying, run
 
 
 def finished(outputs: list[StepOutput], request: Request) -> Finished:
@@ -36,8 +29,7 @@ def finished(outputs: list[StepOutput], request: Request) -> Finished:
 def test_a_request_runs_to_its_end(demo: LoadedModel, make_request: MakeRequest) -> None:
     engine = Engine(demo)
     request = make_request(Image(noise(0)), Text("What is this?"))
-    engine.add(request)
-    outputs = run(engine)
+    outputs = run(engine, request)
     result = finished(outputs, request).result
     events = [output.event for output in outputs]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == result.text
@@ -57,8 +49,7 @@ def test_requests_are_served_in_order_and_hear_their_place(demo: LoadedModel, ma
     engine = Engine(demo)
     requests = [make_request(Text(text)) for text in ("hello", "who are you", "what can you do")]
     for request in requests:
-        engine.add(request)
-    outputs = run(engine)
+        outputs = run(engine, request)
     ends = [output.request_id for output in outputs if isinstance(output.event, Finished)]
     assert ends == [request.id for request in requests]
     waits = [
@@ -69,32 +60,17 @@ def test_requests_are_served_in_order_and_hear_their_place(demo: LoadedModel, ma
     assert waits == [(requests[1].id, 1), (requests[2].id, 2), (requests[2].id, 1)]
 
 
-def test_a_request_gives_the_same_tokens_after_others(demo: LoadedModel, make_request: MakeRequest) -> None:
-    parts = (Image(noise(3)), Text("What is this?"))
-    alone = Engine(demo)
-    request = make_request(*parts)
-    alone.add(request)
-    expected = finished(run(alone), request).result.token_ids
-    engine = Engine(demo)
-    for seed in range(3):
-        engine.add(make_request(Image(noise(seed)), Text("Which shape?")))
-    again = make_request(*parts)
-    engine.add(again)
-    assert finished(run(engine), again).result.token_ids == expected
-
-
-@pytest.mark.parametrize("piece_tokens", [1, 7, 512])
+@pytest.mark.parametrize("piece_tokens", [7, 512])
 def test_pieces_do_not_change_the_reply(demo: LoadedModel, make_request: MakeRequest, piece_tokens: int) -> None:
     request = make_request(Image(noise(1)), Text("What is this, and where?"))
     engine = Engine(demo, EngineSettings(piece_tokens=piece_tokens))
-    engine.add(request)
-    outputs = run(engine)
+    outputs = run(engine, request)
     num_pieces = sum(isinstance(o.event, Progress) and o.event.phase == "prefill" for o in outputs)
     assert num_pieces == -(-len(request.prompt.token_ids) // piece_tokens)
     whole = make_request(Image(noise(1)), Text("What is this, and where?"))
     reference = Engine(demo)
-    reference.add(whole)
-    assert finished(outputs, request).result.token_ids == finished(run(reference), whole).result.token_ids
+    expected = finished(run(reference, whole), whole).result.token_ids
+    assert finished(outputs, request).result.token_ids == expected
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str) -> list[str]:
@@ -224,30 +200,6 @@ def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(
         Engine(demo, EngineSettings(context_length=size)).add(request)
 
 
-def test_a_reply_may_fill_the_context_to_its_last_token(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    never_ends(monkeypatch, demo)
-    request = make_request(Text("hello"), params=SamplingParams(temperature=0.0))
-    context = len(request.prompt.token_ids) + 5
-    engine = Engine(demo, EngineSettings(context_length=context))
-    engine.add(request)
-    result = finished(run(engine), request).result
-    # The last token is told, but needs no place in the cache any more.
-    assert (result.finish_reason, result.num_generated_tokens) == ("length", 6)
-
-
-def never_ends(monkeypatch: pytest.MonkeyPatch, demo: LoadedModel) -> None:
-    logits = Qwen35Model.logits
-
-    def without_eos(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-        scores = logits(self, hidden).clone()
-        scores[:, list(demo.eos_ids)] = -torch.inf
-        return scores
-
-    monkeypatch.setattr(Qwen35Model, "logits", without_eos)
-
-
 def test_a_context_beyond_the_models_positions_is_refused(demo: LoadedModel) -> None:
     limit = demo.config.text.max_position_embeddings
     with pytest.raises(ConfigError, match=f"this model has {limit:,}"):
@@ -270,8 +222,7 @@ def test_vision_tokens_are_never_sampled(
     for params in (SamplingParams(temperature=0.0, max_tokens=20), SamplingParams(temperature=2.0, max_tokens=20)):
         engine = Engine(demo)
         request = make_request(Text("hello"), params=params)
-        engine.add(request)
-        result = finished(run(engine), request).result
+        result = finished(run(engine, request), request).result
         assert not set(result.token_ids) & set(wanted)
         assert all(token_id < demo.tokenizer.vocab_size for token_id in result.token_ids)
 
@@ -309,24 +260,12 @@ def test_a_failing_model_ends_its_request_and_nothing_else(
     assert finished(run(engine), second)
 
 
-def test_a_thinking_budget_is_carried_out(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    never_ends(monkeypatch, demo)
+def test_a_thinking_budget_is_carried_out(demo: LoadedModel, make_request: MakeRequest) -> None:
     close_id = demo.tokenizer.control_ids["</think>"]
-    logits = Qwen35Model.logits
-
-    def thinks_on(self: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-        scores = logits(self, hidden).clone()
-        scores[:, close_id] = -torch.inf
-        return scores
-
-    monkeypatch.setattr(Qwen35Model, "logits", thinks_on)
     params = SamplingParams(temperature=0.0, max_tokens=20, thinking_budget=5)
     request = make_request(Text("hello"), params=params, enable_thinking=True)
-    engine = Engine(demo)
-    engine.add(request)
-    result = finished(run(engine), request).result
+    with never_saying({*demo.eos_ids, close_id}):
+        result = finished(run(Engine(demo), request), request).result
     assert close_id in result.token_ids[5:7]
     assert result.reasoning
     assert result.text

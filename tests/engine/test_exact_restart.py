@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Event, Finished
 from qwen35mm.model import LoadedModel, load
 from qwen35mm.prompt import Image, Message, Text, Video
+from tests import forked
 from tests.engine.exact import (
     DENSE,
     GREEDY,
@@ -40,12 +39,6 @@ from tests.engine.exact import (
 )
 
 SYSTEM = words("system", count=40)
-FIRST_PROCESS = """
-import sys, json, pathlib
-from tests.engine.test_exact_restart import first_process
-first_process(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
-"""
-
 PROCESS_MODELS = ((DENSE, "float32"), (MOE, "bfloat16"))
 
 
@@ -93,18 +86,7 @@ async def test_another_process_takes_the_conversation_up_from_the_disk(tmp_path:
     picture(0).save(tmp_path / "picture.png")
     (tmp_path / "clip.mp4").write_bytes(clip().read_bytes())
     checkpoints = [(str(chat_checkpoint(spec)), dtype) for spec, dtype in PROCESS_MODELS]
-    repository = Path(__file__).parents[2]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(repository / name) for name in (".", "kernels", "preprocess"))
-    }
-    process = subprocess.run(
-        [sys.executable, "-c", FIRST_PROCESS, str(tmp_path), json.dumps(checkpoints)],
-        cwd=repository,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = forked.run("tests.engine.test_exact_restart", tmp_path, json.dumps(checkpoints))
     assert process.returncode == 0, process.stderr
     for (spec, dtype), replies in zip(PROCESS_MODELS, json.loads(process.stdout.splitlines()[-1]), strict=True):
         loaded = chat_model(spec, dtype)
@@ -125,3 +107,7 @@ async def test_another_process_takes_the_conversation_up_from_the_disk(tmp_path:
         history = Chat(loaded).history(messages[:-1]).prompt
         assert result.cache.cached_from == {"disk": history.tail_start}
         assert result.cache.num_encoded_units == 0
+
+
+if __name__ == "__main__":
+    first_process(Path(sys.argv[1]), json.loads(sys.argv[2]))

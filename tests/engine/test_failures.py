@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qwen35mm.engine.failures import engine_error
+from qwen35mm.engine.request import engine_error
 from qwen35mm.errors import EngineError
 
 CPU = torch.device("cpu")

@@ -54,7 +54,7 @@ def run_machine(max_examples: int, num_steps: int, must_happen: Collection[str])
 
 
 def test_any_order_of_events_gives_the_uncached_replies() -> None:
-    run_machine(500, 16, OFTEN)
+    run_machine(180, 20, OFTEN)
 
 
 @pytest.mark.slow

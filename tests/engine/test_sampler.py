@@ -66,7 +66,7 @@ def oracle_probs(params: SamplingParams, logits: torch.Tensor, seen: list[int]) 
 def test_draws_follow_the_oracles_distribution(params: SamplingParams) -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 2
     expected = oracle_probs(params, logits, PROMPT)
-    draws = 3000
+    draws = 1500
     sampler = Sampler(draws, VOCAB, (), torch.device("cpu"))
     for seed in range(draws):
         sampler.admit(seed, params, seed, np.array(PROMPT), [])

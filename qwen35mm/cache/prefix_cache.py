@@ -125,7 +125,7 @@ class PrefixCache:
         self._index.touch(chain, index + 1)
         if keep_state:
             if chain.addresses[index] not in self.states:
-                self.states.settle(but_newest=True)
+                self.states.offload(but_newest=True)
                 state = self._pools.states.save(sequence.slot, stack=stack_in_place)
                 self.states.put(chain.addresses[index], state)
             self.states.touch(chain.addresses[: index + 1])

@@ -15,7 +15,7 @@ from qwen35mm.cache.policy import Sightings
 class TensorStore:
     """Entries of one kind by address.
 
-    New ones stay on their device until `settle`, since a copy to the host waits for the device (49 MiB of states at 9B
+    New ones stay on their device until `offload`, since a copy to the host waits for the device (49 MiB of states at 9B
     as long as a good part of a segment's prefill), and most states are dropped at the next cut.
 
     Args:
@@ -38,7 +38,7 @@ class TensorStore:
         self._on_evict = on_evict
         self._entries: OrderedDict[bytes, Tensors] = OrderedDict()
         self._num_bytes = 0
-        self._unsettled: list[bytes] = []
+        self._on_device: list[bytes] = []
         if disk is not None:
             disk.provide(kind, self._on_host)
 
@@ -47,9 +47,9 @@ class TensorStore:
         return self._num_bytes
 
     @property
-    def has_unsettled(self) -> bool:
+    def needs_offload(self) -> bool:
         """Whether entries wait for their copy to host memory."""
-        return bool(self._unsettled)
+        return bool(self._on_device)
 
     @property
     def addresses(self) -> Set[bytes]:
@@ -73,7 +73,7 @@ class TensorStore:
         self._entries[address] = tensors
         self._num_bytes += num_bytes
         if any(tensor.device.type != "cpu" for tensor in tensors.values()):
-            self._unsettled.append(address)
+            self._on_device.append(address)
         if self._disk is not None and is_new:
             self._disk.mark(self._kind, address)
 
@@ -95,11 +95,11 @@ class TensorStore:
             if address in self._entries:
                 self._entries.move_to_end(address)
 
-    def settle(self, *, but_newest: bool = False) -> None:
+    def offload(self, *, but_newest: bool = False) -> None:
         """Copies to host memory what is still kept and isn't there yet; waits for the device."""
         num_staying = 1 if but_newest else 0
-        while len(self._unsettled) > num_staying:
-            address = self._unsettled.pop(0)
+        while len(self._on_device) > num_staying:
+            address = self._on_device.pop(0)
             tensors = self._on_host(address)
             if tensors is not None:
                 self._entries[address] = tensors

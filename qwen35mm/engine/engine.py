@@ -85,7 +85,7 @@ class Engine:
         """Whether `step()` would do anything, now or once a file is read."""
         runtime = self.runtime
         can_write = runtime.disk is not None and runtime.disk.can_write()
-        return self.has_requests or bool(self._commits) or runtime.has_unsettled or can_write
+        return self.has_requests or bool(self._commits) or runtime.needs_offload or can_write
 
     @property
     def has_requests(self) -> bool:
@@ -182,7 +182,7 @@ class Engine:
         outputs = self._end_late()
         self._batch.resume()
         if self._prefilling is None:
-            self.runtime.settle()
+            self.runtime.offload()
             outputs += self._admit()
         return outputs
 

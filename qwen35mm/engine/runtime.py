@@ -107,14 +107,14 @@ class Runtime:
         )
 
     @property
-    def has_unsettled(self) -> bool:
+    def needs_offload(self) -> bool:
         """Whether what is new in the caches is still on the device."""
-        return self.vision.has_unsettled or self.prefixes.states.has_unsettled
+        return self.vision.needs_offload or self.prefixes.states.needs_offload
 
-    def settle(self) -> None:
+    def offload(self) -> None:
         """Copies to host memory what is kept there; waits for the device."""
-        self.vision.settle()
-        self.prefixes.states.settle()
+        self.vision.offload()
+        self.prefixes.states.offload()
 
     def memory_use(self) -> dict[str, int]:
         """Bytes that are held, and their budgets: `kv`, `states`, `vision`, each with `_bytes` and `_budget_bytes`.

@@ -46,16 +46,16 @@ def entered(store: TensorStore, *names: bytes) -> None:
         store.put(name, {"conv": on_card(torch.rand(10))})
 
 
-def test_an_entry_is_copied_once_it_settles() -> None:
+def test_an_entry_is_copied_by_offload() -> None:
     store = TensorStore("state", max_bytes=1000)
     entered(store, b"first", b"second")
-    assert store.has_unsettled
+    assert store.needs_offload
     assert OnCard.num_copies == 0
-    store.settle(but_newest=True)
-    assert (OnCard.num_copies, store.has_unsettled) == (1, True)
-    store.settle()
-    store.settle()
-    assert (OnCard.num_copies, store.has_unsettled) == (2, False)
+    store.offload(but_newest=True)
+    assert (OnCard.num_copies, store.needs_offload) == (1, True)
+    store.offload()
+    store.offload()
+    assert (OnCard.num_copies, store.needs_offload) == (2, False)
     store.check_integrity()
 
 
@@ -64,7 +64,7 @@ def test_an_entry_that_left_is_not_copied() -> None:
     store = TensorStore("state", max_bytes=80, on_evict=evicted.append)
     entered(store, b"first", b"second", b"third")
     store.drop(b"second")
-    store.settle()
+    store.offload()
     assert evicted == [b"first"]
     assert OnCard.num_copies == 1
     assert store.addresses == {b"third"}
@@ -87,7 +87,7 @@ def test_host_features_need_no_copy() -> None:
     cache = VisionCache(max_bytes=1024)
     features = torch.rand(4, 8)
     cache.keep(b"a", features)
-    assert not cache.has_unsettled
+    assert not cache.needs_offload
     assert cache.features(b"a") is features
     assert cache.features(b"b") is None
 
@@ -109,7 +109,7 @@ def test_a_prompt_of_many_cuts_copies_the_states_that_stay(monkeypatch: pytest.M
     assert num_cuts > MAX_STATES_PER_CHAIN + 1
     while engine.has_work:
         engine.step()
-    assert not engine.runtime.has_unsettled
+    assert not engine.runtime.needs_offload
     assert OnCard.num_copies == 2 * MAX_STATES_PER_CHAIN
     assert_same(answer, cold(loaded, chat.request(messages)))
     # The next turn goes on from one of them, bit for bit.

@@ -114,19 +114,19 @@ def test_a_prompt_goes_to_the_device_once(
     assert uploads == ["upload", "upload"], "token ids and positions"
 
 
-def test_embeddings_settle_once_the_first_token_is_told(
+def test_embeddings_leave_the_device_once_the_first_token_is_told(
     demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(demo, EngineSettings(piece_tokens=16))
     engine.add(make_request(Image(noise(0)), Text("What is this?")))
-    settled = watch(monkeypatch, VisionCache, "settle")
+    offloads = watch(monkeypatch, VisionCache, "offload")
     engine.step()
-    before = len(settled)
+    before = len(offloads)
     while not engine._batch.running:
         engine.step()
-    assert len(settled) == before
+    assert len(offloads) == before
     engine.step()
-    assert len(settled) == before + 1
+    assert len(offloads) == before + 1
 
 
 def phase_of(engine: Engine, request: Request) -> str:

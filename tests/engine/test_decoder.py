@@ -44,7 +44,7 @@ def test_greedy_replies_end_as_they_do_on_the_host() -> None:
     params = [greedy(stop=(stop,)), greedy(max_tokens=1), greedy(max_tokens=2), greedy(max_tokens=200), greedy()]
     requests = asked(chat, params)
     for context_length in (160, 512):
-        engines = [engine_of(loaded, on_device=on, context_length=context_length) for on in (False, True)]
+        engines = [engine_of(loaded, ahead=on, context_length=context_length) for on in (False, True)]
         expected, found = (results(engine, *requests) for engine in engines)
         assert len({result.finish_reason for result in found.values()}) == 2
         for request in requests:

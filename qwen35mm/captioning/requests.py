@@ -16,7 +16,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.media.worker import Failed, Inspected
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.texts.json_schema import JsonSchema
-from qwen35mm.captioning.texts.prompts import FACTS, MediumFacts, PromptSet
+from qwen35mm.captioning.texts.prompts import FACTS, PromptSet
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm.sampling import SamplingParams
@@ -176,8 +176,10 @@ class RequestBuilder:
         if self._needs_facts:
             assert plan is not None
             height, width = plan.source_size
-            sidecar = self._original(item) if "sidecar" in self._prompts.needs() else None
-            facts = MediumFacts(width, height, plan.duration_s, sidecar)
+            duration = None if plan.duration_s is None else f"{plan.duration_s:.1f}"
+            original = self._original(item) if "sidecar" in self._prompts.needs() else None
+            sidecar = None if original is None else original.strip()
+            facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
         question = self._prompts.choose(content)
         return self._prompts.fill(question, item, facts), self._prompts.fill_system(item, facts)
 

@@ -55,30 +55,11 @@ class Question:
 
 
 @dataclass(frozen=True)
-class MediumFacts:
-    """What placeholders can say of a medium besides its name.
-
-    Attributes:
-        width, height: in pixels, as it is shown.
-        duration_s: None for an image, and for a video that doesn't say.
-        sidecar: the text that lies beside it already; None where there is none.
-    """
-
-    width: int
-    height: int
-    duration_s: float | None
-    sidecar: str | None
-
-
-@dataclass(frozen=True)
 class _Placeholder:
-    name: str
-    key: str | None
-    default: str | None
+    """`written` is a name of `PLACEHOLDERS`, `metadata` with its key."""
 
-    @property
-    def written(self) -> str:
-        return self.name if self.key is None else f"{self.name}.{self.key}"
+    written: str
+    default: str | None
 
 
 class PromptSet:
@@ -113,7 +94,7 @@ class PromptSet:
         A run can spare itself the look at every medium where none of `FACTS` is among them.
         """
         parts = [part for template in self._templates.values() for part in template]
-        return frozenset(part.name for part in parts if isinstance(part, _Placeholder))
+        return frozenset(part.written.partition(".")[0] for part in parts if isinstance(part, _Placeholder))
 
     def choose(self, content: bytes) -> Question:
         """A medium's question; the same for the same content in every run with this seed.
@@ -133,23 +114,27 @@ class PromptSet:
 
         return self.questions[min(range(len(self.questions)), key=draw)]
 
-    def fill(self, question: Question, item: Item, facts: MediumFacts | None) -> str:
+    def fill(self, question: Question, item: Item, facts: Mapping[str, Any] | None = None) -> str:
         """The text of a question for this item, in the wording for its kind.
 
         Args:
-            facts: None where `needs()` has none of `FACTS`.
+            facts: JSON values of `FACTS`: width and height in pixels, as the medium is shown; None for what it lacks.
+                None for all of them where `needs()` has none of them.
 
         Raises:
             CaptioningError: the item lacks what a placeholder without a default names.
         """
         return self._fill(question.wording(item.kind), item, facts)
 
-    def fill_system(self, item: Item, facts: MediumFacts | None) -> str:
+    def fill_system(self, item: Item, facts: Mapping[str, Any] | None = None) -> str:
         """The system prompt for this item; arguments and errors as in `fill`."""
         return self._fill(self.system, item, facts)
 
-    def _fill(self, text: str, item: Item, facts: MediumFacts | None) -> str:
-        return "".join(part if isinstance(part, str) else _value(part, item, facts) for part in self._templates[text])
+    def _fill(self, text: str, item: Item, facts: Mapping[str, Any] | None) -> str:
+        assert facts is not None or not self.needs() & FACTS, "needs() says that these prompts have to know the medium"
+        values = {"name": printable(item.name), "stem": printable(item.stem), "folder": printable(item.folder)}
+        values |= {"metadata": item.metadata, **(facts or {})}
+        return "".join(part if isinstance(part, str) else _value(part, item, values) for part in self._templates[text])
 
 
 def read_prompt_file(path: Path) -> list[Question]:
@@ -217,11 +202,11 @@ def _placeholder(inner: str) -> _Placeholder:
         raise CaptioningError(
             f"Unknown placeholder {{{written}}}. Known are {known}; write braces that are meant as such twice."
         )
-    return _Placeholder(name, key if dot else None, default if bar else None)
+    return _Placeholder(written, default if bar else None)
 
 
-def _value(placeholder: _Placeholder, item: Item, facts: MediumFacts | None) -> str:
-    value = _find(placeholder, item, facts)
+def _value(placeholder: _Placeholder, item: Item, values: Mapping[str, Any]) -> str:
+    value = _as_text(_look_up(values, placeholder.written))
     if placeholder.default is not None and not value:
         return placeholder.default
     if value is None:
@@ -230,20 +215,6 @@ def _value(placeholder: _Placeholder, item: Item, facts: MediumFacts | None) -> 
             f"placeholder a default, as in {{{placeholder.written}|unknown}}, or leave the item out."
         )
     return value
-
-
-def _find(placeholder: _Placeholder, item: Item, facts: MediumFacts | None) -> str | None:
-    if placeholder.key is not None:
-        return _as_text(_look_up(item.metadata, placeholder.key))
-    if placeholder.name in FACTS:
-        assert facts is not None, "needs() says that this prompt has to know the medium"
-        return {
-            "width": str(facts.width),
-            "height": str(facts.height),
-            "duration": None if facts.duration_s is None else f"{facts.duration_s:.1f}",
-            "sidecar": None if facts.sidecar is None else facts.sidecar.strip(),
-        }[placeholder.name]
-    return printable({"name": item.name, "stem": item.stem, "folder": item.folder}[placeholder.name])
 
 
 def _look_up(values: Mapping[str, Any], key: str) -> Any:

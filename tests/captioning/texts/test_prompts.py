@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.texts.presets import PRESETS, preset_question
-from qwen35mm.captioning.texts.prompts import MediumFacts, PromptSet, Question, read_prompt_file
+from qwen35mm.captioning.texts.prompts import PromptSet, Question, read_prompt_file
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind
 
-FACTS = MediumFacts(width=640, height=480, duration_s=12.39, sidecar=" a dog \n")
+FACTS = {"width": 640, "height": 480, "duration": "12.4", "sidecar": "a dog"}
 
 
 def item(name: str = "pets/cats/a.b.jpg", kind: MediaKind = "image", metadata: Mapping[str, Any] | None = None) -> Item:
     return Item(name, b"", kind, metadata=metadata or {})
 
 
-def filled(text: str, facts: MediumFacts | None = FACTS, **metadata: Any) -> str:
+def filled(text: str, facts: Mapping[str, Any] | None = FACTS, **metadata: Any) -> str:
     prompts = PromptSet([Question(text)])
     return prompts.fill(prompts.questions[0], item(metadata=metadata), facts)
 
@@ -93,14 +93,11 @@ def test_what_an_item_lacks_fails_it(text: str) -> None:
 
 @pytest.mark.parametrize(("placeholder", "default"), [("duration", "no time"), ("sidecar", "no words")])
 def test_a_medium_without_duration_or_sidecar(placeholder: str, default: str) -> None:
-    facts = MediumFacts(8, 8, None, None)
+    facts = {"width": 8, "height": 8, "duration": None, "sidecar": None}
+    assert filled(f"{{sidecar|{default}}}", {**facts, "sidecar": ""}) == default
     assert filled(f"{{{placeholder}|{default}}}", facts) == default
     with pytest.raises(CaptioningError, match=f"asks for {{{placeholder}}}"):
         filled(f"{{{placeholder}}}", facts)
-
-
-def test_a_blank_sidecar_takes_the_default() -> None:
-    assert filled("{sidecar|none}", MediumFacts(8, 8, None, " \n")) == "none"
 
 
 def test_an_item_at_the_top_has_no_folder() -> None:

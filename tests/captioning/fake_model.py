@@ -37,10 +37,7 @@ def say_what_was_seen(asked: Asked) -> str:
 
 @dataclass
 class FakeModel:
-    """Answers after `delay_s`, with what `answer` gives; an exception that it raises is the stream's.
-
-    `when_busy` is called as soon as two captions are at work.
-    """
+    """Answers after `delay_s`, with what `answer` gives; an exception that it raises is the stream's."""
 
     answer: Callable[[Asked], str] = say_what_was_seen
     delay_s: float = 0.0
@@ -49,7 +46,6 @@ class FakeModel:
     num_at_once: int = 0
     most_at_once: int = 0
     num_left: int = 0
-    when_busy: Callable[[], None] | None = None
 
     def captioner(self, identity: str = "fake") -> Captioner:
         processor = MediaProcessor.from_pretrained(demo_model_path())
@@ -80,8 +76,6 @@ class FakeModel:
         self.asked.append(asked)
         self.num_at_once += 1
         self.most_at_once = max(self.most_at_once, self.num_at_once)
-        if self.when_busy is not None and self.num_at_once == 2:
-            self.when_busy()
         finished = False
         try:
             await asyncio.sleep(self.delay_s)

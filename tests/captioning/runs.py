@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,27 @@ def settings(**options: Any) -> RunSettings:
     return RunSettings(**{"slots": 2, "ahead": 2, **options})
 
 
-async def run(job: Job, model: FakeModel, begun: Any = None, identity: str = "fake") -> Outcome:
-    async def begin(run: Run) -> None:
-        if begun is not None:
-            begun(run)
-
-    outcome = await carry_out(job, model.captioner(identity), begin)
+async def run(job: Job, model: FakeModel, identity: str = "fake", begun: Any = None) -> Outcome:
+    outcome = await carry_out(job, model.captioner(identity), begun)
     counts = outcome.counts
-    assert counts.num_found == counts.num_over, counts
+    assert outcome.stopped not in (None, "limit") or counts.num_found == counts.num_over, counts
     return outcome
+
+
+async def interrupted(job: Job, model: FakeModel, when: Callable[[Run], bool], *, times: int = 1) -> Outcome:
+    """A run that a person interrupts so often, as soon as something holds."""
+    tasks = []
+
+    async def begun(run: Run) -> None:
+        async def interrupt() -> None:
+            while not when(run):
+                await asyncio.sleep(0.01)
+            for _ in range(times):
+                run.stop("interrupted")
+
+        tasks.append(asyncio.create_task(interrupt()))
+
+    return await run(job, model, begun=begun)
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -41,7 +54,3 @@ def texts(folder: Path) -> dict[str, str]:
 def failures(folder: Path) -> list[dict[str, Any]]:
     path = folder / ".qwen35mm" / "failures.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-async def at_once(function: Any, *arguments: Any) -> None:
-    function(*arguments)

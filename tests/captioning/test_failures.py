@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.job import carry_out
 from qwen35mm.captioning.requests import CaptionStyle, RequestBuilder
-from qwen35mm.captioning.run import Run
 from qwen35mm.errors import OutputError, RefusedError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
-from tests.captioning.runs import at_once, failures, job, run, settings
+from tests.captioning.runs import failures, interrupted, job, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -141,39 +139,36 @@ async def test_a_bug_leaves_no_look_running(folder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(RequestBuilder, "build", build)
     with pytest.raises(AssertionError, match="a bug"):
-        await carry_out(job(folder, run=settings()), FakeModel().captioner())
+        await run(job(folder, run=settings()), FakeModel())
     assert (began, ended) == (2, 1)
 
 
-async def test_a_limit_that_was_reached_can_be_interrupted(folder: Path) -> None:
-    def begun(run: Run) -> None:
-        async def later() -> None:
-            while run.stopped != "limit":
-                await asyncio.sleep(0.01)
-            run.stop("interrupted")
-            run.stop("interrupted")
+async def test_an_interruption_finishes_what_is_at_work(folder: Path) -> None:
+    model = FakeModel(delay_s=0.2)
+    outcome = await interrupted(job(folder, run=settings()), model, lambda _: model.num_at_once == 2)
+    assert (outcome.exit_code, outcome.stopped) == (130, "interrupted")
+    assert outcome.counts.num_captioned == len(texts(folder)) == len(model.asked) == 2
+    assert outcome.counts.num_found == outcome.counts.num_over
+    assert model.num_left == 0
+    assert (await run(job(folder), FakeModel())).counts.num_captioned == 4
 
-        tasks.append(asyncio.create_task(later()))
 
-    tasks: list[asyncio.Task[None]] = []
+async def test_a_second_interruption_leaves_what_is_at_work(folder: Path) -> None:
     model = FakeModel(delay_s=1000.0)
-    outcome = await carry_out(job(folder, run=settings(limit=3)), model.captioner(), lambda run: at_once(begun, run))
+    outcome = await interrupted(job(folder, run=settings()), model, lambda _: model.num_at_once == 2, times=2)
+    assert (outcome.exit_code, model.num_left, texts(folder)) == (130, 2, {})
+
+
+async def test_a_limit_that_was_reached_can_be_interrupted(folder: Path) -> None:
+    model = FakeModel(delay_s=1000.0)
+    one = job(folder, run=settings(limit=3))
+    outcome = await interrupted(one, model, lambda run: run.stopped == "limit", times=2)
     assert outcome.exit_code == 130
 
 
 async def test_a_deliberate_stop_is_no_death(folder: Path) -> None:
-    def begun(run: Run) -> None:
-        async def later() -> None:
-            while not model.asked:
-                await asyncio.sleep(0.01)
-            run.stop("interrupted")
-            run.stop("interrupted")
-
-        tasks.append(asyncio.create_task(later()))
-
-    tasks: list[asyncio.Task[None]] = []
     for _ in range(7):
         model = FakeModel(delay_s=1000.0)
-        await carry_out(job(folder, run=settings(slots=1)), model.captioner(), lambda run: at_once(begun, run))
+        await interrupted(job(folder, run=settings(slots=1)), model, lambda _, model=model: bool(model.asked), times=2)
         assert len(model.asked) == 1
     assert (await run(job(folder), FakeModel())).exit_code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -14,14 +13,14 @@ from typing import Any
 import pytest
 
 from qwen35mm.captioning import outputs
-from qwen35mm.captioning.job import carry_out, look_over
+from qwen35mm.captioning.job import look_over
 from qwen35mm.captioning.outputs import parse_output
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
-from tests.captioning.runs import at_once, failures, job, run, settings, texts
+from tests.captioning.runs import failures, job, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -121,7 +120,7 @@ async def test_a_source_is_no_output(folder: Path, kind: str) -> None:
     (folder.parent / "list.txt").write_text("media\n")
     one = job(folder, outputs=(f"{kind}:{folder.parent}/link",))
     with pytest.raises(CaptioningError, match="'media' is an output"):
-        await carry_out(one, FakeModel().captioner())
+        await run(one, FakeModel())
     with pytest.raises(CaptioningError, match="'media' is an output"):
         one.check()
     outcome = await run(replace(one, sources=[f"@{folder.parent}/list.txt"]), FakeModel())
@@ -231,31 +230,6 @@ async def test_a_limit_ends_the_run_and_the_next_goes_on(folder: Path) -> None:
         assert len(texts(folder)) == done
 
 
-async def test_an_interruption_finishes_what_is_at_work(folder: Path) -> None:
-    def begun(run: Run) -> None:
-        model.when_busy = lambda: run.stop("interrupted")
-
-    model = FakeModel(delay_s=0.2)
-    outcome = await run(job(folder, run=settings()), model, begun)
-    assert (outcome.exit_code, outcome.stopped) == (130, "interrupted")
-    assert outcome.counts.num_captioned == len(texts(folder)) == len(model.asked) == 2
-    assert model.num_left == 0
-    assert (await run(job(folder), FakeModel())).counts.num_captioned == 4
-
-
-async def test_a_second_interruption_leaves_what_is_at_work(folder: Path) -> None:
-    def begun(run: Run) -> None:
-        def stop_twice() -> None:
-            for _ in range(2):
-                asyncio.get_running_loop().call_soon(run.stop, "interrupted")
-
-        model.when_busy = stop_twice
-
-    model = FakeModel(delay_s=1000.0)
-    outcome = await carry_out(job(folder, run=settings()), model.captioner(), lambda run: at_once(begun, run))
-    assert (outcome.exit_code, model.num_left, texts(folder)) == (130, 2, {})
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
 async def test_a_disk_that_takes_nothing_ends_the_run_cleanly(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -269,7 +243,7 @@ async def test_a_disk_that_takes_nothing_ends_the_run_cleanly(
 
     with monkeypatch.context() as patch:
         patch.setattr(outputs.Sidecars, "write", failing)
-        outcome = await carry_out(job(folder, run=settings()), FakeModel().captioner())
+        outcome = await run(job(folder, run=settings()), FakeModel())
     assert isinstance(outcome.stopped, OutputError)
     assert (outcome.exit_code, len(texts(folder))) == (5, 3)
     model = FakeModel()
@@ -287,7 +261,7 @@ async def test_a_server_that_is_gone_ends_the_run(folder: Path) -> None:
         raise EngineError("Nobody answers.")
 
     model = FakeModel(gone)
-    outcome = await carry_out(job(folder, run=settings(slots=1)), model.captioner())
+    outcome = await run(job(folder, run=settings(slots=1)), model)
     assert isinstance(outcome.stopped, EngineError)
     assert (outcome.exit_code, len(model.asked)) == (5, 10)
 
@@ -304,7 +278,7 @@ async def test_an_item_on_which_the_program_dies_is_let_off(folder: Path) -> Non
     deadly = seen_digest(folder / "3.png")
     for number in range(6):
         with pytest.raises(Died):
-            await carry_out(job(folder, run=settings(slots=1)), FakeModel(die).captioner())
+            await run(job(folder, run=settings(slots=1)), FakeModel(die))
         # Three times it may have been chance; then it waits until everything else is done.
         assert len(texts(folder)) == (3 if number < 3 else 5)
     outcome = await run(job(folder), FakeModel(die))
@@ -322,7 +296,10 @@ async def test_the_first_caption_comes_before_the_scan_ends(folder: Path) -> Non
         seen.append(watched[0].counts.scanned)
         return "Fine."
 
-    await run(job(folder, run=settings()), FakeModel(answer), watched.append)
+    async def begun(run: Run) -> None:
+        watched.append(run)
+
+    await run(job(folder, run=settings()), FakeModel(answer), begun=begun)
     assert seen[0] is False
     assert seen[-1] is True
 
@@ -347,9 +324,9 @@ async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path
 async def test_a_second_run_at_the_same_time_is_refused(folder: Path) -> None:
     async def begun(_: Run) -> None:
         with pytest.raises(CaptioningError, match=str(os.getpid())):
-            await carry_out(job(folder), FakeModel().captioner())
+            await run(job(folder), FakeModel())
 
-    await carry_out(job(folder, run=settings()), FakeModel().captioner(), begun)
+    await run(job(folder), FakeModel(), begun=begun)
 
 
 async def test_shards_share_the_work(folder: Path) -> None:

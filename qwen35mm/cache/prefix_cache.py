@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from qwen35mm.cache.chain import Chain
@@ -28,12 +30,14 @@ class Start:
 
     Attributes:
         tokens_from: how many of its tokens came from which tier.
+        miss: why no more was found; None where there is no more to find.
         pinned: the segments that it stands on; given back with `PrefixCache.unpin`.
     """
 
     sequence: SequenceCache
     num_segments: int
     tokens_from: Mapping[Tier, int] = field(default_factory=dict)
+    miss: MissReason | None = None
     pinned: list[CachedSegment] = field(default_factory=list)
 
 
@@ -68,28 +72,27 @@ class PrefixCache:
     def num_segments(self) -> int:
         return len(self._index)
 
-    def match(self, chain: Chain) -> int:
-        """How many of a chain's first segments can be gone on from: all have their KV here, the last its state."""
-        held = range(self._num_held(chain))
-        return max((index + 1 for index in held if chain.addresses[index] in self.states), default=0)
-
-    def held(self, chain: Chain) -> tuple[list[bool], list[bool]]:
-        """For each segment of a chain, whether its KV and whether its state is here: what the disk needn't give."""
-        kv = [self._index.get(chain, index) is not None for index in range(len(chain))]
-        return kv, [has_kv and address in self.states for has_kv, address in zip(kv, chain.addresses, strict=True)]
+    def load(self, chain: Chain) -> Future[Loaded] | None:
+        """Asks the disk for what memory lacks of a chain; None where it has nothing to add."""
+        num_segments = self._match(chain)
+        if self._disk is None or num_segments == len(chain):
+            return None
+        has_kv = [self._index.get(chain, index) is not None for index in range(len(chain))]
+        has_state = [held and address in self.states for held, address in zip(has_kv, chain.addresses, strict=True)]
+        return self._disk.load(chain, has_kv, has_state, num_segments)
 
     def begin(self, chain: Chain, loaded: Loaded | None = None) -> Start:
         """A new sequence with the longest beginning of a chain that there is; an empty one where there is none.
 
         Args:
-            loaded: what the disk gave, if it was asked.
+            loaded: what the disk gave (see `load`), if it was asked.
 
         Raises:
             OutOfSlotsError: no slot is free.
             OutOfBlocksError: no room for the KV; nothing has changed.
         """
         loaded = loaded or Loaded()
-        num_segments = self.match(chain)
+        num_segments = self._match(chain)
         state = self.states.get(chain.addresses[num_segments - 1]) if num_segments else None
         if loaded.num_segments > num_segments:
             # Memory may have lost meanwhile what it had when the disk was asked.
@@ -103,7 +106,8 @@ class PrefixCache:
         except BaseException:
             sequence.free()
             raise
-        start = Start(sequence, num_segments, tokens_from)
+        miss = self._miss_reason(chain, num_segments, loaded)
+        start = Start(sequence, num_segments, tokens_from, miss)
         if state is not None:
             self._pools.states.load(sequence.slot, state)
             sequence.rope_delta = chain.rope_deltas[num_segments - 1]
@@ -155,23 +159,6 @@ class PrefixCache:
             self._prune(segment)
         start.pinned.clear()
 
-    def miss_reason(self, chain: Chain, num_segments: int) -> MissReason | None:
-        """Why a chain's segment `num_segments` wasn't found; None where there is none."""
-        if num_segments == len(chain):
-            return None
-        address = chain.addresses[num_segments]
-        if self._index.find(address) is not None or self._index.was_dropped(address):
-            return "evicted"
-        if chain.segments[num_segments].span_indices:
-            # Another tenant's segments are nobody's business, not even as a reason.
-            siblings = [
-                s for s in self._index.children(chain.parent(num_segments)) if s.salt == chain.salt_of(num_segments)
-            ]
-            ids = chain.ids(num_segments).tolist()
-            if any(sibling.token_ids.tolist() == ids for sibling in siblings):
-                return "different media"
-        return "new content"
-
     def reclaim(self, num_blocks: int) -> None:
         """Evicts the least recently used segments until so many more blocks are free, or nothing is left to evict."""
         allocator = self._pools.kv.allocator
@@ -197,6 +184,25 @@ class PrefixCache:
     def _num_held(self, chain: Chain) -> int:
         """How many of a chain's first segments have their KV here."""
         return next((index for index in range(len(chain)) if self._index.get(chain, index) is None), len(chain))
+
+    def _match(self, chain: Chain) -> int:
+        """How many of a chain's first segments can be gone on from: all have their KV here, the last its state."""
+        held = range(self._num_held(chain))
+        return max((index + 1 for index in held if chain.addresses[index] in self.states), default=0)
+
+    def _miss_reason(self, chain: Chain, num_segments: int, loaded: Loaded) -> MissReason | None:
+        """Why a chain's segment `num_segments` wasn't found; None where there is none."""
+        if num_segments == len(chain):
+            return None
+        address, salt = chain.addresses[num_segments], chain.salt_of(num_segments)
+        if self._index.find(address) is not None or self._index.was_dropped(address):
+            return "evicted"
+        if chain.segments[num_segments].span_indices:
+            # Another tenant's segments are nobody's business, not even as a reason.
+            siblings = [each for each in self._index.children(chain.parent(num_segments)) if each.salt == salt]
+            if any(np.array_equal(sibling.token_ids, chain.ids(num_segments)) for sibling in siblings):
+                return "different media"
+        return loaded.miss if num_segments == 0 and loaded.miss else "new content"
 
     def _fill(
         self, chain: Chain, sequence: SequenceCache, num_segments: int, loaded: Mapping[int, Tensors]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from qwen35mm.cache import Chain, Loaded, OutOfBlocksError, SequenceCache, Start
+from qwen35mm.cache import Chain, OutOfBlocksError, SequenceCache, Start
 from qwen35mm.cache.policy import states_to_keep
 from qwen35mm.cache.report import MissReason, Tier
 from qwen35mm.engine.batches import prefill_batch, upload
@@ -38,7 +38,6 @@ class Prefill:
 
     Attributes:
         start: where in the cache it began; None before.
-        miss: why no more of the prompt was found in the cache.
         vision: the tower's work, once it is known.
         last_hidden: [1, hidden] of the prompt's last token, once `done`; None without the tail.
     """
@@ -47,7 +46,6 @@ class Prefill:
         self.source = source
         self.done = False
         self.start: Start | None = None
-        self.miss: MissReason | None = None
         self.vision: VisionWork | None = None
         self.last_hidden: torch.Tensor | None = None
         self._runtime = runtime
@@ -78,6 +76,11 @@ class Prefill:
     @property
     def tokens_from(self) -> Mapping[Tier, int]:
         return self.start.tokens_from if self.start else {}
+
+    @property
+    def miss(self) -> MissReason | None:
+        """Why no more of the prompt was found in the cache."""
+        return self.start.miss if self.start else None
 
     def step(self) -> list[Progress]:
         """Does a bounded piece of work: some vision layers, or one piece of the prompt; [] where it waits for a file.
@@ -138,20 +141,14 @@ class Prefill:
         runtime, chain = self._runtime, self._chain
         if not runtime.reuse:
             return Start(runtime.pools.new_sequence(), 0)
-        loaded: Loaded | None = None
-        found = runtime.prefixes.match(chain)
-        if runtime.disk is not None and found < len(chain):
-            has_kv, has_state = runtime.prefixes.held(chain)
-            loaded = yield from self._result(runtime.disk.load(chain, has_kv, has_state, found))
+        loading = runtime.prefixes.load(chain)
+        loaded = None if loading is None else (yield from self._result(loading))
         while True:
             try:
                 start = runtime.prefixes.begin(chain, loaded)
                 break
             except OutOfBlocksError as error:
                 yield error
-        self.miss = runtime.prefixes.miss_reason(chain, start.num_segments)
-        if self.miss == "new content" and start.num_segments == 0 and loaded is not None and loaded.miss:
-            self.miss = loaded.miss
         return start
 
     def _needed_units(self) -> list[VisionUnit]:

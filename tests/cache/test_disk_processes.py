@@ -41,8 +41,8 @@ def start_writer(directory: Path, name: str, *, budget: int, size: int, count: i
 @needs_fork
 @pytest.mark.parametrize("num_kills", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_killed_writer_leaves_nothing_wrong(tmp_path: Path, num_kills: int) -> None:
-    # About 3 MiB an entry, and room for six of them: the writers evict too.
-    size, budget = 48 << 14, 6 * (4 << 20)
+    # About 1 MiB an entry, and room for six or so: the writers evict too.
+    size, budget = 16 << 14, 7 << 20
     chosen = random.Random(num_kills)
     num_unfinished = num_entries = 0
     for kill in range(num_kills):

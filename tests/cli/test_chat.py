@@ -96,7 +96,8 @@ def test_strangers_find_tight_limits_and_nothing_is_kept(home: Path) -> None:
 
 
 def test_without_its_extra_the_page_says_what_to_install(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "qwen35mm.web")
+    for name in [name for name in sys.modules if name.startswith(("qwen35mm.web", "gradio."))]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gradio", None)
     done = qwen35mm("chat")
     assert (done.returncode, done.stderr) == (

@@ -27,11 +27,11 @@ def __getattr__(name: str) -> Any:
     if name != "demo":
         raise AttributeError(f"module 'app' has no attribute {name!r}")
     from qwen35mm.cli.chat import open_page
-    from qwen35mm.settings import ModelOptions, PageOptions, read_options
+    from qwen35mm.settings import read_options
 
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
-    backend, how = stack.enter_context(open_page(*read_options(_arguments(), ModelOptions, PageOptions)))
+    backend, how = stack.enter_context(open_page(*read_options(_arguments())))
     from qwen35mm.web import serve
 
     server = serve(backend, **how)

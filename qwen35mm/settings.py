@@ -278,20 +278,18 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def read_options(arguments: Sequence[str], *groups: type) -> list[Any]:
-    """An object of each class of options, as a command gets it from these arguments and the environment.
+def read_options(arguments: Sequence[str]) -> tuple[ModelOptions, PageOptions]:
+    """The options as `chat` gets them from these arguments and the environment.
 
     Raises:
         Exception: typer's usage error, for a value that can't be used.
     """
-    parameters = [inspect.Parameter(each.__name__, inspect.Parameter.KEYWORD_ONLY, annotation=each) for each in groups]
 
-    def command(**made: Any) -> list[Any]:
-        return list(made.values())
+    def options(model: ModelOptions, page: PageOptions) -> tuple[ModelOptions, PageOptions]:
+        return model, page
 
-    command.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     app = typer.Typer(add_completion=False)
-    app.command()(with_options(command))
+    app.command()(with_options(options))
     return app(list(arguments), standalone_mode=False)
 
 

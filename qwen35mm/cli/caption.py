@@ -13,21 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qwen35mm.cli.caption_options import (
-    CaptionOptions,
-    OutputOptions,
-    PromptOptions,
-    RayOptions,
-    RemoteOptions,
-    RunOptions,
-    SourceOptions,
-)
+from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.settings import DEMO_NOTE, ModelOptions, with_options
 
 if TYPE_CHECKING:
     from qwen35mm.captioning.captioner import Captioner
     from qwen35mm.captioning.estimate import Estimate
     from qwen35mm.captioning.job import Job, Outcome
+    from qwen35mm.captioning.ray_cluster import RayCaptioner
     from qwen35mm.captioning.run import Run
 
 
@@ -37,74 +30,32 @@ def caption(
         list[str], typer.Argument(help="Files, folders, @LISTS of files, datasets, parquet files and tars.")
     ],
     model: ModelOptions,
-    source: SourceOptions,
-    prompt: PromptOptions,
-    style: CaptionOptions,
-    output: OutputOptions,
-    how: RunOptions,
-    remote: RemoteOptions,
-    cluster: RayOptions,
+    options: CaptionOptions,
 ) -> None:
     """Caption images and videos. What is interrupted goes on where it was, with the same command."""
-    from qwen35mm.captioning.job import Job, default_workers
-
-    if remote.backend is not None and cluster.ray is not None:
+    if options.backend is not None and options.ray is not None:
         raise typer.BadParameter("--backend and --ray are two places for one model: give one of them.")
-    # Made before a model is loaded: what a person got wrong is said at once, except about outputs that are there.
-    wanted = style.style()
-    if remote.backend is not None:
-        remote.check(style)
-    if wanted.schema is not None and remote.backend is None:
-        from qwen35mm.engine import check_json_schema
-
-        check_json_schema(wanted.schema.text)
-    job = Job(
-        sources,
-        prompt.prompts(style.seed),
-        {
-            "max_tokens": style.max_tokens,
-            "temperature": style.temperature,
-            "seed": style.seed,
-            "thinking_budget": style.thinking_budget,
-        },
-        wanted,
-        thinking=style.think,
-        scan=source.scan(),
-        outputs=output.specs(),
-        mode=output.mode,
-        folder=output.output_dir,
-        state=how.state_dir,
-        separator=output.separator,
-        embed_media=output.embed_media,
-        records_per_shard=output.records_per_shard,
-        compact=output.compact,
-        num_workers=how.media_workers or default_workers(),
-        run=how.settings(model.slots),
-    )
-    job.check()
+    job = options.job(sources, model)
     # A run in a log is watched, too.
     logging.getLogger("qwen35mm.captioning.progress").setLevel(logging.INFO)
-    raise typer.Exit(asyncio.run(_caption(job, model, remote, cluster, dry_run=how.dry_run)))
+    raise typer.Exit(asyncio.run(_caption(job, model, options)))
 
 
-async def _caption(
-    job: Job, options: ModelOptions, remote: RemoteOptions, cluster: RayOptions, *, dry_run: bool
-) -> int:
+async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> int:
     from rich.console import Console
 
     from qwen35mm.captioning.job import carry_out, look_over
     from qwen35mm.captioning.progress import shown
 
     async with contextlib.AsyncExitStack() as stack:
-        memo = None if dry_run else job.state_folder / "weights.json"
-        if cluster.ray is not None:
-            captioner = await stack.enter_async_context(cluster.open(options, job.num_workers))
-            job = replace(job, run=replace(job.run, slots=captioner.num_at_once, ahead=captioner.num_at_once))
+        if options.ray is None:
+            captioner = await stack.enter_async_context(_open_captioner(job, model, options))
         else:
-            captioner = await stack.enter_async_context(_open_captioner(options, remote, memo))
+            captioner = await stack.enter_async_context(_open_cluster(options.ray, job, model, options.ray_actors))
+            job = replace(job, run=replace(job.run, slots=captioner.num_at_once, ahead=captioner.num_at_once))
         if captioner.is_demo:
             typer.echo(f"{DEMO_NOTE} It understands --preset plain.", err=True)
-        if dry_run:
+        if options.dry_run:
             typer.echo(_describe_estimate(await look_over(job, captioner)))
             return 0
 
@@ -118,23 +69,48 @@ async def _caption(
 
 
 @contextlib.asynccontextmanager
-async def _open_captioner(options: ModelOptions, remote: RemoteOptions, memo: Path | None) -> AsyncIterator[Captioner]:
+async def _open_captioner(job: Job, model: ModelOptions, options: CaptionOptions) -> AsyncIterator[Captioner]:
+    """A server that answers, whose name for its model `--model` is then, or a model in this process."""
     from qwen35mm.captioning.captioner import Captioner
 
-    if remote.backend is not None:
-        async with contextlib.aclosing(remote.open(options)) as server:
-            await server.connect()
-            yield Captioner(
-                backend=server,
-                name=server.name,
-                identity={"server": server.fingerprint, "video": remote.remote_video},
-                params=remote.params(),
-                processor=server.media,
-                form=remote.remote_video,
-            )
+    if options.backend is None:
+        with contextlib.closing(model.load()) as backend:
+            yield Captioner.local(backend, None if options.dry_run else job.state_folder / "weights.json")
         return
-    with contextlib.closing(options.load()) as backend:
-        yield Captioner.local(backend, memo)
+    from qwen35mm.backends.remote.backend import RemoteBackend
+    from qwen35mm.sampling import SamplingParams
+
+    server = RemoteBackend(
+        options.backend,
+        model=model.model,
+        api_key=options.api_key,
+        max_concurrent=job.run.slots,
+        video=options.remote_video,
+    )
+    async with contextlib.aclosing(server):
+        await server.connect()
+        yield Captioner(
+            backend=server,
+            name=server.name,
+            identity={"server": server.fingerprint, "video": options.remote_video},
+            # What the family's authors advise without thinking; a server doesn't say what its model's are.
+            params=SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
+            processor=server.media,
+            form=options.remote_video,
+        )
+
+
+def _open_cluster(
+    address: str, job: Job, model: ModelOptions, num_engines: int | None
+) -> contextlib.AbstractAsyncContextManager[RayCaptioner]:
+    from qwen35mm.captioning.ray_cluster import open_cluster
+
+    # Engines don't start in this program's folder.
+    if model.model is not None and Path(model.model).is_dir():
+        model = replace(model, model=str(Path(model.model).absolute()))
+    if model.cache_dir is not None:
+        model = replace(model, cache_dir=model.cache_dir.absolute())
+    return open_cluster(address, model.load, num_engines=num_engines, slots=job.run.slots, num_workers=job.num_workers)
 
 
 @contextlib.contextmanager

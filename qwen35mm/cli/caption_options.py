@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,16 +13,9 @@ import typer
 from qwen35mm.errors import CaptioningError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    from qwen35mm.backends.remote.backend import RemoteBackend
-    from qwen35mm.captioning.outputs import OutputSpec
-    from qwen35mm.captioning.ray_cluster import RayCaptioner
+    from qwen35mm.captioning.job import Job
     from qwen35mm.captioning.requests import CaptionStyle
-    from qwen35mm.captioning.run import RunSettings
-    from qwen35mm.captioning.sources.scan import ScanOptions
     from qwen35mm.captioning.texts.prompts import PromptSet
-    from qwen35mm.sampling import SamplingParams
     from qwen35mm.settings import ModelOptions
 
 # The engine's own number.
@@ -42,8 +35,8 @@ Many = list[str] | None
 
 
 @dataclass(frozen=True)
-class SourceOptions:
-    """What of the sources is captioned."""
+class CaptionOptions:
+    """What is captioned, what is asked, what a caption has to be, where it goes, and what computes it."""
 
     include: Annotated[Many, _sources(help="Only names like this, such as '*.png'; may be given several times.")] = None
     exclude: Annotated[Many, _sources(help="No names like this; wins over --include.")] = None
@@ -53,29 +46,6 @@ class SourceOptions:
         str | None, _sources(help="i/n: the i-th of n equal parts, for as many machines.", metavar="I/N")
     ] = None
 
-    def scan(self) -> ScanOptions:
-        """Raises CaptioningError."""
-        from qwen35mm.captioning.sources.scan import ScanOptions
-
-        shard = None
-        if self.shard is not None:
-            found = _SHARD.fullmatch(self.shard)
-            if found is None:
-                raise CaptioningError(f"--shard takes I/N, such as 1/4; got '{self.shard}'.")
-            shard = (int(found[1]), int(found[2]))
-        return ScanOptions(
-            recursive=self.recursive,
-            include=tuple(self.include or ()),
-            exclude=tuple(self.exclude or ()),
-            image_column=self.image_column,
-            shard=shard,
-        )
-
-
-@dataclass(frozen=True)
-class PromptOptions:
-    """What the model is asked. Of several prompts, each item gets one, by --seed and their weights."""
-
     preset: Annotated[
         Many,
         _prompt(help="short, detailed, tags, alt-text, ocr, events or plain; NAME:WEIGHT among several prompts."),
@@ -83,26 +53,6 @@ class PromptOptions:
     prompt: Annotated[Many, _prompt(help="Your own text; {name}, {sidecar} and others stand for what is known.")] = None
     prompt_file: Annotated[list[Path] | None, _prompt(help="A file with one prompt, or several between '---'.")] = None
     system: Annotated[str, _prompt(help="A system prompt; the cache computes it once.")] = ""
-
-    def prompts(self, seed: int) -> PromptSet:
-        """Raises CaptioningError."""
-        from qwen35mm.captioning.texts.presets import preset_question
-        from qwen35mm.captioning.texts.prompts import PromptSet, Question, read_prompt_file
-
-        questions = [Question(text) for text in self.prompt or ()]
-        questions += [question for path in self.prompt_file or () for question in read_prompt_file(path)]
-        for text in self.preset or ():
-            name, _, weight = text.partition(":")
-            try:
-                questions.append(preset_question(name, float(weight) if weight else 1.0))
-            except ValueError:
-                raise CaptioningError(f"A preset's weight is a number, as in {name}:2; got '{weight}'.") from None
-        return PromptSet(questions or [preset_question("short")], system=self.system, seed=seed)
-
-
-@dataclass(frozen=True)
-class CaptionOptions:
-    """What a caption has to be."""
 
     max_tokens: Annotated[int, _reply(help="Most tokens of a reply.", min=1)] = 512
     temperature: Annotated[float | None, _reply(help="0 is greedy; the checkpoint's default without it.")] = None
@@ -122,28 +72,6 @@ class CaptionOptions:
         bool, _caption("--keep-unfinished", help="Keep a last sentence that the limit cut off.")
     ] = False
 
-    def style(self) -> CaptionStyle:
-        """Raises CaptioningError, MissingExtraError."""
-        from qwen35mm.captioning.requests import CaptionStyle
-        from qwen35mm.captioning.texts.json_schema import JsonSchema
-        from qwen35mm.captioning.texts.words import Words
-
-        return CaptionStyle(
-            schema=None if self.schema is None else JsonSchema.read(self.schema),
-            words=Words(tuple(self.require or ()), tuple(self.forbid or ())),
-            max_attempts=self.attempts,
-            prefix=self.prefix,
-            suffix=self.suffix,
-            trigger=self.trigger,
-            keep_unfinished=self.keep_unfinished,
-            one_line=self.one_line,
-        )
-
-
-@dataclass(frozen=True)
-class OutputOptions:
-    """Where captions go."""
-
     output: Annotated[
         Many,
         _output(
@@ -161,17 +89,6 @@ class OutputOptions:
     records_per_shard: Annotated[int, _output(help="Of parquet files and tars.", min=1)] = 1000
     compact: Annotated[bool, _output("--compact", help="Merge parquet files and tars that aren't full.")] = False
 
-    def specs(self) -> tuple[OutputSpec, ...]:
-        """Raises CaptioningError."""
-        from qwen35mm.captioning.outputs import parse_output
-
-        return tuple(parse_output(text) for text in self.output or ("sidecar",))
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How the run goes about it."""
-
     dry_run: Annotated[bool, _run("--dry-run", help="Say what would be done and what it costs; write nothing.")] = False
     limit: Annotated[int | None, _run(help="Caption so many items at most.", min=1)] = None
     retry_failed: Annotated[bool, _run("--retry-failed", help="Try again what failed before.")] = False
@@ -186,64 +103,11 @@ class RunOptions:
         Path | None, _run(help="The folder of the manifest; .qwen35mm in --output-dir or the first source.")
     ] = None
 
-    def settings(self, slots: int | None) -> RunSettings:
-        """How to run with so many slots of the model; see RunSettings."""
-        from qwen35mm.captioning.run import RunSettings
-
-        slots = slots or DEFAULT_SLOTS
-        return RunSettings(
-            slots=slots,
-            ahead=max(slots, 2),
-            limit=self.limit,
-            retry_failed=self.retry_failed,
-            max_distance=self.share_similar,
-        )
-
-
-@dataclass(frozen=True)
-class RemoteOptions:
-    """A server that answers instead of a model in this program."""
-
     backend: Annotated[str | None, _remote(help="The address of an OpenAI-compatible server.", metavar="URL")] = None
     api_key: Annotated[str | None, _remote(help="Its key.", envvar="OPENAI_API_KEY", show_envvar=True)] = None
     remote_video: Annotated[
         Literal["frames", "video_url"], _remote(help="How videos are sent: as pictures, or whole.")
     ] = "frames"
-
-    def check(self, style: CaptionOptions) -> None:
-        """Raises RequestError for what no server can be asked for, before one is."""
-        from qwen35mm.backends.remote.wire import sampling_fields
-        from qwen35mm.sampling import SamplingParams
-
-        sampling_fields(SamplingParams(thinking_budget=style.thinking_budget), enable_thinking=style.think)
-
-    def open(self, model: ModelOptions) -> RemoteBackend:
-        """The server's backend, not connected yet; `--model` is a name of the server's.
-
-        Raises:
-            ConfigError: the address or a setting can't be used.
-        """
-        from qwen35mm.backends.remote.backend import RemoteBackend
-
-        assert self.backend is not None
-        return RemoteBackend(
-            self.backend,
-            model=model.model,
-            api_key=self.api_key,
-            max_concurrent=model.slots or DEFAULT_SLOTS,
-            video=self.remote_video,
-        )
-
-    def params(self) -> SamplingParams:
-        """What the family's authors advise for answers without thinking; a server doesn't say what its model's are."""
-        from qwen35mm.sampling import SamplingParams
-
-        return SamplingParams(temperature=0.7, top_k=20, top_p=0.8)
-
-
-@dataclass(frozen=True)
-class RayOptions:
-    """A cluster whose machines run the model instead of this program."""
 
     ray: Annotated[
         str | None,
@@ -253,20 +117,101 @@ class RayOptions:
         int | None, _ray(help="Engines on the cluster; one a GPU, or one a machine, without it.", min=1)
     ] = None
 
-    def open(self, model: ModelOptions, num_workers: int) -> AbstractAsyncContextManager[RayCaptioner]:
-        """The engines; see `open_cluster`. Raises MissingExtraError."""
-        from qwen35mm.captioning.ray_cluster import open_cluster
+    def job(self, sources: list[str], model: ModelOptions) -> Job:
+        """The work. What a person got wrong is said now, before a model is loaded, except about outputs that are there.
 
-        assert self.ray is not None
-        # Engines don't start in this program's folder.
-        if model.model is not None and Path(model.model).is_dir():
-            model = replace(model, model=str(Path(model.model).absolute()))
-        if model.cache_dir is not None:
-            model = replace(model, cache_dir=model.cache_dir.absolute())
-        return open_cluster(
-            self.ray,
-            model.load,
-            num_engines=self.ray_actors,
-            slots=model.slots or DEFAULT_SLOTS,
-            num_workers=num_workers,
+        Raises:
+            CaptioningError, MissingExtraError, RequestError, ConfigError: an option can't be used.
+        """
+        from qwen35mm.captioning.job import Job, default_workers
+        from qwen35mm.captioning.outputs import parse_output
+        from qwen35mm.captioning.run import RunSettings
+        from qwen35mm.captioning.sources.scan import ScanOptions
+
+        slots = model.slots or DEFAULT_SLOTS
+        job = Job(
+            sources,
+            self._prompts(),
+            {
+                "max_tokens": self.max_tokens,
+                "temperature": self.temperature,
+                "seed": self.seed,
+                "thinking_budget": self.thinking_budget,
+            },
+            self._style(),
+            thinking=self.think,
+            scan=ScanOptions(
+                recursive=self.recursive,
+                include=tuple(self.include or ()),
+                exclude=tuple(self.exclude or ()),
+                image_column=self.image_column,
+                shard=self._shard(),
+            ),
+            outputs=tuple(parse_output(text) for text in self.output or ("sidecar",)),
+            mode=self.mode,
+            folder=self.output_dir,
+            state=self.state_dir,
+            separator=self.separator,
+            embed_media=self.embed_media,
+            records_per_shard=self.records_per_shard,
+            compact=self.compact,
+            num_workers=self.media_workers or default_workers(),
+            run=RunSettings(
+                slots=slots,
+                ahead=max(slots, 2),
+                limit=self.limit,
+                retry_failed=self.retry_failed,
+                max_distance=self.share_similar,
+            ),
         )
+        job.check()
+        return job
+
+    def _prompts(self) -> PromptSet:
+        from qwen35mm.captioning.texts.presets import preset_question
+        from qwen35mm.captioning.texts.prompts import PromptSet, Question, read_prompt_file
+
+        questions = [Question(text) for text in self.prompt or ()]
+        questions += [question for path in self.prompt_file or () for question in read_prompt_file(path)]
+        for text in self.preset or ():
+            name, _, weight = text.partition(":")
+            try:
+                questions.append(preset_question(name, float(weight) if weight else 1.0))
+            except ValueError:
+                raise CaptioningError(f"A preset's weight is a number, as in {name}:2; got '{weight}'.") from None
+        return PromptSet(questions or [preset_question("short")], system=self.system, seed=self.seed)
+
+    def _style(self) -> CaptionStyle:
+        from qwen35mm.captioning.requests import CaptionStyle
+        from qwen35mm.captioning.texts.json_schema import JsonSchema
+        from qwen35mm.captioning.texts.words import Words
+
+        style = CaptionStyle(
+            schema=None if self.schema is None else JsonSchema.read(self.schema),
+            words=Words(tuple(self.require or ()), tuple(self.forbid or ())),
+            max_attempts=self.attempts,
+            prefix=self.prefix,
+            suffix=self.suffix,
+            trigger=self.trigger,
+            keep_unfinished=self.keep_unfinished,
+            one_line=self.one_line,
+        )
+        if self.backend is not None:
+            from qwen35mm.backends.remote.wire import sampling_fields
+            from qwen35mm.sampling import SamplingParams
+
+            # What no server can be asked for.
+            sampling_fields(SamplingParams(thinking_budget=self.thinking_budget), enable_thinking=self.think)
+        elif style.schema is not None:
+            from qwen35mm.engine import check_json_schema
+
+            check_json_schema(style.schema.text)
+        return style
+
+    def _shard(self) -> tuple[int, int] | None:
+        if self.shard is None:
+            return None
+        found = _SHARD.fullmatch(self.shard)
+        if found is None:
+            raise CaptioningError(f"--shard takes I/N, such as 1/4; got '{self.shard}'.")
+        return int(found[1]), int(found[2])

@@ -95,7 +95,7 @@ def test_killed_again_and_again(in_memory: Path, kind: str) -> None:
         run(in_memory / "out", records, spec, records_per_shard=4)
 
     kills = 0
-    while killed_at(chosen.randrange(5, 45), work, torn_bytes=3):
+    while killed_at(chosen.randrange(5, 30), work, torn_bytes=3):
         kills += 1
         assert kills < 200, "every run gets a little further"
     assert kills > 2

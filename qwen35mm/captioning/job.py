@@ -15,7 +15,7 @@ from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
 from qwen35mm.captioning.media.workers import MediaWorkers
-from qwen35mm.captioning.outputs import Mode, Output, OutputSpec, Sidecars, open_outputs
+from qwen35mm.captioning.outputs import Mode, Output, OutputSettings, OutputSpec, Sidecars, open_outputs
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
 from qwen35mm.captioning.run import Run, RunSettings
@@ -75,7 +75,7 @@ class Job:
         Raises:
             CaptioningError, MissingExtraError: see `scan`.
         """
-        made = tuple(spec.path for spec in self.outputs if spec.kind in ("dataset", "parquet"))
+        made = tuple(folder for spec in self.outputs if (folder := spec.media_folder) is not None)
         return scan(self.sources, replace(self.scan, without=(*self.scan.without, *made)), manifest)
 
     @property
@@ -143,12 +143,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         outputs = open_outputs(
             job.outputs,
             manifest,
-            folder=job.folder,
-            mode=job.mode,
-            embed_media=job.embed_media,
-            records_per_shard=job.records_per_shard,
-            compact=job.compact,
-            separator=job.separator,
+            OutputSettings(job.mode, job.folder, job.separator, job.embed_media, job.records_per_shard, job.compact),
         )
         for output in outputs:
             stack.enter_context(closing(output))

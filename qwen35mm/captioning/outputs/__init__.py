@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs.base import Mode, Output, OutputSpec, Wants, parse_output
+from qwen35mm.captioning.outputs.base import DEFAULT_SUFFIX, Mode, Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.dataset_folder import DATASET_METADATA, DatasetFolder
 from qwen35mm.captioning.outputs.file_names import fold
 from qwen35mm.captioning.outputs.jsonl import JsonLines
@@ -15,29 +18,56 @@ from qwen35mm.captioning.outputs.sidecar import Sidecars
 from qwen35mm.captioning.outputs.webdataset import TarShards
 from qwen35mm.errors import CaptioningError
 
-__all__ = ["Mode", "Output", "OutputSpec", "Sidecars", "Wants", "open_outputs", "parse_output"]
+if TYPE_CHECKING:
+    from qwen35mm.captioning.outputs.parquet import ParquetShards
+
+__all__ = ["Mode", "Output", "OutputSettings", "OutputSpec", "Sidecars", "Wants", "open_outputs", "parse_output"]
+
+_SUFFIX = re.compile(r"\.?[^./\\\x00-\x1f]+(\.[^./\\\x00-\x1f]+)*")
+_MAX_SUFFIX_BYTES = 64
 
 
-def open_outputs(
-    specs: Sequence[OutputSpec],
-    manifest: Manifest,
-    *,
-    folder: Path | None,
-    mode: Mode,
-    embed_media: bool,
-    records_per_shard: int = 1000,
-    compact: bool = False,
-    separator: str = "\n",
-) -> list[Output]:
+@dataclass(frozen=True)
+class OutputSpec:
+    """An output as a person named it.
+
+    Attributes:
+        kind: one of `parse_output`'s.
+        target: its file or folder; a sidecar's suffix, with its dot.
+    """
+
+    kind: str
+    target: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.target)
+
+    @property
+    def media_folder(self) -> Path | None:
+        """The folder in which it puts what a scan would take for sources; None where it doesn't."""
+        return self.path if self.kind in ("dataset", "parquet") else None
+
+
+def parse_output(text: str) -> OutputSpec:
+    """Reads `sidecar`, `sidecar:.caption`, `jsonl:FILE`, `parquet:FOLDER`, `dataset:FOLDER` or `webdataset:FOLDER`.
+
+    Raises:
+        CaptioningError: it has none of these forms.
+    """
+    kind, _, target = text.partition(":")
+    if kind == "sidecar":
+        suffix = target or DEFAULT_SUFFIX
+        if _SUFFIX.fullmatch(suffix) and len(suffix.encode("utf-8", "replace")) <= _MAX_SUFFIX_BYTES:
+            return OutputSpec(kind, suffix if suffix.startswith(".") else f".{suffix}")
+    elif kind in _KINDS and target and "\x00" not in target:
+        return OutputSpec(kind, target)
+    forms = ", ".join(form for form, _ in _KINDS.values())
+    raise CaptioningError(f"An output must be one of {forms}; got {text!r}.")
+
+
+def open_outputs(specs: Sequence[OutputSpec], manifest: Manifest, settings: OutputSettings) -> list[Output]:
     """Opens the outputs, and mends what a killed run left in them.
-
-    Args:
-        folder: where sidecars go, under their items' names; None puts them beside their media.
-        mode: what happens where somebody else's captions are: left alone, replaced (files of records are moved
-            aside), or kept after or before ours.
-        embed_media: parquet holds the pictures too.
-        compact: shards that aren't full are merged at the run's end.
-        separator: between a person's text and ours in a sidecar.
 
     Raises:
         CaptioningError: two outputs at one place, one that another run writes to, or, in the mode `skip`, a file that
@@ -49,27 +79,45 @@ def open_outputs(
     outputs: list[Output] = []
     try:
         for spec in dict.fromkeys(specs):
-            if spec.kind == "sidecar":
-                outputs.append(Sidecars(manifest, spec.target, folder=folder, mode=mode, separator=separator))
-            elif spec.kind == "jsonl":
-                outputs.append(JsonLines(manifest, spec.path, mode=mode))
-            elif spec.kind == "dataset":
-                outputs.append(DatasetFolder(manifest, spec.path, mode=mode))
-            elif spec.kind == "parquet":
-                from qwen35mm.captioning.outputs.parquet import ParquetShards  # pyarrow loads for a third of a second
-
-                outputs.append(
-                    ParquetShards(
-                        manifest, spec.path, records_per_shard, mode=mode, compact=compact, embed_media=embed_media
-                    )
-                )
-            else:
-                outputs.append(TarShards(manifest, spec.path, records_per_shard, mode=mode, compact=compact))
+            outputs.append(_KINDS[spec.kind][1](manifest, spec, settings))
     except BaseException:
         for output in outputs:
             output.close()
         raise
     return outputs
+
+
+def _open_sidecars(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> Sidecars:
+    return Sidecars(manifest, spec.target, folder=settings.folder, mode=settings.mode, separator=settings.separator)
+
+
+def _open_jsonl(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> JsonLines:
+    return JsonLines(manifest, spec.path, mode=settings.mode)
+
+
+def _open_parquet(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> ParquetShards:
+    from qwen35mm.captioning.outputs.parquet import ParquetShards  # pyarrow loads for a third of a second
+
+    return ParquetShards(manifest, spec.path, settings)
+
+
+def _open_dataset(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> DatasetFolder:
+    return DatasetFolder(manifest, spec.path, mode=settings.mode)
+
+
+def _open_tars(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> TarShards:
+    return TarShards(manifest, spec.path, settings)
+
+
+_Open: TypeAlias = Callable[[Manifest, OutputSpec, OutputSettings], Output]
+# How a person writes each kind, and what opens it.
+_KINDS: dict[str, tuple[str, _Open]] = {
+    "sidecar": ("sidecar, sidecar:.caption", _open_sidecars),
+    "jsonl": ("jsonl:FILE", _open_jsonl),
+    "parquet": ("parquet:FOLDER", _open_parquet),
+    "dataset": ("dataset:FOLDER", _open_dataset),
+    "webdataset": ("webdataset:FOLDER", _open_tars),
+}
 
 
 def _refuse_shared_places(specs: Sequence[OutputSpec]) -> None:

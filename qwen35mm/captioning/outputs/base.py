@@ -1,24 +1,39 @@
-"""What every output can do, and how a person names one."""
+"""What every output can do, and what is said to all."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.records import Record
-from qwen35mm.errors import CaptioningError
 
 Mode = Literal["skip", "overwrite", "append", "prepend"]
-OutputKind = Literal["sidecar", "jsonl", "parquet", "dataset", "webdataset"]
-
 DEFAULT_SUFFIX = ".txt"
-_SUFFIX = re.compile(r"\.?[^./\\\x00-\x1f]+(\.[^./\\\x00-\x1f]+)*")
-_MAX_SUFFIX_BYTES = 64
-_FORMS = "sidecar, sidecar:.caption, jsonl:FILE, parquet:FOLDER, dataset:FOLDER or webdataset:FOLDER"
+
+
+@dataclass(frozen=True)
+class OutputSettings:
+    """How outputs are written.
+
+    Attributes:
+        mode: what happens where somebody else's captions are: left alone, replaced (files of records are moved
+            aside), or kept after or before ours.
+        folder: where sidecars go, under their items' names; None puts them beside their media.
+        separator: between a person's text and ours in a sidecar.
+        embed_media: parquet holds the pictures too.
+        records_per_shard: of parquet files and tars.
+        compact: shards that aren't full are merged at the run's end.
+    """
+
+    mode: Mode = "skip"
+    folder: Path | None = None
+    separator: str = "\n"
+    embed_media: bool = False
+    records_per_shard: int = 1000
+    compact: bool = False
 
 
 class Wants(Enum):
@@ -77,37 +92,3 @@ class Output(Protocol):
     def close(self) -> None:
         """Gives its files back. Without `finish` before, what waited is left to the next run."""
         ...
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """An output as a person named it.
-
-    Attributes:
-        target: its file or folder; a sidecar's suffix, with its dot.
-    """
-
-    kind: OutputKind
-    target: str
-
-    @property
-    def path(self) -> Path:
-        return Path(self.target)
-
-
-def parse_output(text: str) -> OutputSpec:
-    """Reads `sidecar`, `sidecar:.caption`, `jsonl:FILE`, `parquet:FOLDER`, `dataset:FOLDER` or `webdataset:FOLDER`.
-
-    Raises:
-        CaptioningError: it has none of these forms.
-    """
-    kind, _, target = text.partition(":")
-    for known in get_args(OutputKind):
-        if kind == known == "sidecar":
-            suffix = target or DEFAULT_SUFFIX
-            if not _SUFFIX.fullmatch(suffix) or len(suffix.encode("utf-8", "replace")) > _MAX_SUFFIX_BYTES:
-                break
-            return OutputSpec("sidecar", suffix if suffix.startswith(".") else f".{suffix}")
-        if kind == known and target and "\x00" not in target:
-            return OutputSpec(known, target)
-    raise CaptioningError(f"An output must be {_FORMS}; got {text!r}.")

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs.base import Mode
+from qwen35mm.captioning.outputs.base import OutputSettings
 from qwen35mm.captioning.outputs.shards import Shards, ShardWriter
 from qwen35mm.captioning.records import Record, printable
 from qwen35mm.errors import MissingExtraError
@@ -34,18 +34,9 @@ class ParquetShards(Shards):
 
     suffix = ".parquet"
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        folder: Path,
-        records_per_shard: int,
-        *,
-        mode: Mode = "skip",
-        compact: bool = False,
-        embed_media: bool = False,
-    ) -> None:
-        self._schema = _schema(embed_media=embed_media)
-        super().__init__(manifest, folder, records_per_shard, mode=mode, compact=compact)
+    def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
+        self._schema = _schema(embed_media=settings.embed_media)
+        super().__init__(manifest, folder, settings)
 
     def _writer(self, file: BinaryIO, form: Any) -> ShardWriter:
         return _ParquetWriter(file, form or self._schema)

@@ -37,7 +37,7 @@ from qwen35mm.captioning.manifest.files import (
 )
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.manifest.run_lock import RunLock
-from qwen35mm.captioning.outputs.base import Mode, Wants
+from qwen35mm.captioning.outputs.base import Mode, OutputSettings, Wants
 from qwen35mm.captioning.outputs.entries import Entries
 from qwen35mm.captioning.outputs.file_names import owner_of
 from qwen35mm.captioning.records import Record
@@ -94,9 +94,6 @@ class _OpenShard:
 class Shards(ABC):
     """The shards `000000<suffix>`, `000001<suffix>`, ... in `folder`.
 
-    Args:
-        compact: whether the run's end merges shards that aren't full.
-
     Raises:
         CaptioningError: another run writes to the folder; or, in the mode `skip`, there are shards that this run's
             manifest doesn't know.
@@ -105,16 +102,14 @@ class Shards(ABC):
 
     suffix: str
 
-    def __init__(
-        self, manifest: Manifest, folder: Path, records_per_shard: int, *, mode: Mode = "skip", compact: bool = False
-    ) -> None:
-        if records_per_shard < 1:
-            raise CaptioningError(f"A shard must hold at least one record; got {records_per_shard}.")
+    def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
+        if settings.records_per_shard < 1:
+            raise CaptioningError(f"A shard must hold at least one record; got {settings.records_per_shard}.")
         self.label = folder.name
         self._manifest = manifest
         self._folder = folder
-        self._records_per_shard = records_per_shard
-        self._compact = compact
+        self._records_per_shard = settings.records_per_shard
+        self._compact = settings.compact
         self._output = manifest.place(folder) + os.fsencode(f"/*{self.suffix}")
         self._entries = Entries(manifest, self._output)
         self._lock = threading.RLock()
@@ -125,7 +120,7 @@ class Shards(ABC):
             self._run_lock = RunLock(lock_for(folder / "shards"), f"to {self.label}")
             try:
                 self._mend()
-                self._adopt(mode)
+                self._adopt(settings.mode)
             except BaseException:
                 self.close()
                 raise

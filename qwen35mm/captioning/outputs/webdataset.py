@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 
 from qwen35mm.captioning.manifest.files import json_text, pieces
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs.base import Mode
 from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
 from qwen35mm.captioning.outputs.shards import Shards, ShardWriter
 from qwen35mm.captioning.records import Record, still_there
@@ -24,14 +23,9 @@ class TarShards(Shards):
 
     suffix = ".tar"
 
-    def __init__(
-        self, manifest: Manifest, folder: Path, records_per_shard: int, *, mode: Mode = "skip", compact: bool = False
-    ) -> None:
-        self._claims = Claims(manifest, b"webdataset:" + manifest.place(folder))
-        super().__init__(manifest, folder, records_per_shard, mode=mode, compact=compact)
-
     def _writer(self, file: BinaryIO, form: Any) -> ShardWriter:
-        return _TarWriter(file, self._claims, self._manifest)
+        claims = Claims(self._manifest, b"webdataset:" + self._manifest.place(self._folder))
+        return _TarWriter(file, claims, self._manifest)
 
 
 class _TarWriter(ShardWriter):

@@ -17,7 +17,7 @@ from PIL import Image
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs import Mode, Wants, open_outputs, parse_output
+from qwen35mm.captioning.outputs import Mode, OutputSettings, Wants, open_outputs, parse_output
 from qwen35mm.captioning.records import Caption, Record, printable
 
 # Names that collide, lead astray, or are hard to write down.
@@ -83,11 +83,9 @@ def run(
         (output,) = open_outputs(
             [parse_output(spec)],
             manifest,
-            folder=captions,
-            mode=mode,
-            embed_media=embed_media,
-            records_per_shard=records_per_shard,
-            compact=compact,
+            OutputSettings(
+                mode, captions, embed_media=embed_media, records_per_shard=records_per_shard, compact=compact
+            ),
         )
         try:
             wanted = []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs import Output, OutputSpec, Wants, open_outputs, parse_output
+from qwen35mm.captioning.outputs import Output, OutputSettings, OutputSpec, Wants, open_outputs, parse_output
 from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import captions_of, expected, leftovers, records_of, rows_of
 from tests.children import environment
@@ -45,7 +45,7 @@ def test_several_at_once(tmp_path: Path) -> None:
     manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
     texts = ["sidecar", "sidecar:.caption", f"jsonl:{tmp_path / 'c.jsonl'}", f"dataset:{tmp_path / 'd'}", "sidecar"]
     specs = [parse_output(text) for text in (*texts, f"parquet:{tmp_path / 'p'}", f"webdataset:{tmp_path / 'w'}")]
-    outputs = open_outputs(specs, manifest, folder=None, mode="skip", embed_media=False)
+    outputs = open_outputs(specs, manifest, OutputSettings())
     assert [output.label for output in outputs] == [".txt files", ".caption files", "c.jsonl", "d", "p", "w"]
     for each in records_of(tmp_path / "media", ["a.png", "b.png"]):
         manifest.finish(each.key, each.caption)
@@ -64,7 +64,7 @@ def test_two_outputs_share_no_place(tmp_path: Path, other: str) -> None:
     manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
     specs = [parse_output(f"jsonl:{tmp_path}/metadata.jsonl"), parse_output(other.format(tmp_path))]
     with pytest.raises(CaptioningError, match="Two outputs"):
-        open_outputs(specs, manifest, folder=None, mode="skip", embed_media=False)
+        open_outputs(specs, manifest, OutputSettings())
     manifest.close()
 
 
@@ -77,7 +77,7 @@ def test_an_output_is_one_runs_at_a_time(tmp_path: Path, first: str, second: str
     """Two machines of one `--shard` command, each with its own manifest and the same output."""
 
     def opened(manifest: Manifest, kind: str) -> list[Output]:
-        return open_outputs([parse_output(f"{kind}:{out}")], manifest, folder=None, mode="skip", embed_media=False)
+        return open_outputs([parse_output(f"{kind}:{out}")], manifest, OutputSettings())
 
     out = tmp_path / "out"
     manifests = [Manifest.open(tmp_path / f"state{number}" / "manifest.sqlite") for number in range(2)]
@@ -102,11 +102,11 @@ def test_only_parquet_needs_pyarrow(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from pathlib import Path; from qwen35mm.captioning.manifest.manifest import Manifest\n"
-        "from qwen35mm.captioning.outputs import open_outputs, parse_output\n"
+        "from qwen35mm.captioning.outputs import OutputSettings, open_outputs, parse_output\n"
         "from qwen35mm.errors import MissingExtraError\n"
         "folder = Path(sys.argv[1]); manifest = Manifest.open(folder / 'm' / 'm.sqlite')\n"
         "def make(text):\n"
-        "    return open_outputs([parse_output(text)], manifest, folder=None, mode='skip', embed_media=False)\n"
+        "    return open_outputs([parse_output(text)], manifest, OutputSettings())\n"
         "make(f'webdataset:{folder}/w'), make(f'dataset:{folder}/d'), make('sidecar')\n"
         "try:\n    make(f'parquet:{folder}/p')\n"
         "except MissingExtraError as error:\n    print(error)\n"

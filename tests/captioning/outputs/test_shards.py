@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from qwen35mm.captioning.items import FileSlice, Item
-from qwen35mm.captioning.outputs import Mode, Wants
+from qwen35mm.captioning.outputs import Mode, OutputSettings, Wants
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
 from tests.captioning.outputs.helpers import (
@@ -189,7 +189,7 @@ def test_nothing_of_a_failed_record_stays_in_its_shard(tmp_path: Path, out: Path
     records = records_of(tmp_path, [f"{number}.png" for number in range(3)])
     (tmp_path / "1.png").write_bytes(picture(99))
     manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
-    output = TarShards(manifest, out, 10)
+    output = TarShards(manifest, out, OutputSettings())
     for each in records:
         manifest.finish(each.key, each.caption)
     output.write(records[0])

@@ -1,4 +1,4 @@
-"""A store in an empty folder."""
+"""A store in an empty folder, and conversations over a fake backend."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.chat.store import ConversationStore
+from tests.chat.chat_kit import ChatKit
 
 
 @pytest.fixture
@@ -15,3 +16,8 @@ def store(tmp_path: Path) -> Iterator[ConversationStore]:
     store = ConversationStore(tmp_path / "data")
     yield store
     store.close()
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> ChatKit:
+    return ChatKit(tmp_path)

@@ -11,8 +11,8 @@ from playwright.sync_api import Browser
 
 from qwen35mm.assets import asset_path
 from qwen35mm.web import Server, serve
+from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, OpenPage, chat_pages, find_chromium, open_browser
-from tests.web.fake_backend import FakeBackend
 
 
 @pytest.fixture(scope="module")

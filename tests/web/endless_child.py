@@ -6,6 +6,6 @@ import sys
 from pathlib import Path
 
 from qwen35mm.web import launch
-from tests.web.fake_backend import FakeBackend
+from tests.chat.fake_backend import FakeBackend
 
 launch(FakeBackend(), port=0, data_dir=Path(sys.argv[1]))

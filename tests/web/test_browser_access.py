@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 
 from qwen35mm.web import serve
+from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, OpenPage
-from tests.web.contrast import contrast
-from tests.web.fake_backend import FakeBackend
+from tests.web.rendering.contrast import contrast
 
 pytestmark = pytest.mark.browser
 

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from qwen35mm.web import Server, serve
+from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, OpenPage, chat_pages
-from tests.web.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.browser
 

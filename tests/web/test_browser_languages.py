@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import expect
 
 from qwen35mm.chat.say import decimal, percent, say, size
+from tests.chat.english import english
+from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, OpenPage
-from tests.web.english import english
-from tests.web.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.browser
 

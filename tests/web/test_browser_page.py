@@ -12,8 +12,8 @@ from gradio.context import LocalContext
 from PIL import Image
 from playwright.sync_api import expect
 
+from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, OpenPage
-from tests.web.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.browser
 

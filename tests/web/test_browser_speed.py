@@ -11,9 +11,9 @@ from playwright.sync_api import expect
 from qwen35mm.chat.records import Node
 from qwen35mm.chat.store import new_id
 from qwen35mm.web import Server
+from tests.chat.fake_backend import MARKDOWN, FakeBackend
 from tests.chat.helpers import create
 from tests.web.browser import ChatPage
-from tests.web.fake_backend import MARKDOWN, FakeBackend
 
 pytestmark = pytest.mark.browser
 

@@ -11,8 +11,8 @@ import pytest
 from qwen35mm.chat.reply import BUG_MESSAGE
 from qwen35mm.chat.turns import Question
 from qwen35mm.web.serving.api import MAX_BODY_BYTES, REQUESTS
-from tests.web.english import english
-from tests.web.page_client import ANN, BOB, PageClient, problem
+from tests.chat.english import english
+from tests.web.serving.page_client import ANN, BOB, PageClient, problem
 
 _MESSAGE = ("conversation", "parent", "text", "attachments", "settings")
 METHODS = {

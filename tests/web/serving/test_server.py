@@ -15,7 +15,7 @@ from qwen35mm.assets import asset_path
 from qwen35mm.errors import ConfigError
 from qwen35mm.web import Server, serve
 from qwen35mm.web.serving.examples import NUM_EXAMPLES
-from tests.web.fake_backend import FakeBackend
+from tests.chat.fake_backend import FakeBackend
 
 
 @pytest.fixture(scope="module")

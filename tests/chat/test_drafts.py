@@ -15,14 +15,9 @@ from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import new_id
 from qwen35mm_preprocess import MediaError, MediaProcessor
 from qwen35mm_preprocess.budget import with_frames
-from tests.web.chat_kit import CLIP, PICTURE, ChatKit
-from tests.web.english import english
-from tests.web.fake_backend import complete
-
-
-@pytest.fixture
-def kit(tmp_path: Path) -> ChatKit:
-    return ChatKit(tmp_path)
+from tests.chat.chat_kit import CLIP, PICTURE, ChatKit
+from tests.chat.english import english
+from tests.chat.fake_backend import complete
 
 
 def draft(text: str = "look", *files: Attachment, path: tuple[Node, ...] = (), **settings: Any) -> Draft:

@@ -8,7 +8,7 @@ import pytest
 from pygments.token import STANDARD_TYPES
 
 from qwen35mm.assets import asset_path
-from tests.web.contrast import contrast
+from tests.web.rendering.contrast import contrast
 
 CSS = asset_path("web/styles/code.css").read_text("utf-8")
 PAGE = asset_path("web/styles/base.css").read_text("utf-8")

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from qwen35mm.web.serving.examples import NUM_EXAMPLES
-from tests.web.chat_kit import CLIP, PICTURE
-from tests.web.page_client import BOB, PageClient, problem
+from tests.chat.chat_kit import CLIP, PICTURE
+from tests.web.serving.page_client import BOB, PageClient, problem
 
 FOREVER = "private, max-age=31536000, immutable"
 

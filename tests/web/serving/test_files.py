@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from qwen35mm.web.serving import files as files_module
+from tests.chat.chat_kit import CLIP, PICTURE
+from tests.chat.english import english
 from tests.chat.test_documents import pages_pdf, words
-from tests.web.chat_kit import CLIP, PICTURE
-from tests.web.english import english
-from tests.web.page_client import ANN, BOB, PageClient, problem
+from tests.web.serving.page_client import ANN, BOB, PageClient, problem
 
 
 @pytest.fixture

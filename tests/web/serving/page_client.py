@@ -18,7 +18,7 @@ from qwen35mm.web.serving.app import PREFIX, _routes
 from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.people import COOKIE, People, PrivateCookie
-from tests.web.fake_backend import FakeBackend
+from tests.chat.fake_backend import FakeBackend
 
 ANN, BOB = "a" * 32, "b" * 32
 

@@ -17,8 +17,8 @@ from qwen35mm.engine import CachedPrompt
 from qwen35mm.engine.events import Event, TextDelta
 from qwen35mm.prompt import Message
 from qwen35mm_preprocess import MediaProcessor
-from tests.web.chat_kit import ME, PICTURE, ChatKit
-from tests.web.english import english
+from tests.chat.chat_kit import ME, PICTURE, ChatKit
+from tests.chat.english import english
 
 QUESTIONS = ("What do you see?", "How many shapes are there?", "What color is the star?")
 # The demo's prompts are short: with the usual least length no part of them would be kept.

@@ -12,8 +12,8 @@ import pytest
 from qwen35mm.errors import StorageError
 from qwen35mm.web.serving.people import COOKIE, People
 from qwen35mm.web.serving.tidying import keep_tidy, tidy
+from tests.chat.chat_kit import PICTURE, ChatKit
 from tests.chat.helpers import create
-from tests.web.chat_kit import PICTURE, ChatKit
 
 
 @pytest.fixture

@@ -10,14 +10,9 @@ from PIL import Image
 
 from qwen35mm.chat.turns import TooLongError
 from qwen35mm.errors import RequestError
+from tests.chat.chat_kit import CLIP, ME, PICTURE, Asked, ChatKit
+from tests.chat.english import english
 from tests.chat.helpers import create
-from tests.web.chat_kit import CLIP, ME, PICTURE, Asked, ChatKit
-from tests.web.english import english
-
-
-@pytest.fixture
-def kit(tmp_path: Path) -> ChatKit:
-    return ChatKit(tmp_path)
 
 
 async def talk(kit: ChatKit, num_turns: int, num_chars: int) -> Asked:

@@ -9,7 +9,7 @@ from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import NotFoundError, PromptError
-from tests.web.chat_kit import PICTURE, ChatKit
+from tests.chat.chat_kit import PICTURE, ChatKit
 
 
 def path_of(shape: str) -> list[Node]:

@@ -9,8 +9,8 @@ from qwen35mm.chat.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe
 from qwen35mm.errors import ConfigError
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
-from tests.web.english import english
-from tests.web.fake_backend import FakeBackend
+from tests.chat.english import english
+from tests.chat.fake_backend import FakeBackend
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -9,8 +9,8 @@ from qwen35mm.chat.reply import stats_of
 from qwen35mm.chat.say import tokens
 from qwen35mm.engine.events import Progress
 from qwen35mm.web.rendering.wording import describe_memory, describe_stats, work_of
-from tests.web.english import english
-from tests.web.fake_backend import make_result
+from tests.chat.english import english
+from tests.chat.fake_backend import make_result
 
 RUNNING = Node("1" * 32, "0" * 32, "assistant", 2.0, status="running")
 

@@ -17,7 +17,7 @@ from qwen35mm.chat.turns import Person, Question, SentFile, Turns
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.people import People
-from tests.web.fake_backend import FakeBackend
+from tests.chat.fake_backend import FakeBackend
 
 ME = Person("ann", max_replies=2)
 OTHER = Person("bob")

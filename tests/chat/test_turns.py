@@ -11,12 +11,7 @@ from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Question
 from qwen35mm.errors import ConfigError, NotFoundError, PromptError, QueueFullError, RequestError
 from qwen35mm_preprocess import MediaError
-from tests.web.chat_kit import ME, OTHER, PICTURE, ChatKit
-
-
-@pytest.fixture
-def kit(tmp_path: Path) -> ChatKit:
-    return ChatKit(tmp_path)
+from tests.chat.chat_kit import ME, OTHER, PICTURE, ChatKit
 
 
 def statuses(kit: ChatKit, conversation: str) -> list[tuple[str, str, str]]:

@@ -21,7 +21,7 @@ from qwen35mm.web.desktop.qt import is_inside, safe_name
 from qwen35mm.web.desktop.window import window_problem
 from tests.web.process import PageProcess
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # Only reached where a test fails.
 PATIENCE_S = 60
 
@@ -120,7 +120,7 @@ class Window:
     def __init__(self, environment: dict[str, str], storage: Path, downloads: Path, port: int = 0) -> None:
         self._errors = (storage.parent / "errors").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.web.desktop_child", str(storage), str(downloads), str(port)],
+            [sys.executable, "-m", "tests.web.desktop.child", str(storage), str(downloads), str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -9,7 +9,7 @@ from qwen35mm.chat.records import Attachment, Conversation, Node
 from qwen35mm.chat.reply import stats_of
 from qwen35mm.chat.tree import Tree
 from qwen35mm.web.rendering.view import chat_view
-from tests.web.fake_backend import FakeBackend, make_result
+from tests.chat.fake_backend import FakeBackend, make_result
 
 
 def node(number: int, parent: int | None, **fields: Any) -> Node:

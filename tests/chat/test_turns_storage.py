@@ -9,12 +9,7 @@ import pytest
 
 from qwen35mm.chat import store
 from qwen35mm.errors import StorageError
-from tests.web.chat_kit import ME, PICTURE, ChatKit
-
-
-@pytest.fixture
-def kit(tmp_path: Path) -> ChatKit:
-    return ChatKit(tmp_path)
+from tests.chat.chat_kit import ME, PICTURE, ChatKit
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:

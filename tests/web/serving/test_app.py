@@ -10,7 +10,7 @@ import pytest
 
 from tests.web.process import PageProcess
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 # As `python app.py` is where the project isn't installed: nothing but the script's own folder is on the path for it.
 UNINSTALLED = """

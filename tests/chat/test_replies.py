@@ -13,14 +13,9 @@ import pytest
 from qwen35mm.chat.reply import BUG_MESSAGE, UPDATE_INTERVAL_S
 from qwen35mm.engine.events import Event, Finished, TextDelta
 from qwen35mm.errors import StorageError
-from tests.web.chat_kit import GRACE_S, ME, OTHER, PICTURE, ChatKit, Timers
-from tests.web.english import english
-from tests.web.fake_backend import FakeBackend, make_result
-
-
-@pytest.fixture
-def kit(tmp_path: Path) -> ChatKit:
-    return ChatKit(tmp_path)
+from tests.chat.chat_kit import GRACE_S, ME, OTHER, PICTURE, ChatKit, Timers
+from tests.chat.english import english
+from tests.chat.fake_backend import FakeBackend, make_result
 
 
 class Gate:

@@ -24,10 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
 
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
 
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
-from benchmarks.worker import Worker, serve  # noqa: E402
+from benchmarks.worker import Served, Worker, numbers, parser, serves  # noqa: E402
 from qwen35mm.cache import CacheSettings  # noqa: E402
 from qwen35mm.engine import Engine, EngineSettings, Finished, Request  # noqa: E402
 from qwen35mm.engine.running_request import Reply  # noqa: E402
@@ -38,10 +37,11 @@ from qwen35mm.sampling import SamplingParams  # noqa: E402
 MODES = {"invariant": True, "plain": False}
 
 
-class Bench:
+class Bench(Served):
     """One engine with one mode, which measures one number of requests at a time."""
 
     def __init__(self, arguments: argparse.Namespace, *, invariant: bool) -> None:
+        super().__init__()
         loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device)
         # No reply may end before its last token: the load would change.
         self.loaded: LoadedModel = replace(loaded, eos_ids=frozenset())
@@ -52,9 +52,12 @@ class Bench:
         settings = EngineSettings(context_length=context_length, slots=slots, batch_invariant=invariant)
         self.engine = Engine(self.loaded, settings, CacheSettings(kv_bytes=kv_bytes, reuse=False))
         self.token_times: dict[str, list[float]] = {}
-        _note_tokens(self.token_times)
+        self._take = _note_tokens(self.token_times)
 
-    def measure(self, num_requests: int) -> dict[str, Any]:
+    def close(self) -> None:
+        Reply.take = self._take
+
+    def answer(self, num_requests: int) -> dict[str, Any]:
         """Runs the requests and the long one; seconds and tokens a second."""
         engine, arguments = self.engine, self.arguments
         self.token_times.clear()
@@ -101,8 +104,12 @@ class Bench:
                 assert not isinstance(output.event, Finished) or output.event.result.finish_reason == "length"
 
 
-def _note_tokens(token_times: dict[str, list[float]]) -> None:
-    """Notes when each token is chosen: a token needn't complete a character, so that events don't tell."""
+def _note_tokens(token_times: dict[str, list[float]]) -> Any:
+    """Notes when each token is chosen: a token needn't complete a character, so that events don't tell.
+
+    Returns:
+        `Reply.take` as it was.
+    """
     original = Reply.take
 
     def take(self: Reply, *args: Any) -> Any:
@@ -111,6 +118,7 @@ def _note_tokens(token_times: dict[str, list[float]]) -> None:
         return deltas
 
     Reply.take = take  # pyright: ignore[reportAttributeAccessIssue]
+    return original
 
 
 def _longest_gap(times: list[float], since_s: float) -> float:
@@ -135,28 +143,30 @@ def measure(workers: dict[str, Worker], arguments: argparse.Namespace) -> list[d
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a checkpoint's folder")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--requests", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4, 8])
-    parser.add_argument("--slots", type=int, help="rows of a batch-invariant step; one more than requests if left out")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="of each request")
-    parser.add_argument("--long-tokens", type=int, default=4000, help="of the prompt that arrives in the middle")
-    parser.add_argument("--decode-tokens", type=int, default=36, help="of each request's reply, 6 or more")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
-    parser.add_argument("--serve", choices=MODES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+def make_worker(role: str, arguments: argparse.Namespace) -> Bench:
+    """The engine of a mode."""
+    return Bench(arguments, invariant=MODES[role])
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--requests", type=numbers, default=[1, 2, 4, 8])
+    options.add_argument("--slots", type=int, help="rows of a batch-invariant step; one more than requests if left out")
+    options.add_argument("--prompt-tokens", type=int, default=64, help="of each request")
+    options.add_argument("--long-tokens", type=int, default=4000, help="of the prompt that arrives in the middle")
+    options.add_argument("--decode-tokens", type=int, default=36, help="of each request's reply, 6 or more")
+    options.add_argument("--repeats", type=int, default=3)
+    arguments = options.parse_args(argv)
     if arguments.decode_tokens < 6:
-        parser.error("--decode-tokens must be at least 6")
+        options.error("--decode-tokens must be at least 6")
     if arguments.slots is not None and arguments.slots < max(arguments.requests) + 1:
-        parser.error("--slots must be greater than the most requests: the long one needs a slot too")
-    torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    if arguments.serve:
-        bench = Bench(arguments, invariant=MODES[arguments.serve])
-        serve({"ready": True}, bench.measure)
+        options.error("--slots must be greater than the most requests: the long one needs a slot too")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse(sys.argv[1:])
+    if serves(arguments, make_worker):
         return
     info = machine()
     workers = {mode: Worker(__file__, sys.argv[1:], mode) for mode in MODES}

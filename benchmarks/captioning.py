@@ -25,7 +25,7 @@ import argparse
 import shutil
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
 
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from benchmarks.captioning_workers import make_worker  # noqa: E402
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
-from benchmarks.worker import Worker, serve  # noqa: E402
+from benchmarks.worker import Worker, numbers, parser, serves  # noqa: E402
 from qwen35mm.captioning.job import default_workers  # noqa: E402
 
 PEER = "transformers"
@@ -159,29 +158,26 @@ def print_memory(results: list[dict[str, Any]]) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a checkpoint's folder")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--slots", type=_numbers, default=[1, 2, 4, 8], help="numbers of slots to compare")
-    parser.add_argument("--items", type=int, default=64, help="pictures of a round")
-    parser.add_argument("--size", type=_size, default=(640, 480), help="of a picture, WIDTHxHEIGHT")
-    parser.add_argument("--image-tokens", type=int, help="of a picture, about; the checkpoint's own without it")
-    parser.add_argument("--prompt", default="What is in this picture?")
-    parser.add_argument("--max-tokens", type=int, default=16, help="of every caption, exactly")
-    parser.add_argument("--media-workers", type=int, help="processes that read media; the command's number without it")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--no-peer", action="store_true", help=f"leave {PEER} out")
-    parser.add_argument("--memory", type=_numbers, help="measure memory instead, over these numbers of files")
-    parser.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+def parse(argv: list[str]) -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--slots", type=numbers, default=[1, 2, 4, 8], help="numbers of slots to compare")
+    options.add_argument("--items", type=int, default=64, help="pictures of a round")
+    options.add_argument("--size", type=_size, default=(640, 480), help="of a picture, WIDTHxHEIGHT")
+    options.add_argument("--image-tokens", type=int, help="of a picture, about; the checkpoint's own without it")
+    options.add_argument("--prompt", default="What is in this picture?")
+    options.add_argument("--max-tokens", type=int, default=16, help="of every caption, exactly")
+    options.add_argument("--media-workers", type=int, help="processes that read media; the command's number without it")
+    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--no-peer", action="store_true", help=f"leave {PEER} out")
+    options.add_argument("--memory", type=numbers, help="measure memory instead, over these numbers of files")
+    arguments = options.parse_args(argv)
     arguments.media_workers = arguments.media_workers or default_workers()
-    torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    if arguments.serve:
-        with closing(make_worker(arguments.serve, arguments)) as worker:
-            serve({"role": arguments.serve}, worker.answer)
+    return arguments
+
+
+def main() -> None:
+    arguments = parse(sys.argv[1:])
+    if serves(arguments, make_worker):
         return
     info, argv = machine(), sys.argv[1:]
     common = {
@@ -216,10 +212,6 @@ def main() -> None:
             of = f"{arguments.items * arguments.repeats} captions of {result['engine']}"
             print(f"{result['num_differing']} of {of} differ from those of {results[0]['engine']}")
     print_json("captioning", **common, items=arguments.items, max_tokens=arguments.max_tokens, results=results)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
 
 
 def _size(text: str) -> tuple[int, int]:

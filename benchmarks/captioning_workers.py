@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import PictureReader, TransformersPeer
+from benchmarks.worker import Served
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.captioning.captioner import Captioner
@@ -31,10 +32,11 @@ _TOKEN_SIDE = 32
 _SAMPLE_EVERY_S = 0.2
 
 
-class Pipeline:
+class Pipeline(Served):
     """`carry_out` on an engine with a number of slots."""
 
     def __init__(self, arguments: argparse.Namespace, slots: int, max_tokens: int) -> None:
+        super().__init__()
         loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device)
         processing = loaded.image_processing
         if arguments.image_tokens is not None:
@@ -84,10 +86,11 @@ class Pipeline:
         self.backend.close()
 
 
-class MemoryRun:
+class MemoryRun(Served):
     """The pipeline with four slots and one token a caption; how much it and its processes hold."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__()
         self._pipeline = Pipeline(arguments, slots=4, max_tokens=1)
 
     def answer(self, pictures: str, out: str) -> dict[str, Any]:
@@ -131,10 +134,11 @@ class MemoryRun:
         self._pipeline.close()
 
 
-class PlainLoop:
+class PlainLoop(Served):
     """transformers' own image processor, template and `generate`, one file after the other."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__()
         bounds = None if arguments.image_tokens is None else pixel_bounds(arguments.image_tokens)
         self._reader = PictureReader(arguments.model, bounds)
         self._peer = TransformersPeer(arguments.model, DTYPES[arguments.dtype], arguments.device)
@@ -163,9 +167,6 @@ class PlainLoop:
         reply = self._peer.generate(inputs, max_tokens=self._max_tokens)
         return self._reader.tokenizer.decode(reply, skip_special_tokens=True), len(inputs.ids), len(reply)
 
-    def close(self) -> None:
-        pass
-
 
 def pixel_bounds(num_tokens: int) -> tuple[int, int]:
     """Least and most pixels of a picture that becomes about so many tokens."""
@@ -173,8 +174,8 @@ def pixel_bounds(num_tokens: int) -> tuple[int, int]:
     return most * 3 // 4, most
 
 
-def make_worker(role: str, arguments: argparse.Namespace) -> Any:
-    """The worker of a role; it has `answer` and `close`."""
+def make_worker(role: str, arguments: argparse.Namespace) -> Served:
+    """The worker of a role."""
     if role == "transformers":
         return PlainLoop(arguments)
     if role == "memory":

@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from benchmarks import make_random  # noqa: E402
 from benchmarks.first_token_workers import STAGES, make_worker  # noqa: E402
 from benchmarks.peers import print_operations  # noqa: E402
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
-from benchmarks.worker import Worker, serve  # noqa: E402
+from benchmarks.worker import Worker, parser, serves  # noqa: E402
 
 OURS, PEER = "qwen35mm", "transformers"
 QUESTIONS = ["What is in this picture?", "Which colors are there?"]
@@ -191,33 +191,25 @@ def print_report(
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a checkpoint's folder")
-    parser.add_argument("--random", choices=make_random.SIZES, help="make a random checkpoint of this size instead")
-    parser.add_argument("--peer", choices=[PEER], help="measure this engine as well")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--side", type=int, default=1024, help="pixels of the square picture, a multiple of 32")
-    parser.add_argument("--warm-ups", type=int, default=2, help="rounds that aren't counted")
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+    options = parser(__doc__, needs_model=False)
+    options.add_argument("--random", choices=make_random.SIZES, help="make a random checkpoint of this size instead")
+    options.add_argument("--peer", choices=[PEER], help="measure this engine as well")
+    options.add_argument("--side", type=int, default=1024, help="pixels of the square picture, a multiple of 32")
+    options.add_argument("--warm-ups", type=int, default=2, help="rounds that aren't counted")
+    options.add_argument("--repeats", type=int, default=10)
+    arguments = options.parse_args(argv)
     if (arguments.model is None) == (arguments.random is None):
-        parser.error("give --model or --random")
+        options.error("give --model or --random")
     if arguments.side < TOKEN_SIDE or arguments.side % TOKEN_SIDE:
-        parser.error(f"--side must be a multiple of {TOKEN_SIDE}")
+        options.error(f"--side must be a multiple of {TOKEN_SIDE}")
     if arguments.repeats < 1 or arguments.warm_ups < 0:
-        parser.error("--repeats must be at least 1 and --warm-ups at least 0")
+        options.error("--repeats must be at least 1 and --warm-ups at least 0")
     return arguments
 
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
-    torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    if arguments.serve:
-        with closing(make_worker(arguments.serve, arguments)) as worker:
-            serve(worker.ready, worker.answer)
+    if serves(arguments, make_worker):
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

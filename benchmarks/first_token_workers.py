@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.asking import ONE_TOKEN, last_result
 from benchmarks.peers import PictureReader, TransformersPeer, transformers_operations
+from benchmarks.worker import Served
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Event, Finished, MediaPlanned, Progress, Request, Result
@@ -33,12 +34,8 @@ STAGED_CONTEXT = 8192
 _OPTIONS: dict[str, Any] = {"enable_thinking": False}
 
 
-class OurWorker:
-    """The backend as the page uses it, on a picture that is never resized.
-
-    Attributes:
-        ready: how long the start took, and what runs on which kernels.
-    """
+class OurWorker(Served):
+    """The backend as the page uses it, on a picture that is never resized; told how long it took to start."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         started_s = time.perf_counter()
@@ -48,7 +45,7 @@ class OurWorker:
         self._loaded = replace(loaded, image_processing=processing)
         self._device = loaded.model.device
         self._backend = LocalBackend(self._loaded, budget=MediaBudget(), commit_history=False)
-        self.ready = {"load_s": time.perf_counter() - started_s, "kernels": select_backend(self._device).__name__}
+        super().__init__({"load_s": time.perf_counter() - started_s, "kernels": select_backend(self._device).__name__})
         self._staged: StagedEngine | None = None
 
     def answer(self, do: str, path: str, questions: list[str]) -> dict[str, Any]:
@@ -173,7 +170,7 @@ class StagedEngine(Engine):
         return super()._begin_replies(running)
 
 
-class TransformersWorker:
+class TransformersWorker(Served):
     """transformers' processor and `generate`."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -181,7 +178,7 @@ class TransformersWorker:
         self._reader = PictureReader(arguments.model, (arguments.side**2, arguments.side**2))
         self._peer = TransformersPeer(arguments.model, DTYPES[arguments.dtype], arguments.device)
         self._device = torch.device(arguments.device)
-        self.ready = {"load_s": time.perf_counter() - started_s, "operations": transformers_operations()}
+        super().__init__({"load_s": time.perf_counter() - started_s, "operations": transformers_operations()})
         self._never = torch.tensor(sorted(self._ids_never_sampled()))
 
     def _ids_never_sampled(self) -> set[int]:
@@ -203,9 +200,6 @@ class TransformersWorker:
         token_id = int(logits.index_fill(0, self._never.to(logits.device), -torch.inf).argmax())
         return {"cold": {"ttft_s": ttft_s, "num_prompt_tokens": len(inputs.ids), "token_id": token_id}}
 
-    def close(self) -> None:
-        pass
-
 
 def synchronize(device: torch.device) -> None:
     """Waits for the device's work."""
@@ -213,7 +207,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def make_worker(role: str, arguments: argparse.Namespace) -> OurWorker | TransformersWorker:
+def make_worker(role: str, arguments: argparse.Namespace) -> Served:
     """The worker of a role."""
     return OurWorker(arguments) if role == "qwen35mm" else TransformersWorker(arguments)
 

@@ -23,24 +23,22 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
 
-import torch  # noqa: E402
-
 from benchmarks.multi_turn_table import print_report  # noqa: E402
 from benchmarks.multi_turn_workers import Script, make_worker  # noqa: E402
 from benchmarks.peers import ServerPeer  # noqa: E402
 from benchmarks.report import Spread, machine  # noqa: E402
-from benchmarks.worker import Worker, serve  # noqa: E402
+from benchmarks.worker import Worker, numbers, parser, serves  # noqa: E402
 from qwen35mm.prompt import DEFAULT_MIN_SEGMENT  # noqa: E402
 
 
-def measure_chat(arguments: argparse.Namespace, argv: list[str], shown: int, turns: list[dict[str, Any]]) -> None:
+def measure_chat(arguments: argparse.Namespace, argv: list[str], turns: list[dict[str, Any]]) -> None:
     """Runs the chat once with each engine; adds one sample of each to every turn."""
     server = ServerPeer(arguments.peer_url, arguments.peer_model) if arguments.peer_url else None
     chat = Script(arguments).chat
@@ -50,7 +48,7 @@ def measure_chat(arguments: argparse.Namespace, argv: list[str], shown: int, tur
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         for entry in turns:
             turn = entry["turn"]
-            samples = {"cold": ours.ask(do="cold", turn=turn, min_segment=shown)}
+            samples = {"cold": ours.ask(do="cold", turn=turn, min_segment=arguments.shown)}
             for length in arguments.min_segment:
                 samples[f"warm-{length}"] = ours.ask(do="warm", turn=turn, min_segment=length)
             if not arguments.no_restart:
@@ -87,47 +85,44 @@ def measure_prefills(arguments: argparse.Namespace, argv: list[str]) -> tuple[li
     return prefills, facts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a checkpoint's folder")
-    parser.add_argument("--peer", choices=["transformers"], help="measure this engine as well")
-    parser.add_argument("--peer-url", help="measure an OpenAI-compatible server as well, such as http://host:8000/v1")
-    parser.add_argument("--peer-model", help="the server's name for its model")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--history-tokens", type=int, default=4000, help="of the last prompt, about")
-    parser.add_argument("--image-side", type=int, default=448, help="pixels of the square picture in turn 1")
-    parser.add_argument("--thinking", action="store_true", help="replies think, and later prompts leave it out")
-    parser.add_argument(
+def parse(argv: list[str]) -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--peer", choices=["transformers"], help="measure this engine as well")
+    options.add_argument("--peer-url", help="measure an OpenAI-compatible server as well, such as http://host:8000/v1")
+    options.add_argument("--peer-model", help="the server's name for its model")
+    options.add_argument("--turns", type=int, default=20)
+    options.add_argument("--history-tokens", type=int, default=4000, help="of the last prompt, about")
+    options.add_argument("--image-side", type=int, default=448, help="pixels of the square picture in turn 1")
+    options.add_argument("--thinking", action="store_true", help="replies think, and later prompts leave it out")
+    options.add_argument(
         "--min-segment",
-        type=lambda text: [int(n) for n in text.split(",")],
+        type=numbers,
         default=[64, 128, 256],
         help="least tokens of a segment, to compare; the first table shows the default or the first of them",
     )
-    parser.add_argument("--no-restart", action="store_true", help="leave out the new process for every turn")
-    parser.add_argument("--repeats", type=int, default=1, help="whole chats")
-    parser.add_argument("--prefill-repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
-    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options.add_argument("--no-restart", action="store_true", help="leave out the new process for every turn")
+    options.add_argument("--repeats", type=int, default=1, help="whole chats")
+    options.add_argument("--prefill-repeats", type=int, default=3)
+    options.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    arguments = options.parse_args(argv)
     if (arguments.peer_url is None) != (arguments.peer_model is None):
-        parser.error("--peer-url and --peer-model go together")
+        options.error("--peer-url and --peer-model go together")
     if arguments.turns < 2:
-        parser.error("--turns must be at least 2")
-    torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    shown = DEFAULT_MIN_SEGMENT if DEFAULT_MIN_SEGMENT in arguments.min_segment else arguments.min_segment[0]
-    if arguments.serve:
-        with closing(make_worker(arguments.serve, arguments, shown)) as worker:
-            serve({"role": arguments.serve}, worker.answer)
+        options.error("--turns must be at least 2")
+    arguments.shown = DEFAULT_MIN_SEGMENT if DEFAULT_MIN_SEGMENT in arguments.min_segment else arguments.min_segment[0]
+    return arguments
+
+
+def main() -> None:
+    arguments = parse(sys.argv[1:])
+    if serves(arguments, make_worker):
         return
     info, argv = machine(), sys.argv[1:]
     turns: list[dict[str, Any]] = [{"turn": turn, "engines": {}} for turn in range(1, arguments.turns + 1)]
     for _ in range(arguments.repeats):
-        measure_chat(arguments, argv, shown, turns)
+        measure_chat(arguments, argv, turns)
     prefills, facts = measure_prefills(arguments, argv)
-    print_report(arguments, info, turns, prefills, facts, shown)
+    print_report(arguments, info, turns, prefills, facts, arguments.shown)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch
 from benchmarks.asking import ONE_TOKEN, last_result
 from benchmarks.peers import TransformersPeer, extends
 from benchmarks.scripted_chat import ScriptedChat
+from benchmarks.worker import Served
 from qwen35mm.backends.local import LocalBackend, default_budget
 from qwen35mm.cache import CacheSettings
 from qwen35mm.config import ModelConfig
@@ -70,10 +71,11 @@ class Script:
         return sum(extends(shorter, longer) for shorter, longer in pairwise(prompts))
 
 
-class OurWorker:
+class OurWorker(Served):
     """Cold and warm engines on one loaded model, and the prefill of the last prompt."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__()
         self.script = Script(arguments)
         self.loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device)
         self._image_side: int = arguments.image_side
@@ -143,14 +145,15 @@ class OurWorker:
             backend.close()
 
 
-class RestartWorker:
+class RestartWorker(Served):
     """Our engine with the disk tier; it answers one turn, and its end writes what the next process finds."""
 
-    def __init__(self, arguments: argparse.Namespace, min_segment: int) -> None:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__()
         self.script = Script(arguments)
         loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device)
         cache = CacheSettings(directory=arguments.directory)
-        self.backend = LocalBackend(loaded, cache=cache, commit_history=False, min_segment=min_segment)
+        self.backend = LocalBackend(loaded, cache=cache, commit_history=False, min_segment=arguments.shown)
         warm_up(self.backend, arguments.image_side)
 
     def answer(self, turn: int) -> dict[str, Any]:
@@ -161,8 +164,9 @@ class RestartWorker:
         self.backend.close()
 
 
-class TransformersWorker:
+class TransformersWorker(Served):
     def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__()
         self.script = Script(arguments)
         self.peer = TransformersPeer(arguments.model, DTYPES[arguments.dtype], arguments.device)
         self.answer(1)
@@ -170,9 +174,6 @@ class TransformersWorker:
     def answer(self, turn: int) -> dict[str, Any]:
         media: PreparedMedia = self.script.picture
         return self.peer.turn(self.script.prompt(turn), media)
-
-    def close(self) -> None:
-        pass
 
 
 def answer_turn(backend: LocalBackend, chat: ScriptedChat, turn: int) -> dict[str, Any]:
@@ -211,11 +212,11 @@ def warm_up(backend: LocalBackend, image_side: int) -> None:
     asyncio.run(last_result(backend.stream([message], ONE_TOKEN, enable_thinking=False, retain="nothing")))
 
 
-def make_worker(role: str, arguments: argparse.Namespace, min_segment: int) -> Any:
-    """The worker of a role; it has `answer` and `close`."""
+def make_worker(role: str, arguments: argparse.Namespace) -> Served:
+    """The worker of a role."""
     if role == "qwen35mm":
         return OurWorker(arguments)
     if role == "restart":
-        return RestartWorker(arguments, min_segment)
+        return RestartWorker(arguments)
     assert role == "transformers", role
     return TransformersWorker(arguments)

@@ -14,14 +14,12 @@ each operation of a Gated DeltaNet layer from is told.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
@@ -30,25 +28,45 @@ import torch  # noqa: E402
 
 from benchmarks.peers import print_operations, transformers_operations  # noqa: E402
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
+from benchmarks.worker import Served, Worker, numbers, parser, serves  # noqa: E402
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ENGINES = ("qwen35mm", "transformers")
 
 
-class Runner(Protocol):
-    """One loaded engine."""
+class Runner(Served):
+    """One loaded engine, which prefills a prompt and decodes after it."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.device, self._num_decoded = arguments.device, arguments.decode_tokens
+        started = time.perf_counter()
+        self.load(
+            arguments.model, DTYPES[arguments.dtype], arguments.device, max(arguments.lengths) + self._num_decoded
+        )
+        super().__init__({"load_s": time.perf_counter() - started, "peak_bytes": peak_bytes(arguments.device)})
+
+    def load(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
+        raise NotImplementedError
 
     def prefill(self, token_ids: torch.Tensor) -> int:
         """Starts a new sequence with the prompt [T]; returns the likeliest next token."""
-        ...
+        raise NotImplementedError
 
     def decode(self, token_id: int, num_tokens: int) -> list[float]:
         """Runs so many tokens, each the likeliest one after the last; seconds of each."""
-        ...
+        raise NotImplementedError
+
+    def answer(self, length: int) -> dict[str, Any]:
+        ids = torch.randint(0, 900, (length,), generator=torch.Generator().manual_seed(length))
+        started = time.perf_counter()
+        token = self.prefill(ids)
+        prefill_s = time.perf_counter() - started
+        tokens_s = self.decode(token, self._num_decoded)
+        return {"prefill_s": prefill_s, "decode_s": tokens_s, "peak_bytes": peak_bytes(self.device)}
 
 
-class OurRunner:
-    def __init__(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
+class OurRunner(Runner):
+    def load(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
         from qwen35mm.cache import CachePools
         from qwen35mm.config import ModelConfig
         from qwen35mm.engine.sampler import Sampler
@@ -101,13 +119,16 @@ class OurRunner:
         self.cache.advance(1)
 
 
-class TransformersRunner:
-    def __init__(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
+class TransformersRunner(Runner):
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__(arguments)
+        self.ready["operations"] = transformers_operations()
+
+    def load(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
         from transformers import AutoModelForImageTextToText
 
         model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)
         self.model = model.to(device).eval()
-        self.device = device
         self.past: Any = None
 
     def prefill(self, token_ids: torch.Tensor) -> int:
@@ -136,28 +157,9 @@ def decode_one_by_one(step: Callable[[int], int], token_id: int, num_tokens: int
     return seconds
 
 
-def serve(arguments: argparse.Namespace) -> None:
-    """A worker: reads (length, decode tokens) lines, answers with seconds; ends with its input."""
-    torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    make: Callable[..., Runner] = OurRunner if arguments.serve == "qwen35mm" else TransformersRunner
-    longest = max(arguments.lengths) + arguments.decode_tokens
-    started = time.perf_counter()
-    runner = make(arguments.model, DTYPES[arguments.dtype], arguments.device, longest)
-    load_s = time.perf_counter() - started
-    operations = transformers_operations() if arguments.serve == "transformers" else {}
-    answer({"load_s": load_s, "peak_bytes": peak_bytes(arguments.device), "operations": operations})
-    for line in sys.stdin:
-        length = json.loads(line)["length"]
-        ids = torch.randint(0, 900, (length,), generator=torch.Generator().manual_seed(length))
-        started = time.perf_counter()
-        token = runner.prefill(ids)
-        prefill_s = time.perf_counter() - started
-        tokens_s = runner.decode(token, arguments.decode_tokens)
-        answer({"prefill_s": prefill_s, "decode_s": tokens_s, "peak_bytes": peak_bytes(arguments.device)})
-
-
-def answer(values: dict[str, Any]) -> None:
-    print(json.dumps(values), flush=True)
+def make_worker(role: str, arguments: argparse.Namespace) -> Runner:
+    """The engine of a role."""
+    return OurRunner(arguments) if role == ENGINES[0] else TransformersRunner(arguments)
 
 
 def peak_bytes(device: str) -> int:
@@ -167,33 +169,6 @@ def peak_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class Worker:
-    """An engine in a process of its own."""
-
-    def __init__(self, engine: str, argv: list[str]) -> None:
-        command = [sys.executable, __file__, *argv, "--serve", engine]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.loaded = self._read()
-
-    def measure(self, length: int) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"length": length}) + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a worker ended with status {self.process.wait()}; its error stands above")
-        return json.loads(line)
-
-
 def measure(workers: dict[str, Worker], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """One entry per engine and length; the first round warms up and isn't counted."""
     results = []
@@ -201,7 +176,7 @@ def measure(workers: dict[str, Worker], arguments: argparse.Namespace) -> list[d
         samples: dict[str, list[dict[str, Any]]] = {engine: [] for engine in workers}
         for round_number in range(arguments.repeats + 1):
             for engine, worker in workers.items():
-                sample = worker.measure(length)
+                sample = worker.ask(length=length)
                 if round_number > 0:
                     samples[engine].append(sample)
         for engine, runs in samples.items():
@@ -212,38 +187,34 @@ def measure(workers: dict[str, Worker], arguments: argparse.Namespace) -> list[d
                     "prefill_tokens_per_s": Spread.of([length / run["prefill_s"] for run in runs]),
                     "decode_tokens_per_s": Spread.of([1 / second for run in runs for second in run["decode_s"]]),
                     "peak_gib": max(run["peak_bytes"] for run in runs) / 2**30,
-                    "load_s": workers[engine].loaded["load_s"],
+                    "load_s": workers[engine].ready["load_s"],
                 }
             )
     return results
 
 
+def parse(argv: list[str]) -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--peer", choices=["transformers"], help="measure this engine as well")
+    options.add_argument("--lengths", type=numbers, default=[128, 512, 2048])
+    options.add_argument("--decode-tokens", type=int, default=16)
+    options.add_argument("--repeats", type=int, default=3)
+    return options.parse_args(argv)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a checkpoint's folder")
-    parser.add_argument("--peer", choices=["transformers"], help="measure this engine as well")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--lengths", type=lambda text: [int(n) for n in text.split(",")], default=[128, 512, 2048])
-    parser.add_argument("--decode-tokens", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
-    parser.add_argument("--serve", choices=ENGINES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments)
+    arguments = parse(sys.argv[1:])
+    if serves(arguments, make_worker):
         return
     info = machine()
-    if arguments.threads:
-        info["threads"] = arguments.threads
     engines = [ENGINES[0], *([arguments.peer] if arguments.peer else [])]
-    workers = {engine: Worker(engine, sys.argv[1:]) for engine in engines}
+    workers = {engine: Worker(__file__, sys.argv[1:], engine) for engine in engines}
     results = measure(workers, arguments)
     for worker in workers.values():
         worker.close()
     print(f"{arguments.model}, {arguments.dtype} on {arguments.device}, median (lowest-highest)")
     print_machine(info)
-    operations = workers[arguments.peer].loaded["operations"] if arguments.peer else {}
+    operations = workers[arguments.peer].ready["operations"] if arguments.peer else {}
     print_operations(operations)
     print_table(
         ["engine", "prompt tokens", "prefill, tok/s", "decode, tok/s", "peak memory, GiB", "load, s"],

@@ -1,13 +1,21 @@
-"""Engines in processes of their own, which a benchmark asks in turns: a JSON line in, a JSON line out."""
+"""Engines in processes of their own, which a benchmark asks in turns: a JSON line in, a JSON line out.
+
+A benchmark has `parse` (on `parser`'s options) and `make_worker`, from a role and the options to a `Served`. Its `main`
+begins with `serves`, which is all that the processes it starts run of it.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any
+
+import torch
 
 
 class Worker:
@@ -54,8 +62,47 @@ class Worker:
         return json.loads(line)
 
 
-def serve(ready: dict[str, Any], answer: Callable[..., dict[str, Any]]) -> None:
-    """A worker's loop: says that it is ready, then calls `answer` with each request's values as arguments."""
-    print(json.dumps(ready), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(answer(**json.loads(line))), flush=True)
+class Served:
+    """What answers in a worker's process.
+
+    Attributes:
+        ready: what the benchmark is told when it has started.
+    """
+
+    def __init__(self, ready: dict[str, Any] | None = None) -> None:
+        self.ready = ready or {}
+
+    def answer(self, **request: Any) -> dict[str, Any]:
+        """Answers one request, whose values come as arguments."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """After the last request."""
+
+
+def parser(description: str | None, *, needs_model: bool = True) -> argparse.ArgumentParser:
+    """The options that every benchmark of engines has."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--model", required=needs_model, help="a checkpoint's folder")
+    made.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
+    made.add_argument("--serve", help=argparse.SUPPRESS)
+    return made
+
+
+def numbers(text: str) -> list[int]:
+    """An option's "1,2,3"."""
+    return [int(number) for number in text.split(",")]
+
+
+def serves(arguments: argparse.Namespace, make_worker: Callable[[str, argparse.Namespace], Served]) -> bool:
+    """Sets the threads; in a worker's process, answers its requests until there are no more, and says so."""
+    torch.set_num_threads(arguments.threads or torch.get_num_threads())
+    if not arguments.serve:
+        return False
+    with closing(make_worker(arguments.serve, arguments)) as worker:
+        print(json.dumps(worker.ready), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(worker.answer(**json.loads(line))), flush=True)
+    return True

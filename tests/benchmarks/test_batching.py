@@ -15,6 +15,7 @@ from qwen35mm.assets import demo_model_path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_both_modes_are_measured(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "batching.py"), "--model", str(demo_model_path())]
     command += ["--dtype", "float32", "--requests", "1,3", "--long-tokens", "600", "--prompt-tokens", "8"]
@@ -50,14 +51,3 @@ def test_both_modes_are_measured(tmp_path: Path) -> None:
 )
 def test_the_longest_gap(times: list[float], since: float, gap: float) -> None:
     assert batching._longest_gap(times, since) == gap
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [(["--decode-tokens", "5"], "at least 6"), (["--requests", "1,4", "--slots", "4"], "needs a slot too")],
-)
-def test_options_are_checked(options: list[str], message: str, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["batching.py", "--model", "x", *options])
-    with pytest.raises(SystemExit, match="2"):
-        batching.main()
-    assert message in capsys.readouterr().err

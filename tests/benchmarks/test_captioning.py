@@ -26,6 +26,7 @@ def run(folder: Path, *options: str) -> tuple[dict[str, Any], list[list[str]]]:
     return json.loads(output[-1]), rows[1:]
 
 
+@pytest.mark.slow
 def test_all_engines_are_measured_on_the_same_work(tmp_path: Path) -> None:
     data, rows = run(tmp_path, "--slots", "2", "--items", "4", "--max-tokens", "3", "--size", "64x48")
     assert (data["benchmark"], data["machine"]["threads"]) == ("captioning", 1)
@@ -45,6 +46,7 @@ def test_all_engines_are_measured_on_the_same_work(tmp_path: Path) -> None:
     assert 0 < data["results"][1]["engine_busy"]["median"] < 1
 
 
+@pytest.mark.slow
 def test_memory_of_a_run(tmp_path: Path) -> None:
     data, rows = run(tmp_path, "--memory", "12")
     (result,), (row,) = data["memory"], rows

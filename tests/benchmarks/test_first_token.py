@@ -29,6 +29,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_both_engines_answer_the_same_questions(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "first_token.py"), "--model", str(demo_model_path())]
     command += ["--peer", "transformers", "--dtype", "float32", "--side", str(SIDE), "--threads", "1"]
@@ -56,6 +57,7 @@ def test_both_engines_answer_the_same_questions(tmp_path: Path) -> None:
         assert f"transformers: {operation} from {module}" in output
 
 
+@pytest.mark.slow
 def test_a_random_checkpoint_is_made_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,18 +120,3 @@ def test_unequal_work_is_refused(name: str, change: dict[str, int], message: str
 
 def test_first_tokens_are_compared() -> None:
     assert num_agreeing(samples()) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "give --model or --random"),
-        (["--model", "x", "--random", "9B"], "give --model or --random"),
-        (["--model", "x", "--side", "1000"], "multiple of 32"),
-        (["--model", "x", "--repeats", "0"], "at least 1"),
-    ],
-)
-def test_options_are_checked(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        first_token.parse(options)
-    assert message in capsys.readouterr().err

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from benchmarks import multi_turn
 from benchmarks.multi_turn_workers import Script
 from benchmarks.peers import ServerPeer
 from benchmarks.scripted_chat import ScriptedChat
@@ -57,6 +56,7 @@ def committed(made: Script, turn: int, min_segment: int) -> int:
     ).tail_start
 
 
+@pytest.mark.slow
 def test_all_engines_are_measured_on_the_same_prompts(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "multi_turn.py"), "--model", str(demo_model_path())]
     command += ["--peer", "transformers", "--dtype", "float32", "--turns", str(TURNS), "--threads", "1"]
@@ -208,14 +208,3 @@ def test_a_worker_that_fails_ends_the_benchmark(tmp_path: Path) -> None:
     late.write_text("import sys; print('{}', flush=True); sys.stdin.read(); sys.exit(4)")
     with pytest.raises(SystemExit, match="ended with status 4"), Worker(str(late), [], "role"):
         pass
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [(["--peer-url", "http://x"], "go together"), (["--turns", "1"], "at least 2")],
-)
-def test_options_are_checked(options: list[str], message: str, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["multi_turn.py", "--model", "x", *options])
-    with pytest.raises(SystemExit, match="2"):
-        multi_turn.main()
-    assert message in capsys.readouterr().err

@@ -16,6 +16,7 @@ from tests.tiny import DENSE, TinyCheckpoints
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_both_engines_are_measured_in_one_run(tmp_path: Path) -> None:
     folder = TinyCheckpoints(tmp_path).folder(DENSE)
     command = [sys.executable, str(ROOT / "benchmarks" / "prefill_decode.py"), "--model", str(folder)]

@@ -184,7 +184,7 @@ class ModelOptions:
         if directory is None:
             return cache
         try:
-            # Tried here, because a model may take minutes to load; with this root it leaves nothing behind.
+            # Tried here, because a model may take minutes to load; with this root it leaves no entries behind.
             DiskStore(directory, root=bytes(32), max_bytes=cache.disk_bytes)
         except ConfigError as error:
             if directory == self.cache_dir:

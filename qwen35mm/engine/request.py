@@ -13,7 +13,7 @@ import torch
 
 from qwen35mm.engine.events import Event
 from qwen35mm.errors import ContextTooLongError, EngineError, Qwen35mmError
-from qwen35mm.model.device_memory import shortage
+from qwen35mm.model.devices import shortage
 from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError, MediaPlan, PreparedMedia

@@ -2,7 +2,7 @@
 
 from qwen35mm.model.batch import Batch
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.device_map import DeviceRequest
+from qwen35mm.model.devices import DeviceRequest
 from qwen35mm.model.load import LoadedModel, load
 from qwen35mm.model.vision import VisionTower
 

@@ -15,7 +15,7 @@ from qwen35mm.config import ModelConfig, TextConfig
 from qwen35mm.model.attention import GatedAttention
 from qwen35mm.model.batch import Batch
 from qwen35mm.model.dense import linear
-from qwen35mm.model.device_map import DeviceMap
+from qwen35mm.model.devices import DeviceMap
 from qwen35mm.model.gated_delta_net import GatedDeltaNet
 from qwen35mm.model.layers import Embedding, Factory, Linear, RMSNorm
 from qwen35mm.model.mlp import MLP, SparseMoE

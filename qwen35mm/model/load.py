@@ -10,7 +10,7 @@ import torch
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.device_map import DeviceRequest
+from qwen35mm.model.devices import DeviceRequest
 from qwen35mm.model.weights import load_model
 from qwen35mm.prompt import ChatTemplate
 from qwen35mm.sampling import SamplingParams, read_generation_config

@@ -28,7 +28,7 @@ from qwen35mm.checkpoints.tensor_names import EMBEDDING, IGNORED_PREFIXES, LM_HE
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.device_map import DeviceRequest, place
+from qwen35mm.model.devices import DeviceRequest, place
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.engine.step_graph import can_capture
 from qwen35mm.model import LoadedModel, load, weights
-from qwen35mm.model.device_map import DeviceMap
+from qwen35mm.model.devices import DeviceMap
 from qwen35mm.prompt import Image
 from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import Chat, assert_same, cache_settings, picture, results, serve, user, words

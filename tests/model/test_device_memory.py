@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qwen35mm.errors import ConfigError
-from qwen35mm.model.device_memory import check_fits, shortage
+from qwen35mm.model.devices import check_fits, shortage
 
 GIB = 1 << 30
 CARD = torch.device("cuda:0")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35mm.model.vision_grid import interpolation_taps, patch_coordinates
+from qwen35mm.model.vision import interpolation_taps, patch_coordinates
 from tests.model.layouts import PATCH_DIM, relative_error
 from tests.tiny import DENSE
 

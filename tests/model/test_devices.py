@@ -15,7 +15,7 @@ from qwen35mm.cache import CachePools
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.device_map import DeviceMap, DeviceRequest, place
+from qwen35mm.model.devices import DeviceMap, DeviceRequest, place
 from qwen35mm_kernels import cpu
 from tests.model.layouts import our_prefill_of, our_step
 from tests.tiny import DEEP, SHALLOW, TinyCheckpoints

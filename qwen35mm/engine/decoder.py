@@ -104,8 +104,10 @@ class Decoder:
         for start in range(0, len(able), self._sizes[-1]):
             found += self.drain()
             self._launched = self._launch(able[start : start + self._sizes[-1]], flying)
-        if before is not None:
-            found += self._collect(before, None)
+            # Two steps may be under way, no more.
+            found += self._collect(before)
+            before = None
+        found += self._collect(before)
         if not self._runs_ahead or any(reply.needs_host for reply in able):
             found += self.drain()
         return found
@@ -113,7 +115,7 @@ class Decoder:
     def drain(self) -> list[StepResult]:
         """Waits for the step that is under way; what it chose."""
         launched, self._launched = self._launched, None
-        return [] if launched is None else self._collect(launched, launched.graph.logits)
+        return self._collect(launched, None if launched is None else launched.graph.logits)
 
     def _goes_on(self, reply: Reply, flying: bool) -> bool:
         """Whether a reply may have a token after the one that is under way, as far as is known now."""
@@ -147,8 +149,10 @@ class Decoder:
             self._graphs[size] = StepGraph(*arguments, self._graph_memory)
         return self._graphs[size]
 
-    def _collect(self, launched: _Launched, logits: torch.Tensor | None) -> list[StepResult]:
+    def _collect(self, launched: _Launched | None, logits: torch.Tensor | None = None) -> list[StepResult]:
         """What a step chose; `logits` are its own, None where another one has run since."""
+        if launched is None:
+            return []
         token_ids = launched.graph.token_ids(launched.answer)
         return [
             StepResult(

@@ -148,12 +148,18 @@ class Chat:
         self._prepared: dict[Any, PreparedMedia] = {}
 
     def request(
-        self, messages: Sequence[Message], *, enable_thinking: bool = False, tools: Any = None, **options: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        enable_thinking: bool = False,
+        continue_reply: bool = False,
+        tools: Any = None,
+        **options: Any,
     ) -> Request:
         """A request for the next reply; `options` are Request's."""
         media = self.media(messages)
-        plans = [medium.plan for medium in media]
-        prompt = build_prompt(messages, plans, enable_thinking=enable_thinking, tools=tools, **self._options)
+        how = {"enable_thinking": enable_thinking, "continue_reply": continue_reply, "tools": tools}
+        prompt = build_prompt(messages, [medium.plan for medium in media], **how, **self._options)
         return Request(prompt, media, **{"params": GREEDY, **options})
 
     def history(

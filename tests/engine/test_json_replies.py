@@ -17,7 +17,6 @@ from qwen35mm.engine.output import ThinkingTokens
 from qwen35mm.errors import EngineError, RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.prompt import Message, Text, build_prompt
 from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import (
     DENSE,
@@ -193,17 +192,7 @@ def test_the_mask_stays_out_of_the_cache() -> None:
 
 
 def continued(loaded: LoadedModel, text: str, sampling: SamplingParams) -> Request:
-    messages = [user("hi"), Message("assistant", (Text(text),))]
-    prompt = build_prompt(
-        messages,
-        [],
-        tokenizer=loaded.tokenizer,
-        template=loaded.template,
-        config=loaded.config,
-        enable_thinking=False,
-        continue_reply=True,
-    )
-    return Request(prompt, params=sampling)
+    return Chat(loaded).request([user("hi"), assistant(text)], continue_reply=True, params=sampling)
 
 
 def test_a_continued_reply_goes_on_where_it_was() -> None:

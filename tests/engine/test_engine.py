@@ -48,8 +48,7 @@ def test_a_request_runs_to_its_end(demo: LoadedModel, make_request: MakeRequest)
 def test_requests_are_served_in_order_and_hear_their_place(demo: LoadedModel, make_request: MakeRequest) -> None:
     engine = Engine(demo)
     requests = [make_request(Text(text)) for text in ("hello", "who are you", "what can you do")]
-    for request in requests:
-        outputs = run(engine, request)
+    outputs = run(engine, *requests)
     ends = [output.request_id for output in outputs if isinstance(output.event, Finished)]
     assert ends == [request.id for request in requests]
     waits = [

@@ -74,11 +74,6 @@ class MediaPlan:
         units = None if self.unit_digests is None else len(self.unit_digests)
         _require(units == (None if self.digest is None else self.grid_thw.t), "digests and spans that don't match")
 
-    @property
-    def num_units(self) -> int:
-        """Spans in the prompt: 1 for an image, one for each temporal patch of a video."""
-        return self.grid_thw.t
-
     def unpinned(self) -> MediaPlan:
         """The same plan with its digests forgotten: `prepare` then accepts whatever content fits it."""
         return replace(self, digest=None, unit_digests=None)

@@ -179,10 +179,10 @@ class MediaLimits:
 class MediaBudget:
     """What one medium may cost in the prompt: its placeholders, the marks around them and its timestamps.
 
-    None leaves a value to the checkpoint. With `drop_similar`, a temporal patch of a video that shows the same as the
-    one kept before it is left out: no token's cell (32 x 32 pixels) may differ by `similar_difference` or more, as a
-    mean over the cell of 8-bit values. The patches that stay keep their own timestamps; the first and the last always
-    stay.
+    None leaves a value to the checkpoint, so that `MediaBudget()` is what transformers' processors do. With
+    `drop_similar`, a temporal patch of a video that shows the same as the one kept before it is left out: no token's
+    cell (32 x 32 pixels) may differ by `similar_difference` or more, as a mean over the cell of 8-bit values. The
+    patches that stay keep their own timestamps; the first and the last always stay.
     """
 
     max_image_tokens: int | None = None
@@ -207,11 +207,6 @@ class MediaBudget:
     def for_gpu(cls) -> MediaBudget:
         """The default of a chat on a GPU."""
         return cls(max_image_tokens=4096, max_video_tokens=16384)
-
-    @classmethod
-    def unlimited(cls) -> MediaBudget:
-        """The checkpoint's own limits and no others: what transformers' processors do."""
-        return cls()
 
 
 def _check(owner: object, name: str, ok: bool, expected: str) -> None:

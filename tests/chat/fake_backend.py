@@ -191,7 +191,7 @@ def make_plan(part: Any, notes: tuple[str, ...] = ()) -> MediaPlan:
 
 def complete(plan: MediaPlan) -> MediaPlan:
     """What a plan becomes when its medium is read."""
-    digests = tuple(f"{unit:064x}" for unit in range(plan.num_units))
+    digests = tuple(f"{unit:064x}" for unit in range(plan.grid_thw.t))
     return plan if plan.digest else replace(plan, similar_difference=None, digest="ab" * 32, unit_digests=digests)
 
 

@@ -22,7 +22,7 @@ def video_processing() -> VideoProcessing:
 
 @pytest.fixture(scope="session")
 def processor(image_processing: ImageProcessing, video_processing: VideoProcessing) -> MediaProcessor:
-    return MediaProcessor(image_processing, video_processing, MediaBudget.unlimited())
+    return MediaProcessor(image_processing, video_processing, MediaBudget())
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ CORNERS = Image.fromarray(
 
 
 def _assert_equals_oracle(source: MediaSource, picture: Image.Image, processing: ImageProcessing) -> None:
-    processor = MediaProcessor(processing, VideoProcessing(16, 2, 2, HALF, HALF), MediaBudget.unlimited())
+    processor = MediaProcessor(processing, VideoProcessing(16, 2, 2, HALF, HALF), MediaBudget())
     media = processor.prepare(source, kind="image")
     expected = oracles.image_processor(processing)(picture, return_tensors="np")
     assert list(media.plan.grid_thw) == expected["image_grid_thw"][0].tolist()

@@ -8,6 +8,7 @@ const LOGIN = new URL("../../login", import.meta.url);
 /** Asks for a name and a password in an element; the page is loaded again with whom they let in. */
 export async function showLogin(/** @type {Element} */ root) {
   document.documentElement.lang = await useLanguage(undefined);
+  document.body.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);
   const trouble = h("p.refused", { role: "alert" });
   const name = h("input", { required: true, name: "username", autocomplete: "username" });
   const kind = { type: "password", autocomplete: "current-password" };

@@ -158,9 +158,9 @@ def test_stop_ends_the_engine_within_one_step(
 def test_leaving_the_page_ends_the_engine(
     page: ChatPage, demo: LocalBackend, demo_server: Server, steps: StepByStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_server.replies, "_grace_s", 0.1)
     page.ask("What is in this picture?", [SAMPLES / "three-shapes.png"])
     page.wait_until(lambda: steps.num_begun == 1)
+    monkeypatch.setattr(demo_server.replies, "_grace_s", 0.1)
     closed, page.page = page.page, page.context.new_page()
     closed.close()
     # Steps go on until the server notices that nobody is there.

@@ -14,14 +14,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.errors import ConfigError, MissingExtraError
 from qwen35mm.web.serving.app import TITLE
-from qwen35mm.web.serving.server import Server, serve
+from qwen35mm.web.serving.server import Server, end_signals, serve
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def run_window(backend: ChatBackend, *, storage: Path | None = None, data_dir: P
     server = _serve(backend, storage, data_dir)
     try:
         # From the moment that the address is known, every end is a clean one.
-        with _ends_close(), contextlib.suppress(KeyboardInterrupt):
+        with end_signals(_close, signal.SIGINT), contextlib.suppress(KeyboardInterrupt):
             print(f"qwen35mm chats with {backend.loaded.name} in a window, and on {server.url}", flush=True)
             show_window(server.url, storage)
     finally:
@@ -146,23 +146,11 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _ends_close() -> Iterator[None]:
-    """Lets a service manager, or closing the terminal, close the window; once it is there, Ctrl-C is pywebview's."""
-
-    def close(*_: object) -> None:
-        windows = list(getattr(sys.modules.get("webview"), "windows", ()))
-        if not windows:
-            raise KeyboardInterrupt
-        # In threads, which wait until the window is shown: this interrupts the one that shows it.
-        for window in windows:
-            threading.Thread(target=window.destroy, daemon=True).start()
-
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    taken = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
-    previous = [(number, signal.signal(number, close)) for number in (*taken, signal.SIGINT)]
-    try:
-        yield
-    finally:
-        for number, handler in previous:
-            signal.signal(number, handler)
+def _close(*_: object) -> None:
+    """Closes the window at a signal; once it is there, Ctrl-C is pywebview's."""
+    windows = list(getattr(sys.modules.get("webview"), "windows", ()))
+    if not windows:
+        raise KeyboardInterrupt
+    # In threads, which wait until the window is shown: this interrupts the one that shows it.
+    for window in windows:
+        threading.Thread(target=window.destroy, daemon=True).start()

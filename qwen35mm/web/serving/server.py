@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,8 +136,8 @@ def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) 
     """
     server = serve(backend, **options)
     try:
-        # From the moment that the address is known, every end is a clean one.
-        with _ends_as_interrupts(), contextlib.suppress(KeyboardInterrupt):
+        # From the moment that the address is known, every end is as clean as Ctrl-C: what is to be kept, is kept.
+        with end_signals(_interrupt), contextlib.suppress(KeyboardInterrupt):
             print(f"qwen35mm chats with {backend.loaded.name} on {server.url} (Ctrl-C ends it)", flush=True)
             if open_browser:
                 import webbrowser
@@ -173,24 +173,20 @@ def _claim_port(host: str, port: int) -> int:
 
 
 @contextlib.contextmanager
-def _ends_as_interrupts() -> Iterator[None]:
-    """Lets a service manager, or closing the terminal, end the page as Ctrl-C does: what is to be kept, is kept.
-
-    Only a main thread may set signals.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
+def end_signals(handler: Callable[..., object], *others: signal.Signals) -> Iterator[None]:
+    """Has `handler` answer what a service manager, or closing the terminal, sends, and `others`; in the main thread,
+    since no other may set signals."""
     # Windows has no SIGHUP; nohup ignores it, and that stands.
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     taken = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
-    previous = [(number, signal.signal(number, interrupt)) for number in taken]
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = [(number, signal.signal(number, handler)) for number in (*taken, *others) if is_main]
     try:
         yield
     finally:
-        for number, handler in previous:
-            signal.signal(number, handler)
+        for number, old in previous:
+            signal.signal(number, old)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

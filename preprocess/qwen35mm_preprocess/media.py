@@ -10,7 +10,7 @@ import binascii
 import io
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
@@ -33,30 +33,38 @@ _TS_PACKET = 188
 
 @dataclass(frozen=True)
 class MediaFormat:
-    """A format, its decoder in Pillow and its demuxer in libav; None where that library is not asked."""
+    """A format: what others call it, and what reads it.
+
+    Attributes:
+        media_type: the registered one.
+        suffixes: of its files' names; the first is given to media that have none of them.
+        pillow, libav: its decoder in Pillow and its demuxer in libav; None where that library is not asked.
+    """
 
     name: str
     kind: MediaKind
+    media_type: str
+    suffixes: tuple[str, ...]
     pillow: str | None = None
     libav: str | None = None
 
 
-JPEG = MediaFormat("JPEG", "image", pillow="JPEG")
-PNG = MediaFormat("PNG", "image", pillow="PNG")
-WEBP = MediaFormat("WebP", "image", pillow="WEBP")
-BMP = MediaFormat("BMP", "image", pillow="BMP")
-TIFF = MediaFormat("TIFF", "image", pillow="TIFF")
-AVIF = MediaFormat("AVIF", "image", pillow="AVIF")
+JPEG = MediaFormat("JPEG", "image", "image/jpeg", (".jpg", ".jpeg"), pillow="JPEG")
+PNG = MediaFormat("PNG", "image", "image/png", (".png",), pillow="PNG")
+WEBP = MediaFormat("WebP", "image", "image/webp", (".webp",), pillow="WEBP")
+BMP = MediaFormat("BMP", "image", "image/bmp", (".bmp",), pillow="BMP")
+TIFF = MediaFormat("TIFF", "image", "image/tiff", (".tif", ".tiff"), pillow="TIFF")
+AVIF = MediaFormat("AVIF", "image", "image/avif", (".avif",), pillow="AVIF")
 # A still GIF is an image and an animated one a video; the first frame of either can be asked for as an image.
-GIF = MediaFormat("GIF", "image", pillow="GIF", libav="gif")
-MP4 = MediaFormat("MP4/MOV", "video", libav="mov")
-MATROSKA = MediaFormat("WebM/MKV", "video", libav="matroska")
-AVI = MediaFormat("AVI", "video", libav="avi")
-MPEG_TS = MediaFormat("MPEG-TS", "video", libav="mpegts")
+GIF = MediaFormat("GIF", "image", "image/gif", (".gif",), pillow="GIF", libav="gif")
+MP4 = MediaFormat("MP4/MOV", "video", "video/mp4", (".mp4", ".mov", ".m4v"), libav="mov")
+MATROSKA = MediaFormat("WebM/MKV", "video", "video/webm", (".webm", ".mkv"), libav="matroska")
+AVI = MediaFormat("AVI", "video", "video/x-msvideo", (".avi",), libav="avi")
+MPEG_TS = MediaFormat("MPEG-TS", "video", "video/mp2t", (".ts", ".m2ts", ".mts"), libav="mpegts")
 # Recognised only to say so.
-HEIC = MediaFormat("HEIC", "image")
+HEIC = MediaFormat("HEIC", "image", "image/heic", (".heic",))
 
-# Pillow knows AVIF since 11.3, and only where it was built with it.
+# Pillow knows AVIF only where it was built with it.
 HAS_AVIF = "avif" in features.modules and bool(features.check("avif"))
 SUPPORTED_IMAGES = "JPEG, PNG, WebP, GIF, BMP, TIFF" + (" or AVIF" if HAS_AVIF else "")
 SUPPORTED_VIDEOS = "MP4, MOV, WebM, MKV, AVI, MPEG-TS or animated GIF"
@@ -98,7 +106,7 @@ def _sniff_ftyp(head: bytes) -> MediaFormat | None:
     if any(brand in _AVIF_BRANDS for brand in brands[:1]) or (
         brands[0] in _HEIF_BRANDS and any(brand in _AVIF_BRANDS for brand in brands)
     ):
-        return AVIF if HAS_AVIF else MediaFormat("AVIF", "image")
+        return AVIF if HAS_AVIF else replace(AVIF, pillow=None)
     return HEIC if brands[0] in _HEIF_BRANDS else MP4
 
 

@@ -19,20 +19,6 @@ from qwen35mm_preprocess import (
 from qwen35mm_preprocess.media import HEAD_BYTES, MediaFormat, sniff
 
 _PIECE_BYTES = 1 << 20
-# Suffixes of media by their format's name; the first is given to media that have none of them.
-_SUFFIXES = {
-    "JPEG": (".jpg", ".jpeg"),
-    "PNG": (".png",),
-    "WebP": (".webp",),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "AVIF": (".avif",),
-    "GIF": (".gif",),
-    "MP4/MOV": (".mp4", ".mov", ".m4v"),
-    "WebM/MKV": (".webm", ".mkv"),
-    "AVI": (".avi",),
-    "MPEG-TS": (".ts", ".m2ts", ".mts"),
-}
 
 
 @dataclass(frozen=True)
@@ -121,7 +107,7 @@ class Item(Medium):
     def suffix(self) -> str:
         """The suffix that its content asks for, in lower case; its own where it fits. Raises OSError."""
         found, own = self.sniff(), PurePosixPath(self.name).suffix.lower()
-        known = _SUFFIXES.get(found.name, ()) if found is not None else ()
+        known = found.suffixes if found is not None else ()
         return own if own in known or not known else known[0]
 
 

@@ -105,7 +105,7 @@ def test_even_a_playlist_demuxer_reaches_nothing(
     canary = tmp_path / "canary.mp4"
     canary.write_bytes(clip)
     demuxer, content = _playlists(listener.port, canary)[name]
-    found = MediaFormat(name, "video", libav=demuxer)
+    found = MediaFormat(name, "video", "video/mp4", (".mp4",), libav=demuxer)
     monkeypatch.setattr(video_probe, "read_format", lambda stream, source: found)
     with pytest.raises(MediaError):
         probe_video(content, LIMITS)

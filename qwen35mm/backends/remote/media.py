@@ -42,13 +42,6 @@ VideoMode = Literal["frames", "video_url"]
 DEFAULT_MAX_FRAMES = 32
 _JPEG_QUALITY = 95
 _HALVES = (0.5, 0.5, 0.5)
-_VIDEO_TYPES = {
-    "MP4/MOV": "video/mp4",
-    "WebM/MKV": "video/webm",
-    "AVI": "video/x-msvideo",
-    "MPEG-TS": "video/mp2t",
-    "GIF": "image/gif",
-}
 
 
 def default_media(budget: MediaBudget | None, limits: MediaLimits | None, video: VideoMode) -> MediaProcessor:
@@ -143,7 +136,7 @@ def _encode_frames(source: MediaSource, media: MediaProcessor) -> EncodedMedium:
 def _video_part(source: MediaSource, limits: MediaLimits) -> dict[str, Any]:
     assert not isinstance(source, PILImage.Image), "Video refuses it"
     with open_stream(source, "video", limits) as stream:
-        media_type = _VIDEO_TYPES[read_format(stream, source).name]
+        media_type = read_format(stream, source).media_type
         return {"type": "video_url", "video_url": {"url": _data_uri(media_type, stream.read())}}
 
 

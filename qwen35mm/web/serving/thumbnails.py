@@ -10,17 +10,11 @@ from av.error import FFmpegError
 from PIL import Image, ImageOps
 
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
-from qwen35mm_preprocess.media import HEAD_BYTES
+from qwen35mm_preprocess.media import AVIF, BMP, GIF, HEAD_BYTES, JPEG, MATROSKA, MP4, PNG, WEBP, sniff
 
 MAX_SIDE = 640
-_TYPES = (
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"\x89PNG", "image/png"),
-    (b"GIF8", "image/gif"),
-    (b"BM", "image/bmp"),
-    (b"\x1aE\xdf\xa3", "video/webm"),
-    (b"OggS", "video/ogg"),
-)
+# What browsers show by themselves.
+_SHOWN = (JPEG, PNG, GIF, BMP, WEBP, AVIF, MP4, MATROSKA)
 
 
 def make_thumbnail(path: Path) -> bytes:
@@ -48,15 +42,8 @@ def make_thumbnail(path: Path) -> bytes:
 def media_type(path: Path) -> str:
     """By its first bytes; what no browser shows is just bytes."""
     with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
-    for start, kind in _TYPES:
-        if head.startswith(start):
-            return kind
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "image/webp"
-    if head[4:8] == b"ftyp":
-        return "image/avif" if head[8:12] in (b"avif", b"avis") else "video/mp4"
-    return "application/octet-stream"
+        found = sniff(file.read(HEAD_BYTES))
+    return found.media_type if found in _SHOWN else "application/octet-stream"
 
 
 def _picture(path: Path) -> Image.Image:

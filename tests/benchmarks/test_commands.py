@@ -1,75 +1,25 @@
-"""Every benchmark of engines runs from its options to its last line, here with its workers in this process."""
+"""Benchmarks of engines from their options to their last line, with their workers in this process."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-import torch
 
-from qwen35mm.assets import demo_model_path
+from tests.benchmarks.conftest import Report
 
-COMMON = ["--model", str(demo_model_path()), "--dtype", "float32", "--threads", "1"]
-COMMANDS = {
-    "batching": ["--requests", "2", "--long-tokens", "40", "--prompt-tokens", "8", "--decode-tokens", "6"],
-    "first_token": ["--side", "64", "--warm-ups", "0"],
+OPTIONS = {
+    "batching": ["--requests", "1", "--long-tokens", "40", "--prompt-tokens", "8", "--decode-tokens", "6"],
     "multi_turn": ["--turns", "2", "--history-tokens", "120", "--image-side", "64", "--min-segment", "64"],
-    "prefill_decode": ["--lengths", "8", "--decode-tokens", "2"],
 }
 
 
-class InProcess:
-    """In place of `Worker`: the same worker, asked by calls. What goes to and fro is JSON all the same."""
-
-    def __init__(self, script: str, argv: list[str], role: str) -> None:
-        module = importlib.import_module(f"benchmarks.{Path(script).stem}")
-        self._worker = module.make_worker(role, module.parse([*argv, "--serve", role]))
-        self.ready = json.loads(json.dumps(self._worker.ready))
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        return json.loads(json.dumps(self._worker.answer(**json.loads(json.dumps(request)))))
-
-    def close(self) -> None:
-        self._worker.close()
-
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-@pytest.fixture(autouse=True)
-def _as_many_threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def module_of(name: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> ModuleType:
-    module = importlib.import_module(f"benchmarks.{name}")
-    monkeypatch.setattr(module, "Worker", InProcess)
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *COMMON, *options])
-    return module
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_table_comes_first_and_one_json_line_last(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    repeats = ["--prefill-repeats", "1"] if name == "multi_turn" else []
-    module_of(name, monkeypatch, *COMMANDS[name], "--repeats", "1", *repeats).main()
-    *lines, last = capsys.readouterr().out.splitlines()
-    data = json.loads(last)
-    assert (data["benchmark"], data["machine"]["threads"]) == (name, 1)
-    assert sum(line.startswith("| ") for line in lines) >= 2
-    assert data["turns"] if name == "multi_turn" else data["results"]
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_table_comes_first_and_one_json_line_last(name: str, run_here: Callable[..., Report]) -> None:
+    prefills = ["--prefill-repeats", "1"] if name == "multi_turn" else []
+    report = run_here(name, *OPTIONS[name], "--repeats", "1", *prefills)
+    assert report.data["turns" if name == "multi_turn" else "results"]
+    assert len(report.rows) >= 2
 
 
 @pytest.mark.parametrize(
@@ -90,10 +40,9 @@ def test_options_are_checked(
     name: str,
     options: list[str],
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    run_here: Callable[..., Report],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    module = module_of(name, monkeypatch, *options)
     with pytest.raises(SystemExit, match="2"):
-        module.main()
+        run_here(name, *options)
     assert message in capsys.readouterr().err

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from PIL import Image
 from benchmarks import first_token
 from benchmarks.first_token import check_work, num_agreeing, write_photo
 from benchmarks.first_token_workers import STAGES
-from qwen35mm.assets import demo_model_path
+from tests.benchmarks.conftest import Report
 from tests.benchmarks.narrow import narrow_sizes
 
-ROOT = Path(__file__).resolve().parents[2]
 SIDE, NUM_PLACES = 128, 16
 ROWS = [
     ["qwen35mm", "full", "cold"],
@@ -29,16 +28,11 @@ ROWS = [
 ]
 
 
-@pytest.mark.slow
-def test_both_engines_answer_the_same_questions(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "first_token.py"), "--model", str(demo_model_path())]
-    command += ["--peer", "transformers", "--dtype", "float32", "--side", str(SIDE), "--threads", "1"]
-    command += ["--warm-ups", "1", "--repeats", "2"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()
-    data = json.loads(output[-1])
-    assert (data["benchmark"], data["machine"]["threads"], data["side"]) == ("first_token", 1, SIDE)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in output if line.startswith("| ")]
-    shown = rows[1 : len(ROWS) + 1]
+def test_both_engines_answer_the_same_questions(run_here: Callable[..., Report]) -> None:
+    options = ["--peer", "transformers", "--side", str(SIDE), "--warm-ups", "1", "--repeats", "2"]
+    data, rows, output = run_here("first_token", *options)
+    assert data["side"] == SIDE
+    shown = rows[: len(ROWS)]
     assert [row[:3] for row in shown] == ROWS
     for result, row in zip(data["results"], shown, strict=True):
         assert [result["engine"], result["what"], result["picture"]] == row[:3]
@@ -51,7 +45,7 @@ def test_both_engines_answer_the_same_questions(tmp_path: Path) -> None:
         cached = result["num_prompt_tokens"] - result["num_prefilled_tokens"]
         assert cached == 0, "a prompt this short has no cut"
     assert data["agreement"] == [4, 4]
-    assert [row[0] for row in rows[len(ROWS) + 2 :]] == [*STAGES, "sum"]
+    assert [row[0] for row in rows[len(ROWS) :]] == [*STAGES, "sum"]
     assert all(data["stages_ms"][stage]["low"] > 0 for stage in STAGES)
     for operation, module in data["peer_operations"].items():
         assert f"transformers: {operation} from {module}" in output

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import transformers
 
 from benchmarks.report import Spread, print_table
-from tests.tiny import DENSE, TinyCheckpoints
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.benchmarks.conftest import Report
 
 
-@pytest.mark.slow
-def test_both_engines_are_measured_in_one_run(tmp_path: Path) -> None:
-    folder = TinyCheckpoints(tmp_path).folder(DENSE)
-    command = [sys.executable, str(ROOT / "benchmarks" / "prefill_decode.py"), "--model", str(folder)]
-    command += ["--peer", "transformers", "--dtype", "float32", "--lengths", "8,20", "--decode-tokens", "2"]
-    command += ["--repeats", "2", "--threads", "1"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()
-    data = json.loads(output[-1])
-    assert data["benchmark"] == "prefill_decode"
-    assert data["machine"]["threads"] == 1
+def test_both_engines_are_measured_in_one_run(run_here: Callable[..., Report]) -> None:
+    options = ["--peer", "transformers", "--lengths", "8,20", "--decode-tokens", "2", "--repeats", "2"]
+    data, table, _ = run_here("prefill_decode", *options)
     if hasattr(transformers.integrations, "use_kernel_func_from_hub_with_fallback"):
         assert data["peer_operations"]["chunk_gated_delta_rule"].startswith(("transformers.", "fla."))
     rows = [(result["engine"], result["length"]) for result in data["results"]]
@@ -35,8 +23,7 @@ def test_both_engines_are_measured_in_one_run(tmp_path: Path) -> None:
         assert 0 < prefill["low"] <= prefill["median"] <= prefill["high"]
         assert (prefill["count"], decode["count"]) == (2, 4)
         assert result["peak_gib"] > 0.05
-    table = [line for line in output if line.startswith("| ") and "engine" not in line]
-    assert [line.split("|")[1].strip() for line in table] == [engine for engine, _ in rows]
+    assert [row[0] for row in table] == [engine for engine, _ in rows]
 
 
 def test_spread_is_median_and_range() -> None:

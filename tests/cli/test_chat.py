@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from qwen35mm.model_library import BackendSwitch
 from qwen35mm.settings import Logins, ModelOptions, PageOptions
 from qwen35mm.web import serve
 from qwen35mm_preprocess import MediaBudget, MediaLimits
+from tests.children import ROOT, environment
 from tests.cli.conftest import Run
 from tests.web.process import PageProcess
 
@@ -110,6 +113,13 @@ def test_without_its_extra_the_page_says_what_to_install(qwen35mm: Run, monkeypa
 def test_without_zero_gpu_there_is_no_decorator(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("SPACES_ZERO_GPU", value)
     assert zero_gpu() is None
+
+
+def test_spaces_comes_before_all_that_might_touch_cuda(tmp_path: Path) -> None:
+    (tmp_path / "spaces.py").write_text("import sys\nsys.exit('torch' in sys.modules or 7)")
+    variables = environment(SPACES_ZERO_GPU="1")
+    variables["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    assert subprocess.run([sys.executable, ROOT / "app.py"], env=variables, check=False).returncode == 7
 
 
 def test_zero_gpu_without_its_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,9 +56,20 @@ def open_page(browser: Browser, fake_server: tuple[FakeBackend, Server]) -> Iter
         yield opener
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Browser, fake_server: tuple[FakeBackend, Server]) -> Iterator[ChatPage]:
+    page = ChatPage(browser, fake_server[1].url)
+    page.leave()
+    yield page
+    page.close()
+
+
 @pytest.fixture
-def page(open_page: OpenPage) -> ChatPage:
-    return open_page()
+def page(tab: ChatPage) -> Iterator[ChatPage]:
+    """A page on the fake backend as at a first visit, in a tab that all tests of a module share."""
+    tab.visit()
+    yield tab
+    tab.leave()
 
 
 @pytest.fixture

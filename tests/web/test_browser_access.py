@@ -60,7 +60,8 @@ def fail(page: ChatPage, name: str) -> None:
         )
 
 
-def test_an_error_stays_until_it_is_closed(page: ChatPage) -> None:
+def test_an_error_stays_until_it_is_closed(open_page: OpenPage) -> None:
+    page = open_page()
     page.page.clock.install()
     fail(page, "one.mp4")
     expect(toasts(page)).to_contain_text("one.mp4")
@@ -71,7 +72,8 @@ def test_an_error_stays_until_it_is_closed(page: ChatPage) -> None:
     expect(toasts(page)).to_have_count(0)
 
 
-def test_another_notice_goes_by_itself_but_not_under_the_pointer_or_the_focus(page: ChatPage) -> None:
+def test_another_notice_goes_by_itself_but_not_under_the_pointer_or_the_focus(open_page: OpenPage) -> None:
+    page = open_page()
     page.page.clock.install()
     page.box.press("Enter")
     expect(toasts(page)).to_contain_text("Type a question")

@@ -38,11 +38,20 @@ def demo_server(demo: LocalBackend) -> Iterator[Server]:
     server.close()
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Browser, demo_server: Server) -> Iterator[ChatPage]:
+    page = ChatPage(browser, demo_server.url)
+    page.leave()
+    yield page
+    page.close()
+
+
 @pytest.fixture
-def page(browser: Browser, demo_server: Server) -> Iterator[ChatPage]:
+def page(tab: ChatPage, demo_server: Server) -> Iterator[ChatPage]:
     demo_server.store.delete_owner("local")
-    with chat_pages(browser, demo_server.url) as opener:
-        yield opener()
+    tab.visit()
+    yield tab
+    tab.leave()
 
 
 def test_the_page_says_that_this_is_a_demo(page: ChatPage) -> None:

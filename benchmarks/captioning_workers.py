@@ -17,7 +17,7 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, Outcome, carry_out
-from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
@@ -77,7 +77,13 @@ class Pipeline(Served):
         }
 
     def run(self, pictures: str, out: str, begun: Any = None) -> Outcome:
-        outcome = asyncio.run(carry_out(Job([pictures], folder=Path(out), **self._options), self._captioner, begun))
+        outcome = asyncio.run(
+            carry_out(
+                Job([pictures], output_settings=OutputSettings(folder=Path(out)), **self._options),
+                self._captioner,
+                begun,
+            )
+        )
         if outcome.exit_code:
             raise SystemExit(f"the run ended so: {outcome}")
         return outcome

@@ -15,7 +15,7 @@ from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
 from qwen35mm.captioning.media.workers import MediaWorkers
-from qwen35mm.captioning.outputs import Mode, Output, OutputSettings, OutputSpec, Sidecars, open_outputs
+from qwen35mm.captioning.outputs import Output, OutputSettings, OutputSpec, Sidecars, open_outputs
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
 from qwen35mm.captioning.run import Run, RunSettings
@@ -35,10 +35,8 @@ class Job:
     Attributes:
         sources: see `scan`.
         sampling: fields of SamplingParams that replace the model's own.
-        folder: where text files go, under their items' names; None puts them beside their media.
-        state: the folder of manifest and failures; None puts it into `folder`, or beside the first source's items.
-        separator: between a person's text and ours, in the modes `append` and `prepend`.
-        compact: whether shards that aren't full are merged at the end.
+        state: the folder of manifest and failures; None puts it into that of text files, or beside the first source's
+            items.
         num_workers: processes that read media.
     """
 
@@ -49,13 +47,8 @@ class Job:
     thinking: bool | None = False
     scan: ScanOptions = field(default_factory=ScanOptions)
     outputs: Sequence[OutputSpec] = field(kw_only=True)
-    mode: Mode = "skip"
-    folder: Path | None = None
+    output_settings: OutputSettings = field(default_factory=OutputSettings)
     state: Path | None = None
-    separator: str = "\n"
-    embed_media: bool = False
-    records_per_shard: int = 1000
-    compact: bool = False
     num_workers: int = 1
     run: RunSettings = field(default_factory=RunSettings)
 
@@ -83,8 +76,8 @@ class Job:
         """Where manifest and failures are."""
         if self.state is not None:
             return self.state
-        if self.folder is not None:
-            return self.folder / STATE_FOLDER
+        if self.output_settings.folder is not None:
+            return self.output_settings.folder / STATE_FOLDER
         first = Path(self.sources[0].removeprefix("@"))
         return (first if first.is_dir() else first.parent) / STATE_FOLDER
 
@@ -143,7 +136,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         outputs = open_outputs(
             job.outputs,
             manifest,
-            OutputSettings(job.mode, job.folder, job.separator, job.embed_media, job.records_per_shard, job.compact),
+            job.output_settings,
         )
         for output in outputs:
             stack.enter_context(closing(output))
@@ -172,7 +165,7 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         manifest = stack.enter_context(Manifest.borrowed(job.manifest_path))
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
-        sidecars = [Sidecars(manifest, spec.target, folder=job.folder, mode=job.mode) for spec in specs]
+        sidecars = open_outputs(specs, manifest, job.output_settings)
         requests = _requests(job, settings, captioner, workers, manifest, sidecars, with_plan=True)
         wants_all = len(specs) < len(job.outputs)
         ledger = Ledger(manifest, sidecars, requests, wants_all=wants_all, retry_failed=job.run.retry_failed)
@@ -196,7 +189,7 @@ def _requests(
     beside = Sidecars(manifest)
 
     def original(item: Item) -> str | None:
-        has_place = item.path is not None or job.folder is not None
+        has_place = item.path is not None or job.output_settings.folder is not None
         found = sidecars.original(item) if sidecars is not None and has_place else None
         return beside.original(item) if found is None and item.path is not None else found
 
@@ -222,7 +215,7 @@ def _forget_missing(job: Job, manifest: Manifest, names: Collection[str]) -> Non
 
     Another command may have the same manifest and other sources; its failures stay, while their files do.
     """
-    has_own_state = job.state is None and job.folder is None
+    has_own_state = job.state is None and job.output_settings.folder is None
     sources = {absolute(Path(source)) for source in job.sources if not source.startswith("@")}
     for failure in manifest.failures():
         if failure.name not in names:

@@ -124,7 +124,7 @@ class CaptionOptions:
             CaptioningError, MissingExtraError, RequestError, ConfigError: an option can't be used.
         """
         from qwen35mm.captioning.job import Job, default_workers
-        from qwen35mm.captioning.outputs import parse_output
+        from qwen35mm.captioning.outputs import OutputSettings, parse_output
         from qwen35mm.captioning.run import RunSettings
         from qwen35mm.captioning.sources.scan import ScanOptions
 
@@ -148,13 +148,15 @@ class CaptionOptions:
                 shard=self._shard(),
             ),
             outputs=tuple(parse_output(text) for text in self.output or ("sidecar",)),
-            mode=self.mode,
-            folder=self.output_dir,
+            output_settings=OutputSettings(
+                mode=self.mode,
+                folder=self.output_dir,
+                separator=self.separator,
+                embed_media=self.embed_media,
+                records_per_shard=self.records_per_shard,
+                compact=self.compact,
+            ),
             state=self.state_dir,
-            separator=self.separator,
-            embed_media=self.embed_media,
-            records_per_shard=self.records_per_shard,
-            compact=self.compact,
             num_workers=self.media_workers or default_workers(),
             run=RunSettings(
                 slots=slots,

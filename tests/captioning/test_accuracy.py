@@ -20,7 +20,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, carry_out
-from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.model import LoadedModel
 from training import cases
@@ -60,7 +60,7 @@ class Captions:
             PromptSet([Question("{metadata.question}")]),
             {"max_tokens": MAX_NEW_TOKENS, "temperature": 0.0},
             outputs=[parse_output("sidecar")],
-            folder=self.folder / "captions",
+            output_settings=OutputSettings(folder=self.folder / "captions"),
         )
         outcome = asyncio.run(carry_out(job, Captioner.local(self.backend, None)))
         assert (outcome.exit_code, outcome.num_failures) == (0, 0)

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from qwen35mm.captioning.job import Job, carry_out
-from qwen35mm.captioning.outputs import OutputSpec
+from qwen35mm.captioning.outputs import OutputSettings, OutputSpec
 from qwen35mm.captioning.run import RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from tests.captioning.fake_model import FakeModel, picture
@@ -52,7 +52,7 @@ def go(media: Path) -> tuple[int, int, int]:
             OutputSpec("sidecar", ".txt"),
             *(OutputSpec(kind, str(media.parent / place)) for kind, place in places.items()),
         ],
-        records_per_shard=16,
+        output_settings=OutputSettings(records_per_shard=16),
         run=RunSettings(slots=SLOTS, ahead=4),
     )
     model = FakeModel(delay_s=0.002)

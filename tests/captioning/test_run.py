@@ -14,7 +14,7 @@ import pytest
 
 from qwen35mm.captioning import outputs
 from qwen35mm.captioning.job import look_over
-from qwen35mm.captioning.outputs import parse_output
+from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run
 from qwen35mm.captioning.texts.words import Words
@@ -68,10 +68,10 @@ async def test_a_persons_text_stays(folder: Path) -> None:
     outcome = await run(job(folder, "Something else?"), model)
     assert (outcome.counts.num_kept, outcome.counts.num_captioned) == (2, 4)
     assert (texts(folder)["1.txt"], texts(folder)["2.txt"]) == ("mine", "edited by hand")
-    await run(job(folder, "{sidecar|nothing} more?", mode="overwrite"), model := FakeModel())
+    await run(job(folder, "{sidecar|nothing} more?", output_settings=OutputSettings("overwrite")), model := FakeModel())
     assert sorted(asked.question for asked in model.asked)[:2] == ["edited by hand more?", "mine more?"]
     again = FakeModel()
-    await run(job(folder, "{sidecar|nothing} more?", mode="overwrite"), again)
+    await run(job(folder, "{sidecar|nothing} more?", output_settings=OutputSettings("overwrite")), again)
     assert again.asked == [], "what we wrote ourselves is nobody's text to begin from"
 
 
@@ -83,7 +83,15 @@ async def test_a_prompt_gets_the_text_beside_a_medium_wherever_captions_go(
     (folder / "1.txt").write_text("my tags")
     for number in range(2):
         model = FakeModel()
-        await run(job(folder, f"{number} {{sidecar|none}}", outputs=outputs, folder=tmp_path / "captions"), model)
+        await run(
+            job(
+                folder,
+                f"{number} {{sidecar|none}}",
+                outputs=outputs,
+                output_settings=OutputSettings(folder=tmp_path / "captions"),
+            ),
+            model,
+        )
         questions = sorted(asked.question for asked in model.asked)
         assert questions == [f"{number} my tags", *[f"{number} none"] * 5]
 
@@ -106,7 +114,7 @@ async def test_the_runs_own_rows_are_no_source(folder: Path, embed_media: bool) 
     """In a folder of folders, parquet files in `data` look like a dataset."""
     for number in range(4):
         (folder / f"{number}.png").rename(folder / "more" / f"{number}.png")
-    one = job(folder, outputs=(f"parquet:{folder}/data",), embed_media=embed_media)
+    one = job(folder, outputs=(f"parquet:{folder}/data",), output_settings=OutputSettings(embed_media=embed_media))
     assert (await run(one, FakeModel())).counts.num_captioned == 6
     picture(7).save(folder / "more" / "new.png")
     counts = (await run(one, FakeModel())).counts
@@ -203,7 +211,7 @@ async def test_what_one_output_cant_take_goes_to_the_others(folder: Path, output
     with tarfile.open(folder.parent / "more.tar", "w") as tar:
         tar.add(folder / "0.png", "inside.png")
     lines = folder.parent / "all.jsonl"
-    one = job(folder, outputs=[text.format(lines) for text in outputs], mode="append")
+    one = job(folder, outputs=[text.format(lines) for text in outputs], output_settings=OutputSettings("append"))
     one = replace(one, sources=[*one.sources, str(folder.parent / "more.tar")])
     for num_done in (5, 0):
         outcome = await run(one, FakeModel())

@@ -82,8 +82,11 @@ class Ledger:
         return await self._write(read)
 
     async def needs(self, item: Item) -> CaptionRequest | Wants | Failed:
-        """What an item needs: a caption, for which the request is given; or none, since the outputs have it (DONE) or
-        somebody else's text stays there (KEPT); `Failed` where it can't be read, or no output can take it."""
+        """What an item needs.
+
+        The request where an output lacks its caption; else DONE, or KEPT where somebody else's text stays; `Failed`
+        where it can't be read, or no output can take it.
+        """
         try:
             if await asyncio.to_thread(self._wants, item, None) == {Wants.KEPT}:
                 return Wants.KEPT

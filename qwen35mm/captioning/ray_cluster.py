@@ -173,8 +173,9 @@ def _connect(address: str) -> None:
 
 
 def engine_resources(machines: Sequence[Mapping[str, float]], num_engines: int | None) -> tuple[int, int, int]:
-    """How many engines there are, and the processors and GPUs of each: a GPU, or as many processors as leave the other
-    engines as many.
+    """How many engines there are, and the processors and GPUs of each.
+
+    Each has a GPU, or as many processors as leave the other engines as many.
 
     Args:
         machines: what each machine of the cluster has, as `CPU` and `GPU`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -136,6 +137,7 @@ def names(lines: list[str]) -> set[str]:
     return found
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """The distributions that a file imports anywhere in it."""
     tops: set[str] = set()

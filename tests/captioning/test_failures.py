@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.outputs import OutputSettings
 from qwen35mm.captioning.requests import CaptionStyle, RequestBuilder
 from qwen35mm.errors import OutputError, RefusedError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
@@ -36,11 +37,11 @@ async def test_failures_of_other_sources_stay(folder: Path, tmp_path: Path) -> N
     other = tmp_path / "other"
     other.mkdir()
     (other / "bad.png").write_bytes((folder / "0.png").read_bytes()[:60])
-    common: dict[str, Any] = {"folder": tmp_path / "captions"}
-    await run(job(other, **common), FakeModel())
-    assert (await run(job(folder, **common), FakeModel())).num_failures == 1
+    captions = OutputSettings(folder=tmp_path / "captions")
+    await run(job(other, output_settings=captions), FakeModel())
+    assert (await run(job(folder, output_settings=captions), FakeModel())).num_failures == 1
     (other / "bad.png").unlink()
-    assert (await run(job(folder, **common), FakeModel())).exit_code == 0
+    assert (await run(job(folder, output_settings=captions), FakeModel())).exit_code == 0
 
 
 async def test_a_file_that_changes_without_looking_changed_fails_once(folder: Path) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from qwen35mm.web.serving import quick_import
 
 # The module is loaded from its file: importing its package prepares the import already.
@@ -33,6 +35,7 @@ def test_gradio_does_not_parse_its_components_when_it_is_imported() -> None:
     assert num_parsed_components("prepared") == 0
 
 
+@pytest.mark.slow
 def test_gradio_would_parse_them_by_itself() -> None:
     """Where this fails, Gradio has changed: quick_import.py has to follow it, or can go."""
     assert num_parsed_components("alone") > 50

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
@@ -49,11 +48,12 @@ def gdn_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
 
     A_log, dt_bias = torch.rand(s.v_heads) * 2 - 4, torch.zeros(s.v_heads)
 
-    def inputs(tokens: int) -> Any:
+    def inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v, a and b."""
         q, k, v = torch.randn(tokens, channels).to(dtype).split([key_dim, key_dim, value_dim], dim=-1)
         a, b = torch.randn(2, tokens, s.v_heads).to(dtype)
-        return (*(x.unflatten(-1, (-1, s.gdn_dim)) for x in (q, k, v)), a, b)
+        q, k, v = (x.unflatten(-1, (-1, s.gdn_dim)) for x in (q, k, v))
+        return q, k, v, a, b
 
     state = torch.randn(1, s.v_heads, s.gdn_dim, s.gdn_dim)
 

@@ -4,8 +4,11 @@ PYTHON ?= python3
 MODEL ?=
 ARGS ?=
 PORT ?= 7860
-# Processes that `make test` spreads the tests over; many of them wait for a child or a browser most of their time.
-WORKERS ?= 2
+# Processes that `make test` spreads the tests over, for two cores: many tests wait for a child or a browser.
+WORKERS ?= 3
+# What `make test-quick` runs: parts that need neither a browser nor a model of real size.
+QUICK := tests/test_*.py tests/cache tests/captioning/texts tests/chat tests/checkpoints tests/model tests/preprocess \
+  tests/prompt tests/web/rendering
 # Of `make test-gpu`: most of its time is the compiler's, which runs on one core.
 GPU_WORKERS ?= 8
 
@@ -18,10 +21,10 @@ NODE_STAMP := node_modules/.package-lock.json
 BIOME := $(NODE) node_modules/@biomejs/biome/bin/biome
 
 .DEFAULT_GOAL := help
-.PHONY: help chat ask test test-slow test-gpu lint format type bench clean
+.PHONY: help chat ask test test-quick test-slow test-gpu lint format type bench clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
 	@echo "  Options: MODEL=folder-or-hub-id  PORT=7860  ARGS='more flags'  PYTHON=python3.12"
 
 $(STAMP): pyproject.toml
@@ -47,6 +50,10 @@ ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg
 test: lint type  ## rules, types, the page's scripts, and pytest
 	$(NODE) --test --test-reporter=dot 'tests/web/scripts/*.test.js'
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-quick: lint type  ## rules, types, the page's scripts, and what takes about a minute: for while you work
+	$(NODE) --test --test-reporter=dot 'tests/web/scripts/*.test.js'
+	$(PY) -m pytest -n 2 $(QUICK) $(ARGS)
 
 test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out, and properties with many examples
 	$(PY) -m pytest -m 'not gpu' --hypothesis-profile=thorough $(ARGS)

@@ -39,7 +39,9 @@ def site_with_kernels(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("start", ["", "import sys; sys.path[1:1] = ['kernels', 'preprocess']; "])
+@pytest.mark.parametrize(
+    "start", [pytest.param("", marks=pytest.mark.slow), "import sys; sys.path[1:1] = ['kernels', 'preprocess']; "]
+)
 def test_transformers_finds_the_installed_kernels(site_with_kernels: Path, start: str) -> None:
     code = start + (
         "import transformers.integrations.hub_kernels as hub, kernels, qwen35mm_kernels; "

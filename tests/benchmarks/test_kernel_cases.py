@@ -19,6 +19,7 @@ def cases() -> Iterator[Case]:
     yield from decode_cases(TINY, [1, 3], "")
 
 
+@pytest.mark.slow
 def test_every_case_computes_what_its_reference_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_cases, "DEVICE", "cpu")
     torch.manual_seed(0)

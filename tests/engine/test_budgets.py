@@ -129,13 +129,14 @@ def run(engine: Engine, request: Request) -> list[StepOutput]:
     return outputs
 
 
-def test_ten_thousand_captions_stay_within_every_budget(
-    loaded: LoadedModel, tmp_path: Path, no_arithmetic: None
+@pytest.mark.parametrize("num_captions", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_captions_stay_within_every_budget(
+    loaded: LoadedModel, tmp_path: Path, no_arithmetic: None, num_captions: int
 ) -> None:
     chat = Chat(loaded)
     watch = watched_engine(loaded, tmp_path, num_states=4, disk_bytes=MIB)
     one_state = loaded.config.state_bytes(loaded.model.dtype)
-    for number, request in enumerate(captions(chat, 10_000, retain="shared")):
+    for number, request in enumerate(captions(chat, num_captions, retain="shared")):
         outputs = run(watch.engine, request)
         watch.look(on_disk=number % 25 == 0)
         if number % 500 == 0:

@@ -42,8 +42,16 @@ def requests(spec: TinySpec) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("spec", [SMALLEST, MOE], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    ("spec", "slots"),
+    [
+        (SMALLEST, 1),
+        (MOE, 3),
+        pytest.param(SMALLEST, 3, marks=pytest.mark.slow),
+        pytest.param(MOE, 1, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value.name if isinstance(value, TinySpec) else str(value),
+)
 def test_replies_are_those_of_the_torch_versions(spec: TinySpec, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(spec)
     expected = results(engine_of(spec, slots=slots), *asked)

@@ -6,7 +6,9 @@ Buffers are poisoned: what a kernel doesn't write is NaN, never a lucky zero.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,20 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def triton_backend(request: pytest.FixtureRequest) -> Backend:
     """For what only Triton's kernels know, such as how they are cut."""
     return _backend(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of each test's cases, `make test` interprets every third: dtypes and lengths take turns. The others are slow.
+
+    Interpreted, a kernel takes a thousand times what torch does; `make test-slow` and a card run all of them.
+    """
+    counts = Counter[str]()
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and "interpreted" in item.name:
+            test = item.nodeid.partition("[")[0]
+            if counts[test] % 3:
+                item.add_marker(pytest.mark.slow)
+            counts[test] += 1
 
 
 @pytest.fixture(autouse=True)

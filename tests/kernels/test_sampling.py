@@ -240,7 +240,7 @@ def oracle_probs(values: dict[str, float], logits: torch.Tensor) -> torch.Tensor
 def test_draws_follow_the_oracles_distribution(values: dict[str, float]) -> None:
     logits = torch.randn(VOCAB) * 2
     expected = oracle_probs(values, logits)
-    draws = 6000
+    draws = 1500
     rows = make_rows(draws, **values)
     seen_in_text, seen_in_reply = pools(draws)
     seen_in_text[:, PROMPT] = True

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-import qwen35mm
 import qwen35mm_kernels
 import qwen35mm_preprocess
 from qwen35mm.cpu import cpu_capabilities
@@ -25,7 +24,8 @@ from qwen35mm_kernels import select_backend
 __all__ = ["arithmetic", "fingerprint", "sources_digest"]
 
 _FINGERPRINT = b"qwen35mm fingerprint 1\n"
-# The parts of qwen35mm that decide which numbers are computed from a prompt, and beside which others.
+_PACKAGE = Path(__file__).parents[1]
+# Its parts that decide which numbers are computed from a prompt, and beside which others.
 _COMPUTING = ("cache", "checkpoints", "config", "engine", "model", "prompt")
 # How users steer the libraries below torch.
 _ENVIRONMENT = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "OMP_DYNAMIC")
@@ -56,7 +56,6 @@ def arithmetic(layer_devices: Sequence[torch.device], dtype: torch.dtype) -> dic
         "torch": torch.__version__,
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest(),
         "triton": _version("triton"),
-        "qwen35mm": qwen35mm.__version__,
         "sources": sources_digest(),
         "dtype": str(dtype),
         "num_threads": torch.get_num_threads(),
@@ -75,8 +74,7 @@ def arithmetic(layer_devices: Sequence[torch.device], dtype: torch.dtype) -> dic
 
 def sources_digest() -> str:
     """Hex SHA-256 of the source files that compute: a changed kernel is another kernel, whatever its version says."""
-    package = Path(qwen35mm.__file__).parent
-    folders = [package / name for name in _COMPUTING]
+    folders = [_PACKAGE / name for name in _COMPUTING]
     folders += [Path(module.__path__[0]) for module in (qwen35mm_kernels, qwen35mm_preprocess)]
     digest = hashlib.sha256()
     for folder in folders:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qwen35mm
 from qwen35mm.cache.fingerprint import arithmetic, fingerprint, sources_digest
 
 # By its full name: the package exports a function of the same name.
@@ -87,7 +87,6 @@ def test_the_precision_of_products_counts(changed):
         ("torch.backends.mkldnn.is_available", lambda: False),
         ("torch.__version__", "2.99"),
         ("torch.__config__.show", lambda: "another build"),
-        ("qwen35mm.__version__", "9"),
         ("qwen35mm.cache.fingerprint.select_backend", lambda device: SimpleNamespace(__name__="another")),
     ],
 )
@@ -142,7 +141,7 @@ def test_the_sources_are_those_that_compute(monkeypatch, tmp_path):
     for folder in (package / "model", package / "engine", package / "ui", kernels / "inner", preprocess):
         folder.mkdir(parents=True)
         (folder / "a.py").write_text(folder.name)
-    monkeypatch.setattr(module.qwen35mm, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(module, "_PACKAGE", package)
     monkeypatch.setattr(module.qwen35mm_kernels, "__path__", [str(kernels)])
     monkeypatch.setattr(module.qwen35mm_preprocess, "__path__", [str(preprocess)])
     seen = {sources_digest()}
@@ -160,6 +159,5 @@ def test_the_sources_are_those_that_compute(monkeypatch, tmp_path):
 
 
 def test_the_sources_are_found():
-    package = Path(module.qwen35mm.__file__).parent
-    assert {*module._COMPUTING} <= {path.name for path in package.iterdir()}
-    assert os.fspath(package / "model") in [os.fspath(package / name) for name in module._COMPUTING]
+    assert Path(qwen35mm.__file__).parent == module._PACKAGE
+    assert {*module._COMPUTING} <= {path.name for path in module._PACKAGE.iterdir()}

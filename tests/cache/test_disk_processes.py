@@ -26,7 +26,7 @@ from tests.cache.disk_helpers import (
     same,
     tensors_of,
 )
-from tests.forked import ForkedProcess
+from tests.forked import PATIENCE_S, ForkedProcess
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
 
@@ -36,6 +36,13 @@ def start_writer(directory: Path, name: str, *, budget: int, size: int, count: i
     writer = ForkedProcess("tests.cache.disk_writer", directory, name, budget, size, count)
     assert writer.stdout.readline() == "begins\n", writer.stderr.read()
     return writer
+
+
+def wait_for(path: Path) -> None:
+    """Returns while a writer, most likely, still writes this file: chance alone meets it seldom on a busy machine."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < end_s, f"{path.name} never came to be"
 
 
 @needs_fork
@@ -48,7 +55,10 @@ def test_a_killed_writer_leaves_nothing_wrong(tmp_path: Path, num_kills: int) ->
     for kill in range(num_kills):
         names = [f"{kill}.{number}" for number in range(1 + kill % 2)]
         writers = [start_writer(tmp_path, name, budget=budget, size=size, count=100_000) for name in names]
-        time.sleep(chosen.uniform(0, 0.06))
+        if kill % 2:
+            wait_for(tmp_path / "v1" / "unfinished")
+        else:
+            time.sleep(chosen.uniform(0, 0.06))
         for writer in writers:
             writer.kill()
             assert writer.wait() == -9, "it had still been at work"

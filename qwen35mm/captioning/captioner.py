@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qwen35mm.captioning.items import failure_kind
-from qwen35mm.captioning.media.worker import Failed, MediumForm, Prepared
+from qwen35mm.captioning.media.workers import Failed, MediumForm, Prepared
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
 from qwen35mm.captioning.texts.cleanup import clean, wrap

@@ -12,8 +12,7 @@ from time import monotonic
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
-from qwen35mm.captioning.media.worker import Failed
-from qwen35mm.captioning.media.workers import MediaWorkers
+from qwen35mm.captioning.media.workers import Failed, MediaWorkers
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.requests import CaptionRequest
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.manifest.manifest import Failure, Manifest
 from qwen35mm.captioning.media.similar import SimilarIndex
-from qwen35mm.captioning.media.worker import CHANGED, Failed
+from qwen35mm.captioning.media.workers import CHANGED, Failed
 from qwen35mm.captioning.outputs import Output, Wants
 from qwen35mm.captioning.records import Caption, Record
 from qwen35mm.captioning.requests import CaptionRequest, RequestBuilder, asked_of

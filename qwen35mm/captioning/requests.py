@@ -13,8 +13,7 @@ from typing import Any
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.media.worker import Failed, Inspected
-from qwen35mm.captioning.media.workers import MediaWorkers
+from qwen35mm.captioning.media.workers import Failed, Inspected, MediaWorkers
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.prompts import FACTS, PromptSet
 from qwen35mm.captioning.texts.words import Words

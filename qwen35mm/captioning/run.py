@@ -17,8 +17,7 @@ from typing import Literal
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
-from qwen35mm.captioning.media.worker import Failed, Prepared
-from qwen35mm.captioning.media.workers import MediaWorkers
+from qwen35mm.captioning.media.workers import Failed, MediaWorkers, Prepared
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.records import Caption, shared

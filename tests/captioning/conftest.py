@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.captioning.media import worker, workers
+from qwen35mm.captioning.media import workers
 from tests.captioning.fake_model import picture
 
 
@@ -28,7 +28,7 @@ class _NoProcess:
     """Reads media as a worker process does, in this one."""
 
     def call(self, message: tuple[Any, ...], timeout_s: float) -> Any:
-        return worker.work(*message)
+        return workers.work(*message)
 
     def kill(self) -> None:
         pass

@@ -91,7 +91,7 @@ async def test_a_file_that_changes_before_it_is_sent_is_a_failure(
 async def test_a_file_on_which_the_decoder_dies_is_a_failure(
     folder: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile = HOSTILE.replace('"crash" in', "function is worker.prepare and 'crash' in")
+    hostile = HOSTILE.replace('"crash" in', "function is workers.prepare and 'crash' in")
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", hostile))
     (folder / "2.png").rename(folder / "crash.png")
     outcome = await run(folder, server)

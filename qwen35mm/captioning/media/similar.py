@@ -100,42 +100,30 @@ class SimilarIndex(Generic[T]):
         if not 0 <= max_distance <= _FRAME_BITS:
             raise ValueError(f"max_distance must be 0 to {_FRAME_BITS} bits; got {max_distance}.")
         self._max_distance = max_distance
-        self._rows: dict[int, _Rows[T]] = {}
+        # By the number of frames: hashes [frame, medium] with room for more media, and the media's values.
+        self._media: dict[int, tuple[np.ndarray, list[T]]] = {}
 
     def add(self, similarity: int, value: T) -> None:
         """Adds a medium by its `similarity`."""
         frames = _unpacked(similarity)
-        self._rows.setdefault(len(frames), _Rows(len(frames))).add(frames, value)
+        hashes, values = self._media.get(len(frames)) or (np.empty((len(frames), _INITIAL_CAPACITY), np.uint64), [])
+        if len(values) == hashes.shape[1]:
+            hashes = np.concatenate([hashes, np.empty_like(hashes)], axis=1)
+        hashes[:, len(values)] = frames
+        values.append(value)
+        self._media[len(frames)] = hashes, values
 
     def find(self, similarity: int) -> T | None:
         """The value of the near-duplicate with the fewest bits of difference, the first added of equals; or None."""
         frames = _unpacked(similarity)
-        rows = self._rows.get(len(frames))
-        return None if rows is None else rows.find(frames, self._max_distance)
-
-
-class _Rows(Generic[T]):
-    """The media with one number of frames."""
-
-    def __init__(self, num_frames: int) -> None:
-        self._hashes = np.empty((num_frames, _INITIAL_CAPACITY), np.uint64)
-        self._values: list[T] = []
-
-    def add(self, frames: Sequence[int], value: T) -> None:
-        num = len(self._values)
-        if num == self._hashes.shape[1]:
-            self._hashes = np.concatenate([self._hashes, np.empty_like(self._hashes)], axis=1)
-        self._hashes[:, num] = frames
-        self._values.append(value)
-
-    def find(self, frames: Sequence[int], max_distance: int) -> T | None:
-        near = np.arange(len(self._values))
-        totals = np.zeros(len(self._values), np.int64)
-        for row, frame in zip(self._hashes, frames, strict=True):
+        hashes, values = self._media.get(len(frames), (np.empty((len(frames), 0), np.uint64), []))
+        near = np.arange(len(values))
+        totals = np.zeros(len(values), np.int64)
+        for row, frame in zip(hashes, frames, strict=True):
             distances = np.bitwise_count(row[near] ^ np.uint64(frame)).astype(np.int64)
-            kept = distances <= max_distance
+            kept = distances <= self._max_distance
             near, totals = near[kept], totals[kept] + distances[kept]
-        return self._values[near[totals.argmin()]] if len(near) else None
+        return values[near[totals.argmin()]] if len(near) else None
 
 
 def _unpacked(similarity: int) -> list[int]:

@@ -1,4 +1,8 @@
-"""Worker processes that read media ahead of the model, each used by one thread at a time, which can end it."""
+"""Media are read ahead of the model in child processes, each used by one thread at a time, which can end it.
+
+A decoder that crashes, or never ends, on a damaged file ends its process only. Standard input and output of a child
+carry pickles. When its input ends, so does the process, whatever it is at: it doesn't outlive a parent that was killed.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,143 @@ import contextlib
 import logging
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
-from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.media.worker import (
-    Failed,
-    Inspected,
-    MediumForm,
-    Prepared,
-    inspect,
-    prepare,
-    read_message,
-    write_message,
-)
-from qwen35mm_preprocess import MediaProcessor
+from qwen35mm.captioning.items import Item, failure_kind
+from qwen35mm.captioning.media.similar import media_similarity
+from qwen35mm_preprocess import MediaError, MediaPlan, MediaProcessor, PreparedMedia
+
+if TYPE_CHECKING:
+    from qwen35mm.prompt import EncodedMedium
 
 logger = logging.getLogger(__name__)
 
 # An inspection hashes a file, a decoding may take a long video: slower than this is stuck.
 TIMEOUT_S = 600.0
 # Not `-m`: the child's classes have to be those that the pickles name.
-_COMMAND = (sys.executable, "-c", "from qwen35mm.captioning.media.worker import main; main()")
+_COMMAND = (sys.executable, "-c", "from qwen35mm.captioning.media.workers import main; main()")
+
+MediumForm = Literal["pixels", "frames", "video_url"]
+"""What a medium is prepared as: the engine's own input, or a part of a server's request with videos as `VideoMode`."""
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What an item is; `digest` and `plan` where they were asked for.
+
+    Attributes:
+        status: of the file before its bytes were read, None for what isn't a file.
+    """
+
+    digest: bytes | None
+    plan: MediaPlan | None
+    status: os.stat_result | None
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A medium as a backend takes it, and what it looks like; see `similar`."""
+
+    medium: PreparedMedia | EncodedMedium
+    similarity: int | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What went wrong with an item, `kind` as in `failures.jsonl`."""
+
+    kind: str
+    message: str
+
+
+# What was read must be the bytes that the caption is kept under.
+CHANGED = Failed("changed", "The file changed while it was read. Run again when nothing writes to it.")
+
+
+def inspect(item: Item, processor: MediaProcessor, *, with_digest: bool, with_plan: bool) -> Inspected:
+    """What an item is, without decoding it.
+
+    Args:
+        with_digest: whether its bytes are hashed; not where the digest is known.
+        with_plan: whether it is planned: its size, its length and what it costs.
+    """
+    source = item.read()
+    status = source.stat() if isinstance(source, Path) else None
+    digest = item.digest() if with_digest else None
+    return Inspected(digest, processor.plan(source, item.kind) if with_plan else None, status)
+
+
+def prepare(
+    item: Item, processor: MediaProcessor, *, digest: bytes, form: MediumForm, with_similarity: bool
+) -> Prepared | Failed:
+    """An item as a backend takes it.
+
+    Args:
+        digest: of the bytes that its caption is for.
+        with_similarity: whether it is compared with other media.
+    """
+    source = item.read()
+    medium = processor.prepare(source, kind=item.kind) if form == "pixels" or with_similarity else None
+    similarity = None
+    if with_similarity:
+        assert medium is not None
+        processing = processor.image_processing if item.kind == "image" else processor.video_processing
+        similarity = media_similarity(medium, processing)
+    if form != "pixels":
+        # A second of a process's start, for those that need it.
+        from qwen35mm.backends.remote.media import encode_medium
+        from qwen35mm.prompt import Image, Video
+
+        medium = encode_medium(Image(source) if item.kind == "image" else Video(source), processor, form)
+    assert medium is not None
+    return Prepared(medium, similarity) if item.digest() == digest else CHANGED
+
+
+def main() -> None:
+    """The child's program."""
+    answers = os.fdopen(os.dup(1), "wb")
+    # Nothing that a library prints may come between the answers.
+    os.dup2(2, 1)
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(os.fdopen(os.dup(0), "rb"), messages), daemon=True).start()
+    while True:
+        _send(answers, work(*messages.get()))
+
+
+def _receive(stream: BinaryIO, messages: queue.SimpleQueue[Any]) -> None:
+    """Hands messages on; at the end of their stream nobody waits for an answer, also in the middle of a decoding."""
+    try:
+        while True:
+            messages.put(pickle.load(stream))
+    finally:
+        os._exit(0)
+
+
+def _send(stream: BinaryIO, value: object) -> None:
+    pickle.dump(value, stream, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.flush()
+
+
+def work(
+    function: Callable[..., Inspected | Prepared | Failed], item: Item, processor: MediaProcessor, options: Any
+) -> Inspected | Prepared | Failed:
+    """Calls `inspect` or `prepare`; what the item is to blame for becomes `Failed`."""
+    try:
+        return function(item, processor, **options)
+    except MediaError as error:
+        return Failed(failure_kind(error), str(error))
+    except OSError as error:
+        return Failed("unreadable", f"The file can't be read: {error.strerror or type(error).__name__}.")
+    except MemoryError:
+        return Failed("too large", "Memory ran out while it was decoded. Make it smaller, or lower the limits.")
 
 
 class MediaWorkers:
@@ -57,13 +172,13 @@ class MediaWorkers:
         self._closed = False
 
     async def inspect(self, item: Item, *, with_digest: bool, with_plan: bool) -> Inspected | Failed:
-        """See `worker.inspect`; `Failed` where the item can't be read."""
+        """See `inspect`; `Failed` where the item can't be read."""
         return await self._do(inspect, item, with_digest=with_digest, with_plan=with_plan)
 
     async def prepare(
         self, item: Item, digest: bytes, form: MediumForm, *, with_similarity: bool = False
     ) -> Prepared | Failed:
-        """See `worker.prepare`; `Failed` where the item can't be read."""
+        """See `prepare`; `Failed` where the item can't be read."""
         return await self._do(prepare, item, digest=digest, form=form, with_similarity=with_similarity)
 
     def close(self) -> None:
@@ -132,8 +247,8 @@ class _Process:
         timer.daemon = True
         timer.start()
         try:
-            write_message(cast(BinaryIO, self._child.stdin), message)
-            return read_message(cast(BinaryIO, self._child.stdout))
+            _send(cast(BinaryIO, self._child.stdin), message)
+            return pickle.load(cast(BinaryIO, self._child.stdout))
         except (OSError, EOFError, pickle.UnpicklingError):
             return None
         finally:

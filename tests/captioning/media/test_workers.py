@@ -20,8 +20,7 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.media import workers
-from qwen35mm.captioning.media.worker import Failed, Inspected, Prepared, inspect
-from qwen35mm.captioning.media.workers import MediaWorkers
+from qwen35mm.captioning.media.workers import Failed, Inspected, MediaWorkers, Prepared, inspect
 from qwen35mm.prompt import EncodedMedium, Image
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 from tests.captioning.fake_model import picture
@@ -30,8 +29,8 @@ from tests.children import environment
 # As the real one, but what happens on an item may be in its name.
 HOSTILE = """
 import os, sys, time
-from qwen35mm.captioning.media import worker
-real = worker.work
+from qwen35mm.captioning.media import workers
+real = workers.work
 def work(function, item, *arguments):
     if "crash" in item.name:
         os.kill(os.getpid(), 11)
@@ -41,8 +40,8 @@ def work(function, item, *arguments):
         print("a library says something", flush=True)
         os.write(1, b"and another")
     return real(function, item, *arguments)
-worker.work = work
-worker.main()
+workers.work = work
+workers.main()
 """
 PROCESSOR = MediaProcessor.from_pretrained(demo_model_path())
 
@@ -102,7 +101,7 @@ async def test_a_medium_for_a_server(two: MediaWorkers, tmp_path: Path) -> None:
 
 
 def test_a_process_that_reads_media_loads_no_model() -> None:
-    code = "import sys, qwen35mm.captioning.media.worker; print({'torch', 'httpx', 'transformers'} & set(sys.modules))"
+    code = "import sys, qwen35mm.captioning.media.workers; print({'torch', 'httpx', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert done.stdout == "set()\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,9 @@ class MediaPlan:
     unit_digests        one for each span in the prompt: an image, or a temporal patch of a video
     """
 
+    # For a program that keeps plans as JSON by pydantic: values are what they say, and no key is dropped.
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+
     kind: MediaKind
     source_size: Size
     size: Size
@@ -62,6 +65,7 @@ class MediaPlan:
         if self.kind not in ("image", "video"):
             raise MediaPlanError(f"A media plan is of kind image or video, not {self.kind!r}.")
         _require(min(self.grid_thw) > 0 and min(self.size) > 0 and self.num_tokens > 0, "a size of zero")
+        _require(min(self.num_prompt_tokens, self.cache_bytes) >= 0, "a cost below zero")
         if self.kind == "image":
             _require(self.grid_thw.t == 1, "an image of several temporal patches")
         else:
@@ -69,6 +73,7 @@ class MediaPlan:
             if indices is None or times is None or timestamps is None:
                 raise MediaPlanError("The media plan is damaged: a video without frames. Make a new plan.")
             _require(0 < len(indices) == len(times), "frames and times that don't match")
+            _require(indices[0] >= 0, "a frame before the first")
             _require(len(timestamps) == self.grid_thw.t, "timestamps and temporal patches that don't match")
             _require(all(a < b for a, b in pairwise(indices)), "frames out of order")
         units = None if self.unit_digests is None else len(self.unit_digests)

@@ -3,7 +3,7 @@
 records, tree     Node, Attachment, Conversation as they are kept; Tree
 store, media      ConversationStore: who has which conversations; MediaStore: files by their SHA-256
 database, tables  SQLite
-archive           export and import: ZIP with JSON and the files; markdown, archive_reader are its parts
+archive           export and import: ZIP with JSON and the files; markdown: for reading
 documents         text and PDF files as context
 prompting         from the messages that a person sees to those that the model gets
 drafts, settings  what a message will cost, and what would fit

@@ -11,8 +11,8 @@ A JSON file is one object, in UTF-8:
     title, created_s, updated_s (seconds since the epoch), settings (an object)
     head        id of the message that is shown last, or null
     first       id of the oldest message that prompts still hold, or null for all
-    messages    objects with the fields of `tree.Node`, parents by id, in the order in which they came; `attachments`
-                are objects with the fields of `tree.Attachment`, `plan` an object with those of `MediaPlan`, or null
+    messages    objects with the fields of `records.Node`, parents by id, in the order in which they came; `attachments`
+                are objects with the fields of `records.Attachment`, `plan` an object with those of `MediaPlan`, or null
 
 No key is left out, and none is added without a new version.
 """
@@ -24,33 +24,55 @@ import dataclasses
 import hashlib
 import json
 import re
+import struct
 import unicodedata
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from qwen35mm.chat.archive_reader import MAX_FILES, ArchiveReader, shown
-from qwen35mm.chat.markdown import export_markdown, markdown, media_names
-from qwen35mm.chat.records import Conversation, Id, Node, Time, node_values, place_of, read_node
+from qwen35mm.chat.markdown import markdown, media_names
+from qwen35mm.chat.records import KEPT, Conversation, Id, Node, Time, place_of
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
 
-__all__ = ["export_markdown", "export_zip", "import_zip"]
+MAX_FILES = 20_000
+_MAX_JSON_BYTES = 64 << 20
+# The list of 20,000 files takes half of this. zipfile reads the list in one piece.
+_MAX_READ_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 20
+_MAX_TITLE_BYTES = 150
 
 _FORMAT = "qwen35mm-conversation"
 _VERSION = 1
-_PIECE_BYTES = 1 << 20
-_MAX_TITLE_BYTES = 150
+_CONVERSATION = re.compile(r"conversations/[0-9a-f]{32}\.json")
+_MEDIA = re.compile(r"media/([0-9a-f]{64})\.[a-z0-9]{1,8}")
+_READABLE = re.compile(r"[^/\\]+\.md")
+_FOLDERS = ("conversations/", "media/")
+_IS_ENCRYPTED = 1
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
+# What zipfile raises for damaged archives, and for what it doesn't support.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OSError,
+    OverflowError,
+    ValueError,
+)
 
-class _Conversation(BaseModel):
-    """A JSON file; its messages are read one by one."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+class _File(BaseModel):
+    """A JSON file."""
+
+    model_config = KEPT
 
     format: str
     version: int
@@ -60,7 +82,7 @@ class _Conversation(BaseModel):
     head: Id | None
     first: Id | None
     settings: dict[str, Any]
-    messages: list[Any]
+    messages: list[Node]
 
 
 def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[str], stream: BinaryIO) -> None:
@@ -71,8 +93,20 @@ def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[
         ArchiveError: there would be more files than an import reads.
         StorageError: a message's file is gone or damaged, or can't be read; the archive can't be written.
     """
+    names: dict[str, str] = {}
+    titles: dict[str, int] = {}
     try:
-        _write(store, owner, conversation_ids, stream)
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+            for num_conversations, conversation_id in enumerate(dict.fromkeys(conversation_ids)):
+                conversation, tree = store.read(owner, conversation_id)
+                names = media_names((file for node in tree.nodes.values() for file in node.attachments), names)
+                if 2 * num_conversations + len(names) + 2 > MAX_FILES:
+                    raise ArchiveError("These are too many conversations and files for one archive. Export fewer.")
+                archive.writestr(f"conversations/{conversation.id}.json", _to_json(conversation, tree))
+                text = markdown(tree.path(conversation.head), conversation.title, names)
+                archive.writestr(f"{_file_name(conversation.title, titles)}.md", text)
+            for digest, name in names.items():
+                _write_media(store, digest, archive, name)
     except OSError as error:
         raise StorageError("The archive can't be written: the disk is full or fails.") from error
 
@@ -80,7 +114,8 @@ def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[
 def import_zip(store: ConversationStore, owner: str, stream: BinaryIO, *, max_bytes: int) -> list[Conversation]:
     """Adds the conversations of an archive under new ids: all of them, or none after an error.
 
-    A reply that was being written when it was exported is "stopped".
+    A reply that was being written when it was exported is "stopped". Anybody may have made the archive: nothing in it
+    is trusted, and nothing of it is unpacked by its name.
 
     Args:
         stream: seekable.
@@ -90,23 +125,34 @@ def import_zip(store: ConversationStore, owner: str, stream: BinaryIO, *, max_by
         ArchiveError: the archive is damaged, too large, of another version, or holds what no export writes.
         StorageError: the disk is full, or can't be written to.
     """
-    archive = ArchiveReader(stream, max_bytes=max_bytes)
-    if not archive.conversations:
-        raise ArchiveError("The archive holds no conversation. Choose a ZIP file that was exported here.")
-    digests = _check(archive)
-    new_digests = [digest for digest in digests if digest not in store.media]
+    with _damage_in_words("The archive"):
+        # The directory is read at once; an explicit close would only close the caller's stream.
+        archive = zipfile.ZipFile(cast(BinaryIO, _Bounded(stream)))
+    conversations, media = _list(archive, max_bytes)
+    new_digests = [digest for digest in media if digest not in store.media]
     imported: list[Conversation] = []
 
     def renewed() -> Iterator[tuple[Conversation, Tree]]:
-        # Read again, one at a time: all of them may be more than the memory holds.
-        for name in archive.conversations:
-            conversation, tree = _with_new_ids(*_read(archive, name))
+        # Read one at a time: all of them may be more than the memory holds.
+        unused = dict(media)
+        for entry in conversations:
+            conversation, tree = _read(archive, entry)
+            for attachment in (file for node in tree.nodes.values() for file in node.attachments):
+                unused.pop(attachment.digest, None)
+                file = media.get(attachment.digest)
+                if file is None:
+                    raise ArchiveError(f"The archive lacks the file {_shown(attachment.name)} of a message.")
+                if file.file_size != attachment.num_bytes:
+                    raise ArchiveError(f"The file {_shown(attachment.name)} is damaged: its length is wrong.")
+            conversation, tree = _with_new_ids(conversation, tree)
             imported.append(conversation)
             yield conversation, tree
+        for file in unused.values():
+            raise ArchiveError(f"The archive has a file that no message refers to: {_shown(file.filename)}.")
 
     try:
-        for digest in digests:
-            _read_media(archive, digest, store)
+        for digest, entry in media.items():
+            _read_media(archive, digest, entry, store)
         store.insert(owner, renewed())
     except BaseException:
         with contextlib.suppress(StorageError):
@@ -115,72 +161,42 @@ def import_zip(store: ConversationStore, owner: str, stream: BinaryIO, *, max_by
     return imported
 
 
-def _write(store: ConversationStore, owner: str, conversation_ids: Iterable[str], stream: BinaryIO) -> None:
-    names: dict[str, str] = {}
-    titles: dict[str, int] = {}
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for num_conversations, conversation_id in enumerate(dict.fromkeys(conversation_ids)):
-            conversation, tree = store.read(owner, conversation_id)
-            names = media_names((file for node in tree.nodes.values() for file in node.attachments), names)
-            if 2 * num_conversations + len(names) + 2 > MAX_FILES:
-                raise ArchiveError("These are too many conversations and files for one archive. Export fewer at once.")
-            archive.writestr(f"conversations/{conversation.id}.json", _to_json(conversation, tree))
-            text = markdown(tree.path(conversation.head), conversation.title, names)
-            archive.writestr(f"{_file_name(conversation.title, titles)}.md", text)
-        for digest, name in names.items():
-            _write_media(store, digest, archive, name)
-
-
 def _to_json(conversation: Conversation, tree: Tree) -> str:
-    values: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, **vars(conversation)}
-    del values["id"]
-    values["settings"] = dict(conversation.settings)
-    values["messages"] = [node_values(node) for node in tree.nodes.values()]
-    return json.dumps(values, ensure_ascii=False, allow_nan=False, indent=1)
+    kept = {**vars(conversation), "settings": dict(conversation.settings), "messages": [*tree.nodes.values()]}
+    del kept["id"]
+    return _File.model_construct(format=_FORMAT, version=_VERSION, **kept).model_dump_json(indent=1)
 
 
-def _read(archive: ArchiveReader, name: str) -> tuple[Conversation, Tree]:
+def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversation, Tree]:
     """A conversation with the archive's own ids. Raises ArchiveError."""
+    name = _shown(entry.filename)
+    with _damage_in_words(name), archive.open(entry) as file:
+        # No more than is declared: a size that lies would fill the memory.
+        text = file.read(entry.file_size)
     try:
-        text = archive.read(name).decode("utf-8")
-        values = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        values = json.loads(text)
     except (ValueError, RecursionError):
-        raise ArchiveError(f"{shown(name)} in the archive is no JSON file that was exported here.") from None
+        raise ArchiveError(f"{name} in the archive is no JSON file that was exported here.") from None
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
-        raise ArchiveError(f"{shown(name)} in the archive is no conversation that was exported here.")
+        raise ArchiveError(f"{name} in the archive is no conversation that was exported here.")
     if values.get("version") != _VERSION or isinstance(values["version"], bool):
         raise ArchiveError(
-            f"{shown(name)} in the archive is of another version than {_VERSION}, which is read here: "
+            f"{name} in the archive is of another version than {_VERSION}, which is read here: "
             f"import it with the program that wrote it, or update this one."
         )
     try:
-        return _from_json(values)
-    except ConversationDataError as error:
-        raise ArchiveError(f"{shown(name)} in the archive is damaged. {error}") from None
-
-
-def _from_json(values: dict[str, Any]) -> tuple[Conversation, Tree]:
-    try:
-        read = _Conversation.model_validate(values)
+        read = _File.model_validate_json(text)
+        if read.model_dump(mode="json") != values:
+            raise ConversationDataError("A key is missing in it.")
+        tree = Tree(read.messages)
+        if not {read.head, read.first} <= {None, *tree.nodes}:
+            raise ConversationDataError("Its head or its first is no message of it.")
     except ValidationError as error:
-        raise ConversationDataError(f"Its {place_of(error)} is missing, or is of another form.") from None
-    tree = Tree(map(read_node, read.messages))
-    for name, node_id in (("head", read.head), ("first", read.first)):
-        if node_id is not None and node_id not in tree.nodes:
-            raise ConversationDataError(f"Its {name} is no message of it.")
+        raise ArchiveError(f"{name} in the archive is damaged. Its {place_of(error)} is of another form.") from None
+    except ConversationDataError as error:
+        raise ArchiveError(f"{name} in the archive is damaged. {error}") from None
     kept = read.model_dump(exclude={"format", "version", "messages"})
     return Conversation(id="", **kept), tree
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key twice")
-    return values
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _with_new_ids(conversation: Conversation, tree: Tree) -> tuple[Conversation, Tree]:
@@ -191,37 +207,59 @@ def _with_new_ids(conversation: Conversation, tree: Tree) -> tuple[Conversation,
         return dataclasses.replace(node, id=ids[node.id], parent=ids[node.parent], status=status)
 
     head, first = ids[conversation.head], ids[conversation.first]
-    return (
-        dataclasses.replace(conversation, id=new_id(), head=head, first=first),
-        Tree(map(renewed, tree.nodes.values())),
-    )
+    renewed_tree = Tree(map(renewed, tree.nodes.values()))
+    return dataclasses.replace(conversation, id=new_id(), head=head, first=first), renewed_tree
 
 
-def _check(archive: ArchiveReader) -> list[str]:
-    """Reads every conversation; the digests that they refer to. Raises ArchiveError."""
-    digests: dict[str, None] = {}
-    for name in archive.conversations:
-        _, tree = _read(archive, name)
-        for attachment in (file for node in tree.nodes.values() for file in node.attachments):
-            media = archive.media.get(attachment.digest)
-            if media is None:
-                raise ArchiveError(f"The archive lacks the file {shown(attachment.name)} of a message.")
-            if archive.num_bytes(media) != attachment.num_bytes:
-                raise ArchiveError(f"The file {shown(attachment.name)} in the archive is damaged: its length is wrong.")
-            digests[attachment.digest] = None
-    for digest, media in archive.media.items():
-        if digest not in digests:
-            raise ArchiveError(f"The archive has a file that no message refers to: {shown(media)}.")
-    return list(digests)
+def _list(archive: zipfile.ZipFile, max_bytes: int) -> tuple[list[zipfile.ZipInfo], dict[str, zipfile.ZipInfo]]:
+    """The JSON files, and the media by digest, checked by their names and declared sizes.
+
+    Raises:
+        ArchiveError: a foreign name or kind of file, a name twice, more than `max_bytes` unpacked, no conversation.
+    """
+    entries = archive.infolist()
+    if len(entries) > MAX_FILES:
+        raise ArchiveError(f"The archive has {len(entries):,} files; up to {MAX_FILES:,} are read.")
+    num_bytes = sum(entry.file_size for entry in entries)
+    if num_bytes > max_bytes:
+        raise ArchiveError(
+            f"The archive has {num_bytes / 2**20:,.1f} MiB when unpacked; {max_bytes / 2**20:,.1f} are allowed."
+        )
+    conversations, media, names = [], {}, set()
+    for entry in entries:
+        name = entry.filename
+        if name in names:
+            raise ArchiveError(f"The archive has two files named {_shown(name)}.")
+        names.add(name)
+        if name in _FOLDERS and entry.file_size == 0:
+            continue
+        if entry.flag_bits & _IS_ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ArchiveError(f"{_shown(name)} in the archive is encrypted, or compressed in a way that isn't read.")
+        if _CONVERSATION.fullmatch(name):
+            if entry.file_size > _MAX_JSON_BYTES:
+                raise ArchiveError(f"{_shown(name)} is larger than the {_MAX_JSON_BYTES >> 20} MiB that are read.")
+            conversations.append(entry)
+        elif found := _MEDIA.fullmatch(name):
+            if found[1] in media:
+                raise ArchiveError(f"The archive has one media file twice: {_shown(name)}.")
+            media[found[1]] = entry
+        elif not _READABLE.fullmatch(name):
+            raise ArchiveError(
+                f"The archive has a file that no export makes: {_shown(name)}. Choose a ZIP file that was exported "
+                "here."
+            )
+    if not conversations:
+        raise ArchiveError("The archive holds no conversation. Choose a ZIP file that was exported here.")
+    return conversations, media
 
 
-def _read_media(archive: ArchiveReader, digest: str, store: ConversationStore) -> None:
-    name = archive.media[digest]
-    with archive.open(name) as file:
+def _read_media(archive: zipfile.ZipFile, digest: str, entry: zipfile.ZipInfo, store: ConversationStore) -> None:
+    name = _shown(entry.filename)
+    with _damage_in_words(name), archive.open(entry) as file:
         try:
-            store.media.add(file, max_bytes=archive.num_bytes(name), digest=digest)
+            store.media.add(cast(BinaryIO, file), max_bytes=entry.file_size, digest=digest)
         except ConversationDataError:
-            raise ArchiveError(f"{shown(name)} in the archive is damaged: its content is another.") from None
+            raise ArchiveError(f"{name} in the archive is damaged: its content is another.") from None
 
 
 def _write_media(store: ConversationStore, digest: str, archive: zipfile.ZipFile, name: str) -> None:
@@ -247,3 +285,30 @@ def _file_name(title: str, taken: dict[str, int]) -> str:
         unique = f"{name} ({taken[name.casefold()]})"
     taken[unique.casefold()] = 1
     return unique
+
+
+class _Bounded:
+    """A stream that never gives a large piece, so that a list of files can't fill the memory."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size if 0 <= size <= _MAX_READ_BYTES else _MAX_READ_BYTES + 1)
+        if len(data) > _MAX_READ_BYTES:
+            raise ArchiveError("The archive's list of files is damaged or too long.")
+        return data
+
+
+def _shown(name: str) -> str:
+    """A name from an archive, fit for a message."""
+    return repr(name if len(name) <= 80 else f"{name[:40]}…{name[-39:]}")
+
+
+@contextlib.contextmanager
+def _damage_in_words(what: str) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise ArchiveError(f"{what} is damaged, or it is no ZIP file that was exported here.") from error

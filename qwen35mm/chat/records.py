@@ -1,19 +1,19 @@
 """What is kept of conversations, checked when it is read from outside and before it is written.
 
-Their JSON has every field under its own name; a media plan is what `MediaPlan.to_dict` makes of it.
+Their JSON has every field under its own name.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, Strict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from qwen35mm.errors import ConversationDataError
-from qwen35mm_preprocess import MediaPlan, MediaPlanError
+from qwen35mm_preprocess import MediaPlan
 
 Role = Literal["user", "assistant"]
 ReplyStatus = Literal["running", "finished", "length", "stopped", "failed"]
@@ -24,55 +24,8 @@ Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 # Since the epoch, before the year 10000: what a calendar can show.
 Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 # Values are what they say: no "5" for 5.
-_KEPT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always")
+KEPT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-_Sizes = Annotated[tuple[Count, Count], Strict(False)]
-_Counts = Annotated[tuple[Count, ...], Strict(False)]
-_Numbers = Annotated[tuple[float, ...], Strict(False)]
-_Texts = Annotated[tuple[str, ...], Strict(False)]
-
-
-# A list counts as a tuple, and nothing else does.
-class _PlanValues(BaseModel):
-    """The types of what `MediaPlan.to_dict` writes; `MediaPlan` checks what they say together."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    kind: str
-    source_size: _Sizes
-    size: _Sizes
-    grid_thw: Annotated[tuple[Count, Count, Count], Strict(False)]
-    num_tokens: Count
-    num_prompt_tokens: Count
-    cache_bytes: Count
-    processing: str
-    source_frames: Count | None
-    duration_s: float | None
-    frame_indices: _Counts | None
-    frame_times_s: _Numbers | None
-    timestamps_s: _Numbers | None
-    similar_difference: float | None
-    notes: _Texts
-    digest: str | None
-    unit_digests: _Texts | None
-
-
-def read_plan(values: object) -> MediaPlan | None:
-    """A plan by its JSON values, None by None, and a plan by itself.
-
-    Raises:
-        MediaPlanError: it is damaged or of another version.
-    """
-    if values is None or isinstance(values, MediaPlan):
-        return values
-    try:
-        return MediaPlan.from_dict(_PlanValues.model_validate(values).model_dump())
-    except ValidationError as error:
-        raise MediaPlanError(
-            f"The media plan is damaged: its {place_of(error)} can't be used. Make a new plan."
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -84,13 +37,13 @@ class Attachment:
     plan        what an image or a video costs in the prompt, fixed when it was sent
     """
 
-    __pydantic_config__ = _KEPT
+    __pydantic_config__ = KEPT
 
     digest: Annotated[str, Field(pattern=DIGEST)]
     kind: AttachmentKind
     name: str
     num_bytes: Count
-    plan: Annotated[MediaPlan | None, PlainValidator(read_plan)] = None
+    plan: MediaPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +62,7 @@ class Node:
     model       the name of the model that wrote it
     """
 
-    __pydantic_config__ = _KEPT
+    __pydantic_config__ = KEPT
 
     id: Id
     parent: Id | None
@@ -146,6 +99,7 @@ class Conversation:
 
 
 _NODE = TypeAdapter(Node)
+_PLAN = TypeAdapter(MediaPlan)
 
 
 def checked_node(node: Node) -> Node:
@@ -154,31 +108,6 @@ def checked_node(node: Node) -> Node:
         return _NODE.validate_python(node)
     except ValidationError as error:
         raise ConversationDataError(f"A message's {place_of(error)} can't be kept: it is of another form.") from None
-
-
-def node_values(node: Node) -> dict[str, Any]:
-    """JSON values that `read_node` reads back as an equal message."""
-    files = [{**vars(file), "plan": None if file.plan is None else file.plan.to_dict()} for file in node.attachments]
-    stats = None if node.stats is None else dict(node.stats)
-    return {**vars(node), "notes": list(node.notes), "attachments": files, "stats": stats}
-
-
-def read_node(values: object) -> Node:
-    """A message by its JSON values.
-
-    Raises:
-        ConversationDataError: they are none that `node_values` gives: no key is left out, and none is added.
-    """
-    _check_keys("message", values, Node)
-    files = values["attachments"]  # pyright: ignore[reportIndexIssue]
-    for file in files if isinstance(files, list) else ():
-        _check_keys("message's file", file, Attachment)
-    try:
-        return _NODE.validate_json(json.dumps(values))
-    except ValidationError as error:
-        raise ConversationDataError(f"A message's {place_of(error)} is of another form than is kept here.") from None
-    except MediaPlanError as error:
-        raise ConversationDataError(str(error)) from None
 
 
 def dump_object(values: object, what: str) -> str:
@@ -202,18 +131,19 @@ def load_object(text: str, what: str) -> dict[str, Any]:
     return values
 
 
+def dump_plan(plan: MediaPlan | None) -> str | None:
+    """A plan as text for `load_plan`."""
+    return None if plan is None else _PLAN.dump_json(plan).decode()
+
+
 def load_plan(text: str | None) -> MediaPlan | None:
     """A plan of another version is none: a new one can be made, and the conversation stays readable."""
     try:
-        return None if text is None else read_plan(json.loads(text))
-    except (MediaPlanError, ValueError):
+        plan = None if text is None else _PLAN.validate_json(text)
+    except ValidationError:
         return None
-
-
-def _check_keys(what: str, values: object, kind: type) -> None:
-    names = {field.name for field in fields(kind)}
-    if not isinstance(values, dict) or set(values) != names:
-        raise ConversationDataError(f"A {what} must be a JSON object with the keys {', '.join(sorted(names))}.")
+    # A key that is missing was not known to the version that wrote it.
+    return plan if plan is None or _PLAN.dump_python(plan, mode="json") == json.loads(text or "") else None
 
 
 def place_of(error: ValidationError) -> str:

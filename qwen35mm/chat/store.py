@@ -19,7 +19,16 @@ from typing import Any
 
 from qwen35mm.chat.database import Database
 from qwen35mm.chat.media import MediaStore
-from qwen35mm.chat.records import Attachment, Conversation, Node, checked_node, dump_object, load_object, load_plan
+from qwen35mm.chat.records import (
+    Attachment,
+    Conversation,
+    Node,
+    checked_node,
+    dump_object,
+    dump_plan,
+    load_object,
+    load_plan,
+)
 from qwen35mm.chat.tables import MIGRATIONS
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ConversationDataError, NotFoundError
@@ -334,11 +343,18 @@ def _columns(node: Node, names: str) -> dict[str, Any]:
 
 def _insert_attachments(connection: sqlite3.Connection, node: Node) -> None:
     for position, attachment in enumerate(node.attachments):
-        plan = None if attachment.plan is None else dump_object(attachment.plan.to_dict(), "media plan")
         connection.execute(
             "INSERT INTO attachments (node, position, digest, kind, name, num_bytes, plan) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (node.id, position, attachment.digest, attachment.kind, attachment.name, attachment.num_bytes, plan),
+            (
+                node.id,
+                position,
+                attachment.digest,
+                attachment.kind,
+                attachment.name,
+                attachment.num_bytes,
+                dump_plan(attachment.plan),
+            ),
         )
 
 

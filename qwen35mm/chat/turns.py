@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from qwen35mm.chat.archive import export_markdown
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.drafts import Draft, Drafts
+from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.prompting import prompt_messages, prompt_path, prompt_path_before
 from qwen35mm.chat.records import Attachment, AttachmentKind, Conversation, Node
 from qwen35mm.chat.replies import Replies, Work

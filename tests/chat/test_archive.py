@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat.archive import export_markdown, export_zip, import_zip
+from qwen35mm.chat.archive import export_zip, import_zip
+from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.records import Attachment, Conversation
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from qwen35mm.chat.archive import export_markdown, export_zip, import_zip
+from qwen35mm.chat.archive import export_zip, import_zip
 from qwen35mm.chat.documents import (
     count_pdf_pages,
     detect_document,
@@ -24,6 +24,7 @@ from qwen35mm.chat.documents import (
     read_text,
     render_pdf_pages,
 )
+from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.say import say

@@ -156,7 +156,7 @@ def attention_pairs(s: Shapes, dtype: torch.dtype) -> Iterator[Pair]:
     yield (
         "vision_attention",
         f"P=1024 {s.vision_heads}x{s.vision_head_dim}, one frame",
-        lambda: cpu.vision_attention(q, k, v, [0, 1024]),
+        lambda: cpu.vision_attention(q, k, v, 1),
         lambda: sdpa_attention_forward(vision, *batched, attention_mask=None)[0][0],  # type: ignore[arg-type]
     )
 

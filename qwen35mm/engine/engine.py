@@ -173,7 +173,9 @@ class Engine:
         """Asserts that every block, state and pin belongs to a running request, a commit or the cache."""
         prefills = [running.prefill for running in self._running.values()] + self._commits.prefills
         starts = [prefill.start for prefill in prefills if prefill.start]
-        caches = [start.sequence for start in starts] + [c for r in self._running.values() for c in r.caches]
+        caches = [start.sequence for start in starts] + [
+            r.cache for running in self._running.values() for r in running.replies if r.cache is not None
+        ]
         self.runtime.prefixes.check_integrity(dict.fromkeys(caches), starts)
         self.runtime.vision.check_integrity()
 

@@ -5,21 +5,20 @@ What it computes goes into the cache segment by segment, so that work that is br
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
 
-from qwen35mm.cache import Chain, OutOfBlocksError, SequenceCache, Start
+from qwen35mm.cache import CacheReport, Chain, OutOfBlocksError, SequenceCache, Start
 from qwen35mm.cache.policy import states_to_keep
-from qwen35mm.cache.report import MissReason, Tier
 from qwen35mm.engine.batches import prefill_batch, upload
 from qwen35mm.engine.events import Progress
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
-from qwen35mm.engine.vision import VisionUnit, VisionWork, needed_units
-from qwen35mm.prompt import Prompt
+from qwen35mm.engine.vision import VisionUnit, VisionUnits, encode, needed_units, place
 from qwen35mm_preprocess import PreparedMedia
 
 T = TypeVar("T")
@@ -38,7 +37,6 @@ class Prefill:
 
     Attributes:
         start: where in the cache it began; None before.
-        vision: the tower's work, once it is known.
         last_hidden: [1, hidden] of the prompt's last token, once `done`; None without the tail.
     """
 
@@ -46,17 +44,16 @@ class Prefill:
         self.source = source
         self.done = False
         self.start: Start | None = None
-        self.vision: VisionWork | None = None
         self.last_hidden: torch.Tensor | None = None
         self._runtime = runtime
+        self._prompt = source.prompt
         self._chain = Chain.of(source.prompt, runtime.root, salt=source.salt, salt_from=source.salt_from)
         self._stop = len(source.prompt.token_ids) if with_tail else source.prompt.tail_start
+        self._keeps = runtime.reuse and source.retain != "nothing"
+        self._created_s = time.monotonic()
+        self._num_cached_units = self._num_encoded_units = 0
         self._reading: Future[Any] | None = None
         self._work = self._run()
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.source.prompt
 
     @property
     def blocked(self) -> bool:
@@ -69,19 +66,6 @@ class Prefill:
         assert self.start is not None, "the prefill hasn't begun"
         return self.start.sequence
 
-    @property
-    def num_cached_tokens(self) -> int:
-        return self._chain.stop(self.start.num_segments) if self.start else 0
-
-    @property
-    def tokens_from(self) -> Mapping[Tier, int]:
-        return self.start.tokens_from if self.start else {}
-
-    @property
-    def miss(self) -> MissReason | None:
-        """Why no more of the prompt was found in the cache."""
-        return self.start.miss if self.start else None
-
     def step(self) -> list[Progress]:
         """Does a bounded piece of work: some vision layers, or one piece of the prompt; [] where it waits for a file.
 
@@ -91,10 +75,7 @@ class Prefill:
         """
         told: list[Progress] = []
         while not (self.done or self.blocked):
-            try:
-                found = next(self._work)
-            except StopIteration:
-                break
+            found = next(self._work)
             if isinstance(found, OutOfBlocksError):
                 raise found
             if found is not None:
@@ -116,18 +97,41 @@ class Prefill:
             self.start.sequence.free()
         self.unpin()
 
+    def report(self, first_token_s: float | None, decode_s: float, cache_bytes: int) -> CacheReport:
+        """What the cache did for a reply.
+
+        Args:
+            first_token_s: of `time.monotonic`; None where there was none.
+        """
+        assert self.start is not None
+        num_cached = self._chain.stop(self.start.num_segments)
+        return CacheReport(
+            num_cached_tokens=num_cached,
+            cached_from=dict(self.start.tokens_from),
+            num_prefilled_tokens=len(self._prompt.token_ids) - num_cached,
+            miss=self.start.miss,
+            num_encoded_units=self._num_encoded_units,
+            num_cached_units=self._num_cached_units,
+            prefill_s=0.0 if first_token_s is None else first_token_s - self._created_s,
+            decode_s=decode_s,
+            cache_bytes=cache_bytes,
+        )
+
     def _run(self) -> Work[None]:
-        self.start = yield from self._begin()
-        keeps_shared = self._runtime.reuse and self.source.retain == "shared"
+        self.start = start = yield from self._begin()
+        keeps_shared = self._keeps and self.source.retain == "shared"
         num_seen = self._runtime.prefixes.sight(self._chain) if keeps_shared else 0
-        units = self._needed_units()
-        kept = yield from self._find_features(units)
-        media = yield from self._read_media(units, kept)
-        self.vision = vision = self._encoding(units, kept, media)
-        while not vision.finished:
-            vision.step()
-            yield Progress("encode", vision.done, vision.total)
-        yield from self._run_pieces(vision, num_seen)
+        plans = [medium.plan for medium in self.source.media]
+        first, root, salt = self._chain.stop(start.num_segments), self._runtime.root, self.source.salt
+        units = needed_units(self._prompt, plans, first, self._stop, root=root, salt=salt)
+        features = yield from self._find_features(list(units.values()))
+        missing = [unit for unit in units.values() if unit.address not in features]
+        self._num_cached_units, self._num_encoded_units = len(units) - len(missing), len(missing)
+        features |= yield from self._encode(missing, self._worth_keeping(units))
+        yield from self._run_pieces(start, units, features, num_seen)
+        self.done = True
+        # Where nothing was left to run, this is the step's end.
+        yield None
 
     def _result(self, future: Future[T]) -> Work[T]:
         self._reading = future
@@ -136,6 +140,14 @@ class Prefill:
         self._reading = None
         return future.result()
 
+    def _with_room(self, attempt: Callable[[], T]) -> Work[T]:
+        """What takes blocks, tried until there are some."""
+        while True:
+            try:
+                return attempt()
+            except OutOfBlocksError as error:
+                yield error
+
     def _begin(self) -> Work[Start]:
         """Looks up the longest cached beginning, in memory first, and begins a sequence there."""
         runtime, chain = self._runtime, self._chain
@@ -143,45 +155,50 @@ class Prefill:
             return Start(runtime.pools.new_sequence(), 0)
         loading = runtime.prefixes.load(chain)
         loaded = None if loading is None else (yield from self._result(loading))
-        while True:
-            try:
-                start = runtime.prefixes.begin(chain, loaded)
-                break
-            except OutOfBlocksError as error:
-                yield error
-        return start
-
-    def _needed_units(self) -> list[VisionUnit]:
-        """The vision units of what is to be computed."""
-        plans = [medium.plan for medium in self.source.media]
-        root, salt = self._runtime.root, self.source.salt
-        return needed_units(self.prompt, plans, self.num_cached_tokens, self._stop, root=root, salt=salt)
+        return (yield from self._with_room(lambda: runtime.prefixes.begin(chain, loaded)))
 
     def _find_features(self, units: Sequence[VisionUnit]) -> Work[dict[bytes, torch.Tensor]]:
         """The units' embeddings that are kept, in memory or on the disk, by address."""
         runtime = self._runtime
         if not runtime.reuse:
             return {}
+        device = runtime.model.visual.device
         kept = {unit.address: runtime.vision.features(unit.address) for unit in units}
-        kept = {address: features for address, features in kept.items() if features is not None}
-        missing = [unit for unit in units if unit.address not in kept]
+        found = {address: features.to(device) for address, features in kept.items() if features is not None}
+        missing = [unit for unit in units if unit.address not in found]
         if not missing or runtime.disk is None:
-            return kept
+            return found
         loaded = yield from self._result(runtime.disk.load_vision([unit.address for unit in missing]))
         config, dtype = runtime.model.config, runtime.model.dtype
         for unit in missing:
             features = loaded.get(unit.address)
             shape = (unit.grid_thw.num_tokens(config.vision.spatial_merge_size), config.text.hidden_size)
             if features is not None and features.shape == shape and features.dtype == dtype:
-                kept[unit.address] = features
+                found[unit.address] = features.to(device)
                 runtime.vision.keep(unit.address, features, is_new=False)
-        return kept
+        return found
 
-    def _read_media(
-        self, units: Sequence[VisionUnit], kept: Mapping[bytes, torch.Tensor]
-    ) -> Work[dict[int, PreparedMedia]]:
-        """The pixels that units without kept embeddings are made of, by medium."""
-        indices = list(dict.fromkeys(unit.media_index for unit in units if unit.address not in kept))
+    def _worth_keeping(self, units: VisionUnits) -> frozenset[bytes]:
+        """The addresses of units whose new embeddings are kept, as the request's purpose asks for."""
+        addresses = frozenset(unit.address for unit in units.values()) if self._keeps else frozenset()
+        return self._runtime.vision.sight(addresses) if self.source.retain == "shared" else addresses
+
+    def _encode(self, units: Sequence[VisionUnit], worth_keeping: frozenset[bytes]) -> Work[dict[bytes, torch.Tensor]]:
+        """The embeddings of units that nothing is kept of, by address."""
+        runtime, found = self._runtime, {}
+        media = yield from self._read_media(list(dict.fromkeys(unit.media_index for unit in units)))
+        depth = runtime.model.config.vision.depth
+        for index, unit in enumerate(units):
+            for num_layers, features in encode(runtime.model.visual, unit, media[unit.media_index]):
+                if features is not None:
+                    found[unit.address] = features
+                    if unit.address in worth_keeping:
+                        runtime.vision.keep(unit.address, features)
+                yield Progress("encode", index * depth + num_layers, len(units) * depth)
+        return found
+
+    def _read_media(self, indices: Sequence[int]) -> Work[dict[int, PreparedMedia]]:
+        """Media with their pixels."""
         media: dict[int, PreparedMedia] = {}
         for index in indices:
             medium = self.source.media[index]
@@ -192,71 +209,54 @@ class Prefill:
             media[index] = medium
         return media
 
-    def _encoding(
-        self, units: Sequence[VisionUnit], kept: Mapping[bytes, torch.Tensor], media: Mapping[int, PreparedMedia]
-    ) -> VisionWork:
-        """The tower's work; its embeddings are kept as the request's purpose asks for."""
-        runtime, to_keep = self._runtime, frozenset(unit.address for unit in units)
-        if not runtime.reuse or self.source.retain == "nothing":
-            to_keep = frozenset()
-        elif self.source.retain == "shared":
-            to_keep = runtime.vision.sight(to_keep)
-        return VisionWork(runtime.model.visual, runtime.vision, units, kept, media, to_keep)
+    def _run_pieces(
+        self, start: Start, units: VisionUnits, features: Mapping[bytes, torch.Tensor], num_seen: int
+    ) -> Work[None]:
+        """Runs what is left of the prompt.
 
-    def _run_pieces(self, vision: VisionWork, num_seen: int) -> Work[None]:
-        model, prompt, cache = self._runtime.model, self.prompt, self.cache
+        Args:
+            num_seen: how many of the first segments were asked for before, by a request that keeps what is shared.
+        """
+        model, prompt, cache = self._runtime.model, self._prompt, start.sequence
+        num_tokens = len(prompt.token_ids)
         token_ids, positions = upload(prompt.token_ids, model.device), upload(prompt.positions, model.device)
-        for start, stop, segment_index in self._pieces():
-            while True:
-                try:
-                    cache.prepare(stop - start)
-                    break
-                except OutOfBlocksError as error:
-                    yield error
-            embeds = model.embed_tokens(token_ids[start:stop])
-            vision.place(prompt, embeds, start)
-            hidden = model(prefill_batch(cache, embeds, positions[:, start:stop]))
-            cache.advance(stop - start)
-            if segment_index is not None:
-                self._publish(segment_index, num_seen)
-            if stop == len(prompt.token_ids):
+        for begin, stop, segment_index in self._pieces(start.num_segments):
+            yield from self._with_room(lambda size=stop - begin: cache.prepare(size))
+            embeds = model.embed_tokens(token_ids[begin:stop])
+            place(prompt, units, features, embeds, begin)
+            hidden = model(prefill_batch(cache, embeds, positions[:, begin:stop]))
+            cache.advance(stop - begin)
+            if segment_index is not None and self._keeps:
+                self._publish(start, segment_index, num_seen)
+            if stop == num_tokens:
                 self.last_hidden = hidden[-1:]
                 cache.rope_delta = prompt.rope_delta
             self.done = stop == self._stop
-            yield Progress("prefill", stop, len(prompt.token_ids))
-        self.done = True
+            yield Progress("prefill", stop, num_tokens)
 
-    def _pieces(self) -> Iterator[tuple[int, int, int | None]]:
-        """What is left to run: (start, stop, the segment that ends there, if one does)."""
-        assert self.start is not None
-        segments = list(enumerate(self._chain.segments))[self.start.num_segments :]
+    def _pieces(self, num_segments: int) -> Iterator[tuple[int, int, int | None]]:
+        """What is left to run behind the first segments: (start, stop, the segment that ends there, if one does)."""
+        segments = list(enumerate(self._chain.segments))[num_segments:]
         bounds: list[tuple[int, int, int | None]] = [(each.start, each.stop, index) for index, each in segments]
-        if self.prompt.tail_start < self._stop:
-            bounds.append((self.prompt.tail_start, self._stop, None))
+        if self._prompt.tail_start < self._stop:
+            bounds.append((self._prompt.tail_start, self._stop, None))
         size = self._runtime.piece_tokens
         for start, stop, index in bounds:
             for at in range(start, stop, size):
                 yield at, min(at + size, stop), index if at + size >= stop else None
 
-    def _publish(self, index: int, num_seen: int) -> None:
-        """Enters a segment that was just computed, as the request's purpose asks for.
-
-        Args:
-            num_seen: how many of the first segments were asked for before.
-        """
-        runtime, chain, retain = self._runtime, self._chain, self.source.retain
-        assert self.start is not None
-        if not runtime.reuse or retain == "nothing":
-            return
-        if retain == "shared":
+    def _publish(self, start: Start, index: int, num_seen: int) -> None:
+        """Enters a segment that was just computed, as the request's purpose asks for."""
+        prefixes, chain, system_stop = self._runtime.prefixes, self._chain, self._prompt.system_stop
+        if self.source.retain == "shared":
             if index < num_seen:
-                keep = index == num_seen - 1 or chain.segments[index].stop == self.prompt.system_stop
-                runtime.prefixes.publish(chain, index, self.cache, self.start, keep_state=keep)
+                keep = index == num_seen - 1 or chain.segments[index].stop == system_stop
+                prefixes.publish(chain, index, start.sequence, start, keep_state=keep)
             return
-        kept = states_to_keep(chain.segments, system_stop=self.prompt.system_stop)
+        kept = states_to_keep(chain.segments, system_stop=system_stop)
         # The newest state stays until the next one is there: work that is broken off goes on from its last cut.
-        runtime.prefixes.publish(chain, index, self.cache, self.start, keep_state=True)
+        prefixes.publish(chain, index, start.sequence, start, keep_state=True)
         if index == len(chain) - 1:
-            runtime.prefixes.thin(chain, kept)
-        elif index > self.start.num_segments and index - 1 not in kept:
-            runtime.prefixes.drop_state(chain, index - 1)
+            prefixes.thin(chain, kept)
+        elif index > start.num_segments and index - 1 not in kept:
+            prefixes.drop_state(chain, index - 1)

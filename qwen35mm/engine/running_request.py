@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qwen35mm.cache import CachePools, CacheReport, SequenceCache
+from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.engine.events import FinishReason, MediaReport, Result, TextDelta
 from qwen35mm.engine.grammar import Grammars, Matcher
 from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
@@ -164,7 +164,7 @@ class Reply:
             decode_tokens_per_s=decode_tokens_per_s,
             seed=None if request.params.greedy else self.seed,
             media=tuple(media_report(medium.plan) for medium in request.media),
-            cache=self.running.report(self._first_token_s, decode_s, held),
+            cache=self.running.prefill.report(self._first_token_s, decode_s, held),
         )
 
 
@@ -175,34 +175,12 @@ class RunningRequest:
         self.request = request
         self.prefill = prefill
         self.replies: list[Reply] = []
-        self.started_s = time.monotonic()
-
-    @property
-    def caches(self) -> list[SequenceCache]:
-        """The replies' sequences in the pools; the first one's is the prompt's."""
-        return [reply.cache for reply in self.replies if reply.cache is not None]
 
     def close(self) -> None:
         """Gives everything back; a second call does nothing."""
         for reply in self.replies:
             reply.free()
         self.prefill.close()
-
-    def report(self, first_token_s: float | None, decode_s: float, cache_bytes: int) -> CacheReport:
-        """What the cache did for this request."""
-        prefill = self.prefill
-        vision = prefill.vision
-        return CacheReport(
-            num_cached_tokens=prefill.num_cached_tokens,
-            cached_from=dict(prefill.tokens_from),
-            num_prefilled_tokens=len(self.request.prompt.token_ids) - prefill.num_cached_tokens,
-            miss=prefill.miss,
-            num_encoded_units=vision.num_encoded if vision else 0,
-            num_cached_units=vision.num_cached if vision else 0,
-            prefill_s=0.0 if first_token_s is None else first_token_s - self.started_s,
-            decode_s=decode_s,
-            cache_bytes=cache_bytes,
-        )
 
 
 class ReplyFactory:

@@ -1,4 +1,4 @@
-"""The vision tower's work for one prompt, cut so that the engine can do a little of it per step.
+"""What the vision tower encodes for a prompt, unit by unit, and where its embeddings go.
 
 A unit is one image, or a fixed number of a video's temporal patches counted from its start. Units never
 run beside each other and cuts fall between layers, so the features don't depend on how the work was cut,
@@ -7,12 +7,11 @@ and a unit's features can be kept and used again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from qwen35mm.cache import VisionCache
 from qwen35mm.cache.chain import vision_address
 from qwen35mm.engine.batches import upload
 from qwen35mm.model.vision import VisionTower
@@ -41,14 +40,14 @@ class VisionUnit:
     grid_thw: GridTHW
     address: bytes
 
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.media_index, self.start // UNIT_TEMPORAL_PATCHES
+
+# By medium and number in it.
+VisionUnits = Mapping[tuple[int, int], VisionUnit]
 
 
 def needed_units(
     prompt: Prompt, plans: Sequence[MediaPlan], start: int, stop: int, *, root: bytes, salt: bytes
-) -> list[VisionUnit]:
+) -> VisionUnits:
     """The units with a span that reaches into a prompt's tokens `start` to `stop`, in order.
 
     Args:
@@ -68,88 +67,44 @@ def needed_units(
         grid = GridTHW(last - first, plan.grid_thw.h, plan.grid_thw.w)
         address = vision_address(root, salt, digests[first:last], grid)
         units[key] = VisionUnit(span.media_index, first, last, grid, address)
-    return list(units.values())
+    return units
 
 
-class VisionWork:
-    """Encodes the units of one prompt that nothing is kept of.
+def encode(tower: VisionTower, unit: VisionUnit, medium: PreparedMedia) -> Iterator[tuple[int, torch.Tensor | None]]:
+    """Runs a unit through the tower, a step's layers at a time.
+
+    Yields:
+        How many layers have run, and the features [tokens, hidden] once all have.
+    """
+    patches_per_frame = unit.grid_thw.h * unit.grid_thw.w
+    patches = medium.patches[unit.start * patches_per_frame : unit.stop * patches_per_frame]
+    layers_per_step = max(1, patch_layers_per_step(tower.device) // len(patches))
+    x, rope = tower.embed(pixel_values(patches, tower.device), unit.grid_thw)
+    for number, block in enumerate(tower.blocks):
+        if number and number % layers_per_step == 0:
+            yield number, None
+        x = block(x, rope, unit.grid_thw.t)
+    yield len(tower.blocks), tower.merger(x)
+
+
+def place(
+    prompt: Prompt, units: VisionUnits, features: Mapping[bytes, torch.Tensor], embeds: torch.Tensor, start: int
+) -> None:
+    """Writes units' features over the placeholders' embeddings of a piece.
 
     Args:
-        tower: the model's vision tower.
-        cache: where new features are kept.
-        units: what the prompt needs.
-        kept: features that there are already, by address.
-        media: the pixels of the other units' media, by index.
-        to_keep: addresses of the units whose new features are worth keeping.
+        features: by the units' address.
+        embeds: [T, hidden] of the prompt's tokens from `start` on; written to.
     """
-
-    def __init__(
-        self,
-        tower: VisionTower,
-        cache: VisionCache,
-        units: Sequence[VisionUnit],
-        kept: Mapping[bytes, torch.Tensor],
-        media: Mapping[int, PreparedMedia],
-        to_keep: Collection[bytes],
-    ) -> None:
-        self._tower = tower
-        self._to_keep = to_keep
-        self._cache = cache
-        self._device = device = tower.patch_embed.weight.device
-        self._patch_layers = patch_layers_per_step(device)
-        self._features = {unit.key: kept[unit.address].to(device) for unit in units if unit.address in kept}
-        missing = [unit for unit in units if unit.address not in kept]
-        self.num_cached, self.num_encoded = len(units) - len(missing), len(missing)
-        self.total = len(missing) * tower.config.depth
-        self.done = 0
-        self._work = self._run(missing, media)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every unit is encoded."""
-        return self.done == self.total
-
-    def step(self) -> None:
-        """Runs a few layers of the current unit."""
-        next(self._work)
-
-    def place(self, prompt: Prompt, embeds: torch.Tensor, start: int) -> None:
-        """Writes the features over the placeholders' embeddings of a piece.
-
-        Args:
-            embeds: [T, hidden] of the prompt's tokens from `start` on; written to.
-        """
-        stop = start + embeds.shape[0]
-        for span in prompt.spans:
-            low, high = max(span.start, start), min(span.stop, stop)
-            if low >= high:
-                continue
-            features = self._features[span.media_index, span.unit_index // UNIT_TEMPORAL_PATCHES]
-            offset = (span.unit_index % UNIT_TEMPORAL_PATCHES) * (span.stop - span.start) - span.start
-            embeds[low - start : high - start] = features[offset + low : offset + high].to(embeds.dtype)
-
-    def _run(self, units: Sequence[VisionUnit], media: Mapping[int, PreparedMedia]) -> Iterator[None]:
-        tower = self._tower
-        for unit in units:
-            patches = _patches(unit, media[unit.media_index])
-            state = tower.begin(pixel_values(patches, self._device), [unit.grid_thw])
-            layers_per_step = max(1, self._patch_layers // len(patches))
-            finished = False
-            while not finished:
-                before = state.next_layer
-                finished = tower.run_layers(state, layers_per_step)
-                if finished:
-                    features = tower.finish(state)
-                    self._features[unit.key] = features
-                    if unit.address in self._to_keep:
-                        self._cache.keep(unit.address, features)
-                self.done += state.next_layer - before
-                yield
-
-
-def _patches(unit: VisionUnit, medium: PreparedMedia) -> Patches:
-    patches_per_frame = unit.grid_thw.h * unit.grid_thw.w
-    return medium.patches[unit.start * patches_per_frame : unit.stop * patches_per_frame]
+    stop = start + embeds.shape[0]
+    for span in prompt.spans:
+        low, high = max(span.start, start), min(span.stop, stop)
+        if low >= high:
+            continue
+        number, place_in_unit = divmod(span.unit_index, UNIT_TEMPORAL_PATCHES)
+        found = features[units[span.media_index, number].address]
+        offset = place_in_unit * (span.stop - span.start) - span.start
+        embeds[low - start : high - start] = found[offset + low : offset + high].to(embeds.dtype)
 
 
 def pixel_values(patches: Patches, device: torch.device) -> torch.Tensor:

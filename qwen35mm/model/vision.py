@@ -1,13 +1,10 @@
 """The vision tower: patches to embeddings of the decoder's width, one for every 2 x 2 patches.
 
-It can run a few layers at a time (`begin`, `run_layers`, `finish`), so that an engine can decode in between; the
-arithmetic is the same wherever it is cut.
+An engine that decodes in between runs `embed`, some of the `blocks` at a time, and `merger` itself; the arithmetic is
+the same wherever it is cut.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,24 +16,7 @@ from qwen35mm.model.rope import vision_cos_sin
 from qwen35mm_kernels import select_backend
 
 _LAYER_NORM_EPS = 1e-6
-
-
-@dataclass
-class VisionState:
-    """A run of the tower between two calls.
-
-    Attributes:
-        hidden: [P, width].
-        cos, sin: [P, head_dim / 2] float32.
-        cu_seqlens: [frames + 1] int32, where each frame's patches start; attention stays inside a frame.
-        next_layer: index of the layer that comes next.
-    """
-
-    hidden: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
-    cu_seqlens: torch.Tensor
-    next_layer: int = 0
+Rope = tuple[torch.Tensor, torch.Tensor]
 
 
 class VisionAttention(nn.Module):
@@ -49,11 +29,10 @@ class VisionAttention(nn.Module):
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, factory, bias=True)
         self.proj = Linear(config.hidden_size, config.hidden_size, factory, bias=True)
 
-    def forward(self, x: torch.Tensor, state: VisionState) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: Rope, num_frames: int) -> torch.Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
-        q = self.ops.apply_partial_rope(q, state.cos, state.sin)
-        k = self.ops.apply_partial_rope(k, state.cos, state.sin)
-        return self.proj(self.ops.vision_attention(q, k, v, state.cu_seqlens).flatten(1))
+        q, k = (self.ops.apply_partial_rope(x, *rope) for x in (q, k))
+        return self.proj(self.ops.vision_attention(q, k, v, num_frames).flatten(1))
 
 
 class VisionMLP(nn.Module):
@@ -78,8 +57,8 @@ class VisionBlock(nn.Module):
         self.attn = VisionAttention(config, factory)
         self.mlp = VisionMLP(config, factory)
 
-    def forward(self, x: torch.Tensor, state: VisionState) -> torch.Tensor:
-        x = x + self.attn(self.norm1(x), state)
+    def forward(self, x: torch.Tensor, rope: Rope, num_frames: int) -> torch.Tensor:
+        x = x + self.attn(self.norm1(x), rope, num_frames)
         return x + self.mlp(self.norm2(x))
 
 
@@ -99,7 +78,7 @@ class PatchMerger(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Encodes images and videos; each temporal patch of a video is a frame of its own."""
+    """Encodes an image or a video; each temporal patch of a video is a frame of its own."""
 
     def __init__(self, config: VisionConfig, factory: Factory) -> None:
         super().__init__()
@@ -110,62 +89,47 @@ class VisionTower(nn.Module):
         self.blocks = nn.ModuleList(VisionBlock(config, factory) for _ in range(config.depth))
         self.merger = PatchMerger(config, factory)
 
-    @torch.inference_mode()
-    def begin(self, pixel_values: torch.Tensor, grid_thw: Sequence[tuple[int, int, int]]) -> VisionState:
-        """Embeds patches and their places.
+    @property
+    def device(self) -> torch.device:
+        return self.patch_embed.weight.device
+
+    def embed(self, pixel_values: torch.Tensor, grid_thw: tuple[int, int, int]) -> tuple[torch.Tensor, Rope]:
+        """Embeds a medium's patches and their places.
 
         Args:
-            pixel_values: [P, channels * temporal_patch * patch * patch], any float dtype, the patches of all media
-                in order, merge blocks first (transformers' order).
-            grid_thw: (t, h, w) in patches for each medium; their products sum to P.
+            pixel_values: [P, channels * temporal_patch * patch * patch], any float dtype, merge blocks first
+                (transformers' order).
+            grid_thw: (t, h, w) in patches; P is their product.
+
+        Returns:
+            [P, width], and cosines and sines [P, head_dim / 2] float32: what `blocks` take, with t.
 
         Raises:
-            ValueError: the patches don't fit the grids.
+            ValueError: the patches don't fit the grid.
         """
         config, weight = self.config, self.patch_embed.weight
-        num_patches = sum(t * h * w for t, h, w in grid_thw)
-        if not grid_thw or pixel_values.shape != (num_patches, config.patch_dim):
+        t, h, w = grid_thw
+        merge = config.spatial_merge_size
+        if pixel_values.shape != (t * h * w, config.patch_dim):
             raise ValueError(
-                f"pixel_values must be [{num_patches}, {config.patch_dim}] for the grids {list(map(tuple, grid_thw))}; "
+                f"pixel_values must be [{t * h * w}, {config.patch_dim}] for the grid {(t, h, w)}; "
                 f"got {list(pixel_values.shape)}."
             )
-        merge = config.spatial_merge_size
-        if any(h % merge or w % merge for _, h, w in grid_thw):
-            raise ValueError(f"Grid heights and widths must be multiples of {merge}; got {list(map(tuple, grid_thw))}.")
+        if h % merge or w % merge:
+            raise ValueError(f"A grid's height and width must be multiples of {merge}; got {(t, h, w)}.")
         hidden = self.patch_embed(pixel_values.to(device=weight.device, dtype=weight.dtype))
-        head_dim = config.hidden_size // config.num_heads
-        places, cosines, sines, lengths = [], [], [], [0]
-        for t, h, w in grid_thw:
-            rows, columns = patch_coordinates(h, w, merge, weight.device)
-            cos, sin = vision_cos_sin(rows, columns, config.rope_theta, head_dim)
-            places.append(self._positions(rows, columns, h, w).to(hidden.dtype).repeat(t, 1))
-            cosines.append(cos.repeat(t, 1))
-            sines.append(sin.repeat(t, 1))
-            lengths += [h * w] * t
-        hidden += torch.cat(places)
-        cu_seqlens = torch.tensor(lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return VisionState(hidden, torch.cat(cosines), torch.cat(sines), cu_seqlens)
+        rows, columns = patch_coordinates(h, w, merge, weight.device)
+        hidden += self._positions(rows, columns, h, w).to(hidden.dtype).repeat(t, 1)
+        cos, sin = vision_cos_sin(rows, columns, config.rope_theta, config.hidden_size // config.num_heads)
+        return hidden, (cos.repeat(t, 1), sin.repeat(t, 1))
 
     @torch.inference_mode()
-    def run_layers(self, state: VisionState, num_layers: int) -> bool:
-        """Runs up to `num_layers` more layers; True once all have run."""
-        stop = min(state.next_layer + num_layers, len(self.blocks))
-        for index in range(state.next_layer, stop):
-            state.hidden = self.blocks[index](state.hidden, state)
-        state.next_layer = stop
-        return stop == len(self.blocks)
-
-    @torch.inference_mode()
-    def finish(self, state: VisionState) -> torch.Tensor:
-        """The embeddings of a run whose layers are done: [P / merge**2, out_hidden_size]."""
-        assert state.next_layer == len(self.blocks), "finish() before the last layer"
-        return self.merger(state.hidden)
-
-    def forward(self, pixel_values: torch.Tensor, grid_thw: Sequence[tuple[int, int, int]]) -> torch.Tensor:
-        """All at once: see `begin` for the arguments and `finish` for what comes back."""
-        state = self.begin(pixel_values, grid_thw)
-        self.run_layers(state, len(self.blocks))
-        return self.finish(state)
+    def forward(self, pixel_values: torch.Tensor, grid_thw: tuple[int, int, int]) -> torch.Tensor:
+        """All at once: see `embed` for the arguments; [P / merge**2, out_hidden_size]."""
+        x, rope = self.embed(pixel_values, grid_thw)
+        for block in self.blocks:
+            x = block(x, rope, grid_thw[0])
+        return self.merger(x)
 
     def _positions(self, rows: torch.Tensor, columns: torch.Tensor, height: int, width: int) -> torch.Tensor:
         """The learned positions, resampled to a height x width grid: [h * w, width of the tower] float32."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Engine, Finished, Request, StepOutput
 from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.vision import VisionTower
+from qwen35mm.model.vision import VisionBlock, VisionTower
 from qwen35mm.prompt import Image, Message, Text
 from qwen35mm_preprocess import PreparedMedia
 from tests.engine.exact import (
@@ -58,20 +57,16 @@ def no_arithmetic(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         scores[:, eos_id] = 1.0
         return scores
 
-    def begin(self: VisionTower, pixel_values: torch.Tensor, grid_thw: Any) -> Any:
-        return SimpleNamespace(next_layer=0, num_tokens=pixel_values.shape[0] // 4)
+    def embed(self: VisionTower, pixel_values: torch.Tensor, grid_thw: Any) -> Any:
+        return torch.zeros(len(pixel_values), self.config.hidden_size), None
 
-    def run_layers(self: VisionTower, state: Any, num_layers: int) -> bool:
-        state.next_layer = self.config.depth
-        return True
+    def block(self: VisionBlock, x: torch.Tensor, *args: Any) -> torch.Tensor:
+        return x
 
-    def finish(self: VisionTower, state: Any) -> torch.Tensor:
-        return torch.zeros(state.num_tokens, loaded.config.text.hidden_size)
-
-    for owner, stand_in in ((Qwen35Model, forward), (Qwen35Model, logits)):
-        monkeypatch.setattr(owner, stand_in.__name__, stand_in)
-    for stand_in in (begin, run_layers, finish):
-        monkeypatch.setattr(VisionTower, stand_in.__name__, stand_in)
+    monkeypatch.setattr(Qwen35Model, "forward", forward)
+    monkeypatch.setattr(Qwen35Model, "logits", logits)
+    monkeypatch.setattr(VisionTower, "embed", embed)
+    monkeypatch.setattr(VisionBlock, "forward", block)
 
 
 def captions(chat: Chat, count: int, **options: Any) -> Iterator[Request]:

@@ -50,7 +50,7 @@ SIZE = (160, 224)
 
 @dataclass
 class Work:
-    """Media decoded and grids begun by the vision tower."""
+    """Media decoded and grids taken up by the vision tower."""
 
     prepared: list[Any] = field(default_factory=list)
     encoded: list[tuple[int, int, int]] = field(default_factory=list)
@@ -63,18 +63,18 @@ class Work:
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     work = Work()
-    prepare, begin = MediaProcessor.prepare, VisionTower.begin
+    prepare, embed = MediaProcessor.prepare, VisionTower.embed
 
     def watched_prepare(self: MediaProcessor, source: Any, *args: Any, **options: Any) -> PreparedMedia:
         work.prepared.append(source)
         return prepare(self, source, *args, **options)
 
-    def watched_begin(self: VisionTower, pixel_values: Any, grid_thw: Any) -> Any:
-        work.encoded += [tuple(grid) for grid in grid_thw]
-        return begin(self, pixel_values, grid_thw)
+    def watched_embed(self: VisionTower, pixel_values: Any, grid_thw: Any) -> Any:
+        work.encoded.append(tuple(grid_thw))
+        return embed(self, pixel_values, grid_thw)
 
     monkeypatch.setattr(MediaProcessor, "prepare", watched_prepare)
-    monkeypatch.setattr(VisionTower, "begin", watched_begin)
+    monkeypatch.setattr(VisionTower, "embed", watched_embed)
     return work
 
 

@@ -8,8 +8,10 @@ import torch
 
 from benchmarks.make_random import make_config
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine.vision import look_up, patch_layers_per_step
+from qwen35mm.engine.vision import VisionUnit, encode, look_up, patch_layers_per_step
+from qwen35mm.prompt import Image
 from qwen35mm_preprocess import Patches
+from tests.engine.exact import SMALLEST, Chat, chat_model, picture, user
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 MEGAPIXEL_PATCHES = 64 * 64
@@ -19,6 +21,20 @@ def test_a_gpu_encodes_a_picture_of_a_megapixel_in_one_step() -> None:
     depth = ModelConfig.from_dict(make_config("9B", "bfloat16")).vision.depth
     assert patch_layers_per_step(GPU) >= depth * MEGAPIXEL_PATCHES
     assert patch_layers_per_step(CPU) < depth * MEGAPIXEL_PATCHES
+
+
+@pytest.mark.parametrize("patch_layers", [1, 10**6])
+@torch.inference_mode()
+def test_layers_in_groups_keep_the_bits(patch_layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35mm.engine.vision.CPU_PATCH_LAYERS", patch_layers)
+    loaded = chat_model(SMALLEST)
+    (medium,) = Chat(loaded).media([user(Image(picture(1)))])
+    grid, tower = medium.plan.grid_thw, loaded.model.visual
+    *before, (num_layers, features) = encode(tower, VisionUnit(0, 0, 1, grid, b""), medium)
+    assert num_layers == tower.config.depth
+    assert before == ([(1, None)] if patch_layers == 1 else [])
+    assert features is not None
+    assert torch.equal(features, tower(torch.from_numpy(medium.pixel_values), grid))
 
 
 @pytest.mark.parametrize("num_frames", [1, 2])

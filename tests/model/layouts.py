@@ -145,7 +145,9 @@ def our_embeds(model: Qwen35Model, prompt: Prompt) -> torch.Tensor:
         (2, prompt.video_pixels, prompt.video_grids),
     ):
         if pixels is not None:
-            embeds[prompt.token_types == token_type] = model.visual(pixels, grids)
+            embeds[prompt.token_types == token_type] = torch.cat(
+                list(map(model.visual, pixels.split([t * h * w for t, h, w in grids]), grids))
+            )
     return embeds
 
 

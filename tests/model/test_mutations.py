@@ -126,4 +126,4 @@ def test_swapped_height_and_width_change_logits(spec: TinySpec, ours: Loader, th
 def test_a_grid_with_height_and_width_swapped_changes_embeddings(ours: Loader) -> None:
     visual = ours(DENSE).visual
     pixels = torch.rand((24, visual.config.patch_dim), generator=torch.Generator().manual_seed(0))
-    assert relative_error(visual(pixels, [(1, 6, 4)]), visual(pixels, [(1, 4, 6)])) > NOTICED
+    assert relative_error(visual(pixels, (1, 6, 4)), visual(pixels, (1, 4, 6))) > NOTICED

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -116,14 +114,8 @@ def attention_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale
     return out.reshape(q.shape)
 
 
-def vision_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | Sequence[int]
-) -> torch.Tensor:
-    lengths = [stop - start for start, stop in itertools.pairwise(int(bound) for bound in cu_seqlens)]
-    if len(set(lengths)) > 1:
-        frames = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
-        return torch.cat([vision_attention(*frame, [0, len(frame[0])]) for frame in frames])
-    q, k, v = (x.unflatten(0, (len(lengths), lengths[0])).transpose(1, 2) for x in (q, k, v))
+def vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_frames: int) -> torch.Tensor:
+    q, k, v = (x.unflatten(0, (num_frames, -1)).transpose(1, 2) for x in (q, k, v))
     with _backends(q.device):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
 

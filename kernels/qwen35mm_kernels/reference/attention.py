@@ -7,9 +7,6 @@ block_table[t // block_size] * block_size + t % block_size. Rows that no sequenc
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 import torch
 
 from qwen35mm_kernels.reference.norm import rms_norm
@@ -135,22 +132,20 @@ def paged_attention_prefill(
     return out.to(q.dtype)
 
 
-def vision_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | Sequence[int]
-) -> torch.Tensor:
+def vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_frames: int) -> torch.Tensor:
     """Full attention inside each frame, scores scaled by D ** -0.5.
 
     Args:
-        q, k, v: [P, H, D] of one dtype, the patches of all frames in order.
-        cu_seqlens: [frames + 1] integers on the CPU, where each frame starts: from 0, rising, the last one is P.
+        q, k, v: [P, H, D] of one dtype, the patches of all frames in order; a frame has P / num_frames of them.
 
     Returns:
         [P, H, D] in q's dtype.
     """
     out = torch.zeros_like(q)
-    for start, stop in itertools.pairwise(int(bound) for bound in cu_seqlens):
-        for i in range(start, stop):
-            out[i] = _attend(q[i].float(), k[start:stop].float(), v[start:stop].float(), q.shape[-1] ** -0.5)
+    size = len(q) // num_frames
+    for i in range(len(q)):
+        frame = slice(i // size * size, (i // size + 1) * size)
+        out[i] = _attend(q[i].float(), k[frame].float(), v[frame].float(), q.shape[-1] ** -0.5)
     return out
 
 

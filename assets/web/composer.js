@@ -1,8 +1,8 @@
 // Where the message is written: draws the draft, and tells it what the person does.
 
-/** @import { Cost, Offer, Question, Said, Settings } from "./types.d.ts" */
-/** @import { Requests } from "./api.js" */
-/** @import { Desk, DraftFile, Range } from "./draft.js" */
+/** @import { Cost, Offer, Outgoing, Question, Tone } from "./types.d.ts" */
+/** @import { Desk, DraftFile } from "./draft.js" */
+/** @import { Page } from "./main.js" */
 
 import { thumbnailUrl } from "./api.js";
 import { takePicture } from "./camera.js";
@@ -13,38 +13,16 @@ import { number, said, t } from "./words.js";
 const STORED = "qwen35mm-draft";
 const ACCEPTED = "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml";
 
-/**
- * What the rest of the page does for the composer.
- * @typedef {Pick<Desk, "place" | "send" | "say"> & {
- *   stop: () => void,
- *   editLast: () => void,
- *   changeSettings: (values: Settings) => void,
- *   take: (offer: Offer) => void,
- *   limit: (name: string) => Range & { label: Said, value: number },
- * }} Host
- */
-
+/** @implements {Desk} */
 export class Composer {
   /** What the trouble says and offers; drawn anew, an alert is read out anew. */
   #trouble = "";
   /** The sliders that are drawn. */
   #limits = "";
 
-  /**
-   * @param {Host} host
-   * @param {Requests} requests
-   */
-  constructor(host, requests) {
-    this.host = host;
-    this.draft = new Draft(
-      {
-        ...host,
-        draw: () => this.draw(),
-        drawCost: (cost) => this.drawCost(cost),
-        drawTrouble: (words, offers) => this.drawTrouble(words, offers),
-      },
-      requests,
-    );
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    this.draft = new Draft(this, page.requests);
     this.text = h("textarea", {
       rows: 1,
       placeholder: t("Ask about a picture or a video"),
@@ -72,7 +50,7 @@ export class Composer {
     this.trouble = h("div.trouble", { hidden: true, role: "alert" });
     this.room = h("span.room", { id: "qwen35mm-room" });
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
-    this.stopButton = iconButton("stop", t("Stop"), host.stop, { class: "round stop", hidden: true });
+    this.stopButton = iconButton("stop", t("Stop"), () => page.state.stop(), { class: "round stop", hidden: true });
     const bar = h(
       "div.bar",
       iconButton("clip", t("Add pictures, videos, texts or PDFs"), () => this.picker.click(), { class: "attach" }),
@@ -93,6 +71,20 @@ export class Composer {
     this.restore();
   }
 
+  // What the draft needs: see its Desk
+
+  place() {
+    return this.page.state.place;
+  }
+
+  send(/** @type {Outgoing} */ message) {
+    return this.page.state.send(message);
+  }
+
+  say(/** @type {string} */ words, /** @type {Tone} */ tone = "bad") {
+    this.page.say(words, tone);
+  }
+
   // What the person does
 
   typed() {
@@ -109,7 +101,7 @@ export class Composer {
       this.submit();
     } else if (event.key === "ArrowUp" && !draft.text && !draft.files.length && !draft.editing) {
       event.preventDefault();
-      this.host.editLast();
+      this.editLast();
     } else if (event.key === "Escape" && draft.editing) {
       event.stopPropagation();
       draft.stopEditing();
@@ -143,6 +135,11 @@ export class Composer {
     this.draft.edit(message);
     this.text.focus();
     this.text.setSelectionRange(message.text.length, message.text.length);
+  }
+
+  editLast() {
+    const last = this.page.state.chat.messages.findLast((message) => message.role === "user");
+    if (last) this.edit(last);
   }
 
   setRunning(/** @type {boolean} */ isRunning) {
@@ -224,7 +221,12 @@ export class Composer {
   }
 
   slider(/** @type {string} */ name) {
-    const { label, value, ...range } = this.host.limit(name);
+    const { app, state } = this.page;
+    const { fields, defaults } = app.settings;
+    const { label } = fields[name];
+    const isFrames = name === "max_frames";
+    const range = { low: isFrames ? 2 : 64, high: isFrames ? 768 : app.context_length };
+    const value = Number(state.settings[name] ?? defaults[name] ?? app.context_length);
     const output = h("output", { "aria-hidden": "true" });
     const input = h("input", { type: "range", min: "0", max: String(NUM_POSITIONS), "aria-label": said(label) });
     input.value = String(positionOf(value, range));
@@ -236,7 +238,7 @@ export class Composer {
     input.addEventListener("input", () => {
       const amount = amountAt(Number(input.value), range);
       tell(amount);
-      this.host.changeSettings({ [name]: amount });
+      state.changeSettings({ ...state.settings, [name]: amount });
     });
     tell(value);
     return h("label", h("span", said(label)), input, output);
@@ -261,7 +263,7 @@ export class Composer {
     redraw(
       this.trouble,
       words && h("span", words),
-      words && offers.map((offer) => button("plain", said(offer.label), () => this.host.take(offer))),
+      words && offers.map((offer) => button("plain", said(offer.label), () => this.page.take(offer))),
     );
   }
 

@@ -152,19 +152,16 @@ export function ask(title, body, buttons) {
   return new Promise((resolve) => {
     /** @type {T | null} */
     let answer = null;
-    const row = buttons.map(({ label, kind = "plain", value }) =>
-      button(kind, label, () => {
+    const row = buttons.map(({ label, kind = "plain", value }, at) => {
+      const choose = () => {
         answer = value();
         dialog.close();
-      }),
-    );
-    const enter = (/** @type {KeyboardEvent} */ event) => {
-      if (event.key !== "Enter" || event.isComposing || !(event.target instanceof HTMLInputElement)) return;
-      event.preventDefault();
-      row.at(-1)?.click();
-    };
-    const dialog = h("dialog.dialog", { "aria-label": title, onkeydown: enter });
-    dialog.append(...present([h("h2", title), body, h("div.dialog-buttons", row)]));
+      };
+      // The first one that submits is what Enter takes.
+      return button(kind, label, choose, { type: at === buttons.length - 1 ? "submit" : "button" });
+    });
+    const form = h("form", { method: "dialog" }, h("h2", title), body, h("div.dialog-buttons", row));
+    const dialog = h("dialog.dialog", { "aria-label": title }, form);
     showDialog(dialog);
     dialog.addEventListener("close", () => resolve(answer));
   });

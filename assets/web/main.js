@@ -1,9 +1,9 @@
 // The page: its parts, and what passes between them.
 
-/** @import { Chat, Message, ModelChange, News, Offer, Start } from "./types.d.ts" */
+/** @import { Chat, Message, ModelChange, News, Offer, Preferences, Settings, Start, Tone } from "./types.d.ts" */
 /** @import { View } from "./state.js" */
 
-import { mediaUrl, Problem, post, Requests } from "./api.js";
+import { Problem, post, Requests } from "./api.js";
 import { Composer } from "./composer.js";
 import { ask, askToDelete, h, icon, iconButton, redraw } from "./dom.js";
 import { showLogin } from "./login.js";
@@ -14,7 +14,7 @@ import { PageState } from "./state.js";
 import { AnswerStream } from "./stream.js";
 import { Toasts } from "./toasts.js";
 import { Transcript } from "./transcript.js";
-import { demoBanner, welcome } from "./welcome.js";
+import { demoBanner } from "./welcome.js";
 import { number, said, t, useLanguage } from "./words.js";
 
 const LOOK_AFTER_ANSWERS_MS = 2000;
@@ -22,75 +22,23 @@ const LOOK_AFTER_MEMORY_MS = 60000;
 // Of the context; from here on its gauge warns.
 const NEARLY_FULL = 0.85;
 
-/** @implements {View} */
-class Page {
+/** All of the page: its parts reach each other through it. @implements {View} */
+export class Page {
   /** What had the focus before the settings were opened. @type {Element | null} */
   #opener = null;
 
   constructor(/** @type {Start} */ start) {
     const { app } = start;
-    const requests = new Requests((problem) => this.tell(problem));
-    const stream = new AnswerStream(requests, (answers) => state.news(answers));
-    const state = new PageState(this, requests, (ids) => stream.watch(ids), start);
     this.app = app;
-    this.requests = requests;
-    this.state = state;
+    this.requests = new Requests((problem) => this.tell(problem));
+    const stream = new AnswerStream(this.requests, (answers) => this.state.news(answers));
+    this.state = new PageState(this, this.requests, (ids) => stream.watch(ids), start);
     this.toasts = new Toasts();
-    const say = this.toasts.say.bind(this.toasts);
-    this.sidebar = new Sidebar(
-      {
-        open: (id) => this.open(id),
-        begin: () => this.newChat(),
-        gone: (id) => id === state.chat.id && this.newChat(),
-        renamed: (id, title) => id === state.chat.id && this.drawTitle(title),
-        showSettings: () => this.toggleSettings(true),
-        say,
-      },
-      requests,
-    );
-    this.transcript = new Transcript(
-      {
-        edit: (message) => this.composer.edit(message),
-        again: (message) => state.again(message),
-        goOn: (message) => state.goOn(message),
-        showBranch: (node) => state.showBranch(node),
-        remove: (message) => this.remove(message),
-        enlarge,
-      },
-      () => welcome(app, (number) => this.sendExample(number)),
-    );
-    this.composer = new Composer(
-      {
-        place: () => state.place,
-        send: (message) => state.send(message),
-        stop: () => state.stop(),
-        editLast: () => this.editLast(),
-        changeSettings: (values) => state.changeSettings({ ...state.settings, ...values }),
-        take: (offer) => this.take(offer),
-        limit: (name) => this.limit(name),
-        say,
-      },
-      requests,
-    );
-    this.models = new Models(requests, say, () => location.reload());
-    this.panel = new SettingsPanel(
-      {
-        changeSettings: (values) => {
-          state.changeSettings(values);
-          this.composer.redrawLimits();
-        },
-        changePreferences: async (values) => {
-          if (!(await state.changePreferences(values))) return;
-          useColours(state.preferences.colours);
-          if ("language" in values) location.reload();
-        },
-        close: () => this.toggleSettings(false),
-      },
-      requests,
-      app.settings,
-      start,
-      app.models ? this.models : null,
-    );
+    this.sidebar = new Sidebar(this);
+    this.transcript = new Transcript(this);
+    this.composer = new Composer(this);
+    this.models = new Models(this);
+    this.panel = new SettingsPanel(this, start);
     this.title = h("h1.title");
     this.gauge = h("div.gauge", { role: "img" });
     this.spoken = h("div.unseen", { role: "status" });
@@ -187,7 +135,11 @@ class Page {
 
   tell(/** @type {Problem} */ { kind, message, offers }) {
     if (kind === "too long") this.offer(message, offers);
-    else this.toasts.say(message);
+    else this.say(message);
+  }
+
+  say(/** @type {string} */ words, /** @type {Tone} */ tone = "bad") {
+    this.toasts.say(words, tone);
   }
 
   // Which conversation is shown
@@ -216,11 +168,6 @@ class Page {
     if (await this.state.sendExample(number)) this.composer.text.focus();
   }
 
-  editLast() {
-    const last = this.state.chat.messages.findLast((message) => message.role === "user");
-    if (last) this.composer.edit(last);
-  }
-
   async remove(/** @type {Message} */ message) {
     const words = t("What follows it on this branch goes with it.");
     if (await askToDelete(t("Delete this message?"), words)) this.state.deleteMessage(message);
@@ -231,23 +178,22 @@ class Page {
     this.composer.redrawLimits();
   }
 
+  changeSettings(/** @type {Settings} */ values) {
+    this.state.changeSettings(values);
+    this.composer.redrawLimits();
+  }
+
+  async changePreferences(/** @type {Preferences} */ values) {
+    if (!(await this.state.changePreferences(values))) return;
+    useColours(this.state.preferences.colours);
+    if ("language" in values) location.reload();
+  }
+
   // What is drawn here
 
   drawTitle(/** @type {string} */ title) {
     document.title = title ? `${title} · qwen35mm` : "qwen35mm";
     this.title.textContent = title;
-  }
-
-  /** The limit that a setting gives a medium's cost, and what it may be. */
-  limit(/** @type {string} */ name) {
-    const { context_length, settings } = this.app;
-    const isFrames = name === "max_frames";
-    return {
-      label: settings.fields[name].label,
-      value: Number(this.state.settings[name] ?? settings.defaults[name] ?? context_length),
-      low: isFrames ? 2 : 64,
-      high: isFrames ? 768 : context_length,
-    };
   }
 
   async drawGauge() {
@@ -324,13 +270,6 @@ class Page {
       this.composer.attach(event.dataTransfer?.files ?? []);
     });
   }
-}
-
-/** Shows a picture as large as there is room. */
-function enlarge(/** @type {string} */ digest, /** @type {string} */ name) {
-  const image = h("img.large", { src: mediaUrl(digest), alt: name });
-  image.addEventListener("error", () => image.replaceWith(t("Browsers don't show this format.")));
-  ask(name, image, [{ label: t("Close"), value: () => null }]);
 }
 
 function meter(/** @type {number} */ share, /** @type {string} */ title, /** @type {string} */ kind) {

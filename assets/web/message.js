@@ -1,23 +1,13 @@
 // A message of the conversation: what was asked or answered, and what can be done with it.
 
 /** @import { Answer, AnswerView, Attachment, Child, Message, Question, Work } from "./types.d.ts" */
+/** @import { Page } from "./main.js" */
 
 import { mediaUrl, thumbnailUrl } from "./api.js";
-import { copyText, h, icon, iconButton, redraw, setProgress } from "./dom.js";
+import { ask, copyText, h, icon, iconButton, redraw, setProgress } from "./dom.js";
 import { number, said, t } from "./words.js";
 
 const COPIED_MS = 1200;
-
-/**
- * What the buttons do.
- * @typedef {object} Actions
- * @property {(message: Question) => void} edit
- * @property {(message: Answer) => void} again
- * @property {(message: Answer) => void} goOn
- * @property {(message: Message) => void} remove
- * @property {(node: string) => void} showBranch
- * @property {(digest: string, name: string) => void} enlarge
- */
 
 /**
  * Shows a message; drawn again only where it has changed.
@@ -28,10 +18,10 @@ export class Row {
 
   /**
    * @param {M} message
-   * @param {Actions} actions
+   * @param {Page} page
    */
-  constructor({ id, role }, actions) {
-    this.actions = actions;
+  constructor({ id, role }, page) {
+    this.page = page;
     this.body = h("div.body");
     this.tools = h("div.tools");
     const label = role === "user" ? t("You") : t("Answer");
@@ -60,7 +50,7 @@ export class Row {
 
   branches(/** @type {M} */ { branch: { at, of, previous, next } }) {
     if (of < 2) return null;
-    const go = (/** @type {string | null} */ node) => node && this.actions.showBranch(node);
+    const go = (/** @type {string | null} */ node) => node && this.page.state.showBranch(node);
     return h(
       "span.branches",
       { role: "group", "aria-label": t("Branches") },
@@ -71,7 +61,7 @@ export class Row {
   }
 
   deleteButton(/** @type {M} */ message) {
-    return iconButton("trash", t("Delete"), () => this.actions.remove(message));
+    return iconButton("trash", t("Delete"), () => this.page.remove(message));
   }
 }
 
@@ -83,7 +73,7 @@ export class QuestionRow extends Row {
     redraw(this.body, files.length > 0 && h("div.files", files), message.text && h("div.bubble", message.text));
     this.drawTools(
       message,
-      iconButton("edit", t("Edit"), () => this.actions.edit(message)),
+      iconButton("edit", t("Edit"), () => this.page.composer.edit(message)),
       this.deleteButton(message),
     );
   }
@@ -99,7 +89,7 @@ export class QuestionRow extends Row {
     const image = h("img", { src: moves ? media : thumbnail, alt: name, loading: "lazy" });
     // Known before it is loaded, so that nothing jumps.
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
-    const onclick = () => this.actions.enlarge(digest, name);
+    const onclick = () => enlarge(digest, name);
     return h("button.picture", { type: "button", onclick, ...labels }, image);
   }
 }
@@ -113,10 +103,10 @@ export class AnswerRow extends Row {
 
   /**
    * @param {Answer} message
-   * @param {Actions} actions
+   * @param {Page} page
    */
-  constructor(message, actions) {
-    super(message, actions);
+  constructor(message, page) {
+    super(message, page);
     this.notes = h("details.fold.notes", { hidden: true });
     this.thoughtTitle = h("span");
     this.thoughtText = h("div.prose");
@@ -140,8 +130,8 @@ export class AnswerRow extends Row {
     const canGoOn = message.status !== "finished" && (message.text || message.reasoning.length > 0);
     this.drawTools(
       message,
-      iconButton("again", t("Answer again"), () => this.actions.again(message)),
-      canGoOn && iconButton("goOn", t("Continue"), () => this.actions.goOn(message), { class: "accented" }),
+      iconButton("again", t("Answer again"), () => this.page.state.again(message)),
+      canGoOn && iconButton("goOn", t("Continue"), () => this.page.state.goOn(message), { class: "accented" }),
       this.deleteButton(message),
       this.cost(message),
     );
@@ -214,6 +204,13 @@ export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsa
   if (blocks.length) return "";
   if (status === "stopped") return t("Stopped before the answer. The model won't see this question again.");
   return status === "finished" ? t("The model answered nothing.") : "";
+}
+
+/** Shows a picture as large as there is room. */
+function enlarge(/** @type {string} */ digest, /** @type {string} */ name) {
+  const image = h("img.large", { src: mediaUrl(digest), alt: name });
+  image.addEventListener("error", () => image.replaceWith(t("Browsers don't show this format.")));
+  ask(name, image, [{ label: t("Close"), value: () => null }]);
 }
 
 /** What is the same stays untouched: a selection in it too. */

@@ -1,7 +1,7 @@
 // Which model answers: those of this machine, and others by their Hugging Face id.
 
 /** @import { ChangeState, Model, ModelChange } from "./types.d.ts" */
-/** @import { Requests } from "./api.js" */
+/** @import { Page } from "./main.js" */
 
 import { askText, button, h, redraw, select, setProgress, showDialog } from "./dom.js";
 import { said, t } from "./words.js";
@@ -9,15 +9,9 @@ import { said, t } from "./words.js";
 const LOOK_MS = 400;
 
 export class Models {
-  /**
-   * @param {Requests} requests
-   * @param {(words: string) => void} say
-   * @param {() => void} onChange another model answers from now on
-   */
-  constructor(requests, say, onChange) {
-    this.requests = requests;
-    this.say = say;
-    this.onChange = onChange;
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    this.requests = page.requests;
     this.element = h("label.block-field", h("span", t("Model")));
   }
 
@@ -63,8 +57,8 @@ export class Models {
       state = await this.requests.ask("change_state", {});
     }
     dialog.close();
-    if (state && !state.error) return this.onChange();
-    this.say(state?.error ?? "");
+    if (state && !state.error) return location.reload();
+    this.page.say(state?.error ?? "");
     return this.load();
   }
 }

@@ -1,8 +1,7 @@
 // What can be set: how to answer, what media may cost, language and colours.
 
-/** @import { Child, Field, Fields, Preferences, Presets, Settings } from "./types.d.ts" */
-/** @import { Requests } from "./api.js" */
-/** @import { Models } from "./models.js" */
+/** @import { Child, Field, Presets, Settings, Start } from "./types.d.ts" */
+/** @import { Page } from "./main.js" */
 
 import { askText, button, h, iconButton, redraw, select } from "./dom.js";
 import { withSetting } from "./state.js";
@@ -11,38 +10,31 @@ import { LANGUAGES, said, t } from "./words.js";
 // A field of no more values than that has a slider.
 const MAX_SLIDER = 200;
 
-/**
- * What the rest of the page does for the panel.
- * @typedef {object} Host
- * @property {(values: Settings) => void} changeSettings
- * @property {(values: Preferences) => void} changePreferences
- * @property {() => void} close
- */
-
 export class SettingsPanel {
   /** Those that differ from the defaults. @type {Settings} */
   values = {};
 
   /**
-   * @param {Host} host
-   * @param {Requests} requests
-   * @param {Fields} fields
-   * @param {{ presets: Presets, preferences: Preferences }} kept
-   * @param {Models | null} models null where the model can't be changed
+   * @param {Page} page
+   * @param {Start} start
    */
-  constructor(host, requests, { fields, defaults }, { presets, preferences }, models) {
-    this.host = host;
-    this.requests = requests;
-    this.models = models;
-    this.fields = fields;
-    this.defaults = defaults;
+  constructor(page, { app, presets, preferences }) {
+    this.page = page;
+    this.requests = page.requests;
+    this.models = app.models ? page.models : null;
+    this.fields = app.settings.fields;
+    this.defaults = app.settings.defaults;
     this.presets = presets;
     this.preferences = preferences;
     this.body = h("div.settings-body");
     this.element = h(
       "aside.settings",
       { id: "qwen35mm-settings", "aria-label": t("Settings"), hidden: true },
-      h("header", h("h2", t("Settings")), iconButton("close", t("Close the settings"), host.close)),
+      h(
+        "header",
+        h("h2", t("Settings")),
+        iconButton("close", t("Close the settings"), () => page.toggleSettings(false)),
+      ),
       this.body,
     );
   }
@@ -54,12 +46,12 @@ export class SettingsPanel {
 
   set(/** @type {string} */ name, /** @type {number | string | boolean | null} */ value) {
     this.values = withSetting(this.values, this.defaults, name, value);
-    this.host.changeSettings(this.values);
+    this.page.changeSettings(this.values);
   }
 
   take(/** @type {Settings} */ values) {
     this.show(values);
-    this.host.changeSettings(values);
+    this.page.changeSettings(values);
   }
 
   draw() {
@@ -141,7 +133,7 @@ export class SettingsPanel {
     const options = Object.entries(words).map(([value, each]) =>
       h("option", { value, selected: value === chosen }, each),
     );
-    const change = (/** @type {string} */ value) => this.host.changePreferences({ [name]: value });
+    const change = (/** @type {string} */ value) => this.page.changePreferences({ [name]: value });
     return h("label.number", h("span", label), select({}, change, options));
   }
 

@@ -1,8 +1,8 @@
 // The conversations: found, renamed, deleted, taken out and in.
 
-/** @import { ChatLine, Listing, Tone } from "./types.d.ts" */
-/** @import { Requests } from "./api.js" */
+/** @import { ChatLine, Listing } from "./types.d.ts" */
 /** @import { Drawing } from "./dom.js" */
+/** @import { Page } from "./main.js" */
 
 import { debounce, exportUrl, takeIn } from "./api.js";
 import { askToDelete, h, icon, iconButton, redraw } from "./dom.js";
@@ -10,28 +10,13 @@ import { t } from "./words.js";
 
 const SEARCH_AFTER_MS = 180;
 
-/**
- * What the rest of the page does for the sidebar.
- * @typedef {object} Host
- * @property {(id: string) => void} open
- * @property {() => void} begin a new conversation
- * @property {(id: string) => void} gone that conversation was deleted
- * @property {(id: string, title: string) => void} renamed
- * @property {() => void} showSettings
- * @property {(words: string, tone?: Tone) => void} say
- */
-
 export class Sidebar {
   /** The conversation that is shown. @type {string | null} */
   #current = null;
 
-  /**
-   * @param {Host} host
-   * @param {Requests} requests
-   */
-  constructor(host, requests) {
-    this.host = host;
-    this.requests = requests;
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
+    this.requests = page.requests;
     const search = { type: "search", placeholder: t("Search"), "aria-label": t("Search the conversations") };
     this.search = h("input", { ...search, oninput: debounce(SEARCH_AFTER_MS, () => this.load()) });
     this.list = h("ul.chats", { role: "list", "aria-label": t("Conversations") });
@@ -39,11 +24,16 @@ export class Sidebar {
     const controls = { "aria-controls": "qwen35mm-settings", "aria-expanded": "false" };
     this.settingsButton = h(
       "button.plain",
-      { type: "button", onclick: host.showSettings, ...controls },
+      { type: "button", onclick: () => page.toggleSettings(true), ...controls },
       icon("settings"),
       t("Settings"),
     );
-    this.newButton = h("button.new-chat", { type: "button", onclick: host.begin }, icon("plus"), t("New chat"));
+    this.newButton = h(
+      "button.new-chat",
+      { type: "button", onclick: () => page.newChat() },
+      icon("plus"),
+      t("New chat"),
+    );
     this.element = h(
       "aside.sidebar",
       { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
@@ -90,7 +80,7 @@ export class Sidebar {
     const { id, title } = chat;
     const open = (/** @type {MouseEvent} */ event) => {
       event.preventDefault();
-      this.host.open(id);
+      this.page.open(id);
     };
     const line = h("li.chat", h("a", { href: `#${id}`, title, onclick: open }, title || t("Untitled")));
     line.append(
@@ -114,7 +104,7 @@ export class Sidebar {
       if (keep && title && title !== chat.title)
         if (await this.requests.ask("rename", { conversation: chat.id, title })) {
           chat.title = title;
-          this.host.renamed(chat.id, title);
+          if (chat.id === this.page.state.chat.id) this.page.drawTitle(title);
         }
       const hadFocus = line.contains(document.activeElement);
       const fresh = this.line(chat);
@@ -138,7 +128,7 @@ export class Sidebar {
     const words = t("“{title}” and its files will be gone.", { title });
     if (!(await askToDelete(t("Delete this conversation?"), words))) return;
     if (!(await this.requests.ask("delete", { conversation: id }))) return;
-    this.host.gone(id);
+    if (id === this.page.state.chat.id) this.page.newChat();
     await this.load();
   }
 
@@ -147,7 +137,7 @@ export class Sidebar {
     this.picker.value = "";
     const taken = file && (await this.requests.told(takeIn(file)));
     if (!taken) return;
-    this.host.say(t("{n} conversations were taken in.", { n: taken.conversations.length }), "good");
+    this.page.say(t("{n} conversations were taken in.", { n: taken.conversations.length }), "good");
     this.search.value = "";
     await this.load();
   }

@@ -1,10 +1,12 @@
 // The conversation: its messages in their order, and which part of them is seen.
 
 /** @import { Chat, Message, News } from "./types.d.ts" */
-/** @import { Actions, Row } from "./message.js" */
+/** @import { Page } from "./main.js" */
+/** @import { Row } from "./message.js" */
 
 import { h } from "./dom.js";
 import { AnswerRow, copy, QuestionRow } from "./message.js";
+import { welcome } from "./welcome.js";
 import { t } from "./words.js";
 
 // Nearer to the end than this, the view goes along with what is written.
@@ -16,13 +18,8 @@ export class Transcript {
   #isFollowing = true;
   #top = 0;
 
-  /**
-   * @param {Actions} actions
-   * @param {() => Element} welcome what an empty conversation shows
-   */
-  constructor(actions, welcome) {
-    this.actions = actions;
-    this.welcome = welcome;
+  constructor(/** @type {Page} */ page) {
+    this.page = page;
     this.list = h("div.messages", { role: "log", "aria-live": "off", "aria-label": t("Conversation") });
     this.leftOut = h("p.left-out-above", t("Messages above are left out of the prompt"));
     const labels = { tabindex: "0", role: "region", "aria-label": t("Conversation") };
@@ -51,7 +48,7 @@ export class Transcript {
     }
     this.list.classList.toggle("empty", !messages.length);
     this.list.querySelector(".welcome")?.remove();
-    if (!messages.length) this.list.append(this.welcome());
+    if (!messages.length) this.list.append(welcome(this.page));
     this.leftOut.remove();
     messages.forEach((message, at) => {
       const { element } = this.#shown(message);
@@ -68,7 +65,7 @@ export class Transcript {
     let row = this.#rows.get(message.id);
     if (!row) {
       const isQuestion = message.role === "user";
-      row = isQuestion ? new QuestionRow(message, this.actions) : new AnswerRow(message, this.actions);
+      row = isQuestion ? new QuestionRow(message, this.page) : new AnswerRow(message, this.page);
       this.#rows.set(message.id, row);
     }
     row.show(message);

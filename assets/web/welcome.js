@@ -1,15 +1,16 @@
 // What an empty conversation shows, and what is to be known of the demo model.
 
-/** @import { App, Example } from "./types.d.ts" */
+/** @import { Page } from "./main.js" */
+/** @import { Example } from "./types.d.ts" */
 
 import { h } from "./dom.js";
 import { t } from "./words.js";
 
-export function welcome(/** @type {App} */ { examples }, /** @type {(number: number) => void} */ choose) {
-  const drawn = examples.map((example, number) =>
+export function welcome(/** @type {Page} */ page) {
+  const drawn = page.app.examples.map((example, number) =>
     h(
       "button.example",
-      { type: "button", onclick: () => choose(number) },
+      { type: "button", onclick: () => page.sendExample(number) },
       h("span.shot", shot(example)),
       h("span.words", example.text),
     ),

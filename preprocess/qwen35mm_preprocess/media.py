@@ -154,9 +154,9 @@ def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: Medi
         MediaLimitError: it has more bytes than `limits` allow.
     """
     name = describe(source)
-    max_bytes = limits.max_bytes(kind) if kind else max(limits.max_image_bytes, limits.max_video_bytes)
+    max_bytes = limits.max_bytes(kind)
     if isinstance(source, bytes):
-        _check_bytes(len(source), max_bytes, name)
+        check_num_bytes(len(source), max_bytes, source)
         return io.BytesIO(source)
     if isinstance(source, str) and source.startswith("data:"):
         return io.BytesIO(_data_uri_bytes(source, max_bytes))
@@ -173,7 +173,7 @@ def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: Medi
         # A named pipe or a device could block for ever, or never end.
         if not stat.S_ISREG(status.st_mode):
             raise MediaSourceError(f"{name} is not a file. Pass the path of an image or a video.")
-        _check_bytes(status.st_size, max_bytes, name)
+        check_num_bytes(status.st_size, max_bytes, source)
         return Path(source).open("rb")
     except (OSError, ValueError) as error:
         if isinstance(error, MediaSourceError | MediaLimitError):
@@ -210,18 +210,19 @@ def _is_animated(stream: BinaryIO, source: MediaSource) -> bool:
         stream.seek(0)
 
 
-def _check_bytes(size: int, max_bytes: int, name: str) -> None:
-    if size == 0:
+def check_num_bytes(num_bytes: int, max_bytes: int, source: MediaSource) -> None:
+    """Raises MediaSourceError for nothing, MediaLimitError for too many."""
+    name = describe(source)
+    if num_bytes == 0:
         raise MediaSourceError(f"{name} is empty: it has 0 bytes. Check that it was written or uploaded completely.")
-    if size > max_bytes:
+    if num_bytes > max_bytes:
         raise MediaLimitError(
-            f"{name} has {size / 2**20:,.1f} MiB; at most {max_bytes / 2**20:,.1f} MiB are read. Make it smaller."
+            f"{name} has {num_bytes / 2**20:,.1f} MiB; at most {max_bytes / 2**20:,.1f} MiB are read. Make it smaller."
         )
 
 
 def _data_uri_bytes(uri: str, max_bytes: int) -> bytes:
     """The payload of `data:[type][;base64],...`; the declared type is not looked at."""
-    name = describe(uri)
     header, comma, payload = uri.partition(",")
     if not comma:
         raise MediaSourceError(
@@ -230,10 +231,10 @@ def _data_uri_bytes(uri: str, max_bytes: int) -> bytes:
     is_base64 = header.rstrip().lower().endswith(";base64")
     # Before any copy is made: 4 characters of base64 hold 3 bytes, a percent-encoded byte has 1 to 3 characters.
     if len(payload) > 4 * max_bytes:
-        _check_bytes(len(payload) * 3 // 4, max_bytes, name)
+        check_num_bytes(len(payload) * 3 // 4, max_bytes, uri)
     try:
         data = base64.b64decode("".join(payload.split()), validate=True) if is_base64 else unquote_to_bytes(payload)
     except (binascii.Error, ValueError):
         raise MediaSourceError("The data URI's base64 text is damaged. Check how it was made.") from None
-    _check_bytes(len(data), max_bytes, name)
+    check_num_bytes(len(data), max_bytes, uri)
     return data

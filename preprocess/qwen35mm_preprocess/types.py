@@ -170,8 +170,10 @@ class MediaLimits:
         for name in self.__dataclass_fields__:
             _check(self, name, getattr(self, name) > 0, "positive")
 
-    def max_bytes(self, kind: MediaKind) -> int:
-        """The byte limit for a kind of medium."""
+    def max_bytes(self, kind: MediaKind | None) -> int:
+        """The byte limit for a kind of medium; the larger one where it isn't known."""
+        if kind is None:
+            return max(self.max_image_bytes, self.max_video_bytes)
         return self.max_image_bytes if kind == "image" else self.max_video_bytes
 
 

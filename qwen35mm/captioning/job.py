@@ -19,8 +19,8 @@ from qwen35mm.captioning.outputs import Output, OutputSettings, OutputSpec, Side
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
 from qwen35mm.captioning.run import Run, RunSettings
+from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
-from qwen35mm.captioning.sources.unique_names import absolute
 from qwen35mm.captioning.texts.prompts import PromptSet
 from qwen35mm.errors import OutputError
 from qwen35mm.sampling import SamplingParams

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.captioning.items import Unreadable
 from qwen35mm.captioning.manifest.manifest import Manifest, file_state
+from qwen35mm.captioning.sources.candidates import SourceError
 
 _NAMES = ("metadata.jsonl", "metadata.csv")
 _KEY = "file_name"
@@ -27,39 +27,51 @@ class FolderMetadata:
     They lie in the manifest, where a file that was left alone since the last run is found as it was read then.
 
     Attributes:
-        name: the file's own.
         num_rows, num_bad_rows: those that name a file, and those that name none or aren't of the file's form.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        """Raises OSError, OutputError, and csv.Error where a CSV file's first line isn't one."""
-        self.name = path.name
-        self._folder = path.parent
+        """Raises SourceError where it can't be opened, or a CSV file's first line isn't one; OutputError."""
+        self._path = path
         self._manifest = manifest
         self._place = manifest.place(path)
-        state = file_state(path.stat())
-        with manifest.reading() as connection:
-            known = connection.execute(
-                "SELECT num_rows, num_bad_rows FROM metadata_files "
-                "WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?",
-                (self._place, *state),
-            ).fetchone()
-        self.num_rows, self.num_bad_rows = known or self._read(path, state)
+        try:
+            # A named pipe would block for ever.
+            self.num_rows, self.num_bad_rows = self._read() if path.is_file() else (0, 0)
+        except OSError:
+            raise SourceError("unreadable", f"'{path.name}' could not be opened. Check its permissions.") from None
+        except csv.Error:
+            message = (
+                f"The first line of '{path.name}' can't be read: expected the columns' names, and lines that end with "
+                f"a line feed. The media are captioned without it."
+            )
+            raise SourceError("damaged", message) from None
 
     def row(self, path: Path) -> dict[str, Any]:
         """What is said of a file, without its name; empty where it isn't in the metadata. Raises OutputError."""
-        file_name = path.relative_to(self._folder).as_posix()
+        file_name = path.relative_to(self._path.parent).as_posix()
         with self._manifest.reading() as connection:
             found = connection.execute(
                 "SELECT content FROM metadata_rows WHERE place = ? AND file_name = ?", (self._place, _key(file_name))
             ).fetchone()
         return {} if found is None else json.loads(found[0])
 
-    def _read(self, path: Path, state: tuple[int, int, int]) -> tuple[int, int]:
-        """Reads the file into the manifest; how many rows are good, and how many bad."""
+    def _read(self) -> tuple[int, int]:
+        """Reads the file into the manifest, where it isn't there yet; how many rows are good, and how many bad."""
+        state = file_state(self._path.stat())
+        with self._manifest.reading() as connection:
+            known = connection.execute(
+                "SELECT num_rows, num_bad_rows FROM metadata_files "
+                "WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?",
+                (self._place, *state),
+            ).fetchone()
+        if known is not None:
+            return known
         num_rows = num_bad_rows = 0
-        rows = _rows(path)
-        self._forget()
+        rows = _rows(self._path)
+        with self._manifest.writing(durable=False) as connection:
+            for table in ("metadata_files", "metadata_rows"):
+                connection.execute(f"DELETE FROM {table} WHERE place = ?", (self._place,))
         # A few at a time: the run keeps captions meanwhile.
         while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
             good = [row for row in some if row is not None]
@@ -68,7 +80,7 @@ class FolderMetadata:
                 connection.executemany(
                     "INSERT OR IGNORE INTO metadata_rows VALUES (?, ?, ?)", [(self._place, *row) for row in good]
                 )
-        if time.time() - path.stat().st_mtime > _SETTLED_S:
+        if time.time() - self._path.stat().st_mtime > _SETTLED_S:
             with self._manifest.writing(durable=False) as connection:
                 connection.execute(
                     "INSERT INTO metadata_files VALUES (?, ?, ?, ?, ?, ?)",
@@ -76,33 +88,10 @@ class FolderMetadata:
                 )
         return num_rows, num_bad_rows
 
-    def _forget(self) -> None:
-        with self._manifest.writing(durable=False) as connection:
-            for table in ("metadata_files", "metadata_rows"):
-                connection.execute(f"DELETE FROM {table} WHERE place = ?", (self._place,))
 
-
-def read_folder_metadata(folder: Path, names: list[str], manifest: Manifest) -> FolderMetadata | Unreadable | None:
-    """The metadata file among a folder's `names`; None where there is none, or it names no files.
-
-    Unreadable, under the file's own name, where it can't be opened. Raises OutputError.
-    """
-    for name in _NAMES:
-        path = folder / name
-        if name in names:
-            try:
-                # A named pipe would block for ever.
-                found = FolderMetadata(path, manifest) if path.is_file() else None
-            except OSError:
-                return Unreadable(name, "unreadable", f"'{name}' could not be opened. Check its permissions.", path)
-            except csv.Error:
-                message = (
-                    f"The first line of '{name}' can't be read: expected the columns' names, and lines that end with "
-                    f"a line feed. The media are captioned without it."
-                )
-                return Unreadable(name, "damaged", message, path)
-            return found if found is not None and found.num_rows else None
-    return None
+def find_metadata_file(folder: Path, names: list[str]) -> Path | None:
+    """The metadata file among a folder's `names`."""
+    return next((folder / name for name in _NAMES if name in names), None)
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, str] | None]:

@@ -21,12 +21,11 @@ from pathlib import Path
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
-from qwen35mm.captioning.sources.dataset_sources import PARQUET_MAGIC, open_dataset_folder, open_parquet
+from qwen35mm.captioning.sources.candidates import Candidate, SourceError, probe
+from qwen35mm.captioning.sources.datasets import PARQUET_MAGIC, open_dataset_folder, open_parquet
 from qwen35mm.captioning.sources.folders import walk
-from qwen35mm.captioning.sources.globs import NameFilter
-from qwen35mm.captioning.sources.probe import Candidate, probe
-from qwen35mm.captioning.sources.tar_sources import is_tar, tar_members
-from qwen35mm.captioning.sources.unique_names import Names, absolute, is_one_of, shard_of
+from qwen35mm.captioning.sources.names import NameFilter, Names, absolute, is_one_of, shard_of
+from qwen35mm.captioning.sources.tars import is_tar, tar_members
 from qwen35mm.errors import CaptioningError, MissingExtraError, OutputError
 from qwen35mm_preprocess import MediaLimits
 from qwen35mm_preprocess.media import HEAD_BYTES
@@ -121,25 +120,28 @@ class _Scan:
                 )
             dataset = open_dataset_folder(path, self._filter, options.image_column, without=options.without)
             if dataset is None:
-                return self._to_the_end(self._folder(path, below), path, below or absolute(path).name)
-            new = [shard for shard in dataset.shards if self._is_new(shard)]
-            rows = self._container(replace(dataset, shards=new).rows(), path, below)
-            return self._to_the_end(rows, path, below or absolute(path).name)
+                files = walk(path, self._filter, self._manifest, recursive=options.recursive, without=options.without)
+                return self._items(files, below, path, below or absolute(path).name, path)
+            new = [shard for shard in dataset.shards if self._names.claim_file(shard)]
+            return itertools.chain.from_iterable(
+                self._items(dataset.rows(shard), below, path, _joined(below, shard.relative_to(path).as_posix()), shard)
+                for shard in new
+            )
         # Claimed before a folder is listed: a file that is named itself belongs to its own source.
-        if not self._is_new(path):
+        if not self._names.claim_file(path):
             return iter(())
         head = _head(path)
         if head.startswith(PARQUET_MAGIC) or (head and path.suffix.lower() == ".parquet"):
-            rows = open_parquet(path, options.image_column).rows()
-            return self._to_the_end(self._container(rows, path.parent, name), path, name)
+            rows = open_parquet(path, options.image_column).rows(path)
+            return self._items(rows, name, path.parent, name, path)
         if is_tar(head) or (head and path.suffix.lower() == ".tar"):
-            return self._to_the_end(self._container(tar_members(path), path.parent, name), path, name)
-        return self._to_the_end(self._file(path, name), path, name)
+            return self._items(tar_members(path), name, path.parent, name, path)
+        return self._to_the_end(self._file(path, name), path.parent, name, path)
 
     def read(self, path: str) -> Iterator[Item | Unreadable]:
         """What the lines of a file list name; `-` is standard input. A line that can't be used is Unreadable."""
         name = "standard input" if path == "-" else Path(path).name
-        return self._to_the_end(self._lines(path), Path(path), name)
+        return self._to_the_end(self._lines(path), Path(path).parent, name, Path(path))
 
     def _lines(self, path: str) -> Iterator[Item | Unreadable]:
         folder = Path() if path == "-" else Path(path).parent
@@ -154,20 +156,6 @@ class _Scan:
             except (CaptioningError, MissingExtraError) as error:
                 yield Unreadable(name, "unreadable", printable(str(error)), source)
 
-    def _to_the_end(self, entries: Iterator[Item | Unreadable], path: Path, name: str) -> Iterator[Item | Unreadable]:
-        """The entries of one source; what nobody expected of it ends it, and not the run."""
-        try:
-            yield from entries
-        except OutputError:
-            raise
-        except Exception as error:
-            logger.warning("%s could not be read to its end.", printable(name), exc_info=True)
-            message = (
-                f"'{printable(path.name)}' could not be read to its end ({type(error).__name__}), and the rest of it "
-                f"is left out. Check that it is whole."
-            )
-            yield Unreadable(self._names.claim(name, path.parent), "damaged", message, path)
-
     def _file(self, path: Path, name: str) -> Iterator[Item | Unreadable]:
         name = self._names.claim(name, path.parent)
         if not self._in_shard(name):
@@ -178,30 +166,54 @@ class _Scan:
         elif found := probe(Candidate(name, path, is_expected=True), name, self._options.limits):
             yield found
 
-    def _folder(self, root: Path, below: str) -> Iterator[Item | Unreadable]:
-        options = self._options
-        for file in walk(root, self._filter, self._manifest, recursive=options.recursive, without=options.without):
-            if isinstance(file, Unreadable):
-                yield replace(file, name=self._names.claim(_joined(below, file.name), root))
-            elif self._names.claim_file(file.folder, file.path.name):
-                name = self._names.claim(_joined(below, file.name), root)
-                if self._in_shard(name) and (found := probe(Candidate(name, file.path), name, options.limits)):
-                    # Looked up for media only: it is read from the metadata file each time.
-                    yield replace(found, metadata=file.metadata()) if isinstance(found, Item) else found
-
-    def _container(
-        self, candidates: Iterator[Candidate | Unreadable], folder: Path, container: str
+    def _items(
+        self, candidates: Iterator[Candidate | Unreadable], below: str, folder: Path, name: str, path: Path
     ) -> Iterator[Item | Unreadable]:
-        for candidate in candidates:
-            if isinstance(candidate, Unreadable):
-                yield replace(candidate, name=self._names.claim(_joined(container, candidate.name), folder))
-            elif self._filter.takes(candidate.name):
-                name = self._names.claim(_joined(container, candidate.name), folder)
-                if self._in_shard(name) and (found := probe(candidate, name, self._options.limits)):
-                    yield found
+        """The items among what a folder or a container holds.
 
-    def _is_new(self, path: Path) -> bool:
-        return self._names.claim_file(_identity(path.parent), path.name)
+        Args:
+            below: what comes before the candidates' own names.
+            folder: tells equal names apart.
+            name, path: of the source, for where it ends too early.
+        """
+
+        def found() -> Iterator[Item | Unreadable]:
+            for candidate in candidates:
+                if isinstance(candidate, Unreadable):
+                    yield replace(candidate, name=self._names.claim(_joined(below, candidate.name), folder))
+                elif self._filter.takes(candidate.name) and self._is_new(candidate):
+                    own_name = self._names.claim(_joined(below, candidate.name), folder)
+                    if self._in_shard(own_name) and (item := probe(candidate, own_name, self._options.limits)):
+                        yield item
+
+        return self._to_the_end(found(), folder, name, path)
+
+    def _to_the_end(
+        self, entries: Iterator[Item | Unreadable], folder: Path, name: str, path: Path
+    ) -> Iterator[Item | Unreadable]:
+        """The entries of one source; whatever is wrong with it ends it, and not the run."""
+        try:
+            yield from entries
+            return
+        except OutputError:
+            raise
+        except SourceError as error:
+            kind, message = error.kind, str(error)
+        except OSError:
+            kind, message = "unreadable", f"'{printable(path.name)}' could not be read. Check its path and permissions."
+        except Exception as error:
+            logger.warning("%s could not be read to its end.", printable(name), exc_info=True)
+            kind = "damaged"
+            message = (
+                f"'{printable(path.name)}' could not be read to its end ({type(error).__name__}), and the rest of it "
+                f"is left out. Check that it is whole."
+            )
+        yield Unreadable(self._names.claim(name, folder), kind, message, path)
+
+    def _is_new(self, candidate: Candidate) -> bool:
+        """Whether it is the first with its file. Rows may share one, and each is an item all the same."""
+        source = candidate.source
+        return candidate.is_expected or not isinstance(source, Path) or self._names.claim_file(source)
 
     def _in_shard(self, name: str) -> bool:
         shard = self._options.shard
@@ -246,16 +258,6 @@ def _check_exists(source: Path | str) -> None:
         raise CaptioningError(f"'{printable(str(source))}' can't be reached. Check its path and permissions.") from None
     expected = "a file or a folder" if files is None else "a list of files"
     raise CaptioningError(f"There is no '{printable(str(source))}': expected {expected}. Check its path.")
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    """A folder's device and inode, however its path is written."""
-    try:
-        status = folder.stat()
-    except OSError:
-        # It is gone; that is said when the file is probed.
-        return 0, 0
-    return status.st_dev, status.st_ino
 
 
 def _head(path: Path) -> bytes:

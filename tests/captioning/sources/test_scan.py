@@ -15,9 +15,9 @@ import pytest
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.sources import folders
 from qwen35mm.captioning.sources import scan as scan_module
-from qwen35mm.captioning.sources.probe import Candidate
+from qwen35mm.captioning.sources.candidates import Candidate
+from qwen35mm.captioning.sources.names import shard_of
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
-from qwen35mm.captioning.sources.unique_names import shard_of
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaLimits
 from tests.captioning.sources.media_tree import GIF, HEIC, JPEG, MOVING_GIF, MP4, PNG, names, write

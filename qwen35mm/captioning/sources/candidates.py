@@ -1,26 +1,19 @@
-"""From a file to an item: its kind by its first bytes, or why it can't be one. Nothing is decoded."""
+"""What sources hold, and what becomes of it: an item by its first bytes, or why it can't be one. Nothing is decoded."""
 
 from __future__ import annotations
 
 import io
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qwen35mm.captioning.items import Item, Medium, Unreadable, failure_kind
 from qwen35mm.captioning.records import printable
-from qwen35mm_preprocess import (
-    MediaError,
-    MediaKind,
-    MediaLimitError,
-    MediaLimits,
-    MediaSourceError,
-    describe,
-    detect_kind,
-)
-from qwen35mm_preprocess.media import GIF, HEAD_BYTES, read_format
+from qwen35mm.errors import CaptioningError
+from qwen35mm_preprocess import MediaError, MediaKind, MediaLimits, MediaSourceError, describe, detect_kind
+from qwen35mm_preprocess.media import GIF, HEAD_BYTES, check_num_bytes, read_format
 
 # A file with one of these is meant to be a medium, whatever is in it.
 MEDIA_SUFFIXES = frozenset(
@@ -35,15 +28,24 @@ MEDIA_SUFFIXES = frozenset(
 )
 
 
+class SourceError(CaptioningError):
+    """A source, or one shard of it, ends here: what is wrong with it, and its `kind` in `failures.jsonl`."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 @dataclass(frozen=True)
 class Candidate(Medium):
-    """What may be an item. In a container, its name is the one that it has there.
+    """What may be an item. In a folder or a container, its name is the one that it has there.
 
     Attributes:
-        is_expected: it should be a medium, whatever its name.
+        metadata: gives what its source says of it besides, as JSON values; asked only of what becomes an item.
+        is_expected: it should be a medium, whatever its name, as a dataset's row.
     """
 
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Callable[[], Mapping[str, Any]] = dict
     is_expected: bool = False
 
 
@@ -65,7 +67,7 @@ def probe(candidate: Candidate, name: str, limits: MediaLimits) -> Item | Unread
         kind = _kind(candidate, name, limits)
     except MediaError as error:
         return Unreadable(name, failure_kind(error), printable(str(error)), path)
-    return Item(name, candidate.source, kind, path, candidate.metadata)
+    return Item(name, candidate.source, kind, path, candidate.metadata())
 
 
 def _may_be_medium(candidate: Candidate) -> bool:
@@ -86,14 +88,7 @@ def _kind(candidate: Candidate, name: str, limits: MediaLimits) -> MediaKind:
     if isinstance(candidate.source, Path):
         return detect_kind(candidate.source, limits)
     own_name = Path(name)
-    max_bytes = max(limits.max_image_bytes, limits.max_video_bytes)
-    if candidate.num_bytes == 0:
-        raise MediaSourceError(f"{describe(own_name)} is empty: it has 0 bytes. Check how its container was written.")
-    if candidate.num_bytes > max_bytes:
-        raise MediaLimitError(
-            f"{describe(own_name)} has {candidate.num_bytes / 2**20:,.1f} MiB; at most {max_bytes / 2**20:,.1f} MiB "
-            f"are read. Make it smaller."
-        )
+    check_num_bytes(candidate.num_bytes, limits.max_bytes(None), own_name)
     try:
         with candidate.open() as file:
             found = read_format(io.BytesIO(file.read(HEAD_BYTES)), own_name)

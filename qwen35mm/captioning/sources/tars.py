@@ -10,7 +10,7 @@ from typing import Any
 
 from qwen35mm.captioning.items import FileSlice, Unreadable
 from qwen35mm.captioning.records import printable
-from qwen35mm.captioning.sources.probe import Candidate
+from qwen35mm.captioning.sources.candidates import Candidate, SourceError
 
 # A longer text is no caption, and is not held in memory.
 _MAX_TEXT_BYTES = 2**20
@@ -27,61 +27,57 @@ def tar_members(path: Path) -> Iterator[Candidate | Unreadable]:
 
     Neighbours with one key (the name up to the first dot of its last part) are a sample: its `.json` is the metadata
     of its media (under `json` where it is no object), its `.txt` is in their metadata as `txt`. Members that begin
-    with a dot, links and folders are passed over. A tar that is cut off is Unreadable, after what is whole in it.
+    with a dot, links and folders are passed over.
+
+    Raises:
+        SourceError: it is no tar or is damaged, after what is whole in it.
+        OSError: it can't be read.
     """
+    key, media, metadata = "", list[Candidate](), dict[str, Any]()
+    num_bytes = path.stat().st_size
     try:
-        num_bytes = path.stat().st_size
         # "r:" is without compression.
         with tarfile.open(path, "r:", errors="surrogateescape") as tar:
-            yield from _samples(tar, path, num_bytes)
+            for member in _members(tar, path):
+                if member.size < 0 or member.offset_data + member.size > num_bytes:
+                    raise tarfile.TarError("a member beyond the file's end")
+                name = _clean(member.name)
+                if not member.isreg() or not name or PurePosixPath(name).name.startswith("."):
+                    continue
+                own_key, suffix = _split(name)
+                if own_key != key:
+                    yield from media
+                    key, media, metadata = own_key, [], {}
+                if suffix in ("json", "txt"):
+                    metadata.update(_beside(tar, member, suffix))
+                elif member.issparse():
+                    last = printable(PurePosixPath(name).name)
+                    message = f"'{last}' is stored with holes, which is not read here. Make the tar without them."
+                    yield Unreadable(name, "unsupported", message)
+                else:
+                    # All of a sample's media share one dict, which is filled until the sample ends.
+                    media.append(Candidate(name, FileSlice(path, member.offset_data, member.size), metadata.copy))
     except tarfile.TarError:
-        yield _damaged(path)
-    except OSError:
-        message = f"'{printable(path.name)}' could not be read. Check its path and permissions."
-        yield Unreadable("", "unreadable", message, path)
-
-
-def _samples(tar: tarfile.TarFile, path: Path, num_bytes: int) -> Iterator[Candidate | Unreadable]:
-    key, media, metadata = "", list[Candidate](), dict[str, Any]()
-    for member in _members(tar, path):
-        if member is None or member.size < 0 or member.offset_data + member.size > num_bytes:
-            yield from media
-            yield _damaged(path)
-            return
-        name = _clean(member.name)
-        if not member.isreg() or not name or PurePosixPath(name).name.startswith("."):
-            continue
-        own_key, suffix = _split(name)
-        if own_key != key:
-            yield from media
-            key, media, metadata = own_key, [], {}
-        if suffix in ("json", "txt"):
-            metadata.update(_beside(tar, member, suffix))
-        elif member.issparse():
-            last = printable(PurePosixPath(name).name)
-            message = f"'{last}' is stored with holes, which is not read here. Make the tar without them."
-            yield Unreadable(name, "unsupported", message)
-        else:
-            # All of a sample's media share one dict, which is filled until the sample ends.
-            media.append(Candidate(name, FileSlice(path, member.offset_data, member.size), metadata))
+        yield from media
+        message = f"'{printable(path.name)}' is no tar, or is damaged or cut off. Check that it is there completely."
+        raise SourceError("damaged", message) from None
     yield from media
 
 
-def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo | None]:
-    """The members in their order; None, as the last one, where the tar is damaged."""
+def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
+    """The members in their order. Raises TarError where the tar is damaged."""
     try:
         while (member := tar.next()) is not None:
             # The library keeps every member that it has seen; of a large tar that would be gigabytes.
             tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
             yield member
-    except (tarfile.TarError, ValueError, IndexError):  # the latter where a map of holes is damaged
-        yield None
-        return
+    except (ValueError, IndexError):  # where a map of holes is damaged
+        raise tarfile.TarError from None
     # The library ends in silence at a header that is damaged or cut off; a whole tar ends with a block of zeros.
     with path.open("rb") as file:
         file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            yield None
+            raise tarfile.TarError("no block of zeros at the end")
 
 
 def _beside(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str) -> dict[str, Any]:
@@ -108,9 +104,3 @@ def _split(name: str) -> tuple[str, str]:
 def _clean(name: str) -> str:
     """A member's name below the tar, whatever it says: without a root, `.` and `..`."""
     return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
-
-
-def _damaged(path: Path) -> Unreadable:
-    name = printable(path.name)
-    message = f"'{name}' is no tar, or is damaged or cut off. Check that it is there completely."
-    return Unreadable("", "damaged", message, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qwen35mm.captioning.sources.globs import NameFilter
+from qwen35mm.captioning.sources.names import NameFilter
 from qwen35mm.errors import CaptioningError
 
 

@@ -1,0 +1,306 @@
+"""Parquet files and Hugging Face dataset folders: which shards there are, and the media in their rows.
+
+Shards are read through pyarrow, a few rows in memory at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen35mm.captioning.items import Unreadable
+from qwen35mm.captioning.sources.candidates import Candidate, SourceError, looks_like_medium
+from qwen35mm.captioning.sources.names import NameFilter, is_one_of
+from qwen35mm.errors import CaptioningError, MissingExtraError
+from qwen35mm_preprocess.media import sniff
+
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
+
+PARQUET_MAGIC = b"PAR1"
+_NUM_FIRST_ROWS = 16
+_ROWS_PER_READ = 16
+_BUFFER_BYTES = 2**20
+_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://|data:")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Shards with one column of media among theirs.
+
+    Attributes:
+        root: the folder that the shards lie in; a shard by itself is its own root.
+        image_column: None where no shard's first rows could be read.
+    """
+
+    root: Path
+    shards: Sequence[Path]
+    image_column: str | None
+
+    def rows(self, shard: Path) -> Iterator[Candidate | Unreadable]:
+        """The rows as `SHARD/000017`, and `000017` in a shard by itself; the last part of a medium's own path follows.
+
+        With a path `cats/a.png` that makes `SHARD/000017-a.png`.
+
+        Raises:
+            SourceError: the shard is damaged, after the rows before the damage.
+        """
+        folder = "" if shard == self.root else f"{shard.relative_to(self.root).as_posix()}/"
+        with _open_shard(shard) as (schema, read_rows):
+            image_column = self.image_column
+            if image_column is None:
+                # No first rows could be read; reading them again says why.
+                next(read_rows(schema.names), None)
+            if image_column is None or image_column not in schema.names:
+                message = f"'{shard.name}' has no column '{image_column}', as the first shard has."
+                raise SourceError("damaged", message)
+            columns = [field.name for field in schema if field.name == image_column or not _is_heavy(field.type)]
+            for index, row in enumerate(read_rows(columns)):
+                medium = row.pop(image_column)
+                yield self._row(f"{folder}{index:06d}", medium, partial(_json_values, row), shard)
+
+    def _row(
+        self, name: str, medium: Any, metadata: Callable[[], Mapping[str, Any]], shard: Path
+    ) -> Candidate | Unreadable:
+        data, path = (medium.get("bytes"), medium.get("path")) if isinstance(medium, dict) else (medium, medium)
+        if isinstance(path, str) and not path.startswith("data:"):
+            last = path.replace("\\", "/").rstrip("/").rpartition("/")[2]
+            name = f"{name}-{last}" if last else name
+        if isinstance(data, bytes):
+            return Candidate(name, data, metadata, is_expected=True)
+        if not isinstance(path, str) or not path:
+            return Unreadable(name, "unreadable", f"The row has no medium in its column '{self.image_column}'.")
+        if _ADDRESS.match(path):
+            message = "The medium is an address, which is not opened here. Download it first, or put its bytes there."
+            return Unreadable(name, "unsupported", message)
+        # Beside the shard, or, where the shards have a folder of their own, below the dataset.
+        beside = shard.parent / path
+        below = self.root / path
+        source = below if _is_there(below) and not _is_there(beside) else beside
+        return Candidate(name, source, metadata, is_expected=True)
+
+
+def open_parquet(path: Path, image_column: str | None = None) -> Dataset:
+    """A parquet file by itself.
+
+    Raises:
+        CaptioningError: it has no column of media, or several, or none that is named `image_column`.
+        MissingExtraError: pyarrow isn't installed.
+    """
+    try:
+        found = _find_image_column(path, image_column)
+    except SourceError:
+        return Dataset(path, [path], None)
+    if found is None:
+        raise CaptioningError(
+            f"'{path.name}' has no column with images or videos in its first rows. Name one with --image-column."
+        )
+    return Dataset(path, [path], found)
+
+
+def open_dataset_folder(
+    folder: Path, names: NameFilter, image_column: str | None = None, *, without: Collection[Path] = ()
+) -> Dataset | None:
+    """The dataset that a folder is, or None for a folder of files.
+
+    A dataset was written by `save_to_disk` (a `state.json`, or a `dataset_dict.json` over one for each split, and
+    arrow shards), or has parquet files with media in their rows, at the top or in `data`, and no media beside them.
+
+    Args:
+        without: folders whose parquet files aren't looked at.
+
+    Raises:
+        CaptioningError: the column of media isn't known.
+        MissingExtraError: pyarrow isn't installed.
+    """
+    saved = _saved_shards(folder)
+    candidates = saved or [path for path in _parquet_shards(folder) if not is_one_of(path.parent, without)]
+    shards = [path for path in candidates if names.enters(path.relative_to(folder).as_posix())]
+    for shard in shards:
+        # One that can't be read is reported when its turn comes; the next may say what the columns are.
+        with contextlib.suppress(SourceError):
+            if (found := _find_image_column(shard, image_column)) is not None:
+                return Dataset(folder, shards, found)
+    return Dataset(folder, shards, None) if saved and shards else None
+
+
+def _saved_shards(folder: Path) -> list[Path]:
+    """The arrow shards of a saved dataset, in their order; none where it isn't one."""
+    splits = _read_json(folder / "dataset_dict.json").get("splits")
+    parts = [folder / str(split) for split in splits] if isinstance(splits, list) else [folder]
+    shards: list[Path] = []
+    for part in parts:
+        files = _read_json(part / "state.json").get("_data_files")
+        if isinstance(files, list):
+            shards += [part / str(file["filename"]) for file in files if isinstance(file, dict) and "filename" in file]
+    return shards
+
+
+def _parquet_shards(folder: Path) -> list[Path]:
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+        if any(looks_like_medium(name) for name in names):
+            return []
+        below = sorted((folder / "data").glob("*.parquet")) if "data" in names else []
+    except OSError:
+        return []
+    found = [folder / name for name in names if name.endswith(".parquet")] + below
+    return [path for path in found if path.is_file()]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An object in a file; empty where there is none."""
+    try:
+        value = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        # Too long, or in a folder that may not be entered: that is said when it is probed.
+        return False
+
+
+def _find_image_column(shard: Path, wanted: str | None) -> str | None:
+    """The column that holds media: in its bytes, as `{"bytes", "path"}` or `bytes`; else as a path in a text.
+
+    None where none of the first rows has a medium.
+
+    Raises:
+        SourceError: the shard can't be read.
+        CaptioningError: there is no column `wanted`, or several hold media and none is wanted.
+    """
+    columns: list[str] = []
+    first_rows: list[dict[str, Any]] = []
+    try:
+        with _open_shard(shard) as (schema, read_rows):
+            columns = schema.names
+            first_rows.extend(itertools.islice(read_rows(columns), _NUM_FIRST_ROWS))
+    except SourceError:
+        if not columns or (not first_rows and wanted is None):
+            raise
+    if wanted is not None:
+        if wanted not in columns:
+            raise CaptioningError(
+                f"'{shard.name}' has no column '{wanted}'. Its columns are {', '.join(columns)}. Name one of these."
+            )
+        return wanted
+    for holds in (_holds_medium, _holds_path):
+        found = [column for column in columns if any(holds(row[column]) for row in first_rows)]
+        if len(found) > 1:
+            raise CaptioningError(
+                f"'{shard.name}' has several columns with media: {', '.join(found)}. Choose one with --image-column."
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def _holds_medium(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        path = value.get("path")
+        return _holds_medium(value.get("bytes")) or (isinstance(path, str) and "bytes" in value and _holds_path(path))
+    return isinstance(value, bytes) and sniff(value) is not None
+
+
+def _holds_path(value: Any) -> bool:
+    return isinstance(value, str) and looks_like_medium(value)
+
+
+def _is_heavy(kind: pyarrow.DataType) -> bool:
+    """Whether a column is bytes, or media as the `datasets` library keeps them."""
+    import pyarrow.types as types
+
+    if types.is_struct(kind):
+        return any(_is_heavy(kind.field(index).type) for index in range(kind.num_fields))
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+
+
+def _json_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's values as JSON has them: bytes and empty values left out, what JSON doesn't know as text."""
+    return {name: _json_value(value) for name, value in row.items() if value is not None and type(value) is not bytes}
+
+
+def _json_value(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items() if not isinstance(item, bytes)}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value if not isinstance(item, bytes)]
+    return str(value)
+
+
+_ReadRows = Callable[[Sequence[str]], Iterator[dict[str, Any]]]
+
+
+@contextlib.contextmanager
+def _open_shard(shard: Path) -> Iterator[tuple[pyarrow.Schema, _ReadRows]]:
+    """A shard's columns, and what reads its rows with some of them: an arrow stream by its suffix `.arrow`, or parquet.
+
+    What is held is one record batch of an arrow stream, and one page of each column of a parquet file.
+
+    Raises:
+        SourceError: it is damaged or cut off; also from within the rows.
+        MissingExtraError: pyarrow isn't installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError("Reading parquet and dataset folders", "datasets") from None
+    try:
+        if shard.suffix == ".arrow":
+            # Not mapped into memory: a file that is shortened while it is read would end the process.
+            with pyarrow.OSFile(str(shard)) as file:
+                with pyarrow.ipc.open_stream(file) as stream:
+                    schema = stream.schema
+                yield schema, partial(_stream_rows, file, schema)
+        else:
+            # With a buffer and without reading ahead, a row group isn't held as a whole.
+            with pyarrow.parquet.ParquetFile(shard, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
+                yield file.schema_arrow, partial(_parquet_rows, file)
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, PermissionError | FileNotFoundError):
+            message = f"'{shard.name}' could not be opened. Check its path and permissions."
+        elif isinstance(error, UnicodeEncodeError):
+            message = f"The name of '{shard.name}' isn't UTF-8, as it has to be here. Rename it."
+        elif isinstance(error, UnicodeDecodeError | OverflowError):
+            message = f"'{shard.name}' has a text that isn't UTF-8, or a date beyond the year 9999. Write it anew."
+        else:
+            message = (
+                f"'{shard.name}' is not of its format, or is damaged or cut off. Check that it was downloaded "
+                f"completely."
+            )
+        raise SourceError("damaged", message) from None
+
+
+def _parquet_rows(file: pyarrow.parquet.ParquetFile, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for batch in file.iter_batches(batch_size=_ROWS_PER_READ, columns=list(columns), use_threads=False):
+        yield from batch.to_pylist()
+
+
+def _stream_rows(file: pyarrow.OSFile, schema: pyarrow.Schema, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    import pyarrow
+
+    file.seek(0)
+    options = pyarrow.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
+    with pyarrow.ipc.open_stream(file, options=options) as stream:
+        for batch in stream:
+            for start in range(0, batch.num_rows, _ROWS_PER_READ):
+                yield from batch.slice(start, _ROWS_PER_READ).to_pylist()

@@ -21,7 +21,7 @@ from qwen35mm.engine import Engine, EngineSettings, Event, Finished, MediaPlanne
 from qwen35mm.engine.running_request import RunningRequest
 from qwen35mm.model import load
 from qwen35mm.model.load import DTYPES
-from qwen35mm.prompt import Image, Message, Prompt, Text, build_prompt
+from qwen35mm.prompt import Image, Message, Prompt, PromptBuilder, Text
 from qwen35mm_kernels import select_backend
 from qwen35mm_preprocess import MediaBudget, MediaPlan, PreparedMedia
 
@@ -85,14 +85,8 @@ class OurWorker(Served):
         self._backend.close()
 
     def _prompt(self, media: PreparedMedia, question: str) -> Prompt:
-        return build_prompt(
-            [_ask(Image(media), question)],
-            [media.plan],
-            tokenizer=self._loaded.tokenizer,
-            template=self._loaded.template,
-            config=self._loaded.config,
-            **_OPTIONS,
-        )
+        prompts = PromptBuilder(self._loaded.tokenizer, self._loaded.template, self._loaded.config)
+        return prompts.prompt([_ask(Image(media), question)], [media.plan], **_OPTIONS)
 
     def _timed(self, stream: Callable[[], AsyncIterator[Event]]) -> tuple[dict[str, Any], MediaPlan | None]:
         """The time until the caller has the token, and the picture's plan."""

@@ -24,7 +24,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Engine, EngineSettings, Finished, Request
 from qwen35mm.model import load
 from qwen35mm.model.load import DTYPES
-from qwen35mm.prompt import ChatTemplate, Image, Message, Prompt, Text, build_prompt
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, ChatTemplate, Image, Message, Prompt, PromptBuilder, Text
 from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia, read_processing
 
@@ -53,17 +53,13 @@ class Script:
             thinking=arguments.thinking,
         )
 
-    def prompt(self, turn: int, **options: Any) -> Prompt:
-        """The prompt of a turn; `options` are `build_prompt`'s."""
-        return build_prompt(
-            self.chat.prompt(turn),
-            [self.picture.plan],
-            tokenizer=self.tokenizer,
-            template=self.template,
-            config=self.config,
-            enable_thinking=self.chat.thinking,
-            **options,
-        )
+    def prompts(self, min_segment: int = DEFAULT_MIN_SEGMENT) -> PromptBuilder:
+        return PromptBuilder(self.tokenizer, self.template, self.config, min_segment=min_segment)
+
+    def prompt(self, turn: int, min_segment: int = DEFAULT_MIN_SEGMENT) -> Prompt:
+        """The prompt of a turn."""
+        prompts = self.prompts(min_segment)
+        return prompts.prompt(self.chat.prompt(turn), [self.picture.plan], enable_thinking=self.chat.thinking)
 
     def num_extending(self) -> int:
         """For how many turns the prompt begins with all of the one before it."""
@@ -107,7 +103,7 @@ class OurWorker(Served):
 
     def prefill(self, min_segment: int | None) -> dict[str, Any]:
         """The last prompt from nothing: without cuts in one piece (None) or in the usual pieces (0), or with cuts."""
-        prompt = self.script.prompt(len(self.script.chat.turns), min_segment=min_segment or 128)
+        prompt = self.script.prompt(len(self.script.chat.turns), min_segment or DEFAULT_MIN_SEGMENT)
         num_tokens = len(prompt.token_ids)
         if not min_segment:
             prompt = replace(prompt, segments=(), tail_start=0)

@@ -34,10 +34,9 @@ from qwen35mm.prompt import (
     EncodedMedium,
     Image,
     Message,
+    PromptBuilder,
     Text,
     Video,
-    build_history,
-    build_prompt,
     iter_media,
     pin_plans,
 )
@@ -96,7 +95,7 @@ class RequestMaker:
         min_segment: int = DEFAULT_MIN_SEGMENT,
     ) -> None:
         self._loaded = loaded
-        self._min_segment = min_segment
+        self._prompts = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config, min_segment=min_segment)
         self.media = MediaProcessor(
             loaded.image_processing,
             loaded.video_processing,
@@ -119,7 +118,7 @@ class RequestMaker:
         """
         plans = [self._plan_of(part) for part in iter_media(messages)]
         thinking = self.thinks(self._loaded.generation, enable_thinking)
-        prompt = build_prompt(messages, plans, enable_thinking=thinking, **self._prompt_options)
+        prompt = self._prompts.prompt(messages, plans, enable_thinking=thinking)
         return len(prompt.token_ids)
 
     async def make(
@@ -154,13 +153,12 @@ class RequestMaker:
         if media:
             yield MediaPlanned(plans, tuple(w for m in media if isinstance(m, PreparedMedia) for w in m.warnings))
         prompt = await asyncio.to_thread(
-            build_prompt,
+            self._prompts.prompt,
             messages,
             plans,
             enable_thinking=thinking,
             tools=tools,
             continue_reply=continue_reply,
-            **self._prompt_options,
         )
         request = Request(
             prompt,
@@ -192,7 +190,7 @@ class RequestMaker:
         """
         media = [self.find(part) or self.media_of(part) for part in iter_media(messages)]
         plans = [medium.plan for medium in media]
-        prompt = build_history(messages, plans, enable_thinking=thinking, tools=tools, **self._prompt_options)
+        prompt = self._prompts.history(messages, plans, enable_thinking=thinking, tools=tools)
         salt, salt_from = _salt(tenant, prompt.system_stop)
         return CachedPrompt(prompt, tuple(media), "conversation", conversation, salt, salt_from)
 
@@ -202,8 +200,7 @@ class RequestMaker:
         if plan is None or plan.digest is None:
             return None
         processing = self.media.image_processing if plan.kind == "image" else self.media.video_processing
-        kind = "image" if isinstance(part, Image) else "video"
-        if plan.kind != kind or plan.processing != processing.fingerprint():
+        if plan.kind != part.kind or plan.processing != processing.fingerprint():
             return None  # `prepare` has the words for it
         return DeferredMedia(plan, functools.partial(self.media_of, part))
 
@@ -217,24 +214,13 @@ class RequestMaker:
             return part.source
         if isinstance(part.source, EncodedMedium):
             raise MediaSourceError("A medium that was encoded for a server can't be read here. Pass its file.")
-        kind = "image" if isinstance(part, Image) else "video"
-        return self.media.prepare(part.source, plan=part.plan, kind=kind, progress=report)
+        return self.media.prepare(part.source, plan=part.plan, kind=part.kind, progress=report)
 
     def _plan_of(self, part: Image | Video) -> MediaPlan:
         if part.plan is not None:
             return part.plan
         assert not isinstance(part.source, PreparedMedia | EncodedMedium), "they have their plans"
-        return self.media.plan(part.source, kind="image" if isinstance(part, Image) else "video")
-
-    @property
-    def _prompt_options(self) -> dict[str, Any]:
-        loaded = self._loaded
-        return {
-            "tokenizer": loaded.tokenizer,
-            "template": loaded.template,
-            "config": loaded.config,
-            "min_segment": self._min_segment,
-        }
+        return self.media.plan(part.source, kind=part.kind)
 
     async def _read_media(self, messages: Sequence[Message]) -> AsyncGenerator[Progress | Media, None]:
         """Reads the media that have no plan yet, one after the other in a thread, with progress in between."""

@@ -3,7 +3,7 @@
 The checkpoint's own chat template is rendered; whatever comes from outside is tokenized apart from it.
 """
 
-from qwen35mm.prompt.build import Prompt, build_history, build_prompt
+from qwen35mm.prompt.build import Prompt, PromptBuilder
 from qwen35mm.prompt.layout import Span
 from qwen35mm.prompt.messages import Message, Role, iter_media, pin_plans
 from qwen35mm.prompt.parts import EncodedMedium, Image, Part, Text, ToolCall, Video
@@ -18,6 +18,7 @@ __all__ = [
     "Message",
     "Part",
     "Prompt",
+    "PromptBuilder",
     "Role",
     "Segment",
     "SegmentEnd",
@@ -25,8 +26,6 @@ __all__ = [
     "Text",
     "ToolCall",
     "Video",
-    "build_history",
-    "build_prompt",
     "cut_segments",
     "iter_media",
     "pin_plans",

@@ -13,7 +13,7 @@ from qwen35mm.errors import PromptError
 from qwen35mm.prompt.layout import Span, lay_out, span_positions
 from qwen35mm.prompt.messages import Message, check_conversation, iter_media
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS, StandIns, check_texts, template_message, visit_json
-from qwen35mm.prompt.parts import Image, Text, check_json
+from qwen35mm.prompt.parts import Text, check_json
 from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, Segment, cut_segments
 from qwen35mm.prompt.template import ChatTemplate
 from qwen35mm.tokenizer import Tokenizer
@@ -35,8 +35,7 @@ class Prompt:
         positions: M-RoPE positions (temporal, height, width), int64 `[3, T]`, read-only.
         rope_delta: of a token after the prompt: position = cache_position + rope_delta.
         segments: from 0 to `tail_start`, without gaps.
-        tail_start: the tail is computed but not addressed; it is never empty in a prompt that `build_prompt` made
-            with a generation prompt.
+        tail_start: the tail is computed but not addressed; it is never empty in a prompt that asks for a reply.
         system_stop: where the system message ends; 0 without one.
         reply_text: the answer's beginning, where a reply is to be continued.
     """
@@ -58,141 +57,145 @@ class Prompt:
             array.setflags(write=False)
 
 
-def build_prompt(
-    messages: Sequence[Message],
-    media: Sequence[MediaPlan],
-    *,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    config: ModelConfig,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    enable_thinking: bool,
-    add_generation_prompt: bool = True,
-    continue_reply: bool = False,
-    min_segment: int = DEFAULT_MIN_SEGMENT,
-    keep_video_marks: bool = False,
-) -> Prompt:
-    """Renders and tokenizes a conversation.
-
-    Where no text holds a control string such as `<|im_end|>`, the ids are those of transformers'
-    `apply_chat_template(tokenize=True)`. Where one does, it is ordinary text: control ids are the template's alone.
+class PromptBuilder:
+    """Builds the prompts of one checkpoint.
 
     Args:
-        messages: the conversation.
-        media: the plans of its images and videos, in order of appearance.
-        tools: definitions of functions, in OpenAI's form.
-        continue_reply: the last message is a reply that ended early; the prompt ends with its text, or with its
-            reasoning where it has no text yet, and not with its end.
+        tokenizer, template, config: the checkpoint's.
         min_segment: no segment is shorter (tokens).
-        keep_video_marks: whether a video keeps the `<|vision_start|>` and `<|vision_end|>` that the template writes
-            around it, outside those of its temporal patches. The family's first reference code (transformers 4.57)
-            and its own page replace them; transformers keeps them since 5.10.
-
-    Raises:
-        PromptError: the messages can't become a prompt; says why.
     """
-    so_far = None
-    if continue_reply:
-        *messages, so_far = _continued(messages)
-    ids, spans = _encode(
-        messages,
-        media,
-        tokenizer,
-        template,
-        config,
-        tools,
-        enable_thinking,
-        add_generation_prompt or continue_reply,
-        keep_video_marks,
-        so_far,
-    )
-    reply_text = "" if so_far is None else so_far.text
-    return _prompt(messages, ids, spans, tokenizer, config, min_segment, at_turn_end=False, reply_text=reply_text)
 
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        config: ModelConfig,
+        *,
+        min_segment: int = DEFAULT_MIN_SEGMENT,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._config = config
+        self._min_segment = min_segment
 
-def build_history(
-    messages: Sequence[Message],
-    media: Sequence[MediaPlan],
-    *,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    config: ModelConfig,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    enable_thinking: bool,
-    min_segment: int = DEFAULT_MIN_SEGMENT,
-    keep_video_marks: bool = False,
-) -> Prompt:
-    """A conversation that ends with a reply, as the prompt of its next turn will begin.
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        media: Sequence[MediaPlan],
+        *,
+        enable_thinking: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_reply: bool = False,
+    ) -> Prompt:
+        """Renders and tokenizes a conversation.
 
-    It is rendered with a placeholder next message (a tool's after tool calls, else a user's) and cut before that
-    message. The tail is empty where the last turn is long enough for a segment. Arguments are `build_prompt`'s.
+        Where no text holds a control string such as `<|im_end|>`, the ids are those of transformers'
+        `apply_chat_template(tokenize=True)`. Where one does, it is ordinary text: control ids are the template's alone.
 
-    Raises:
-        PromptError: the messages can't become a prompt, or don't end with an assistant's message.
-    """
-    if not messages or messages[-1].role != "assistant":
-        raise PromptError("A history must end with an assistant's message.")
-    following = Message("tool" if messages[-1].tool_calls else "user", (Text("..."),))
-    ids, spans = _encode(
-        [*messages, following], media, tokenizer, template, config, tools, enable_thinking, False, keep_video_marks
-    )
-    turn_starts = _turn_starts(ids, tokenizer)
-    if not turn_starts:
-        raise PromptError(f"The model's chat template marks no turns with {TURN_START}.")
-    ids = ids[: turn_starts[-1]].copy()
-    return _prompt(messages, ids, spans, tokenizer, config, min_segment, at_turn_end=True)
+        Args:
+            messages: the conversation.
+            media: the plans of its images and videos, in order of appearance.
+            tools: definitions of functions, in OpenAI's form.
+            continue_reply: the last message is a reply that ended early; the prompt ends with its text, or with its
+                reasoning where it has no text yet, and not with its end.
 
+        Raises:
+            PromptError: the messages can't become a prompt; says why.
+        """
+        reply = None
+        if continue_reply:
+            messages, reply = messages[:-1], messages[-1] if messages else None
+            if reply is None or reply.role != "assistant" or reply.tool_calls or not (reply.text or reply.reasoning):
+                raise PromptError("Only a conversation that ends with the text of a reply can be continued there.")
+        generate = add_generation_prompt or continue_reply
+        ids, spans = self._encode(messages, media, tools, enable_thinking, add_generation_prompt=generate, reply=reply)
+        return self._cut(messages, ids, spans, reply_text="" if reply is None else reply.text)
 
-def _encode(
-    messages: Sequence[Message],
-    media: Sequence[MediaPlan],
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    config: ModelConfig,
-    tools: Sequence[Mapping[str, Any]] | None,
-    enable_thinking: bool,
-    add_generation_prompt: bool,
-    keep_video_marks: bool,
-    so_far: Message | None = None,
-) -> tuple[np.ndarray, tuple[Span, ...]]:
-    check_conversation(messages)
-    _check_media(messages, media)
-    texts = [template.source, *_outside_texts([*messages, *([so_far] if so_far else [])], tools)]
-    stand_ins = StandIns(tokenizer.control_first_chars, texts)
-    try:
-        rendered = template.render(
-            [template_message(message, stand_ins.hide) for message in messages],
-            tools=visit_json(tools, stand_ins.hide),
-            enable_thinking=enable_thinking,
-            add_generation_prompt=add_generation_prompt,
+    def history(
+        self,
+        messages: Sequence[Message],
+        media: Sequence[MediaPlan],
+        *,
+        enable_thinking: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Prompt:
+        """A conversation that ends with a reply, as the prompt of its next turn will begin.
+
+        It is rendered with a placeholder next message (a tool's after tool calls, else a user's) and cut before that
+        message. The tail is empty where the last turn is long enough for a segment. Arguments are `prompt`'s.
+
+        Raises:
+            PromptError: the messages can't become a prompt, or don't end with an assistant's message.
+        """
+        if not messages or messages[-1].role != "assistant":
+            raise PromptError("A history must end with an assistant's message.")
+        following = Message("tool" if messages[-1].tool_calls else "user", (Text("..."),))
+        ids, spans = self._encode([*messages, following], media, tools, enable_thinking, add_generation_prompt=False)
+        turn_starts = self._turn_starts(ids)
+        if not turn_starts:
+            raise PromptError(f"The model's chat template marks no turns with {TURN_START}.")
+        return self._cut(messages, ids[: turn_starts[-1]].copy(), spans, at_turn_end=True)
+
+    def _encode(
+        self,
+        messages: Sequence[Message],
+        media: Sequence[MediaPlan],
+        tools: Sequence[Mapping[str, Any]] | None,
+        enable_thinking: bool,
+        *,
+        add_generation_prompt: bool,
+        reply: Message | None = None,
+    ) -> tuple[np.ndarray, tuple[Span, ...]]:
+        """Token ids `[T]` int64 and the media spans in them; behind the generation prompt the reply that goes on."""
+        check_conversation(messages)
+        _check_media(messages, media)
+        outside = _outside_texts([*messages, *([reply] if reply else [])], tools)
+        stand_ins = StandIns(self._tokenizer.control_first_chars, [self._template.source, *outside])
+        try:
+            rendered = self._template.render(
+                [template_message(message, stand_ins.hide) for message in messages],
+                tools=visit_json(tools, stand_ins.hide),
+                enable_thinking=enable_thinking,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except PromptError as error:
+            raise PromptError(stand_ins.restore(str(error))) from error
+        if reply is not None:
+            rendered += _continuation(reply, stand_ins, in_thinking=rendered.rstrip().endswith(THINKING_START))
+        return lay_out(rendered, media, tokenizer=self._tokenizer, config=self._config, restore=stand_ins.restore)
+
+    def _cut(
+        self,
+        messages: Sequence[Message],
+        ids: np.ndarray,
+        spans: tuple[Span, ...],
+        *,
+        at_turn_end: bool = False,
+        reply_text: str = "",
+    ) -> Prompt:
+        turn_starts = self._turn_starts(ids)
+        segments, tail_start = cut_segments(
+            len(ids),
+            [*turn_starts, len(ids)] if at_turn_end else turn_starts,
+            [(span.start, span.stop) for span in spans],
+            min_segment=self._min_segment,
         )
-    except PromptError as error:
-        raise PromptError(stand_ins.restore(str(error))) from error
-    if so_far is not None:
-        rendered += _continuation(so_far, stand_ins, in_thinking=rendered.rstrip().endswith(THINKING_START))
-    return lay_out(
-        rendered,
-        media,
-        tokenizer=tokenizer,
-        config=config,
-        restore=stand_ins.restore,
-        keep_video_marks=keep_video_marks,
-    )
+        positions, rope_delta = span_positions(len(ids), spans, self._config.vision.spatial_merge_size)
+        has_system = messages[0].role == "system" and turn_starts[:1] == [0] and len(turn_starts) > 1
+        system_stop = turn_starts[1] if has_system else 0
+        return Prompt(ids, spans, positions, rope_delta, segments, tail_start, system_stop, reply_text)
+
+    def _turn_starts(self, ids: np.ndarray) -> list[int]:
+        turn_start_id = self._tokenizer.control_ids.get(TURN_START)
+        return [] if turn_start_id is None else np.flatnonzero(ids == turn_start_id).tolist()
 
 
-def _continued(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages, checked to end with a reply that can go on."""
-    last = messages[-1] if messages else None
-    if last is None or last.role != "assistant" or last.tool_calls or not (last.text or last.reasoning):
-        raise PromptError("Only a conversation that ends with the text of a reply can be continued there.")
-    return messages
-
-
-def _continuation(so_far: Message, stand_ins: StandIns, *, in_thinking: bool) -> str:
+def _continuation(reply: Message, stand_ins: StandIns, *, in_thinking: bool) -> str:
     """What stands behind the generation prompt where a reply goes on."""
-    thought = stand_ins.hide(so_far.reasoning or "")
-    if so_far.text:
-        return (thought + THINKING_END if in_thinking else "") + stand_ins.hide(so_far.text)
+    thought = stand_ins.hide(reply.reasoning or "")
+    if reply.text:
+        return (thought + THINKING_END if in_thinking else "") + stand_ins.hide(reply.text)
     if not in_thinking:
         raise PromptError("The reply ended in the middle of its thinking: turn thinking on to continue it.")
     return thought
@@ -230,35 +233,7 @@ def _check_media(messages: Sequence[Message], media: Sequence[MediaPlan]) -> Non
     if len(parts) != len(media):
         raise PromptError(f"The messages hold {len(parts)} images and videos; plans came for {len(media)}.")
     for number, (part, plan) in enumerate(zip(parts, media, strict=True), start=1):
-        kind = "image" if isinstance(part, Image) else "video"
-        if plan.kind != kind:
-            raise PromptError(f"Medium {number} of the messages is of kind {kind}; its plan is for kind {plan.kind}.")
-
-
-def _prompt(
-    messages: Sequence[Message],
-    ids: np.ndarray,
-    spans: tuple[Span, ...],
-    tokenizer: Tokenizer,
-    config: ModelConfig,
-    min_segment: int,
-    *,
-    at_turn_end: bool,
-    reply_text: str = "",
-) -> Prompt:
-    turn_starts = _turn_starts(ids, tokenizer)
-    segments, tail_start = cut_segments(
-        len(ids),
-        [*turn_starts, len(ids)] if at_turn_end else turn_starts,
-        [(span.start, span.stop) for span in spans],
-        min_segment=min_segment,
-    )
-    positions, rope_delta = span_positions(len(ids), spans, config.vision.spatial_merge_size)
-    has_system = messages[0].role == "system" and turn_starts[:1] == [0] and len(turn_starts) > 1
-    system_stop = turn_starts[1] if has_system else 0
-    return Prompt(ids, spans, positions, rope_delta, segments, tail_start, system_stop, reply_text)
-
-
-def _turn_starts(ids: np.ndarray, tokenizer: Tokenizer) -> list[int]:
-    turn_start_id = tokenizer.control_ids.get(TURN_START)
-    return [] if turn_start_id is None else np.flatnonzero(ids == turn_start_id).tolist()
+        if plan.kind != part.kind:
+            raise PromptError(
+                f"Medium {number} of the messages is of kind {part.kind}; its plan is for kind {plan.kind}."
+            )

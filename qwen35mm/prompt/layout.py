@@ -32,18 +32,6 @@ class Span:
     unit_index: int = 0
 
 
-@dataclass(frozen=True)
-class _Placeholder:
-    """A span before its place is known."""
-
-    token_id: int
-    media_index: int
-    unit_index: int
-
-
-_Piece = str | int | _Placeholder
-
-
 def lay_out(
     rendered: str,
     media: Sequence[MediaPlan],
@@ -51,33 +39,61 @@ def lay_out(
     tokenizer: Tokenizer,
     config: ModelConfig,
     restore: Callable[[str], str],
-    keep_video_marks: bool = False,
 ) -> tuple[np.ndarray, tuple[Span, ...]]:
     """Token ids `[T]` int64, and the media spans in them.
+
+    A video loses the `<|vision_start|>` and `<|vision_end|>` that the template writes around it: its temporal patches
+    have their own. So it is in the family's first reference code (transformers 4.57) and on its own page; transformers
+    keeps them since 5.10.
 
     Args:
         rendered: the template's text, with stand-ins for what came from outside (see `outside`).
         media: the plans, in order of appearance.
         restore: takes the stand-ins out again.
-        keep_video_marks: see `build_prompt`.
 
     Raises:
         PromptError: the template wrote other placeholders than there are media.
     """
     items = tokenizer.split_controls(rendered)
     _check_placeholders(items, media, config)
-    pieces = _expand(items, media, config, restore, keep_video_marks)
+    start_id, video_id, end_id = config.vision_start_token_id, config.video_token_id, config.vision_end_token_id
     ids: list[int] = []
     spans: list[Span] = []
-    for piece in pieces:
-        if isinstance(piece, str):
-            ids += tokenizer.encode_plain(piece)
-        elif isinstance(piece, int):
-            ids.append(piece)
-        else:
-            span = _span(piece, media[piece.media_index], len(ids), config.vision.spatial_merge_size)
-            ids += [piece.token_id] * (span.stop - span.start)
-            spans.append(span)
+    texts: list[str] = []
+    media_index = 0
+
+    def end_text() -> None:
+        # Adjacent texts are tokenized together, as they would be in one string.
+        ids.extend(tokenizer.encode_plain("".join(texts)))
+        texts.clear()
+
+    def add_span(placeholder_id: int, unit_index: int) -> None:
+        plan = media[media_index]
+        grid_thw = GridTHW(1, plan.grid_thw.h, plan.grid_thw.w)
+        digest = None if plan.unit_digests is None else plan.unit_digests[unit_index]
+        stop = len(ids) + grid_thw.num_tokens(config.vision.spatial_merge_size)
+        spans.append(Span(len(ids), stop, grid_thw, digest, media_index, unit_index))
+        ids.extend([placeholder_id] * (stop - len(ids)))
+
+    for at, item in enumerate(items):
+        if isinstance(item, str):
+            texts.append(restore(item))
+        elif item == video_id:
+            for unit_index, time_s in enumerate(media[media_index].timestamps_s or ()):
+                texts.append(timestamp_text(time_s))
+                end_text()
+                ids.append(start_id)
+                add_span(item, unit_index)
+                ids.append(end_id)
+            media_index += 1
+        elif [start_id, video_id, end_id] not in (items[at : at + 3], items[max(at - 2, 0) : at + 1]):
+            end_text()
+            if item == config.image_token_id:
+                add_span(item, 0)
+                media_index += 1
+            else:
+                ids.append(item)
+    end_text()
     return np.array(ids, dtype=np.int64), tuple(spans)
 
 
@@ -108,50 +124,3 @@ def _count(kinds: Sequence[str]) -> str:
     if not kinds:
         return "no media"
     return ", ".join(kinds) if len(kinds) <= 8 else f"{len(kinds)} media"
-
-
-def _expand(
-    items: Sequence[str | int],
-    media: Sequence[MediaPlan],
-    config: ModelConfig,
-    restore: Callable[[str], str],
-    keep_video_marks: bool,
-) -> list[_Piece]:
-    """One placeholder for each unit; adjacent texts joined, as they would be in one string."""
-    start_id, end_id = config.vision_start_token_id, config.vision_end_token_id
-    pieces: list[_Piece] = []
-    media_index = 0
-    drop_end = False
-    for at, item in enumerate(items):
-        if drop_end:
-            drop_end = False
-        elif isinstance(item, str):
-            _append_text(pieces, restore(item))
-        elif item == config.image_token_id:
-            pieces.append(_Placeholder(item, media_index, 0))
-            media_index += 1
-        elif item == config.video_token_id:
-            wrapped = pieces[-1:] == [start_id] and items[at + 1 : at + 2] == [end_id]
-            if wrapped and not keep_video_marks:
-                pieces.pop()
-                drop_end = True
-            for unit_index, time_s in enumerate(media[media_index].timestamps_s or ()):
-                _append_text(pieces, timestamp_text(time_s))
-                pieces += [start_id, _Placeholder(item, media_index, unit_index), end_id]
-            media_index += 1
-        else:
-            pieces.append(item)
-    return pieces
-
-
-def _append_text(pieces: list[_Piece], text: str) -> None:
-    if pieces and isinstance(pieces[-1], str):
-        text = pieces.pop() + text  # pyright: ignore[reportOperatorIssue]
-    pieces.append(text)
-
-
-def _span(piece: _Placeholder, plan: MediaPlan, start: int, merge_size: int) -> Span:
-    grid_thw = GridTHW(1, plan.grid_thw.h, plan.grid_thw.w)
-    digest = plan.unit_digests[piece.unit_index] if plan.unit_digests is not None else None
-    stop = start + grid_thw.num_tokens(merge_size)
-    return Span(start, stop, grid_thw, digest, piece.media_index, piece.unit_index)

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt.messages import Message, Text
+from qwen35mm.prompt.messages import Message
+from qwen35mm.prompt.parts import Part, Text
 
 _PRIVATE_USE = range(0xE000, 0xF900)
 _JSON_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
@@ -117,9 +118,8 @@ def _both_forms(stand_in: str, char: str) -> tuple[tuple[str, str], tuple[str, s
     return (stand_in, char), (json.dumps(stand_in)[1:-1], json.dumps(char)[1:-1])
 
 
-def _template_part(part: Any, visit: Callable[[str], str]) -> dict[str, str]:
+def _template_part(part: Part, visit: Callable[[str], str]) -> dict[str, str]:
     if isinstance(part, Text):
         return {"type": "text", "text": visit(part.text)}
-    kind = type(part).__name__.lower()
     # Templates ask for the type or for a field of that name; they never read it.
-    return {"type": kind, kind: ""}
+    return {"type": part.kind, part.kind: ""}

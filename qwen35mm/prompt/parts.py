@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from PIL import Image as PILImage
 
@@ -39,33 +39,29 @@ class EncodedMedium:
 
 
 @dataclass(frozen=True)
-class Image:
-    """An image: a path, bytes, a PIL image or a `data:` URI; `plan` pins how it is read.
+class _Medium:
+    """One that was prepared, or encoded for a server, already has its own plan."""
 
-    One that was prepared, or encoded for a server, already has its own plan.
-    """
-
+    kind: ClassVar[Literal["image", "video"]]
     source: MediaSource | PreparedMedia | EncodedMedium
     plan: MediaPlan | None = None
 
     def __post_init__(self) -> None:
-        _check_source(self.source, "image")
-        _take_plan(self)
+        _check_source(self.source, self.kind)
+        if isinstance(self.source, PreparedMedia | EncodedMedium):
+            object.__setattr__(self, "plan", self.source.plan)
 
 
-@dataclass(frozen=True)
-class Video:
-    """A video: a path, bytes or a `data:` URI; `plan` pins how it is read.
+class Image(_Medium):
+    """An image: a path, bytes, a PIL image or a `data:` URI; `plan` pins how it is read."""
 
-    One that was prepared, or encoded for a server, already has its own plan.
-    """
+    kind = "image"
 
-    source: MediaSource | PreparedMedia | EncodedMedium
-    plan: MediaPlan | None = None
 
-    def __post_init__(self) -> None:
-        _check_source(self.source, "video")
-        _take_plan(self)
+class Video(_Medium):
+    """A video: a path, bytes or a `data:` URI; `plan` pins how it is read."""
+
+    kind = "video"
 
 
 Part = Text | Image | Video
@@ -105,11 +101,6 @@ def check_json(value: Any, what: str, depth: int = 0) -> None:
             check_json(item, what, depth + 1)
     else:
         raise PromptError(f"{what}: a {type(value).__name__} is not a JSON value.")
-
-
-def _take_plan(part: Image | Video) -> None:
-    if isinstance(part.source, PreparedMedia | EncodedMedium):
-        object.__setattr__(part, "plan", part.source.plan)
 
 
 def _check_source(source: object, kind: str) -> None:

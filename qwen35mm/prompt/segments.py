@@ -6,8 +6,10 @@ same cuts as far as the shorter one goes, so what was computed for them can be u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 SegmentEnd = Literal["turn", "media", "run"]
@@ -60,52 +62,37 @@ def cut_segments(
         **dict.fromkeys(turn_starts, "turn"),
     }
     natural = sorted(ends)
+    span_stops = [stop for _, stop in spans]
     cuts: list[int] = []
-    last, at_natural, at_span = 0, 0, 0
+    last = 0
     while True:
-        while at_natural < len(natural) and natural[at_natural] < last + min_segment:
-            at_natural += 1
         forced = last + max_run
-        while at_span < len(spans) and spans[at_span][1] <= forced:
-            at_span += 1
-        if at_span < len(spans):
-            start, stop = spans[at_span]
+        if (index := bisect_right(span_stops, forced)) < len(spans):
+            start, stop = spans[index]
             if start < forced and stop - start <= max_uncut_span:
                 forced = stop
-        cut = min(forced, natural[at_natural]) if at_natural < len(natural) else forced
+        at = bisect_left(natural, last + min_segment)
+        cut = min([forced, *natural[at : at + 1]])
         if cut > num_tokens or (cut == num_tokens and num_tokens not in turn_starts[-1:]):
             break
         cuts.append(cut)
         last = cut
-    return _segments(cuts, spans, ends), last
+    span_starts = [start for start, _ in spans]
+    segments = (
+        Segment(
+            start,
+            stop,
+            tuple(range(bisect_right(span_stops, start), bisect_left(span_starts, stop))),
+            ends.get(stop, "run"),
+        )
+        for start, stop in pairwise([0, *cuts])
+    )
+    return tuple(segments), last
 
 
 def _last_span_stops(turn_starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int]:
     """The end of each turn's last span."""
-    stops = []
-    turns = iter(turn_starts)
-    next_turn = next(turns, None)
-    for index, (start, stop) in enumerate(spans):
-        while next_turn is not None and next_turn <= start:
-            next_turn = next(turns, None)
-        following = spans[index + 1][0] if index + 1 < len(spans) else None
-        if following is None or (next_turn is not None and next_turn <= following):
-            stops.append(stop)
-    return stops
-
-
-def _segments(
-    cuts: Sequence[int], spans: Sequence[tuple[int, int]], ends: Mapping[int, SegmentEnd]
-) -> tuple[Segment, ...]:
-    segments = []
-    first = 0  # the first span that may reach into the segment
-    for start, stop in zip([0, *cuts], cuts, strict=False):
-        while first < len(spans) and spans[first][1] <= start:
-            first += 1
-        touched = []
-        for index in range(first, len(spans)):
-            if spans[index][0] >= stop:
-                break
-            touched.append(index)
-        segments.append(Segment(start, stop, tuple(touched), ends.get(stop, "run")))
-    return tuple(segments)
+    turns = [bisect_right(turn_starts, start) for start, _ in spans]
+    return [
+        stop for (_, stop), turn, following in zip(spans, turns, [*turns[1:], None], strict=False) if turn != following
+    ]

@@ -24,7 +24,6 @@ from benchmarks.peers import ServerPeer
 from benchmarks.scripted_chat import ScriptedChat
 from benchmarks.worker import Worker
 from qwen35mm.assets import demo_model_path
-from qwen35mm.prompt import build_history
 
 ROOT = Path(__file__).resolve().parents[2]
 TURNS, HISTORY_TOKENS, IMAGE_SIDE = 3, 420, 64
@@ -45,15 +44,9 @@ def script(*, thinking: bool = False, turns: int = TURNS, history_tokens: int = 
 
 def committed(made: Script, turn: int, min_segment: int) -> int:
     """Tokens of turn `turn` that its history commit leaves for the next one."""
-    return build_history(
-        made.chat.history(turn),
-        [made.picture.plan],
-        tokenizer=made.tokenizer,
-        template=made.template,
-        config=made.config,
-        enable_thinking=made.chat.thinking,
-        min_segment=min_segment,
-    ).tail_start
+    prompts = made.prompts(min_segment)
+    history = prompts.history(made.chat.history(turn), [made.picture.plan], enable_thinking=made.chat.thinking)
+    return history.tail_start
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache.chain import segment_addresses
 from qwen35mm.config import ModelConfig
-from qwen35mm.prompt import ChatTemplate, Image, Message, Text, ToolCall, Video, build_history, build_prompt
+from qwen35mm.prompt import ChatTemplate, Image, Message, PromptBuilder, Text, ToolCall, Video
 from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import GridTHW, MediaPlan
 
@@ -20,13 +20,15 @@ ROOT = hashlib.sha256(b"root").digest()
 
 
 @pytest.fixture(scope="module")
-def building() -> dict:
+def builders() -> dict[int, PromptBuilder]:
+    """By the least length of a segment."""
     folder = demo_model_path()
-    return {
-        "tokenizer": Tokenizer.from_pretrained(folder),
-        "template": ChatTemplate.from_pretrained(folder),
-        "config": ModelConfig.from_pretrained(folder),
-    }
+    parts = (
+        Tokenizer.from_pretrained(folder),
+        ChatTemplate.from_pretrained(folder),
+        ModelConfig.from_pretrained(folder),
+    )
+    return {min_segment: PromptBuilder(*parts, min_segment=min_segment) for min_segment in (16, 64)}
 
 
 def plan(kind: str, name: str, rows: int = 8, columns: int = 12, frames: int = 1) -> MediaPlan:
@@ -99,13 +101,13 @@ def conversation(turns: list[dict]) -> list[tuple[list[Message], list[MediaPlan]
 
 
 @given(turns=turns, enable_thinking=st.booleans(), min_segment=st.sampled_from([16, 64]))
-def test_a_history_shares_all_its_addresses_with_the_next_turns_prompt(building, turns, enable_thinking, min_segment):
+def test_a_history_shares_all_its_addresses_with_the_next_turns_prompt(builders, turns, enable_thinking, min_segment):
     states = conversation(turns)
     salt = {"salt": b"tenant", "salt_from": 40}
-    options = {**building, "enable_thinking": enable_thinking, "min_segment": min_segment}
+    prompts = builders[min_segment]
     for (messages, plans), (following, its_plans) in pairwise(states):
-        history = build_history(messages, plans, **options)
-        prompt = build_prompt(following[:-1], its_plans, **options)
+        history = prompts.history(messages, plans, enable_thinking=enable_thinking)
+        prompt = prompts.prompt(following[:-1], its_plans, enable_thinking=enable_thinking)
         committed = segment_addresses(history, ROOT, **salt)
         assert segment_addresses(prompt, ROOT, **salt)[: len(committed)] == committed
         new_tokens = len(prompt.token_ids) - len(history.token_ids)
@@ -114,32 +116,35 @@ def test_a_history_shares_all_its_addresses_with_the_next_turns_prompt(building,
 
 
 @pytest.mark.parametrize("enable_thinking", [False, True])
-def test_a_chat_of_twenty_turns_computes_only_what_is_new(building, enable_thinking):
+def test_a_chat_of_twenty_turns_computes_only_what_is_new(builders, enable_thinking):
     """Every cut of turn N is a cut of turn N + 1, with the picture of the first turn in the chain."""
     turn = {"question": ["What is this? " * 8], "reasoning": "Let me see. " * 9, "call": False, "reply": "A ball. " * 9}
     first = {**turn, "question": [plan("image", "cat"), "What is this?"]}
-    options = {**building, "enable_thinking": enable_thinking, "min_segment": 64}
+    prompts = builders[64]
     states = conversation([first, *[turn] * 19])
     seen: set[bytes] = set()
     for messages, plans in states:
-        prompt = build_prompt(messages[:-1], plans, **options)
+        prompt = prompts.prompt(messages[:-1], plans, enable_thinking=enable_thinking)
         addresses = segment_addresses(prompt, ROOT)
         hits = [address in seen for address in addresses]
         assert hits == sorted(hits, reverse=True), "hits are a prefix"
         if len(messages) > 3:
-            history_stop = build_history(messages[:-2], plans, **options).tail_start
+            history_stop = prompts.history(messages[:-2], plans, enable_thinking=enable_thinking).tail_start
             cached = max((s.stop for s, hit in zip(prompt.segments, hits, strict=True) if hit), default=0)
             assert cached == history_stop
-        seen |= {*addresses, *segment_addresses(build_history(messages, plans, **options), ROOT)}
+        seen |= {
+            *addresses,
+            *segment_addresses(prompts.history(messages, plans, enable_thinking=enable_thinking), ROOT),
+        }
 
 
-def test_another_picture_of_equal_size_shares_only_what_precedes_it(building):
+def test_another_picture_of_equal_size_shares_only_what_precedes_it(builders):
     messages = [
         Message("system", (Text("You are helpful. " * 30),)),
         Message("user", (Image(b"x"), Text("What is this?"))),
     ]
     chains = [
-        segment_addresses(build_prompt(messages, [picture], **building, enable_thinking=False, min_segment=64), ROOT)
+        segment_addresses(builders[64].prompt(messages, [picture], enable_thinking=False), ROOT)
         for picture in (
             plan("image", "cat", 30, 100),
             plan("image", "cat", 30, 100),

@@ -33,7 +33,7 @@ from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Finished, Requ
 from qwen35mm.engine.running_request import Reply, StepResult
 from qwen35mm.model import Batch, LoadedModel, load
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.prompt import EncodedMedium, Image, Message, Part, Text, Video, build_history, build_prompt, iter_media
+from qwen35mm.prompt import EncodedMedium, Image, Message, Part, PromptBuilder, Text, Video, iter_media
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 from tests.tiny import TinySpec, config_dict, randomize
@@ -143,7 +143,7 @@ class Chat:
 
     def __init__(self, loaded: LoadedModel, *, min_segment: int = MIN_SEGMENT) -> None:
         self.loaded = loaded
-        self._min_segment = min_segment
+        self._prompts = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config, min_segment=min_segment)
         self._processor = MediaProcessor(loaded.image_processing, loaded.video_processing)
         self._prepared: dict[Any, PreparedMedia] = {}
 
@@ -159,7 +159,7 @@ class Chat:
         """A request for the next reply; `options` are Request's."""
         media = self.media(messages)
         how = {"enable_thinking": enable_thinking, "continue_reply": continue_reply, "tools": tools}
-        prompt = build_prompt(messages, [medium.plan for medium in media], **how, **self._options)
+        prompt = self._prompts.prompt(messages, [medium.plan for medium in media], **how)
         return Request(prompt, media, **{"params": GREEDY, **options})
 
     def history(
@@ -168,7 +168,7 @@ class Chat:
         """What is to be committed of messages that end with a reply."""
         media = self.media(messages)
         plans = [medium.plan for medium in media]
-        prompt = build_history(messages, plans, enable_thinking=enable_thinking, tools=tools, **self._options)
+        prompt = self._prompts.history(messages, plans, enable_thinking=enable_thinking, tools=tools)
         return CachedPrompt(prompt, media, **options)
 
     def media(self, messages: Sequence[Message]) -> tuple[PreparedMedia, ...]:
@@ -180,19 +180,8 @@ class Chat:
         assert not isinstance(source, PreparedMedia | EncodedMedium)
         key = (source.tobytes(), source.size) if isinstance(source, PILImage.Image) else source
         if key not in self._prepared:
-            kind = "image" if isinstance(part, Image) else "video"
-            self._prepared[key] = self._processor.prepare(source, kind=kind)
+            self._prepared[key] = self._processor.prepare(source, kind=part.kind)
         return self._prepared[key]
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        loaded = self.loaded
-        return {
-            "tokenizer": loaded.tokenizer,
-            "template": loaded.template,
-            "config": loaded.config,
-            "min_segment": self._min_segment,
-        }
 
 
 def user(*parts: Part | str) -> Message:

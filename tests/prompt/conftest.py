@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.config import ModelConfig
-from qwen35mm.prompt import ChatTemplate, Message, build_prompt
+from qwen35mm.prompt import ChatTemplate, Message, PromptBuilder
 from qwen35mm.tokenizer import Tokenizer
 
 
@@ -40,17 +40,15 @@ def thinking_template(template) -> ChatTemplate:
 
 @pytest.fixture(scope="session")
 def build(tokenizer, template, config):
-    def build(messages, media=(), *, template=template, enable_thinking=False, **options):
+    """A prompt, or a history, of messages as objects or in OpenAI's form."""
+
+    def build(
+        messages, media=(), *, template=template, min_segment=128, history=False, enable_thinking=False, **options
+    ):
         messages = [m if isinstance(m, Message) else Message.from_dict(m) for m in messages]
-        return build_prompt(
-            messages,
-            media,
-            tokenizer=tokenizer,
-            template=template,
-            config=config,
-            enable_thinking=enable_thinking,
-            **options,
-        )
+        prompts = PromptBuilder(tokenizer, template, config, min_segment=min_segment)
+        make = prompts.history if history else prompts.prompt
+        return make(messages, media, enable_thinking=enable_thinking, **options)
 
     return build
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt import ChatTemplate, Message, Text, ToolCall, build_history, build_prompt
+from qwen35mm.prompt import ChatTemplate, Message, Text, ToolCall
 from tests.prompt.conversations import conversations, hostile_texts
 
 
@@ -88,7 +88,7 @@ def test_segments_begin_at_turns(build, tokenizer):
     calls=st.booleans(),
 )
 def test_a_history_is_how_the_next_turn_begins(
-    tokenizer, template, thinking_template, config, turns, reply, next_text, thinking, calls
+    build, template, thinking_template, turns, reply, next_text, thinking, calls
 ):
     messages = [Message.from_dict(m) for turn in turns for m in turn if m["role"] != "system"]
     text, reasoning = reply
@@ -96,20 +96,18 @@ def test_a_history_is_how_the_next_turn_begins(
     messages += [Message("user", (Text("q"),)), Message("assistant", (Text(text),), reasoning, tool_calls)]
     next_message = Message("tool" if calls else "user", (Text(next_text),))
     for chosen in (template, thinking_template):
-        options = {"tokenizer": tokenizer, "template": chosen, "config": config, "min_segment": 8}
-        history = build_history(messages, [], enable_thinking=thinking, **options)
-        following = build_prompt([*messages, next_message], [], enable_thinking=thinking, **options)
+        options = {"template": chosen, "min_segment": 8, "enable_thinking": thinking}
+        history = build(messages, history=True, **options)
+        following = build([*messages, next_message], **options)
         length = len(history.token_ids)
         assert following.token_ids[:length].tolist() == history.token_ids.tolist()
         assert following.segments[: len(history.segments)] == history.segments
         assert length - history.tail_start < 8, "all but the end of a short last turn can be kept"
 
 
-def test_a_history_needs_a_reply(tokenizer, template, config):
-    options = {"tokenizer": tokenizer, "template": template, "config": config, "enable_thinking": False}
+def test_a_history_needs_a_reply(build):
     with pytest.raises(PromptError, match="must end with an assistant's message"):
-        build_history([Message("user", (Text("hi"),))], [], **options)
+        build([Message("user", (Text("hi"),))], history=True)
     messages = [Message("user", (Text("hi"),)), Message("assistant", (Text("hi"),))]
-    options["template"] = ChatTemplate("text")
     with pytest.raises(PromptError, match=r"marks no turns with <\|im_start\|>"):
-        build_history(messages, [], **options)
+        build(messages, history=True, template=ChatTemplate("text"))

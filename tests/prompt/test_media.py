@@ -15,7 +15,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from qwen35mm.errors import PromptError
-from qwen35mm.prompt import ChatTemplate, Image, Message, Text, Video, build_history, build_prompt
+from qwen35mm.prompt import ChatTemplate, Image, Message, Text, Video
 from qwen35mm_preprocess import GridTHW, MediaPlan
 
 FPS = 3.0
@@ -69,7 +69,7 @@ def processor(oracle):
     return processor
 
 
-def expand(processor, text, plans, *, keep_video_marks):
+def expand(processor, text, plans):
     """The prompt's text as transformers writes it."""
     images, videos = [], []
     for medium in plans:
@@ -79,9 +79,7 @@ def expand(processor, text, plans, *, keep_video_marks):
         else:
             metadata = [SimpleNamespace(fps=FPS, frames_indices=list(medium.frame_indices))]
             videos.append(processor.replace_video_token({"video_grid_thw": grid, "video_metadata": metadata}, 0))
-    if keep_video_marks:  # transformers since 5.10
-        return processor.get_text_with_replacements([text], images, videos)[0][0]
-    # transformers before that replaced a video's marks as well
+    # transformers before 5.10 replaced a video's marks as well.
     text = re.sub(r"<\|vision_start\|><\|video_pad\|><\|vision_end\|>", "<|video_pad|>", text)
     return processor.get_text_with_replacements([text], images, videos)[0][0]
 
@@ -109,10 +107,8 @@ items = st.one_of(st.sampled_from(["", "a", " b\n", "\n\n", "1", "e\u0301"]), im
 turns = st.lists(st.lists(items, min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-@given(turns=turns, keep_video_marks=st.booleans(), add_vision_id=st.booleans())
-def test_ids_and_positions_equal_transformers(
-    oracle, tokenizer, template, config, processor, turns, keep_video_marks, add_vision_id
-):
+@given(turns=turns, add_vision_id=st.booleans())
+def test_ids_and_positions_equal_transformers(build, oracle, template, config, processor, turns, add_vision_id):
     source = template.source.replace("if add_vision_id", f"if {add_vision_id}")
     roles = ("user", "assistant")
     messages = [
@@ -120,15 +116,7 @@ def test_ids_and_positions_equal_transformers(
         for n, turn in enumerate(turns)
     ]
     plans = [item for turn in turns for item in turn if not isinstance(item, str)]
-    prompt = build_prompt(
-        messages,
-        plans,
-        tokenizer=tokenizer,
-        template=ChatTemplate(source),
-        config=config,
-        enable_thinking=False,
-        keep_video_marks=keep_video_marks,
-    )
+    prompt = build(messages, plans, template=ChatTemplate(source))
     contents = [
         [{"type": "text", "text": item} if isinstance(item, str) else {"type": item.kind} for item in turn]
         for turn in turns
@@ -137,7 +125,7 @@ def test_ids_and_positions_equal_transformers(
     text = oracle.apply_chat_template(
         conversation, chat_template=source, tokenize=False, add_generation_prompt=True, enable_thinking=False
     )
-    text = expand(processor, text, plans, keep_video_marks=keep_video_marks)
+    text = expand(processor, text, plans)
     assert prompt.token_ids.tolist() == oracle(text)["input_ids"]
     positions, delta = rope_index(config, prompt, plans)
     assert np.array_equal(prompt.positions, positions)
@@ -187,12 +175,10 @@ def test_typed_placeholders_are_not_media(build, tokenizer):
     assert tokenizer.decode(prompt.token_ids.tolist(), skip_special=False).count(typed) == 3
 
 
-def test_a_history_with_media(build, tokenizer, template, config):
+def test_a_history_with_media(build):
     plans = [video_plan(), image_plan()]
     messages = [Message("user", (part(plans[0]), part(plans[1]))), Message("assistant", (Text("I see."),))]
-    history = build_history(
-        messages, plans, tokenizer=tokenizer, template=template, config=config, enable_thinking=False, min_segment=4
-    )
+    history = build(messages, plans, history=True, min_segment=4)
     following = build([*messages, Message("user", (part(plans[1]),))], [*plans, plans[1]], min_segment=4)
     length = len(history.token_ids)
     assert following.token_ids[:length].tolist() == history.token_ids.tolist()

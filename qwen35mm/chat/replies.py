@@ -7,11 +7,12 @@ after a while, because its tab was closed or its connection lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 
 from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.chat.reply import Reply, ReplyState, Work
+from qwen35mm.chat.reply import Reply, Work
 from qwen35mm.chat.store import ConversationStore
 
 logger = logging.getLogger(__name__)
@@ -58,31 +59,27 @@ class Replies:
         reply = self._replies.get(node_id)
         return reply if reply is not None and reply.work.owner == owner else None
 
-    async def watch(self, owner: str, node_ids: Sequence[str]) -> AsyncGenerator[dict[str, ReplyState], None]:
-        """The states of replies by id, whenever one has changed, and every `HEARTBEAT_S`; the last with all done."""
-        watched = [reply for node_id in dict.fromkeys(node_ids) if (reply := self.find(owner, node_id))]
-        for reply in watched:
-            reply.num_watchers += 1
+    async def watch(self, owner: str, node_ids: Sequence[str]) -> AsyncGenerator[dict[str, Reply], None]:
+        """Replies by id, whenever there is something new to see, and every `HEARTBEAT_S`; the last with all done."""
+        watched = {node_id: reply for node_id in node_ids if (reply := self.find(owner, node_id))}
+        news = asyncio.Event()
+        for reply in watched.values():
+            reply.watchers.add(news)
             self._keep(reply)
             reply.start()
         try:
             while True:
-                # Taken before the states: what changes from here on sets them.
-                news = [reply.news for reply in watched]
-                done = all(reply.done for reply in watched)
-                yield {reply.node.id: reply.state for reply in watched}
+                news.clear()
+                done = all(reply.done for reply in watched.values())
+                yield watched
                 if done:
                     return
-                waits = [asyncio.ensure_future(event.wait()) for event in news]
-                try:
-                    await asyncio.wait(waits, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for wait in waits:
-                        wait.cancel()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(news.wait(), HEARTBEAT_S)
         finally:
-            for reply in watched:
-                reply.num_watchers -= 1
-                if not reply.num_watchers and not reply.done:
+            for reply in watched.values():
+                reply.watchers.remove(news)
+                if not reply.watchers and not reply.done:
                     self._end_later(reply)
 
     def _end_later(self, reply: Reply) -> None:

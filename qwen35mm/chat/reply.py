@@ -54,27 +54,16 @@ class Work:
         return self.messages[-1].role == "assistant"
 
 
-@dataclass(frozen=True)
-class ReplyState:
-    """What there is to see of a reply, all of it in the store already.
+class Reply:
+    """One reply in progress. Made and used inside the event loop.
 
     Attributes:
-        path: the messages of its prompt.
+        node: the message as far as it is written.
+        shown: as far as it is stored, which is what there is to see.
         progress: of the work before the next text; None while there is text.
         too_long: whether it failed because its prompt doesn't fit.
         unsaved: why its newest state could not be stored, in words for a person.
-    """
-
-    node: Node
-    conversation_id: str
-    path: tuple[Node, ...]
-    progress: Progress | None = None
-    too_long: bool = False
-    unsaved: str | None = None
-
-
-class Reply:
-    """One reply in progress. Made and used inside the event loop.
+        watchers: each is set when there is something new to see.
 
     Args:
         on_done: called once, when the reply's end is stored.
@@ -84,20 +73,18 @@ class Reply:
         self, work: Work, store: ConversationStore, backend: ChatBackend, on_done: Callable[[Reply], None]
     ) -> None:
         self.work = work
-        self.node = work.node
-        self.num_watchers = 0
+        self.node = self.shown = self._stored = work.node
+        self.progress: Progress | None = None
+        self.too_long = False
+        self.unsaved: str | None = None
+        self.watchers: set[asyncio.Event] = set()
         self._store = store
         self._backend = backend
         self._on_done = on_done
-        self._progress: Progress | None = None
         self._thinking_since_s: float | None = None
-        self._shown = self._stored = work.node
         self._pinned: dict[str, Node] = {}
         self._saving = threading.Lock()
-        self._unsaved: str | None = None
-        self._too_long = False
         self._dirty = asyncio.Event()
-        self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._begun = self._stopped = False
 
@@ -124,18 +111,6 @@ class Reply:
                 self._task.cancel()
         await asyncio.wait({self._task})
 
-    @property
-    def news(self) -> asyncio.Event:
-        """Set when there is something new to see from now on."""
-        return self._news
-
-    @property
-    def state(self) -> ReplyState:
-        """What there is to see."""
-        return ReplyState(
-            self._shown, self.work.conversation_id, self.work.path, self._progress, self._too_long, self._unsaved
-        )
-
     async def _work(self) -> None:
         self._begun = True
         saving = asyncio.create_task(self._save_regularly())
@@ -143,7 +118,7 @@ class Reply:
             if not self._stopped:
                 await self._follow()
         except (Qwen35mmError, MediaError) as error:
-            self._too_long = isinstance(error, ContextTooLongError)
+            self.too_long = isinstance(error, ContextTooLongError)
             files = [attachment for node in self.work.path for attachment in node.attachments]
             self.node = replace(self.node, status="failed", error=with_names(str(error), files))
         except Exception:
@@ -152,7 +127,7 @@ class Reply:
         finally:
             saving.cancel()
             self._end_thinking()
-            self._progress = None
+            self.progress = None
             if self.node.status == "running":
                 self.node = replace(self.node, status="stopped")
             # The end of the server, which cancels every task again, must not keep it from being written.
@@ -177,7 +152,7 @@ class Reply:
 
     def _take(self, event: Event) -> None:
         if isinstance(event, TextDelta):
-            self._progress = None
+            self.progress = None
             if event.channel == "reasoning":
                 self._thinking_since_s = self._thinking_since_s or time.monotonic()
                 self.node = replace(self.node, reasoning=self.node.reasoning + event.text)
@@ -185,7 +160,7 @@ class Reply:
                 self._end_thinking()
                 self.node = replace(self.node, text=self.node.text + event.text)
         elif isinstance(event, Progress):
-            self._progress = event
+            self.progress = event
         elif isinstance(event, MediaPlanned):
             self._take_plans(event)
         elif isinstance(event, Finished):
@@ -228,7 +203,7 @@ class Reply:
 
     async def _save(self) -> None:
         """Writes, then shows: what was seen once is still there after the process was killed."""
-        self._shown = await asyncio.to_thread(self._store_newest)
+        self.shown = await asyncio.to_thread(self._store_newest)
         self._tell()
 
     def _store_newest(self) -> Node:
@@ -243,11 +218,11 @@ class Reply:
                     self._store.update(self.work.owner, node)
             except StorageError as error:
                 # A full disk doesn't end the reply, but it isn't hidden. The next time writes all that is missing.
-                if self._unsaved is None:
+                if self.unsaved is None:
                     logger.warning("a reply could not be stored: %s", error)
-                self._unsaved = str(error)
+                self.unsaved = str(error)
             else:
-                self._stored, self._unsaved = node, None
+                self._stored, self.unsaved = node, None
             return node
 
     def _end(self, _: asyncio.Task[None]) -> None:
@@ -255,8 +230,8 @@ class Reply:
         self._on_done(self)
 
     def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        for watcher in self.watchers:
+            watcher.set()
 
 
 def stats_of(result: Result) -> dict[str, Any]:

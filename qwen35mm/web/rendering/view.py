@@ -8,7 +8,7 @@ from typing import Any
 
 from qwen35mm.chat.prompting import prompt_path
 from qwen35mm.chat.records import Attachment, Conversation, Node
-from qwen35mm.chat.reply import ReplyState
+from qwen35mm.chat.reply import Reply
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.tree import Tree
 from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
@@ -44,22 +44,22 @@ class ReplyDrawing:
     def __init__(self) -> None:
         self._text, self._reasoning = StreamingMarkdown(), StreamingMarkdown()
 
-    def view(self, state: ReplyState) -> dict[str, Any]:
+    def view(self, reply: Reply) -> dict[str, Any]:
         """What there is to see of it."""
-        node = state.node
+        node = reply.shown
         return {
             "id": node.id,
-            "conversation": state.conversation_id,
+            "conversation": reply.work.conversation_id,
             "status": node.status,
             "blocks": self._text.blocks(node.text),
             "reasoning": self._reasoning.blocks(node.reasoning),
             "thinking_s": node.thinking_s,
             "error": node.error,
-            "too_long": state.too_long,
+            "too_long": reply.too_long,
             "notes": list(node.notes),
             "stats": describe_stats(node.stats),
-            "work": work_of(node, state.progress, state.path),
-            "unsaved": state.unsaved,
+            "work": work_of(node, reply.progress, reply.work.path),
+            "unsaved": reply.unsaved,
         }
 
 

@@ -103,9 +103,9 @@ def build_app(
         if person is None:
             return
         drawings = {answer: ReplyDrawing() for answer in answers}
-        async with aclosing(replies.watch(person.owner, answers)) as states:
-            async for state in states:
-                yield {answer: drawings[answer].view(each) for answer, each in state.items()}
+        async with aclosing(replies.watch(person.owner, answers)) as news:
+            async for watched in news:
+                yield {answer: drawings[answer].view(reply) for answer, reply in watched.items()}
 
     async def show(request: Request) -> Response:
         return FileResponse(asset_path("web") / "index.html", headers={"cache-control": "no-cache"})

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from qwen35mm.captioning.items import failure_kind
-from qwen35mm.captioning.media.workers import Failed, MediumForm, Prepared
+from qwen35mm.captioning.items import Failed, failure_kind
+from qwen35mm.captioning.media.workers import MediumForm, Prepared
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
 from qwen35mm.captioning.texts.cleanup import clean, wrap

@@ -10,9 +10,9 @@ from itertools import islice
 from time import monotonic
 
 from qwen35mm.captioning.captioner import Captioner
-from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
-from qwen35mm.captioning.media.workers import Failed, MediaWorkers
+from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.requests import CaptionRequest
 
@@ -74,7 +74,7 @@ async def estimate(
                 found.num_known += needs is Wants.DONE
             elif (known := await ledger.known(needs.key)).caption is not None:
                 found.num_known += 1
-            elif known.failure is not None:
+            elif known.failed is not None:
                 found.num_failed_before += 1
             elif limit is None or found.num_to_caption < limit:
                 assert needs.plan is not None

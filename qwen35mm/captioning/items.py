@@ -112,6 +112,14 @@ class Item(Medium):
 
 
 @dataclass(frozen=True)
+class Failed:
+    """What went wrong with an item: `kind` as in `failures.jsonl`, `message` for a person."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Unreadable:
     """Something in a source that should have been an item, and can't be read.
 

@@ -15,7 +15,7 @@ from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
 from qwen35mm.captioning.media.workers import MediaWorkers
-from qwen35mm.captioning.outputs import Output, OutputSettings, OutputSpec, Sidecars, open_outputs
+from qwen35mm.captioning.outputs import OutputSettings, OutputSpec, open_outputs
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
 from qwen35mm.captioning.run import Run, RunSettings
@@ -133,18 +133,13 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
     settings = job.settings(captioner.params)
     with ExitStack() as stack:
         manifest = stack.enter_context(closing(Manifest.open(job.manifest_path)))
-        outputs = open_outputs(
-            job.outputs,
-            manifest,
-            job.output_settings,
-        )
+        outputs = open_outputs(job.outputs, manifest, job.output_settings)
         for output in outputs:
             stack.enter_context(closing(output))
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
-        requests = _requests(job, settings, captioner, workers, manifest, outputs)
-        ledger = Ledger(
-            manifest, outputs, requests, retry_failed=job.run.retry_failed, max_distance=job.run.max_distance
-        )
+        requests = RequestBuilder(job.prompts, settings, captioner.describe())
+        options = {"retry_failed": job.run.retry_failed, "max_distance": job.run.max_distance}
+        ledger = Ledger(manifest, outputs, requests, workers, **options)
         run = Run(job.entries(manifest), ledger, captioner, workers, job.run)
         if begun is not None:
             await begun(run)
@@ -166,36 +161,13 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
         sidecars = open_outputs(specs, manifest, job.output_settings)
-        requests = _requests(job, settings, captioner, workers, manifest, sidecars, with_plan=True)
-        wants_all = len(specs) < len(job.outputs)
-        ledger = Ledger(manifest, sidecars, requests, wants_all=wants_all, retry_failed=job.run.retry_failed)
+        requests = RequestBuilder(job.prompts, settings, captioner.describe(), with_plan=True)
+        options = {"wants_all": len(specs) < len(job.outputs), "retry_failed": job.run.retry_failed}
+        ledger = Ledger(manifest, sidecars, requests, workers, **options)
         try:
             return await estimate(job.entries(manifest), ledger, captioner, workers, limit=job.run.limit)
         finally:
             await ledger.close(complete=False)
-
-
-def _requests(
-    job: Job,
-    settings: CaptionSettings,
-    captioner: Captioner,
-    workers: MediaWorkers,
-    manifest: Manifest,
-    outputs: Sequence[Output],
-    *,
-    with_plan: bool = False,
-) -> RequestBuilder:
-    sidecars = next((each for each in outputs if isinstance(each, Sidecars)), None)
-    beside = Sidecars(manifest)
-
-    def original(item: Item) -> str | None:
-        has_place = item.path is not None or job.output_settings.folder is not None
-        found = sidecars.original(item) if sidecars is not None and has_place else None
-        return beside.original(item) if found is None and item.path is not None else found
-
-    return RequestBuilder(
-        job.prompts, settings, captioner.describe(), workers, manifest, original=original, with_plan=with_plan
-    )
 
 
 def _conclude(job: Job, manifest: Manifest, run: Run) -> int:
@@ -223,7 +195,7 @@ def _forget_missing(job: Job, manifest: Manifest, names: Collection[str]) -> Non
         if failure.path is None:
             is_ours = has_own_state
         else:
-            path = absolute(Path(failure.path))
+            path = absolute(failure.path)
             is_ours = not os.path.lexists(path) or not sources.isdisjoint((path, *path.parents))
         if is_ours:
             manifest.forget_failure(failure.name)

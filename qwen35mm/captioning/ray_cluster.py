@@ -20,8 +20,8 @@ from typing import Any
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
-from qwen35mm.captioning.items import FileSlice
-from qwen35mm.captioning.media.workers import Failed, MediaWorkers, MediumForm, Prepared
+from qwen35mm.captioning.items import Failed, FileSlice
+from qwen35mm.captioning.media.workers import MediaWorkers, MediumForm, Prepared
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest
 from qwen35mm.errors import CaptioningError, EngineError, MissingExtraError

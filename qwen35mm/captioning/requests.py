@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.media.workers import Failed, Inspected, MediaWorkers
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.prompts import FACTS, PromptSet
 from qwen35mm.captioning.texts.words import Words
-from qwen35mm.errors import CaptioningError, OutputError
+from qwen35mm.errors import CaptioningError
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaPlan
 
 # A change in how captions are made from replies is other work; then this is counted up.
 _FORM = 1
 _ASKED_BYTES = 8
-# A file that changed again within its timestamp's resolution would look unchanged: one this young isn't remembered.
-_SETTLED_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -108,79 +101,42 @@ class RequestBuilder:
 
     Args:
         model: what tells the model, and how it reads media, from every other; JSON values.
-        original: a person's own text beside an item, for `{sidecar}`.
         with_plan: whether every request has a plan, also where no placeholder needs one.
     """
 
     def __init__(
-        self,
-        prompts: PromptSet,
-        settings: CaptionSettings,
-        model: Mapping[str, Any],
-        workers: MediaWorkers,
-        manifest: Manifest,
-        *,
-        original: Callable[[Item], str | None],
-        with_plan: bool = False,
+        self, prompts: PromptSet, settings: CaptionSettings, model: Mapping[str, Any], *, with_plan: bool = False
     ) -> None:
         self._prompts = prompts
         self._settings = settings
         self._described = {"form": _FORM, **model, **settings.describe()}
-        self._workers = workers
-        self._manifest = manifest
-        self._original = original
         self._needs_facts = bool(prompts.needs() & FACTS)
-        self._with_plan = with_plan or self._needs_facts
+        self.with_plan = with_plan or self._needs_facts
 
-    async def build(self, item: Item) -> CaptionRequest | Failed:
-        """The item's request; `Failed` where it can't be read, or lacks what its prompt names.
+    def build(
+        self, item: Item, content: bytes, plan: MediaPlan | None, original: Callable[[Item], str | None]
+    ) -> CaptionRequest:
+        """The request of an item whose bytes have the SHA-256 `content`.
+
+        Args:
+            plan: None where `with_plan` is false.
+            original: a person's own text beside an item, for `{sidecar}`.
 
         Raises:
-            OutputError: the manifest can't be read or written.
+            CaptioningError: it lacks what its prompt names.
         """
-        content = await asyncio.to_thread(self._known_digest, item)
-        plan = None
-        if content is None or self._with_plan:
-            seen = await self._workers.inspect(item, with_digest=content is None, with_plan=self._with_plan)
-            if isinstance(seen, Failed):
-                return seen
-            content, plan = seen.digest or content, seen.plan
-            await asyncio.to_thread(self._remember, item, seen)
-        assert content is not None
-        try:
-            question, system = await asyncio.to_thread(self._fill, item, content, plan)
-        except OutputError:
-            raise
-        except CaptioningError as error:
-            return Failed("prompt", str(error))
-        key = _key(content, question, system, self._described)
-        return CaptionRequest(item, content, plan, question, system, self._settings, key)
-
-    def _known_digest(self, item: Item) -> bytes | None:
-        if not isinstance(item.source, Path):
-            return None
-        try:
-            return self._manifest.digest(item.source, item.source.stat())
-        except OSError:
-            return None  # reading it will say why
-
-    def _remember(self, item: Item, seen: Inspected) -> None:
-        if not isinstance(item.source, Path) or seen.digest is None or seen.status is None:
-            return
-        if time.time() - seen.status.st_mtime > _SETTLED_S:
-            self._manifest.remember_digest(item.source, seen.status, seen.digest)
-
-    def _fill(self, item: Item, content: bytes, plan: MediaPlan | None) -> tuple[str, str]:
         facts = None
         if self._needs_facts:
             assert plan is not None
             height, width = plan.source_size
             duration = None if plan.duration_s is None else f"{plan.duration_s:.1f}"
-            original = self._original(item) if "sidecar" in self._prompts.needs() else None
-            sidecar = None if original is None else original.strip()
+            text = original(item) if "sidecar" in self._prompts.needs() else None
+            sidecar = None if text is None else text.strip()
             facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
-        question = self._prompts.choose(content)
-        return self._prompts.fill(question, item, facts), self._prompts.fill_system(item, facts)
+        question = self._prompts.fill(self._prompts.choose(content), item, facts)
+        system = self._prompts.fill_system(item, facts)
+        key = _key(content, question, system, self._described)
+        return CaptionRequest(item, content, plan, question, system, self._settings, key)
 
 
 def asked_of(key: bytes) -> bytes:

@@ -15,9 +15,9 @@ from time import monotonic
 from typing import Literal
 
 from qwen35mm.captioning.captioner import Captioner
-from qwen35mm.captioning.items import Item, Unreadable
+from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
-from qwen35mm.captioning.media.workers import Failed, MediaWorkers, Prepared
+from qwen35mm.captioning.media.workers import MediaWorkers, Prepared
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.records import Caption, shared
@@ -74,6 +74,7 @@ class Run:
         self.missing: set[str] = set()
         self._entries = entries
         self._ledger = ledger
+        self._do, self._manifest = ledger.do, ledger.manifest
         self._captioner = captioner
         self._workers = workers
         self._settings = settings
@@ -167,7 +168,7 @@ class Run:
         if isinstance(needs, Failed):
             await self._fail(item, None, needs)
         elif isinstance(needs, Wants):
-            await self._ledger.forget_failure(item)
+            await self._do(self._manifest.forget_failure, item.name)
             self.counts.num_kept += needs is Wants.KEPT
             self.counts.num_present += needs is Wants.DONE
         elif needs.key in self._at_work:
@@ -185,11 +186,11 @@ class Run:
                 # Not in one statement with the await: others count meanwhile.
                 delivered = await self._deliver(waiting, known.caption)
                 self.counts.num_recalled += delivered
-        elif (failure := known.failure) is not None:
+        elif known.failed is not None:
             for waiting in self._at_work.pop(request.key):
                 self.counts.num_failed_before += 1
                 # Under its own name, which may be new.
-                await self._ledger.fail(waiting.item, request.key, Failed(failure.kind, failure.message))
+                await self._do(self._manifest.fail, waiting.item, request.key, known.failed)
         elif known.num_begun >= _NUM_SUSPICIOUS and not alone:
             self._suspicious += [waiting.item for waiting in self._at_work.pop(request.key)]
         elif self._settings.limit is not None and self._num_begun >= self._settings.limit:
@@ -235,13 +236,13 @@ class Run:
     async def _caption(self, request: CaptionRequest, prepared: Prepared | None) -> None:
         counts = self.counts
         try:
-            if await self._ledger.begin(request) > _NUM_DEADLY:
+            if await self._do(self._manifest.begin, request.key) > _NUM_DEADLY:
                 caption = Failed("crash", f"The program ended {_NUM_DEADLY} times while it worked on this.")
             else:
                 caption = await self._captioner.caption(request, prepared)
         except asyncio.CancelledError:
             # Left on purpose: only what the program dies of counts.
-            await self._ledger.take_back(request)
+            await self._do(self._manifest.take_back, request.key)
             raise
         if isinstance(caption, Failed):
             await self._fail_work(request.key, caption)
@@ -281,4 +282,4 @@ class Run:
 
     async def _fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
         self.counts.num_failed += 1
-        await self._ledger.fail(item, key, failed)
+        await self._do(self._manifest.fail, item, key, failed)

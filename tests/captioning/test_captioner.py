@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.media.workers import Failed, Prepared
+from qwen35mm.captioning.items import Failed, Item
+from qwen35mm.captioning.media.workers import Prepared
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, CaptionStyle
 from qwen35mm.captioning.texts.json_schema import JsonSchema

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.outputs import OutputSettings
-from qwen35mm.captioning.requests import CaptionStyle, RequestBuilder
+from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.errors import OutputError, RefusedError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
 from tests.captioning.runs import failures, interrupted, job, run, settings, texts
@@ -60,7 +61,7 @@ async def test_a_file_that_changes_without_looking_changed_fails_once(folder: Pa
 
 async def test_a_new_files_digest_is_not_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # However long the run takes to come to it, the file is new.
-    monkeypatch.setattr("qwen35mm.captioning.requests._SETTLED_S", 3600.0)
+    monkeypatch.setattr("qwen35mm.captioning.ledger._SETTLED_S", 3600.0)
     await run(job(folder), FakeModel())
     path = folder / "0.png"
     status = path.stat()
@@ -128,7 +129,7 @@ async def test_an_output_that_cannot_be_finished_keeps_no_other_from_it(
 async def test_a_bug_leaves_no_look_running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began, ended = 0, 0
 
-    async def build(self: RequestBuilder, item: Item) -> Any:
+    async def needs(self: Ledger, item: Item) -> Any:
         nonlocal began, ended
         began += 1
         if began == 2:
@@ -138,7 +139,7 @@ async def test_a_bug_leaves_no_look_running(folder: Path, monkeypatch: pytest.Mo
         finally:
             ended += 1
 
-    monkeypatch.setattr(RequestBuilder, "build", build)
+    monkeypatch.setattr(Ledger, "needs", needs)
     with pytest.raises(AssertionError, match="a bug"):
         await run(job(folder, run=settings()), FakeModel())
     assert (began, ended) == (2, 1)

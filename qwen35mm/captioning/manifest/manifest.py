@@ -7,7 +7,6 @@ output lacks after a kill or a loss of power can be written again from here with
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -15,11 +14,10 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from qwen35mm.captioning.manifest.files import disk_errors, json_text, replacing
-from qwen35mm.captioning.manifest.run_lock import RunLock
+from qwen35mm.captioning.items import Failed, Item, Unreadable
+from qwen35mm.captioning.manifest.files import RunLock, disk_errors, json_text, replacing
 from qwen35mm.captioning.manifest.tables import MIGRATIONS
 from qwen35mm.captioning.records import Caption, printable
 from qwen35mm.chat.database import Database
@@ -27,25 +25,6 @@ from qwen35mm.errors import CaptioningError, OutputError, StorageError
 
 # Rows that are read at once, so that no transaction is open while a caller works on one.
 _ROWS_AT_ONCE = 500
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why an item has no caption.
-
-    Attributes:
-        name: the item's.
-        path: its file; None in a container.
-        kind: a word for programs, such as `unreadable`.
-        message: for a person.
-        key: the work that failed; None where it failed before it was known.
-    """
-
-    name: str
-    path: str | None
-    kind: str
-    message: str
-    key: bytes | None = None
 
 
 class Manifest:
@@ -91,15 +70,13 @@ class Manifest:
             copy = Path(folder, path.name)
             try:
                 _copy_database(path, copy)
-            except OSError as error:
-                raise CaptioningError(f"The manifest {path.name!r} can't be read: {error.strerror}.") from error
-            except sqlite3.Error as error:
-                raise CaptioningError(f"The manifest {path.name!r} can't be read: {error}.") from error
+            except (OSError, sqlite3.Error) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
+                raise CaptioningError(f"The manifest {path.name!r} can't be read: {reason}.") from error
             manifest = cls(copy, None, path.parent.parent)
             try:
-                with manifest.writing() as connection:
-                    # What a run has begun is its own to mend.
-                    connection.execute("DELETE FROM sidecars_begun")
+                # What a run has begun is its own to mend.
+                manifest.change("DELETE FROM sidecars_begun")
                 yield manifest
             finally:
                 manifest.close()
@@ -126,6 +103,32 @@ class Manifest:
         with _errors_of_outputs(), self._database.writing(durable=durable) as connection:
             yield connection
 
+    def rows(self, query: str, *arguments: object) -> list[tuple]:
+        """All rows of a query."""
+        with self.reading() as connection:
+            return connection.execute(query, arguments).fetchall()
+
+    def row(self, query: str, *arguments: object) -> tuple | None:
+        """The first row of a query."""
+        return next(iter(self.rows(query, *arguments)), None)
+
+    def change(self, statement: str, *arguments: object) -> None:
+        """A transaction of one statement, as durable as the next durable one."""
+        with self.writing(durable=False) as connection:
+            connection.execute(statement, arguments)
+
+    def many_rows(self, query: str, *arguments: object) -> Iterator[tuple]:
+        """Rows of a query, some at a time: nothing is locked while the caller has one.
+
+        Args:
+            query: for the rows behind a number, sorted by it, up to some: its first column is that number, and its
+                last two arguments, which are not among `arguments`, are the last row's number and how many are wanted.
+        """
+        last = -1
+        while found := self.rows(query, *arguments, last, _ROWS_AT_ONCE):
+            yield from found
+            last = found[-1][0]
+
     def place(self, path: Path | str) -> bytes:
         """How the manifest names a path: relative where it lies under the run's folder, which can then be moved."""
         absolute = os.path.abspath(path)  # noqa: PTH100
@@ -138,49 +141,36 @@ class Manifest:
 
     def digest(self, path: Path, status: os.stat_result) -> bytes | None:
         """The digest that was remembered for a file, if it has been left alone since."""
-        with self.reading() as connection:
-            row = connection.execute(
-                "SELECT digest FROM digests WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?",
-                (self.place(path), *file_state(status)),
-            ).fetchone()
+        row = self.row(
+            "SELECT digest FROM digests WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?",
+            *(self.place(path), *file_state(status)),
+        )
         return None if row is None else row[0]
 
     def remember_digest(self, path: Path, status: os.stat_result, digest: bytes) -> None:
         """Remembers a file's digest."""
-        with self.writing(durable=False) as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)",
-                (self.place(path), *file_state(status), digest),
-            )
-
-    def forget_digest(self, path: Path) -> None:
-        """A file has changed without looking changed."""
-        with self.writing(durable=False) as connection:
-            connection.execute("DELETE FROM digests WHERE place = ?", (self.place(path),))
+        self.change(
+            "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)", self.place(path), *file_state(status), digest
+        )
 
     def caption(self, key: bytes) -> Caption | None:
         """The finished caption of this work."""
-        with self.reading() as connection:
-            row = connection.execute("SELECT caption FROM results WHERE key = ?", (key,)).fetchone()
+        row = self.row("SELECT caption FROM results WHERE key = ?", key)
         return None if row is None else load_caption(row[0])
 
     def begin(self, key: bytes) -> int:
         """Counts a beginning; how many there were until now, this one and those that a crash ended included."""
+        statement = "INSERT INTO attempts VALUES (?, 1) ON CONFLICT DO UPDATE SET count = count + 1 RETURNING count"
         with self.writing(durable=False) as connection:
-            return connection.execute(
-                "INSERT INTO attempts VALUES (?, 1) ON CONFLICT (key) DO UPDATE SET count = count + 1 RETURNING count",
-                (key,),
-            ).fetchone()[0]
+            return connection.execute(statement, (key,)).fetchone()[0]
 
     def take_back(self, key: bytes) -> None:
         """Takes a beginning back that was ended on purpose: nobody died of it."""
-        with self.writing(durable=False) as connection:
-            connection.execute("UPDATE attempts SET count = count - 1 WHERE key = ? AND count > 0", (key,))
+        self.change("UPDATE attempts SET count = count - 1 WHERE key = ? AND count > 0", key)
 
     def num_begun(self, key: bytes) -> int:
         """How often this work was begun and neither finished nor given up."""
-        with self.reading() as connection:
-            row = connection.execute("SELECT count FROM attempts WHERE key = ?", (key,)).fetchone()
+        row = self.row("SELECT count FROM attempts WHERE key = ?", key)
         return 0 if row is None else row[0]
 
     def finish(self, key: bytes, caption: Caption, *, name: str = "", similarity: int | None = None) -> None:
@@ -190,46 +180,53 @@ class Manifest:
             name: of the item that it was written for.
             similarity: the medium's perceptual hash, of any number of bits.
         """
-        text = json.dumps(dataclasses.asdict(caption))
         with self.writing() as connection:
             connection.execute(
                 "INSERT INTO results (key, caption, first_name, similarity) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (key) DO NOTHING",
-                (key, text, os.fsencode(name), None if similarity is None else f"{similarity:x}"),
+                (key, json.dumps(vars(caption)), os.fsencode(name), None if similarity is None else f"{similarity:x}"),
             )
             connection.execute("DELETE FROM attempts WHERE key = ?", (key,))
             connection.execute("DELETE FROM failures WHERE key = ?", (key,))
 
-    def fail(self, name: str, path: str | None, key: bytes | None, kind: str, message: str) -> None:
-        """Remembers why an item failed; an earlier failure of this name is replaced."""
+    def fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
+        """Remembers why an item has no caption, in place of its name's earlier failure.
+
+        Args:
+            key: the work that failed; None where it failed before it was known.
+        """
         with self.writing(durable=False) as connection:
+            if failed.kind == "changed" and isinstance(item, Item) and isinstance(item.source, Path):
+                # Without looking changed.
+                connection.execute("DELETE FROM digests WHERE place = ?", (self.place(item.source),))
             connection.execute(
                 "INSERT OR REPLACE INTO failures (name, path, key, kind, message) VALUES (?, ?, ?, ?, ?)",
-                # A message that names a file has its name as the system spells it.
-                (os.fsencode(name), None if path is None else os.fsencode(path), key, kind, printable(message)),
+                (
+                    os.fsencode(item.name),
+                    None if item.path is None else os.fsencode(item.path),
+                    key,
+                    failed.kind,
+                    # A message that names a file has its name as the system spells it.
+                    printable(failed.message),
+                ),
             )
             connection.execute("DELETE FROM attempts WHERE key = ?", (key,))
 
-    def failure(self, key: bytes) -> Failure | None:
+    def failure(self, key: bytes) -> Failed | None:
         """How this work failed, in an earlier run or in this one, if it wasn't finished since."""
-        with self.reading() as connection:
-            row = connection.execute(
-                "SELECT name, path, kind, message, key FROM failures WHERE key = ? ORDER BY sequence LIMIT 1", (key,)
-            ).fetchone()
-        return None if row is None else _failure(*row)
+        row = self.row("SELECT kind, message FROM failures WHERE key = ? ORDER BY sequence LIMIT 1", key)
+        return None if row is None else Failed(*row)
 
     def forget_failure(self, name: str) -> None:
         """The item of this name is all right now, or gone."""
-        with self.writing(durable=False) as connection:
-            connection.execute("DELETE FROM failures WHERE name = ?", (os.fsencode(name),))
+        self.change("DELETE FROM failures WHERE name = ?", os.fsencode(name))
 
-    def failures(self) -> Iterator[Failure]:
-        """All failures, the oldest first."""
-        query = (
-            "SELECT sequence, name, path, kind, message, key FROM failures WHERE sequence > ? ORDER BY sequence LIMIT ?"
-        )
-        for _, *columns in self.rows(query):
-            yield _failure(*columns)
+    def failures(self) -> Iterator[Unreadable]:
+        """What has no caption because of a failure, the oldest first."""
+        query = "SELECT sequence, name, path, kind, message FROM failures WHERE sequence > ? ORDER BY sequence LIMIT ?"
+        for _, name, path, kind, message in self.many_rows(query):
+            where = None if path is None else Path(os.fsdecode(path))
+            yield Unreadable(os.fsdecode(name), kind, message, where)
 
     def similarities(self) -> Iterator[tuple[int, bytes, str]]:
         """Perceptual hash, key and item's name of every finished result that has a hash, the oldest first."""
@@ -237,24 +234,8 @@ class Manifest:
             "SELECT sequence, similarity, key, first_name FROM results "
             "WHERE similarity IS NOT NULL AND sequence > ? ORDER BY sequence LIMIT ?"
         )
-        for _, similarity, key, name in self.rows(query):
+        for _, similarity, key, name in self.many_rows(query):
             yield int(similarity, 16), key, os.fsdecode(name)
-
-    def rows(self, query: str, *arguments: object) -> Iterator[tuple]:
-        """Rows of a query, some at a time: nothing is locked while the caller has one.
-
-        Args:
-            query: for the rows behind a number, sorted by it, up to some: its first column is that number, and its
-                last two arguments, which are not among `arguments`, are the last row's number and how many are wanted.
-        """
-        last = -1
-        while True:
-            with self.reading() as connection:
-                found = connection.execute(query, (*arguments, last, _ROWS_AT_ONCE)).fetchall()
-            yield from found
-            if len(found) < _ROWS_AT_ONCE:
-                return
-            last = found[-1][0]
 
 
 def write_failures(manifest: Manifest, path: Path) -> None:
@@ -267,7 +248,7 @@ def write_failures(manifest: Manifest, path: Path) -> None:
         return
     with replacing(path) as file:
         for failure in (first, *failures):
-            shown = None if failure.path is None else printable(failure.path)
+            shown = None if failure.path is None else printable(str(failure.path))
             row = {"name": printable(failure.name), "path": shown, "kind": failure.kind, "message": failure.message}
             file.write(json_text(row).encode() + b"\n")
 
@@ -302,10 +283,6 @@ def file_state(status: os.stat_result) -> tuple[int, int, int]:
     """By which a file is known to have been left alone: size, time of its last change, inode."""
     # SQLite's numbers have a sign; a Windows file's number may use all 64 bits.
     return status.st_size, status.st_mtime_ns, status.st_ino - (1 << 64 if status.st_ino >= 1 << 63 else 0)
-
-
-def _failure(name: bytes, path: bytes | None, kind: str, message: str, key: bytes | None) -> Failure:
-    return Failure(os.fsdecode(name), None if path is None else os.fsdecode(path), kind, message, key)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
-from qwen35mm.captioning.items import Item, failure_kind
+from qwen35mm.captioning.items import Failed, Item, failure_kind
 from qwen35mm.captioning.media.similar import media_similarity
 from qwen35mm_preprocess import MediaError, MediaPlan, MediaProcessor, PreparedMedia
 
@@ -58,14 +58,6 @@ class Prepared:
 
     medium: PreparedMedia | EncodedMedium
     similarity: int | None = None
-
-
-@dataclass(frozen=True)
-class Failed:
-    """What went wrong with an item, `kind` as in `failures.jsonl`."""
-
-    kind: str
-    message: str
 
 
 # What was read must be the bytes that the caption is kept under.

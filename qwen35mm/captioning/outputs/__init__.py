@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any
 
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import DEFAULT_SUFFIX, Mode, Output, OutputSettings, Wants
@@ -18,10 +18,17 @@ from qwen35mm.captioning.outputs.sidecar import Sidecars
 from qwen35mm.captioning.outputs.webdataset import TarShards
 from qwen35mm.errors import CaptioningError
 
-if TYPE_CHECKING:
-    from qwen35mm.captioning.outputs.parquet import ParquetShards
-
-__all__ = ["Mode", "Output", "OutputSettings", "OutputSpec", "Sidecars", "Wants", "open_outputs", "parse_output"]
+__all__ = [
+    "DEFAULT_SUFFIX",
+    "Mode",
+    "Output",
+    "OutputSettings",
+    "OutputSpec",
+    "Sidecars",
+    "Wants",
+    "open_outputs",
+    "parse_output",
+]
 
 _SUFFIX = re.compile(r"\.?[^./\\\x00-\x1f]+(\.[^./\\\x00-\x1f]+)*")
 _MAX_SUFFIX_BYTES = 64
@@ -79,7 +86,8 @@ def open_outputs(specs: Sequence[OutputSpec], manifest: Manifest, settings: Outp
     outputs: list[Output] = []
     try:
         for spec in dict.fromkeys(specs):
-            outputs.append(_KINDS[spec.kind][1](manifest, spec, settings))
+            target = spec.target if spec.kind == "sidecar" else spec.path
+            outputs.append(_KINDS[spec.kind][1](manifest, target, settings))
     except BaseException:
         for output in outputs:
             output.close()
@@ -87,36 +95,19 @@ def open_outputs(specs: Sequence[OutputSpec], manifest: Manifest, settings: Outp
     return outputs
 
 
-def _open_sidecars(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> Sidecars:
-    return Sidecars(manifest, spec.target, folder=settings.folder, mode=settings.mode, separator=settings.separator)
-
-
-def _open_jsonl(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> JsonLines:
-    return JsonLines(manifest, spec.path, mode=settings.mode)
-
-
-def _open_parquet(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> ParquetShards:
+def _open_parquet(manifest: Manifest, folder: Path, settings: OutputSettings) -> Output:
     from qwen35mm.captioning.outputs.parquet import ParquetShards  # pyarrow loads for a third of a second
 
-    return ParquetShards(manifest, spec.path, settings)
+    return ParquetShards(manifest, folder, settings)
 
 
-def _open_dataset(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> DatasetFolder:
-    return DatasetFolder(manifest, spec.path, mode=settings.mode)
-
-
-def _open_tars(manifest: Manifest, spec: OutputSpec, settings: OutputSettings) -> TarShards:
-    return TarShards(manifest, spec.path, settings)
-
-
-_Open: TypeAlias = Callable[[Manifest, OutputSpec, OutputSettings], Output]
 # How a person writes each kind, and what opens it.
-_KINDS: dict[str, tuple[str, _Open]] = {
-    "sidecar": ("sidecar, sidecar:.caption", _open_sidecars),
-    "jsonl": ("jsonl:FILE", _open_jsonl),
+_KINDS: dict[str, tuple[str, Callable[[Manifest, Any, OutputSettings], Output]]] = {
+    "sidecar": ("sidecar, sidecar:.caption", Sidecars),
+    "jsonl": ("jsonl:FILE", JsonLines),
     "parquet": ("parquet:FOLDER", _open_parquet),
-    "dataset": ("dataset:FOLDER", _open_dataset),
-    "webdataset": ("webdataset:FOLDER", _open_tars),
+    "dataset": ("dataset:FOLDER", DatasetFolder),
+    "webdataset": ("webdataset:FOLDER", TarShards),
 }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.records import Record
@@ -48,14 +49,16 @@ class Wants(Enum):
     KEPT = "kept"
 
 
-class Output(Protocol):
-    """Something that captions are written to. Its methods may be called from several threads.
+class Output(ABC):
+    """Something that captions are written to. One thread uses it at a time.
 
-    label    for messages, such as `captions.jsonl` or `.txt files`
+    Attributes:
+        label: for messages, such as `captions.jsonl` or `.txt files`.
     """
 
     label: str
 
+    @abstractmethod
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """Whether the caption of this work must be written.
 
@@ -65,8 +68,8 @@ class Output(Protocol):
         Raises:
             OutputError: the disk fails, or the manifest can't be read.
         """
-        ...
 
+    @abstractmethod
     def write(self, record: Record) -> None:
         """Writes a record whose result the manifest has. A record that is there already, or that isn't wanted, isn't
         written again, so after a kill it may be called for everything once more.
@@ -79,16 +82,13 @@ class Output(Protocol):
             CaptioningError: this item's caption can't be written: its medium has changed or gone, its name is too long
                 for the disk, its folder can't be written to, or its text file isn't UTF-8. Other items can.
         """
-        ...
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - most have nothing that waits
         """The run's end, also after Ctrl-C: writes what waits for it, and drops what was replaced. May be called once.
 
         Raises:
             OutputError: as `write`.
         """
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - nor files that are open
         """Gives its files back. Without `finish` before, what waited is left to the next run."""
-        ...

@@ -16,7 +16,7 @@ from qwen35mm.captioning.manifest.files import (
     temporary_for,
 )
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs.base import Mode, Wants
+from qwen35mm.captioning.outputs.base import OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Record, still_there
@@ -30,52 +30,41 @@ class DatasetFolder(JsonLines):
     Errors are those of `JsonLines`, for `metadata.jsonl`.
     """
 
-    def __init__(self, manifest: Manifest, folder: Path, *, mode: Mode = "skip") -> None:
+    def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
         self._folder = folder
-        place = manifest.place(folder)
-        self._claims = Claims(manifest, b"dataset:" + place, durable=True)
-        super().__init__(manifest, folder / DATASET_METADATA, mode=mode)
+        self._claims = Claims(manifest, b"dataset:" + manifest.place(folder), durable=True)
+        super().__init__(manifest, folder / DATASET_METADATA, settings)
         self.label = folder.name
         for found in [folder, *(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())]:
             remove_leftovers(found)
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`. A medium that was taken out of the folder is put there again."""
-        if super().wants(item, key) is Wants.DONE and self._medium(self._owner(item)).is_file():
+        if super().wants(item, key) is Wants.DONE and (self._folder / self._file_name(item)).is_file():
             return Wants.DONE
         return Wants.CAPTION
 
     def write(self, record: Record) -> None:
         """See `Output`."""
-        with self._lock:
-            self._claim(record.item)
-            self._put_medium(record)
-            super().write(record)
+        self._put_medium(record, self._folder / self._claim(record.item))
+        super().write(record)
 
     def finish(self) -> None:
         """See `Output`. Media that no line names any more are removed."""
-        with self._lock:
-            super().finish()
-            for owner in self._claims.without_entry(self._place):
-                with disk_errors(self.label):
-                    self._medium(owner).unlink(missing_ok=True)
-                self._claims.release(owner)
+        super().finish()
+        for owner, name in self._claims.without_entry(self._output):
+            with disk_errors(self.label):
+                (self._folder / name).unlink(missing_ok=True)
+            self._claims.release(owner)
 
-    def line(self, record: Record) -> bytes:
-        """A record as its line, with the newline."""
+    def _line(self, record: Record) -> bytes:
         values = record.to_dict()
         values.pop("path", None)
-        row = {"file_name": self._file_name(self._owner(record.item)), "text": values.pop("caption")} | values
+        row = {"file_name": self._file_name(record.item), "text": values.pop("caption")} | values
         return json_text(row).encode() + b"\n"
 
-    def _owner(self, item: Item) -> bytes:
-        return owner_of(item, self._manifest)
-
-    def _medium(self, owner: bytes) -> Path:
-        return self._folder / self._file_name(owner)
-
-    def _file_name(self, owner: bytes) -> str:
-        found = self._claims.find(owner)
+    def _file_name(self, item: Item) -> str:
+        found = self._claims.find(owner_of(item, self._manifest))
         assert found is not None, "every item's file name is claimed before its entry is made"
         return found
 
@@ -83,15 +72,13 @@ class DatasetFolder(JsonLines):
         with still_there(item):
             suffix = item.suffix()
         return self._claims.claim(
-            self._owner(item),
+            owner_of(item, self._manifest),
             portable_names(item.name, suffix),
-            medium=None,
             is_free=lambda name: name != DATASET_METADATA and not os.path.lexists(self._folder / name),
         )
 
-    def _put_medium(self, record: Record) -> None:
+    def _put_medium(self, record: Record, path: Path) -> None:
         """Puts the medium at its place, whole and checked."""
-        path = self._medium(self._owner(record.item))
         if _has_content(path, record.content):
             return
         with disk_errors(self.label):
@@ -113,8 +100,7 @@ def _has_content(path: Path, content: bytes) -> bool:
 def _link(source: Path, path: Path, content: bytes) -> bool:
     """Links a medium, where the disk can; False where it must be copied."""
     temporary = temporary_for(path)
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
+    temporary.unlink(missing_ok=True)
     try:
         os.link(os.path.realpath(source), temporary)
     except OSError:

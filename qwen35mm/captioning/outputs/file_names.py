@@ -101,18 +101,17 @@ class Claims:
 
     def find(self, owner: bytes) -> str | None:
         """The name that `owner` has."""
-        with self._manifest.reading() as connection:
-            row = connection.execute(
-                "SELECT place FROM claims WHERE output = ? AND owner = ?", (self._output, owner)
-            ).fetchone()
+        row = self._manifest.row("SELECT place FROM claims WHERE output = ? AND owner = ?", self._output, owner)
         return None if row is None else os.fsdecode(row[0])
 
-    def claim(self, owner: bytes, names: Iterable[str], *, medium: Path | None, is_free: Callable[[str], bool]) -> str:
+    def claim(
+        self, owner: bytes, names: Iterable[str], *, is_free: Callable[[str], bool], medium: Path | None = None
+    ) -> str:
         """The name that `owner` has, or else the first of `names` that nobody has and that is free.
 
         Args:
-            medium: the item's file; when it is gone, another item may take its name.
             is_free: whether a name that nobody has may be used.
+            medium: the item's file; when it is gone, another item may take its name.
         """
         found = self.find(owner)
         if found is not None:
@@ -120,33 +119,29 @@ class Claims:
         place = None if medium is None else self._manifest.place(medium)
         for name in names:
             folded = os.fsencode(fold(name))
-            with self._manifest.writing(durable=self._durable) as connection:
-                row = connection.execute(
-                    "SELECT medium FROM claims WHERE output = ? AND folded = ?", (self._output, folded)
-                ).fetchone()
-                if not (is_free(name) if row is None else self._is_gone(row[0])):
-                    continue
-                connection.execute("DELETE FROM claims WHERE output = ? AND folded = ?", (self._output, folded))
-                connection.execute(
-                    "INSERT INTO claims VALUES (?, ?, ?, ?, ?)", (self._output, owner, os.fsencode(name), folded, place)
-                )
-            return name
+            row = self._manifest.row("SELECT medium FROM claims WHERE output = ? AND folded = ?", self._output, folded)
+            if is_free(name) if row is None else self._is_gone(row[0]):
+                with self._manifest.writing(durable=self._durable) as connection:
+                    # In place of who had the name.
+                    connection.execute(
+                        "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?)",
+                        (self._output, owner, os.fsencode(name), folded, place),
+                    )
+                return name
         raise AssertionError("the names to choose from have no end")
 
-    def without_entry(self, output: bytes) -> list[bytes]:
-        """The owners that have no entry in the output of records `output`."""
-        with self._manifest.reading() as connection:
-            rows = connection.execute(
-                "SELECT owner FROM claims WHERE output = ? AND NOT EXISTS "
-                "(SELECT 1 FROM entries WHERE entries.output = ? AND entries.owner = claims.owner)",
-                (self._output, output),
-            ).fetchall()
-        return [row[0] for row in rows]
+    def without_entry(self, output: bytes) -> list[tuple[bytes, str]]:
+        """The owners that have no entry in the output of records `output`, with their names."""
+        rows = self._manifest.rows(
+            "SELECT owner, place FROM claims WHERE output = ? AND NOT EXISTS "
+            "(SELECT 1 FROM entries WHERE entries.output = ? AND entries.owner = claims.owner)",
+            *(self._output, output),
+        )
+        return [(owner, os.fsdecode(place)) for owner, place in rows]
 
     def release(self, owner: bytes) -> None:
         """Gives a name back."""
-        with self._manifest.writing(durable=False) as connection:
-            connection.execute("DELETE FROM claims WHERE output = ? AND owner = ?", (self._output, owner))
+        self._manifest.change("DELETE FROM claims WHERE output = ? AND owner = ?", self._output, owner)
 
     def _is_gone(self, medium: bytes | None) -> bool:
         return medium is not None and not os.path.lexists(self._manifest.path_of(medium))

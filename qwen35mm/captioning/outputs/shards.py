@@ -15,8 +15,6 @@ import contextlib
 import logging
 import os
 import re
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,18 +26,15 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import (
     create,
     disk_errors,
-    lock_for,
-    move_aside,
     remove_leftovers,
     sync,
     sync_folder,
     temporary_for,
 )
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.manifest.run_lock import RunLock
-from qwen35mm.captioning.outputs.base import Mode, OutputSettings, Wants
-from qwen35mm.captioning.outputs.entries import Entries
+from qwen35mm.captioning.outputs.base import Mode, OutputSettings
 from qwen35mm.captioning.outputs.file_names import owner_of
+from qwen35mm.captioning.outputs.record_output import RecordOutput
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
 
@@ -61,8 +56,7 @@ class ShardWriter(ABC):
     def end(self) -> None:
         """Writes what the format has at its end. Raises OSError."""
 
-    @abstractmethod
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027 - most have nothing to give back
         """The file will be closed and removed without an end."""
 
 
@@ -85,45 +79,21 @@ class _OpenShard:
     def num_records(self) -> int:
         return len(self.moved) + len(self.added)
 
-    @property
-    def taken(self) -> set[int]:
-        """The positions of the entries that are replaced when it is sealed."""
-        return {position for _, position in self.added.values() if position is not None}
 
-
-class Shards(ABC):
-    """The shards `000000<suffix>`, `000001<suffix>`, ... in `folder`.
-
-    Raises:
-        CaptioningError: another run writes to the folder; or, in the mode `skip`, there are shards that this run's
-            manifest doesn't know.
-        OutputError: the disk is full, read-only or fails.
-    """
+class Shards(RecordOutput):
+    """The shards `000000<suffix>`, `000001<suffix>`, ... in `folder`."""
 
     suffix: str
 
     def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
         if settings.records_per_shard < 1:
             raise CaptioningError(f"A shard must hold at least one record; got {settings.records_per_shard}.")
-        self.label = folder.name
-        self._manifest = manifest
         self._folder = folder
-        self._records_per_shard = settings.records_per_shard
-        self._compact = settings.compact
-        self._output = manifest.place(folder) + os.fsencode(f"/*{self.suffix}")
-        self._entries = Entries(manifest, self._output)
-        self._lock = threading.RLock()
+        self._settings = settings
         self._open_shard: _OpenShard | None = None
-        with disk_errors(self.label):
-            folder.mkdir(parents=True, exist_ok=True)
-            # One for the folder, whatever the shards' kind: leftovers of every kind are removed from it.
-            self._run_lock = RunLock(lock_for(folder / "shards"), f"to {self.label}")
-            try:
-                self._mend()
-                self._adopt(settings.mode)
-            except BaseException:
-                self.close()
-                raise
+        output = manifest.place(folder) + os.fsencode(f"/*{self.suffix}")
+        # One lock for the folder, whatever the shards' kind: leftovers of every kind are removed from it.
+        super().__init__(manifest, folder.name, output, folder / "shards", settings)
 
     @abstractmethod
     def _writer(self, file: BinaryIO, form: Any) -> ShardWriter:
@@ -133,37 +103,30 @@ class Shards(ABC):
         """What shards have to have in common for rows of theirs to be in one."""
         return None
 
-    def wants(self, item: Item, key: bytes | None) -> Wants:
-        """See `Output`."""
-        if key is None:
-            return Wants.CAPTION
-        with self._lock:
-            return Wants.DONE if self._has(item, key) else Wants.CAPTION
-
     def write(self, record: Record) -> None:
         """See `Output`."""
-        with self._lock, disk_errors(self.label):
+        with disk_errors(self.label):
             if self._has(record.item, record.key):
                 return
             owner = owner_of(record.item, self._manifest)
             if self._open_shard is not None and owner in self._open_shard.added:
-                self._seal()
+                self._seal(self._open_shard)
             with self._abandoned_on_error():
-                shard = self._open_shard or self._begin()
-                replaced = self._entries.replaced_by(record, shard.taken)
+                shard = self._open_shard or self._new_shard()
+                # A record that isn't sealed yet has taken its place, too.
+                replaced = self._replaced_by(record, [taken for _, taken in shard.added.values() if taken is not None])
                 shard.writer.add(record)
                 shard.added[owner] = (record, replaced)
-                if shard.num_records >= self._records_per_shard:
-                    self._seal()
+                self._seal_full(shard)
 
     def finish(self) -> None:
         """See `Output`."""
-        with self._lock, disk_errors(self.label):
+        with disk_errors(self.label):
             if self._open_shard is not None:
-                self._seal()
+                self._seal(self._open_shard)
             wanted = []
             for number, num_records, _, num_live in self._known():
-                if num_live < num_records or (self._compact and num_live < self._records_per_shard):
+                if num_live < num_records or (self._settings.compact and num_live < self._settings.records_per_shard):
                     wanted.append((number, num_live < num_records))
             for form, group in groupby(wanted, key=lambda each: self._form(self._path(each[0]))):
                 shards = list(group)
@@ -173,14 +136,13 @@ class Shards(ABC):
 
     def close(self) -> None:
         """See `Output`."""
-        with self._lock:
-            self._abandon()
-            self._run_lock.release()
+        self._abandon()
+        super().close()
 
     def _has(self, item: Item, key: bytes) -> bool:
         shard = self._open_shard
         added = None if shard is None else shard.added.get(owner_of(item, self._manifest))
-        return self._entries.has(item, key) if added is None else added[0].key == key
+        return super()._has(item, key) if added is None else added[0].key == key
 
     def _abandon(self) -> None:
         """Leaves the shard that was being written to a later run."""
@@ -202,7 +164,7 @@ class Shards(ABC):
                 self._abandon()
             raise
 
-    def _begin(self, form: Any = None) -> _OpenShard:
+    def _new_shard(self, form: Any = None) -> _OpenShard:
         number = max([-1, *(known[0] for known in self._known()), *self._numbers()]) + 1
         file = create(temporary_for(self._path(number)))
         self._open_shard = _OpenShard(number, file, self._writer(file, form))
@@ -210,65 +172,57 @@ class Shards(ABC):
 
     def _move(self, numbers: Sequence[int], form: Any) -> None:
         """Moves the records of shards to new ones."""
+        query = "SELECT row FROM entries WHERE output = ? AND shard = ? ORDER BY row"
         with self._abandoned_on_error():
             for number in numbers:
-                rows = self._rows("SELECT row FROM entries WHERE output = ? AND shard = ? ORDER BY row", number)
+                rows = [row for (row,) in self._manifest.rows(query, self._output, number)]
                 while rows:
-                    shard = self._open_shard or self._begin(form)
-                    room = self._records_per_shard - shard.num_records
-                    moved, rows = [row for (row,) in rows[:room]], rows[room:]
+                    shard = self._open_shard or self._new_shard(form)
+                    room = self._settings.records_per_shard - shard.num_records
+                    moved, rows = rows[:room], rows[room:]
                     shard.writer.copy(self._path(number), moved)
                     shard.moved += [(number, row) for row in moved]
-                    if shard.num_records >= self._records_per_shard:
-                        self._seal()
+                    self._seal_full(shard)
             if self._open_shard is not None:
-                self._seal()
+                self._seal(self._open_shard)
         self._remove_empty()
 
-    def _seal(self) -> None:
-        shard = self._open_shard
-        assert shard is not None
+    def _seal_full(self, shard: _OpenShard) -> None:
+        if shard.num_records >= self._settings.records_per_shard:
+            self._seal(shard)
+
+    def _seal(self, shard: _OpenShard) -> None:
+        """Ends a shard, gives its records to the manifest, and renames it."""
         with self._abandoned_on_error():
             shard.writer.end()
             sync(shard.file)
             num_bytes = shard.file.tell()
             shard.file.close()
             sync_folder(self._folder)
-            self._record(shard, num_bytes)
+            with self._manifest.writing() as connection:
+                connection.execute(
+                    "INSERT INTO shards VALUES (?, ?, ?, ?)",
+                    (self._output, shard.number, shard.num_records, num_bytes),
+                )
+                connection.executemany(
+                    "UPDATE entries SET shard = ?, row = ? WHERE output = ? AND shard = ? AND row = ?",
+                    [(shard.number, row, self._output, *old) for row, old in enumerate(shard.moved)],
+                )
+                for row, (record, replaced) in enumerate(shard.added.values(), len(shard.moved)):
+                    self._put(connection, record, replaced, shard.number, row)
         self._open_shard = None
-        self._put(shard.number)
+        self._rename(self._path(shard.number))
 
-    def _record(self, shard: _OpenShard, num_bytes: int) -> None:
-        """Gives the shard's records to the manifest."""
-        with self._manifest.writing() as connection:
-            connection.execute(
-                "INSERT INTO shards VALUES (?, ?, ?, ?)", (self._output, shard.number, shard.num_records, num_bytes)
-            )
-            connection.executemany(
-                "UPDATE entries SET shard = ?, row = ? WHERE output = ? AND shard = ? AND row = ?",
-                [(shard.number, row, self._output, *old) for row, old in enumerate(shard.moved)],
-            )
-            for row, (record, replaced) in enumerate(shard.added.values(), len(shard.moved)):
-                self._entries.put(connection, record, replaced, shard=shard.number, row=row)
-
-    def _put(self, number: int) -> None:
-        """Renames a shard that the manifest has."""
-        path = self._path(number)
+    def _rename(self, path: Path) -> None:
+        """Gives a shard that the manifest has its name."""
         temporary_for(path).replace(path)
         sync_folder(self._folder)
 
-    def _remove_empty(self) -> None:
-        for number, _, _, num_live in self._known():
-            if not num_live:
-                self._path(number).unlink(missing_ok=True)
-                self._forget(number)
-
-    def _mend(self) -> None:
-        """Ends what a killed run began, and forgets shards that are gone or that somebody else changed."""
+    def _begin(self, mode: Mode) -> None:
         for number, _, num_bytes, num_live in self._known():
             path = self._path(number)
             if _has_size(temporary_for(path), num_bytes):
-                self._put(number)
+                self._rename(path)
             elif not _has_size(path, num_bytes):
                 aside = self._move_aside(path) if os.path.lexists(path) else "gone"
                 if num_live:
@@ -276,9 +230,6 @@ class Shards(ABC):
                 self._forget(number)
         self._remove_empty()
         remove_leftovers(self._folder)
-
-    def _adopt(self, mode: Mode) -> None:
-        """Decides about shards that the manifest doesn't know."""
         foreign = sorted(self._numbers() - {known[0] for known in self._known()})
         if foreign and mode == "skip":
             raise CaptioningError(
@@ -288,22 +239,25 @@ class Shards(ABC):
         for number in foreign if mode == "overwrite" else ():
             self._move_aside(self._path(number))
 
+    def _remove_empty(self) -> None:
+        for number, _, _, num_live in self._known():
+            if not num_live:
+                self._path(number).unlink(missing_ok=True)
+                self._forget(number)
+
     def _known(self) -> list[tuple[int, int, int, int]]:
         """Number, records, bytes, and records that weren't replaced, of the manifest's shards, by number."""
-        return self._rows(
+        return self._manifest.rows(
             "SELECT number, num_records, num_bytes, "
             "(SELECT count(*) FROM entries WHERE entries.output = shards.output AND shard = number) "
-            "FROM shards WHERE output = ? ORDER BY number"
+            "FROM shards WHERE output = ? ORDER BY number",
+            self._output,
         )
 
     def _forget(self, number: int) -> None:
         with self._manifest.writing() as connection:
             connection.execute("DELETE FROM entries WHERE output = ? AND shard = ?", (self._output, number))
             connection.execute("DELETE FROM shards WHERE output = ? AND number = ?", (self._output, number))
-
-    def _rows(self, query: str, *arguments: int) -> list[tuple]:
-        with self._manifest.reading() as connection:
-            return connection.execute(query, (self._output, *arguments)).fetchall()
 
     def _numbers(self) -> set[int]:
         """The numbers of all shards in the folder."""
@@ -312,11 +266,6 @@ class Shards(ABC):
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06d}{self.suffix}"
-
-    def _move_aside(self, path: Path) -> str:
-        aside = move_aside(path, time.strftime("%Y%m%d-%H%M%S"))
-        sync_folder(self._folder)
-        return aside.name
 
 
 def _has_size(path: Path, num_bytes: int) -> bool:

@@ -11,19 +11,19 @@ import contextlib
 import errno
 import hashlib
 import os
-import threading
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest.files import replacing, temporary_for
+from qwen35mm.captioning.manifest.files import disk_errors, replacing, temporary_for
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs.base import DEFAULT_SUFFIX, Mode, Wants
+from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import Claims, fold, numbered, owner_of, parts_inside
-from qwen35mm.captioning.outputs.text_file import UnusableError, is_medium, read_text_file, target_of
 from qwen35mm.captioning.records import Record, printable
 from qwen35mm.errors import CaptioningError, OutputError
+from qwen35mm_preprocess.media import HEAD_BYTES, sniff
 
 _KEY_BYTES = 32
 # What the system says of one file or folder rather than of the disk.
@@ -39,91 +39,72 @@ class _Row:
     original: str | None
 
 
-class Sidecars:
-    """One text file an item.
+class Sidecars(Output):
+    """One text file an item, beside its medium or, under its name, in `settings.folder`.
 
     `a.txt` for `a.jpg`; where another item has that, `a.png.txt`, and then numbered names.
-
-    Args:
-        folder: where the files go, under their items' names; None puts them beside the media.
     """
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        suffix: str = DEFAULT_SUFFIX,
-        *,
-        folder: Path | None = None,
-        mode: Mode = "skip",
-        separator: str = "\n",
-    ) -> None:
+    def __init__(self, manifest: Manifest, suffix: str, settings: OutputSettings) -> None:
         self.label = f"{suffix} files"
         self._manifest = manifest
         self._suffix = suffix
-        self._folder = folder
-        self._mode: Mode = mode
-        self._appends = mode in ("append", "prepend")
-        self._separator = separator.encode("utf-8", "backslashreplace")
-        self._lock = threading.RLock()
+        self._folder = settings.folder
+        self._mode = settings.mode
+        self._appends = settings.mode in ("append", "prepend")
+        self._separator = settings.separator.encode("utf-8", "backslashreplace")
         self._last: bytes | None = None
-        place = b"" if folder is None else manifest.place(folder)
+        place = b"" if self._folder is None else manifest.place(self._folder)
         self._claims = Claims(manifest, os.fsencode(f"sidecar:{suffix}:") + place)
-        with manifest.reading() as connection:
-            begun = [row[0] for row in connection.execute("SELECT place FROM sidecars_begun")]
-        for each in begun:
-            self._mend(each)
+        for (begun,) in manifest.rows("SELECT place FROM sidecars_begun"):
+            self._mend(begun)
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`. Raises CaptioningError for an item of a container where there is no folder for it."""
-        with self._lock:
-            path = self._path(item)
-            row = self._row(path)
-            if row is None and self._mode == "skip":
-                return Wants.KEPT if os.path.lexists(path) else Wants.CAPTION
-            try:
-                return self._wants(row, read_text_file(path), key)
-            except UnusableError:
-                return Wants.KEPT
+        path = self._path(item)
+        row = self._row(path)
+        if row is None and self._mode == "skip":
+            return Wants.KEPT if os.path.lexists(path) else Wants.CAPTION
+        try:
+            return self._wants(row, _read(path), key)
+        except _UnusableError:
+            return Wants.KEPT
 
     def original(self, item: Item) -> str | None:
-        """The person's own text for this item: what stood there before us, or what a person made of it since."""
-        with self._lock, contextlib.suppress(UnusableError):
+        """The person's own text for this item: what stood there before us, or what a person made of it since.
+
+        None where there is none, or no place for one.
+        """
+        if self._folder is None and item.path is None:
+            return None
+        with contextlib.suppress(_UnusableError):
             path = self._path(item)
-            return self._original(self._row(path), read_text_file(path))
+            return self._original(self._row(path), _read(path))
         return None
 
     def write(self, record: Record) -> None:
         """See `Output`."""
-        with self._lock:
-            path = self._path(record.item)
-            row = self._row(path)
-            try:
-                content = read_text_file(path)
-            except UnusableError:
-                return
-            if self._wants(row, content, record.key) is not Wants.CAPTION:
-                return
-            text = self._compose(content, record)
-            if self._folder is not None:
-                with _errors_of_one_file(record.item):
-                    _make_folder(path.parent)
-            try:
+        path = self._path(record.item)
+        row = self._row(path)
+        try:
+            content = _read(path)
+        except _UnusableError:
+            return
+        if self._wants(row, content, record.key) is not Wants.CAPTION:
+            return
+        text = self._compose(content, record)
+        try:
+            with _errors_of_one_file(record.item):
+                if self._folder is not None:
+                    with disk_errors(printable(path.parent.name)):
+                        path.parent.mkdir(parents=True, exist_ok=True)
                 self._begin(path)
-                with (
-                    _errors_of_one_file(record.item),
-                    replacing(target_of(path), lambda: self._record(path, row, content, text, record.key)) as file,
-                ):
+                with replacing(_target(path), lambda: self._record(path, row, content, text, record.key)) as file:
                     file.write(text)
-            except CaptioningError:
-                with contextlib.suppress(OutputError):
-                    self._mend(self._manifest.place(path))
-                raise
-
-    def finish(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+        except CaptioningError:
+            with contextlib.suppress(OutputError):
+                self._mend(self._manifest.place(path))
+            raise
 
     def _wants(self, row: _Row | None, content: bytes | None, key: bytes | None) -> Wants:
         if content is None:
@@ -165,17 +146,11 @@ class Sidecars:
             keys_before = row.keys_written if row is not None and self._appends else ()
         keys_written = (*keys_before, key) if self._appends and content is not None else (key,)
         original = self._original(row, content)
+        hashes = None if content is None else _digest(content), _digest(text)
         with self._manifest.writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, 1)",
-                (
-                    place,
-                    None if content is None else _digest(content),
-                    _digest(text),
-                    b"".join(keys_before),
-                    b"".join(keys_written),
-                    original,
-                ),
+                (place, *hashes, b"".join(keys_before), b"".join(keys_written), original),
             )
 
     def _original(self, row: _Row | None, content: bytes | None) -> str | None:
@@ -191,11 +166,8 @@ class Sidecars:
         return text.strip() or None
 
     def _row(self, path: Path) -> _Row | None:
-        with self._manifest.reading() as connection:
-            row = connection.execute(
-                "SELECT written, keys_written, original FROM sidecars WHERE place = ?",
-                (self._manifest.place(path),),
-            ).fetchone()
+        query = "SELECT written, keys_written, original FROM sidecars WHERE place = ?"
+        row = self._manifest.row(query, self._manifest.place(path))
         return None if row is None else _Row(row[0], _split(row[1]), row[2])
 
     def _path(self, item: Item) -> Path:
@@ -213,15 +185,11 @@ class Sidecars:
 
         def is_free(place: str) -> bool:
             path = self._manifest.path_of(os.fsencode(place))
-            return not is_medium(path) and (item.path is None or fold(str(path)) != fold(os.path.abspath(item.path)))  # noqa: PTH100
+            return not _is_medium(path) and (item.path is None or fold(str(path)) != fold(os.path.abspath(item.path)))  # noqa: PTH100
 
-        names = (directory / candidate for candidate in numbered(Path(name).stem, name, self._suffix))
-        place = self._claims.claim(
-            owner,
-            (os.fsdecode(self._manifest.place(path)) for path in names),
-            medium=item.path,
-            is_free=is_free,
-        )
+        paths = (directory / candidate for candidate in numbered(Path(name).stem, name, self._suffix))
+        places = (os.fsdecode(self._manifest.place(path)) for path in paths)
+        place = self._claims.claim(owner, places, is_free=is_free, medium=item.path)
         return self._manifest.path_of(os.fsencode(place))
 
     def _begin(self, path: Path) -> None:
@@ -235,7 +203,7 @@ class Sidecars:
 
     def _mend(self, place: bytes) -> None:
         """Takes back what was recorded of a file that was not renamed, and removes its temporary file."""
-        temporary = temporary_for(target_of(self._manifest.path_of(place)))
+        temporary = temporary_for(_target(self._manifest.path_of(place)))
         if temporary.exists():
             with self._manifest.writing() as connection:
                 connection.execute(
@@ -243,8 +211,7 @@ class Sidecars:
                     (place,),
                 )
                 connection.execute(
-                    "UPDATE sidecars SET written = before, keys_written = keys_before, pending = 0 "
-                    "WHERE place = ? AND pending",
+                    "UPDATE sidecars SET written = before, keys_written = keys_before WHERE place = ? AND pending",
                     (place,),
                 )
             with contextlib.suppress(OSError):
@@ -257,15 +224,6 @@ class Sidecars:
 def _keys_in(row: _Row | None, content: bytes) -> tuple[bytes, ...] | None:
     """The captions of ours in a file that is as we left it, the last one last; None in a person's."""
     return row.keys_written if row is not None and _digest(content) == row.written else None
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"The folder {printable(folder.name)} can't be made: {error.strerror}.", error.errno
-        ) from error
 
 
 @contextlib.contextmanager
@@ -284,3 +242,41 @@ def _digest(content: bytes) -> bytes:
 
 def _split(keys: bytes) -> tuple[bytes, ...]:
     return tuple(keys[at : at + _KEY_BYTES] for at in range(0, len(keys), _KEY_BYTES))
+
+
+class _UnusableError(Exception):
+    """No text file stands there: a folder, a pipe, a link to nowhere, or a file that can't be read."""
+
+
+def _read(path: Path) -> bytes | None:
+    """A sidecar's bytes; None where nothing is there. Never waits for a pipe."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise _UnusableError
+        return path.read_bytes()
+    except FileNotFoundError:
+        if os.path.lexists(path):
+            raise _UnusableError from None
+        return None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR):
+            return None  # writing says why
+        raise _UnusableError from error
+
+
+def _is_medium(path: Path) -> bool:
+    """Whether a picture or a video is at `path`, whatever its name says. A text has no zero bytes."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return False
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return False
+    return b"\x00" in head and sniff(head) is not None
+
+
+def _target(path: Path) -> Path:
+    """The file that is replaced: behind a link, the one that it leads to."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path

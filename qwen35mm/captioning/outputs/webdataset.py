@@ -62,9 +62,6 @@ class _TarWriter(ShardWriter):
     def end(self) -> None:
         self._file.write(bytes(2 * tarfile.BLOCKSIZE))
 
-    def abandon(self) -> None:
-        """Nothing waits."""
-
     def _member(self, name: str, num_bytes: int, content: Iterator[bytes]) -> None:
         info = tarfile.TarInfo(name)
         info.size = num_bytes
@@ -76,12 +73,8 @@ class _TarWriter(ShardWriter):
     def _key(self, record: Record) -> str:
         """The sample's key: its name, with no dot in the last part, where readers end the key."""
         names = portable_names(record.item.name, _ROOM_FOR_SUFFIX, dots=False)
-        return self._claims.claim(
-            owner_of(record.item, self._manifest),
-            (name.removesuffix(_ROOM_FOR_SUFFIX) for name in names),
-            medium=None,
-            is_free=lambda _: True,
-        )
+        keys = (name.removesuffix(_ROOM_FOR_SUFFIX) for name in names)
+        return self._claims.claim(owner_of(record.item, self._manifest), keys, is_free=lambda _: True)
 
 
 def _samples(file: BinaryIO) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.captioning.manifest.manifest import Failure, Manifest, write_failures
+from qwen35mm.captioning.items import Failed, Unreadable
+from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
 from qwen35mm.captioning.manifest.tables import MIGRATIONS
 from qwen35mm.captioning.records import Caption
 from qwen35mm.chat.database import Database
@@ -82,17 +83,12 @@ def test_beginnings_are_counted_until_the_end(path: Path) -> None:
 
 def test_failures(path: Path, tmp_path: Path) -> None:
     manifest = Manifest.open(path)
-    manifest.fail(ODD_NAME, f"/media/{ODD_NAME}", key(1), "damaged", "It is cut off.\nReplace it.")
-    manifest.fail("b.png", None, None, "unreadable", "first")
-    manifest.fail("b.png", None, None, "unreadable", "second")
-    manifest.fail("c.png", None, key(2), "words", "third")
-    odd = Failure(ODD_NAME, f"/media/{ODD_NAME}", "damaged", "It is cut off.\nReplace it.", key(1))
-    assert list(manifest.failures()) == [
-        odd,
-        Failure("b.png", None, "unreadable", "second"),
-        Failure("c.png", None, "words", "third", key(2)),
-    ]
-    assert manifest.failure(key(1)) == odd
+    odd = Unreadable(ODD_NAME, "damaged", "It is cut off.\nReplace it.", Path(f"/media/{ODD_NAME}"))
+    second, third = Unreadable("b.png", "unreadable", "second"), Unreadable("c.png", "words", "third")
+    for each, work in ((odd, key(1)), (Unreadable("b.png", "damaged", "first"), None), (second, None), (third, key(2))):
+        manifest.fail(each, work, Failed(each.kind, each.message))
+    assert list(manifest.failures()) == [odd, second, third]
+    assert manifest.failure(key(1)) == Failed(odd.kind, odd.message)
     assert manifest.failure(key(3)) is None
 
     shown = tmp_path / "failures.jsonl"
@@ -139,7 +135,7 @@ def test_a_manifest_is_borrowed_while_a_run_writes_to_it(path: Path, monkeypatch
 def test_more_failures_than_are_read_at_once(path: Path) -> None:
     manifest = Manifest.open(path)
     for number in range(1203):
-        manifest.fail(f"{number}.png", None, None, "damaged", "")
+        manifest.fail(Unreadable(f"{number}.png", "", ""), None, Failed("damaged", ""))
     found = []
     for failure in manifest.failures():  # nothing is locked meanwhile
         manifest.forget_failure(failure.name)

@@ -10,7 +10,7 @@ import pytest
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs import Mode, Wants
+from qwen35mm.captioning.outputs import Mode, OutputSettings, Wants
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError
@@ -44,7 +44,7 @@ def test_a_line_says_all_that_is_known(tmp_path: Path, path: Path) -> None:
 
 def test_lines_appear_as_they_are_done(tmp_path: Path, path: Path) -> None:
     manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
-    output = JsonLines(manifest, path)
+    output = JsonLines(manifest, path, OutputSettings())
     for number, each in enumerate(records_of(tmp_path, HARD_NAMES), 1):
         manifest.finish(each.key, each.caption)
         assert output.wants(each.item, None) is output.wants(each.item, each.key) is Wants.CAPTION

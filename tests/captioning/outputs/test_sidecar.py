@@ -11,7 +11,7 @@ import pytest
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs import Mode, Sidecars, Wants
+from qwen35mm.captioning.outputs import Mode, OutputSettings, Sidecars, Wants
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
 from tests.captioning.kills import full_at, killed_at, needs_fork, stops, strides
@@ -186,7 +186,7 @@ def test_the_original_is_the_persons_text(tmp_path: Path, mode: Mode) -> None:
     path = tmp_path / "a.txt"
     path.write_text("mine, all mine\n")
     manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
-    sidecars = Sidecars(manifest, mode=mode)
+    sidecars = Sidecars(manifest, ".txt", OutputSettings(mode))
     item = one(tmp_path).item
     for text in ("one", "two"):
         assert sidecars.original(item) == "mine, all mine"

@@ -13,6 +13,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 # Before triton is imported: without a card its kernels run in its interpreter; `make test-gpu` says 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# Before torch is imported: models this small gain nothing from threads, which burn a core while they wait for each
+# other. A test of threads sets their number itself.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # How many examples a property gets: the same ones each time here, new ones with `--hypothesis-profile=thorough`,
 # which `make test-slow` takes. A busy machine is no failure, so there is no deadline.

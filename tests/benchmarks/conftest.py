@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from qwen35mm.assets import demo_model_path
 
@@ -53,9 +52,8 @@ class Report(NamedTuple):
 
 
 @pytest.fixture
-def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Report]]:
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Report]:
     """Runs a benchmark by its name and options, on the demo model and in this process."""
-    num_threads = torch.get_num_threads()
 
     def run(name: str, *options: str) -> Report:
         module = importlib.import_module(f"benchmarks.{name}")
@@ -71,5 +69,4 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         rows = [line for line in tables if line not in headers and not line.startswith("|-")]
         return Report(data, [[cell.strip() for cell in line.split("|")[1:-1]] for line in rows], lines)
 
-    yield run
-    torch.set_num_threads(num_threads)
+    return run

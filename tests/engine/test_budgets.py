@@ -27,7 +27,6 @@ from tests.engine.exact import (
     chat_model,
     commit,
     dialog,
-    one_thread,  # noqa: F401 - autouse
     picture,
     serve,
     turns,

@@ -25,7 +25,6 @@ from tests.engine.exact import (
     commit,
     dialog,
     endless_replies,
-    one_thread,  # noqa: F401 - autouse
     picture,
     serve,
     small_blocks,

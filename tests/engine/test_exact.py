@@ -31,7 +31,6 @@ from tests.engine.exact import (
     cold,
     commit,
     dialog,
-    one_thread,  # noqa: F401 - autouse
     picture,
     serve,
     turns,

@@ -31,7 +31,6 @@ from tests.engine.exact import (
     chat_model,
     clip,
     cold,
-    one_thread,  # noqa: F401 - autouse
     picture,
     recording,
     user,
@@ -71,7 +70,6 @@ def backend_of(loaded: LoadedModel, cache: CacheSettings) -> LocalBackend:
 
 def first_process(folder: Path, checkpoints: list[tuple[str, str]]) -> None:
     """What the other process does: three turns with each model, a clean end, and the replies on its last line."""
-    torch.set_num_threads(1)
     replies = []
     for checkpoint, dtype in checkpoints:
         loaded = load(Path(checkpoint), dtype=dtype, device="cpu")

@@ -17,7 +17,6 @@ from tests.engine.exact import (
     MOE,
     Chat,
     chat_model,
-    one_thread,  # noqa: F401 - autouse
     serve,
     user,
     words,

@@ -26,7 +26,6 @@ from tests.engine.exact import (
     cache_settings,
     chat_model,
     cold,
-    one_thread,  # noqa: F401 - autouse
     serve,
     user,
     words,

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.engine.exact import one_thread  # noqa: F401 - autouse
 from tests.engine.machine import EngineMachine
 from tests.engine.seen import seen
 

@@ -29,7 +29,6 @@ from tests.engine.exact import (
     counting_prefill,
     dialog,
     endless_replies,
-    one_thread,  # noqa: F401 - autouse
     picture,
     serve,
     user,

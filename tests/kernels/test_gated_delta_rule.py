@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -107,10 +108,16 @@ def test_equals_transformers_at_the_real_sizes(rule: str, backend: Backend) -> N
     [(130, 64, 1), (130, 128, 1), (135, 64, 2), (647, 512, 1), (647, 576, 1)],
 )
 def test_pieces_cut_at_chunks_equal_one_shot_bit_for_bit(
-    num_tokens: int, cut: int, num_threads: int, dtype: torch.dtype, backend: Backend
+    num_tokens: int,
+    cut: int,
+    num_threads: int,
+    dtype: torch.dtype,
+    backend: Backend,
+    request: pytest.FixtureRequest,
 ) -> None:
     if backend.name == "interpreted" and num_tokens > 130:
         pytest.skip("the others show how torch takes several chunks at once")
+    request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(num_threads)
     inputs = make(num_tokens, dtype=dtype, dims=(128, 128))
     whole, final_state = run(backend, inputs)

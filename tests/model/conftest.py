@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,15 +14,6 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.weights import load_model
 from tests.tiny import TinyCheckpoints, TinySpec
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from threads, and wait long for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

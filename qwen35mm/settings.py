@@ -184,8 +184,8 @@ class ModelOptions:
         if directory is None:
             return cache
         try:
-            # Tried here, because a model may take minutes to load; with this root it leaves no entries behind.
-            DiskStore(directory, root=bytes(32), max_bytes=cache.disk_bytes)
+            # Tried here, because a model may take minutes to load.
+            DiskStore(directory, max_bytes=cache.disk_bytes)
         except ConfigError as error:
             if directory == self.cache_dir:
                 raise

@@ -193,7 +193,7 @@ def test_where_the_disk_cache_is(options: ModelOptions, expected: CacheSettings)
     made = [path for path in Path().rglob("*") if path.is_dir()]
     assert {path.parts[0] for path in made} == ({str(expected.directory)} if expected.directory else set())
     # What tried the folder keeps no entries, and no folder for them.
-    assert {path.name for path in Path().rglob("*")} <= {str(expected.directory), "v1", "lock"}
+    assert {path.name for path in Path().rglob("*")} <= {str(expected.directory), "v2", "lock"}
 
 
 @pytest.mark.parametrize("options", [ModelOptions(cache_size=7), ModelOptions(cache_size=7, no_disk_cache=True)])

@@ -1,8 +1,8 @@
 """The disk tier's files: entries that outlive the process, in a folder that several processes may share.
 
-    <directory>/v1/<root>/<address>.<kind>    a SHA-256 over the file's label and all that follows, then safetensors
-    <directory>/v1/unfinished                 what is being written
-    <directory>/v1/lock                       held by whoever writes or evicts
+    <directory>/v2/<address>.<kind>    a SHA-256 over the file's name and all that follows, then safetensors
+    <directory>/v2/unfinished          what is being written
+    <directory>/v2/lock                held by whoever writes or evicts
 
 Nothing that happens to the files is an error to the caller: what can't be read exactly as it was written is a miss,
 what can't be written isn't kept. Both are one line in the log.
@@ -20,6 +20,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,40 +36,36 @@ from qwen35mm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["kv", "state", "vision"]
+# "root": an empty entry that says whose addresses are, or were, here.
+Kind = Literal["kv", "state", "vision", "root"]
 
 # How long nothing is written after a write failed: a full disk stays full for a while.
 WRITE_PAUSE_S = 60.0
 LOCK_TIMEOUT_S = 10.0
-_FORMAT = b"qwen35mm disk 2\n"
-_DIGEST_BYTES = 32
-_ROOT_NAME = re.compile(r"[0-9a-f]{64}")
-# Also the unfinished files of earlier versions, which lay beside their places.
-_ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.[a-z]+(\.tmp-[0-9a-f]{16})?")
+_FORMAT = b"qwen35mm disk 3\n"
+_CHECKSUM_BYTES = 32
+_ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 
 
 class DiskStore:
-    """Entries of one root in `directory`; the files of other roots count towards the budget and are left alone.
+    """Entries by kind and address (32 bytes) in `directory`, whatever models they are of.
 
     Synchronous. One thread may write, touch and remove while another reads and looks up.
 
     Args:
         directory: made if it isn't there, for this user alone. Its parents too.
-        root: fingerprint of everything that decides the entries' numbers, 32 bytes.
-        max_bytes: the most that all files of all roots may take together.
+        max_bytes: the most that all files may take together.
         clock: seconds that never go back; only for the pause after a failed write.
 
     Raises:
         ConfigError: the directory is no folder, belongs to another user, or can't be written to.
     """
 
-    def __init__(
-        self, directory: Path, *, root: bytes, max_bytes: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, directory: Path, *, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         if max_bytes < 0:
             raise ConfigError(f"The disk cache's size must be 0 bytes or more; got {max_bytes}.")
-        self._base = directory.absolute() / "v1"
-        self._root = root
+        self._base = directory.absolute() / "v2"
+        self._unfinished = self._base / "unfinished"
         self._max_bytes = max_bytes
         self._clock = clock
         self._lock = filelock.FileLock(self._base / "lock", timeout=LOCK_TIMEOUT_S, mode=0o600)
@@ -80,7 +77,7 @@ class DiskStore:
             with self._writing():
                 self._unfinished.touch(0o600)  # proves that files can be made here
                 self._evict(0)
-                self._remove_empty_folders()
+            shutil.rmtree(directory / "v1", ignore_errors=True)  # an earlier version's, which nobody reads
         except filelock.Timeout:
             logger.warning("disk cache: another process has held the lock for %.0f s", LOCK_TIMEOUT_S)
         except OSError as error:
@@ -91,25 +88,21 @@ class DiskStore:
                     "Name another with --cache-dir."
                 ) from error
 
-    def contains(self, kind: Kind, address: bytes, *, root: bytes | None = None) -> bool:
-        """Whether there is a file for this entry, of another root if asked. `read` may still find it damaged."""
+    def contains(self, kind: Kind, address: bytes) -> bool:
+        """Whether there is a file for this entry; `read` may still find it damaged."""
         try:
-            return stat.S_ISREG(self._path(kind, address, root).lstat().st_mode)
+            return stat.S_ISREG(self._path(kind, address).lstat().st_mode)
         except OSError:
             return False
 
-    def other_roots(self) -> list[bytes]:
-        """The roots of other models or settings that have a folder here."""
-        try:
-            names = [folder.name for folder in self._base.iterdir() if _ROOT_NAME.fullmatch(folder.name)]
-        except OSError:
-            return []
-        return [bytes.fromhex(name) for name in names if name != self._root.hex()]
+    def addresses(self, kind: Kind) -> list[bytes]:
+        """Of all entries of a kind."""
+        return [bytes.fromhex(path.stem) for path, _ in self._files() if path.suffix == f".{kind}"]
 
     def read(self, kind: Kind, address: bytes) -> dict[str, torch.Tensor] | None:
         """The entry's tensors in host memory, bit for bit as they were written, or None.
 
-        None where there is no file, and for a file that is truncated, changed, of another kind, address or root, not
+        None where there is no file, and for a file that is truncated, changed, of another kind or address, not
         finite, not a regular file, or over the budget: such a file is removed, with one line in the log.
         """
         path = self._path(kind, address)
@@ -118,7 +111,10 @@ class DiskStore:
             if not stat.S_ISREG(info.st_mode) or info.st_size > self._max_bytes:
                 raise _UnusableFileError("not a regular file of a size within the budget")
             with path.open("rb") as file:
-                return _unpack(file.read(_DIGEST_BYTES), file.read(), self._label(kind, address))
+                checksum, image = file.read(_CHECKSUM_BYTES), file.read()
+            if checksum != _checksum(kind, address, image):
+                raise _UnusableFileError("damaged, or another entry's")
+            return _unpack(image)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except _UnusableFileError as error:
@@ -141,25 +137,21 @@ class DiskStore:
         if self._paused_until is not None and self._clock() < self._paused_until:
             return False
         image = safetensors.torch.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
-        digest = hashlib.sha256(self._label(kind, address))
-        digest.update(image)
-        num_bytes = _DIGEST_BYTES + len(image)
+        num_bytes = _CHECKSUM_BYTES + len(image)
         if num_bytes > self._max_bytes:
             if not self._told_too_large:
                 text = "disk cache: an entry of %d bytes isn't kept, all of them may take %d; this is said once"
                 logger.warning(text, num_bytes, self._max_bytes)
             self._told_too_large = True
             return False
-        path = self._path(kind, address)
         try:
             with self._writing():
                 self._make_room(num_bytes)
                 with open(self._unfinished, "xb", opener=_open_private) as file:
-                    file.write(digest.digest())
+                    file.write(_checksum(kind, address, image))
                     file.write(image)
                 self._mark_used(self._unfinished)
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                self._unfinished.replace(path)
+                self._unfinished.replace(self._path(kind, address))
         except OSError as error:
             self._paused_until = self._clock() + WRITE_PAUSE_S
             logger.warning(
@@ -179,16 +171,8 @@ class DiskStore:
         """Takes an entry out of the folder, if it is there."""
         _remove(self._path(kind, address))
 
-    @property
-    def _unfinished(self) -> Path:
-        return self._base / "unfinished"
-
-    def _path(self, kind: Kind, address: bytes, root: bytes | None = None) -> Path:
-        return self._base / (root or self._root).hex() / f"{address.hex()}.{kind}"
-
-    def _label(self, kind: Kind, address: bytes) -> bytes:
-        """What a file's checksum begins with, so that a file at another's place is refused, too."""
-        return _FORMAT + self._root + address + kind.encode()
+    def _path(self, kind: Kind, address: bytes) -> Path:
+        return self._base / f"{address.hex()}.{kind}"
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -227,16 +211,12 @@ class DiskStore:
         return total
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Every file of all roots, also of earlier versions; what isn't named like one of ours isn't counted."""
-        for folder, _, names in os.walk(self._base):
-            for path in (Path(folder, name) for name in names if _ENTRY_NAME.fullmatch(name)):
-                with contextlib.suppress(OSError):
-                    yield path, path.lstat()
-
-    def _remove_empty_folders(self) -> None:
-        for folder, _, _ in os.walk(self._base, topdown=False):
-            with contextlib.suppress(OSError):  # rmdir refuses a folder with anything in it, as this one's lock
-                Path(folder).rmdir()
+        """Every entry's file; what isn't named like one of ours isn't counted."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._base) as found:
+            for each in found:
+                if _ENTRY_NAME.fullmatch(each.name):
+                    with contextlib.suppress(OSError):
+                        yield Path(each.path), each.stat(follow_symlinks=False)
 
     def _mark_used(self, path: Path) -> None:
         # A clock that stands still or goes back must not turn the order of two marks around; some file systems count
@@ -249,11 +229,14 @@ class _UnusableFileError(Exception):
     """Why a file can't be used."""
 
 
-def _unpack(digest: bytes, image: bytes, label: bytes) -> dict[str, torch.Tensor]:
-    expected = hashlib.sha256(label)
-    expected.update(image)
-    if expected.digest() != digest:
-        raise _UnusableFileError("damaged, or another entry's")
+def _checksum(kind: Kind, address: bytes, image: bytes) -> bytes:
+    """Over what the file is called, too, so that a file at another's place is refused."""
+    digest = hashlib.sha256(_FORMAT + address + kind.encode())
+    digest.update(image)
+    return digest.digest()
+
+
+def _unpack(image: bytes) -> dict[str, torch.Tensor]:
     try:
         tensors = safetensors.torch.load(image)
     except safetensors.SafetensorError as error:

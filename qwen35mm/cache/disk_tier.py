@@ -55,8 +55,7 @@ class Inline:
             future.set_exception(error)
         return future
 
-    def write(self, function: Callable[[], T]) -> Future[T]:
-        return self.read(function)
+    write = read
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,30 +79,27 @@ class DiskTier:
     """Writes cached entries behind the engine's back, and reads them for a chain.
 
     Args:
+        root: what all addresses of this process begin with.
         pools: what is read must fit these.
     """
 
-    def __init__(self, store: DiskStore, background: Background, pools: CachePools) -> None:
+    def __init__(self, store: DiskStore, root: bytes, background: Background, pools: CachePools) -> None:
         self._store = store
         self._background = background
         self._pools = pools
-        self._sources: dict[Kind, GetTensors] = {}
-        self._dirty: OrderedDict[tuple[Kind, bytes], None] = OrderedDict()
+        self._other_roots = [other for other in store.addresses("root") if other != root]
+        self._own_root: tuple[Kind, bytes] = ("root", root)
+        self._dirty: OrderedDict[tuple[Kind, bytes], GetTensors] = OrderedDict()
         self._pending: list[tuple[Future[bool], int]] = []
+        background.write(lambda: store.write(*self._own_root, {}))
 
-    def provide(self, kind: Kind, get_tensors: GetTensors) -> None:
-        """Says who has the entries of a kind."""
-        self._sources[kind] = get_tensors
-
-    def mark(self, kind: Kind, address: bytes) -> None:
-        """Notes that an entry is to be written some time."""
-        self._dirty[kind, address] = None
+    def mark(self, kind: Kind, address: bytes, get_tensors: GetTensors) -> None:
+        """Notes that an entry is to be written some time, and who has it."""
+        self._dirty[kind, address] = get_tensors
 
     def discard(self, kind: Kind, address: bytes) -> None:
         """Takes an entry off the disk, or off the list of those to be written."""
-        if (kind, address) in self._dirty:
-            del self._dirty[kind, address]
-        else:
+        if self._dirty.pop((kind, address), None) is None:
             self._background.write(lambda: self._store.remove(kind, address))
 
     @property
@@ -112,34 +108,35 @@ class DiskTier:
         return self._pending_bytes() > 0
 
     def can_write(self) -> bool:
-        """Whether `write_next` would do anything now."""
+        """Whether `write_next` would do anything now: something is to be written, and not too much waits already."""
         return bool(self._dirty) and self._pending_bytes() < MAX_PENDING_BYTES
 
-    def write_next(self) -> bool:
-        """Hands the oldest entry on the list to the writer; False where there is none, or too much waits already."""
-        if not self.can_write():
-            return False
-        (kind, address), _ = self._dirty.popitem(last=False)
-        self._write(kind, address)
-        return True
+    def write_next(self) -> None:
+        """Hands the oldest entry on the list to the writer, if it `can_write`."""
+        if self.can_write():
+            self.save(*next(iter(self._dirty)))
 
     def save(self, kind: Kind, address: bytes) -> None:
         """An entry is about to leave memory: writes it now if it is on the list, unless too much waits already."""
-        if (kind, address) in self._dirty:
-            del self._dirty[kind, address]
-            if self._pending_bytes() < MAX_PENDING_BYTES:
-                self._write(kind, address)
+        get_tensors = self._dirty.pop((kind, address), None)
+        if get_tensors is None or self._pending_bytes() >= MAX_PENDING_BYTES:
+            return
+        tensors = get_tensors(address)
+        if tensors is not None:
+            num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            self._pending.append((self._background.write(lambda: self._store.write(kind, address, tensors)), num_bytes))
 
     def touch(self, addresses: Sequence[bytes]) -> None:
         """Marks a chain as used, its first segment as the most recent."""
         kinds: tuple[Kind, ...] = ("state", "kv")
         entries: list[tuple[Kind, bytes]] = [(kind, address) for address in reversed(addresses) for kind in kinds]
-        self._background.write(lambda: self._store.touch(entries))
+        self._background.write(lambda: self._store.touch([*entries, self._own_root]))
 
     def flush(self) -> None:
         """Hands everything on the list to the writer, and waits until it has done all that."""
         while self._dirty or self._pending:
-            if not self.write_next():
+            self.write_next()
+            if not self.can_write():
                 wait([future for future, _ in self._pending])
                 self._pending.clear()
 
@@ -163,51 +160,43 @@ class DiskTier:
         num_segments = num_held
         while num_segments > more_than:
             last, state = num_segments - 1, None
-            if not has_state[last] and (state := self._read_state(chain, last)) is None:
+            if not has_state[last] and (state := self._read("state", chain, last)) is None:
                 num_segments = last
                 continue
-            lost = next((i for i in range(num_segments) if not (has_kv[i] or self._read_kv(chain, i, kv))), None)
+            missing = [index for index in range(num_segments) if not has_kv[index] and index not in kv]
+            lost = None
+            for index in missing:
+                tensors = self._read("kv", chain, index)
+                if tensors is None:
+                    lost = index
+                    break
+                kv[index] = tensors
             if lost is None:
-                return Loaded(num_segments, {i: kv[i] for i in kv if i < num_segments}, state)
+                return Loaded(num_segments, {index: kv[index] for index in kv if index < num_segments}, state)
             num_segments = lost
         return Loaded(miss=self._why_missing(chain) if num_held == 0 and len(chain) else None)
 
-    def _read_kv(self, chain: Chain, index: int, kv: dict[int, Tensors]) -> bool:
-        if index in kv:
-            return True
-        tensors = self._store.read("kv", chain.addresses[index])
+    def _read(self, kind: Kind, chain: Chain, index: int) -> Tensors | None:
+        """A segment's KV or state, where it is what its address says."""
+        address = chain.addresses[index]
+        tensors = self._store.read(kind, address)
         if tensors is None:
-            return False
-        token_ids = tensors.pop("token_ids", torch.empty(0))
-        ids = chain.ids(index)
-        if not np.array_equal(token_ids.numpy(), ids) or not self._pools.kv.fits(tensors, len(ids)):
-            self._remove_foreign("kv", chain.addresses[index])
-            return False
-        kv[index] = tensors
-        return True
-
-    def _read_state(self, chain: Chain, index: int) -> Tensors | None:
-        tensors = self._store.read("state", chain.addresses[index])
-        if tensors is None or self._pools.states.fits(tensors):
+            return None
+        if kind == "state":
+            fits = self._pools.states.fits(tensors)
+        else:
+            ids, token_ids = chain.ids(index), tensors.pop("token_ids", torch.empty(0))
+            fits = np.array_equal(token_ids.numpy(), ids) and self._pools.kv.fits(tensors, len(ids))
+        if fits:
             return tensors
-        self._remove_foreign("state", chain.addresses[index])
-        return None
-
-    def _remove_foreign(self, kind: Kind, address: bytes) -> None:
         logger.warning("a %s entry on the disk is not what its address says; it is computed again", kind)
         self._store.remove(kind, address)
+        return None
 
     def _why_missing(self, chain: Chain) -> MissReason | None:
-        found = any(self._store.contains("kv", chain.first_address(r), root=r) for r in self._store.other_roots())
+        found = any(self._store.contains("kv", chain.first_address(root)) for root in self._other_roots)
         return "other model" if found else None
 
     def _pending_bytes(self) -> int:
         self._pending = [(future, size) for future, size in self._pending if not future.done()]
         return sum(size for _, size in self._pending)
-
-    def _write(self, kind: Kind, address: bytes) -> None:
-        tensors = self._sources[kind](address)
-        if tensors is not None:
-            num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-            future = self._background.write(lambda: self._store.write(kind, address, tensors))
-            self._pending.append((future, num_bytes))

@@ -65,8 +65,6 @@ class PrefixCache:
         self._host_bytes = 0
         self._sightings = Sightings()
         pools.kv.reclaim = self.reclaim
-        if disk is not None:
-            disk.provide("kv", self._kv_tensors)
 
     @property
     def num_segments(self) -> int:
@@ -257,7 +255,7 @@ class PrefixCache:
         segment = CachedSegment(address, chain.parent(index), ids, bounds.start, salt, blocks)
         self._index.add(segment)
         if self._disk is not None and is_new:
-            self._disk.mark("kv", address)
+            self._disk.mark("kv", address, self._kv_tensors)
         return segment
 
     def _state_evicted(self, address: bytes) -> None:

@@ -39,8 +39,6 @@ class TensorStore:
         self._entries: OrderedDict[bytes, Tensors] = OrderedDict()
         self._num_bytes = 0
         self._on_device: list[bytes] = []
-        if disk is not None:
-            disk.provide(kind, self._on_host)
 
     @property
     def num_bytes(self) -> int:
@@ -75,7 +73,7 @@ class TensorStore:
         if any(tensor.device.type != "cpu" for tensor in tensors.values()):
             self._on_device.append(address)
         if self._disk is not None and is_new:
-            self._disk.mark(self._kind, address)
+            self._disk.mark(self._kind, address, self._on_host)
 
     def evict(self, address: bytes) -> None:
         """Takes an entry out of memory; what the disk was to have is handed to it."""

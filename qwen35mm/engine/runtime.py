@@ -88,9 +88,9 @@ class Runtime:
         disk, root = None, secrets.token_bytes(32)
         if cache.directory is not None and cache.reuse:
             # Opened before the weights are hashed: where it can't be used, that is told at once.
-            DiskStore(cache.directory, root=bytes(32), max_bytes=cache.disk_bytes)
+            store = DiskStore(cache.directory, max_bytes=cache.disk_bytes)
             root = _root(loaded, piece_tokens, cache.directory)
-            disk = DiskTier(DiskStore(cache.directory, root=root, max_bytes=cache.disk_bytes), background, pools)
+            disk = DiskTier(store, root, background, pools)
         return cls(
             loaded,
             context_length,

@@ -13,8 +13,6 @@ import torch
 
 from qwen35mm.cache.disk import DiskStore, Kind
 
-ROOT = hashlib.sha256(b"one model").digest()
-OTHER_ROOT = hashlib.sha256(b"another model").digest()
 KINDS: tuple[Kind, ...] = ("kv", "state", "vision")
 
 
@@ -63,9 +61,9 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def file_of(directory: Path, kind: Kind, address: bytes, root: bytes = ROOT) -> Path:
+def file_of(directory: Path, kind: Kind, address: bytes) -> Path:
     """Where an entry lies, as the contract of the layout says."""
-    return directory / "v1" / root.hex() / f"{address.hex()}.{kind}"
+    return directory / "v2" / f"{address.hex()}.{kind}"
 
 
 def files_in(directory: Path) -> list[Path]:

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from qwen35mm.cache.disk import DiskStore
-from tests.cache.disk_helpers import KINDS, ROOT, address_of, tensors_of
+from tests.cache.disk_helpers import KINDS, address_of, tensors_of
 
 
 def main(directory: str, name: str, budget: str, size: str, count: str) -> None:
-    store = DiskStore(Path(directory), root=ROOT, max_bytes=int(budget))
+    store = DiskStore(Path(directory), max_bytes=int(budget))
     parent = os.getppid()
     print("begins", flush=True)
     for number in range(int(count)):

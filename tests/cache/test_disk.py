@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import os
 import shutil
@@ -21,8 +20,6 @@ from qwen35mm.cache.disk import DiskStore, Kind, is_finite
 from qwen35mm.errors import ConfigError
 from tests.cache.disk_helpers import (
     KINDS,
-    OTHER_ROOT,
-    ROOT,
     address_of,
     file_of,
     files_in,
@@ -37,7 +34,7 @@ BUDGET = 1 << 20
 
 @pytest.fixture
 def store(tmp_path: Path) -> DiskStore:
-    return DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    return DiskStore(tmp_path, max_bytes=BUDGET)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +71,7 @@ def test_an_entry_comes_back_as_it_was_also_after_a_restart(
     assert store.read(kind, address) is None
     assert not store.contains(kind, address)
     put(store, 0, kind=kind)
-    for reader in (store, DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)):
+    for reader in (store, DiskStore(tmp_path, max_bytes=BUDGET)):
         assert reader.contains(kind, address)
         assert holds(reader, 0, kind=kind)
         assert not any(reader.contains(other, address) for other in KINDS if other != kind)
@@ -86,8 +83,8 @@ def test_any_tensors_come_back_bit_for_bit(store: DiskStore) -> None:
     base = torch.arange(-60, 60).to(torch.bfloat16).view(2, 3, 4, 5)
     extremes = torch.tensor([torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny, -0.0])
     tensors = {"strided": base.transpose(0, 2)[::2], "extremes": extremes, "ids": torch.tensor([2**62, -1])}
-    assert store.write("kv", ROOT, tensors)
-    assert same(store.read("kv", ROOT), tensors)
+    assert store.write("kv", address_of(0), tensors)
+    assert same(store.read("kv", address_of(0)), tensors)
 
 
 def test_a_file_is_a_checksum_and_a_safetensors_image(store: DiskStore, tmp_path: Path) -> None:
@@ -154,12 +151,12 @@ def test_a_forged_image_with_a_right_checksum_is_a_miss(
 ) -> None:
     address = put(store, 0)
     path = file_of(tmp_path, "state", address)
-    path.write_bytes(hashlib.sha256(store._label("state", address) + image).digest() + image)
+    path.write_bytes(disk._checksum("state", address, image) + image)
     expect_removed(store, address, path, log, "not a safetensors image")
 
 
 def test_damage_in_the_middle_of_a_large_file_is_a_miss(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=64 << 20)
+    store = DiskStore(tmp_path, max_bytes=64 << 20)
     address = put(store, 0, size=1 << 20)
     path = file_of(tmp_path, "state", address)
     size = path.stat().st_size
@@ -174,15 +171,9 @@ def test_damage_in_the_middle_of_a_large_file_is_a_miss(tmp_path: Path, log: pyt
 
 def test_files_of_something_else_are_misses(store: DiskStore, tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     address, other = put(store, 0), put(store, 1)
-    kv = put(store, 0, kind="kv")
-    foreign = DiskStore(tmp_path, root=OTHER_ROOT, max_bytes=BUDGET)
-    put(foreign, 0)
+    put(store, 0, kind="kv")
     path = file_of(tmp_path, "state", address)
-    for source in (
-        file_of(tmp_path, "state", other),
-        file_of(tmp_path, "kv", kv),
-        file_of(tmp_path, "state", address, OTHER_ROOT),
-    ):
+    for source in (file_of(tmp_path, "state", other), file_of(tmp_path, "kv", address)):
         shutil.copy(source, path)
         expect_removed(store, address, path, log, "another entry's")
         assert source.exists()
@@ -309,7 +300,7 @@ def test_a_full_disk_stops_writing_for_a_while(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     now = 1000.0
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET, clock=lambda: now)
+    store = DiskStore(tmp_path, max_bytes=BUDGET, clock=lambda: now)
     kept, address = put(store, 0), address_of(1)
     with monkeypatch.context() as patch:
         owner, name, fails = {
@@ -334,7 +325,7 @@ def test_a_full_disk_stops_writing_for_a_while(
 
 def test_the_system_s_own_limit_leaves_nothing_behind(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     resource = pytest.importorskip("resource")
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    store = DiskStore(tmp_path, max_bytes=BUDGET)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
@@ -355,7 +346,7 @@ def test_an_interrupt_leaves_nothing_behind(store: DiskStore, tmp_path: Path, mo
 
 
 def test_an_entry_larger_than_the_budget_is_not_written(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=8192)
+    store = DiskStore(tmp_path, max_bytes=8192)
     put(store, 0)
     for number in (1, 2):
         address = address_of(number)
@@ -367,11 +358,11 @@ def test_an_entry_larger_than_the_budget_is_not_written(tmp_path: Path, log: pyt
 
 
 def test_a_cache_that_was_cleared_under_us_is_made_again(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
-    store = DiskStore(tmp_path / "a" / "b", root=ROOT, max_bytes=BUDGET)
+    store = DiskStore(tmp_path / "a" / "b", max_bytes=BUDGET)
     address = put(store, 0)
     shutil.rmtree(tmp_path / "a")
     assert store.read("state", address) is None
-    assert store.other_roots() == []
+    assert store.addresses("state") == []
     store.touch([("state", address)])
     put(store, 0)
     assert holds(store, 0)
@@ -380,4 +371,4 @@ def test_a_cache_that_was_cleared_under_us_is_made_again(tmp_path: Path, log: py
 
 def test_a_budget_is_no_negative_number(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="0 bytes or more; got -1"):
-        DiskStore(tmp_path, root=ROOT, max_bytes=-1)
+        DiskStore(tmp_path, max_bytes=-1)

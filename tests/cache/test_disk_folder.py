@@ -15,8 +15,7 @@ import pytest
 from qwen35mm.cache.disk import DiskStore
 from qwen35mm.errors import ConfigError
 from tests.cache.disk_helpers import (
-    OTHER_ROOT,
-    ROOT,
+    KINDS,
     address_of,
     budget_for,
     bytes_in,
@@ -46,7 +45,7 @@ def test_everything_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: p
     )
     before = os.umask(0)
     try:
-        put(DiskStore(tmp_path / "new" / "cache", root=ROOT, max_bytes=BUDGET), 0)
+        put(DiskStore(tmp_path / "new" / "cache", max_bytes=BUDGET), 0)
     finally:
         os.umask(before)
     paths = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
@@ -57,11 +56,11 @@ def test_everything_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
 def test_a_folder_that_was_open_to_others_is_closed_but_not_the_one_that_was_named(tmp_path: Path) -> None:
-    put(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
-    folders = [tmp_path, tmp_path / "v1"]
+    put(DiskStore(tmp_path, max_bytes=BUDGET), 0)
+    folders = [tmp_path, tmp_path / "v2"]
     for folder in folders:
         folder.chmod(0o755)
-    DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    DiskStore(tmp_path, max_bytes=BUDGET)
     assert [stat.S_IMODE(path.stat().st_mode) for path in folders] == [0o755, 0o700]
 
 
@@ -69,23 +68,23 @@ def test_a_folder_that_can_not_be_used_is_refused_in_words(tmp_path: Path, monke
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(ConfigError, match=r"'file' can't be used: it is not a folder.*--cache-dir"):
-        DiskStore(file, root=ROOT, max_bytes=BUDGET)
+        DiskStore(file, max_bytes=BUDGET)
     with pytest.raises(ConfigError, match="'below' can't be used"):
-        DiskStore(file / "below", root=ROOT, max_bytes=BUDGET)
+        DiskStore(file / "below", max_bytes=BUDGET)
     (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / "v1").symlink_to(tmp_path)
+    (tmp_path / "linked" / "v2").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="'linked' can't be used: it is not a folder"):
-        DiskStore(tmp_path / "linked", root=ROOT, max_bytes=BUDGET)
+        DiskStore(tmp_path / "linked", max_bytes=BUDGET)
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(ConfigError, match="it belongs to another user"):
-        DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-    assert not (tmp_path / "v1").exists()
+        DiskStore(tmp_path, max_bytes=BUDGET)
+    assert not (tmp_path / "v2").exists()
 
 
 def test_without_user_ids_the_owner_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows."""
     monkeypatch.delattr(os, "geteuid")
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    store = DiskStore(tmp_path, max_bytes=BUDGET)
     put(store, 0)
     assert holds(store, 0)
 
@@ -107,7 +106,7 @@ def user_s_folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
 def test_a_read_only_folder(user_s_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = DiskStore(user_s_folder, root=ROOT, max_bytes=BUDGET)
+    store = DiskStore(user_s_folder, max_bytes=BUDGET)
     damaged = (put(store, 0), put(store, 1))[1]
     os.truncate(file_of(user_s_folder, "state", damaged), 99)
     folders = [path for path in user_s_folder.rglob("*") if path.is_dir()]
@@ -115,9 +114,7 @@ def test_a_read_only_folder(user_s_folder: Path, caplog: pytest.LogCaptureFixtur
         folder.chmod(0o500)
     try:
         with pytest.raises(ConfigError, match="can't be used: Permission denied"):
-            DiskStore(user_s_folder, root=ROOT, max_bytes=BUDGET)
-        with pytest.raises(ConfigError, match="can't be used: Permission denied"):
-            DiskStore(user_s_folder, root=OTHER_ROOT, max_bytes=BUDGET)
+            DiskStore(user_s_folder, max_bytes=BUDGET)
         assert holds(store, 0)
         assert store.read("state", damaged) is None
         assert not store.write("state", address_of(2), tensors_of("state", address_of(2)))
@@ -131,24 +128,24 @@ def test_a_read_only_folder(user_s_folder: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_a_full_disk_can_still_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
+    put(DiskStore(tmp_path, max_bytes=BUDGET), 0)
 
     def fail(*_args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "touch", fail)
-    assert holds(DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET), 0)
+    assert holds(DiskStore(tmp_path, max_bytes=BUDGET), 0)
 
 
 # Leftovers.
 
 
 def test_a_killed_writer_s_file_goes_with_the_next_one_that_opens_or_writes(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-    unfinished, stranger = tmp_path / "v1" / "unfinished", tmp_path / "v1" / "notes.txt"
+    store = DiskStore(tmp_path, max_bytes=BUDGET)
+    unfinished, stranger = tmp_path / "v2" / "unfinished", tmp_path / "v2" / "notes.txt"
     stranger.write_text("not ours")
     unfinished.write_bytes(b"partial")
-    DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    DiskStore(tmp_path, max_bytes=BUDGET)
     assert files_in(tmp_path) == [stranger]
     unfinished.write_bytes(b"partial")
     put(store, 0)
@@ -156,28 +153,19 @@ def test_a_killed_writer_s_file_goes_with_the_next_one_that_opens_or_writes(tmp_
     assert holds(store, 0)
 
 
-def test_files_of_earlier_versions_go_first_when_room_is_needed(tmp_path: Path) -> None:
-    """They lay in folders by their addresses' first digits, an unfinished one beside its place."""
-    address = address_of(0).hex()
-    folder = tmp_path / "v1" / OTHER_ROOT.hex() / address[:2]
+def test_files_of_an_earlier_version_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "v1" / address_of("root").hex()
     folder.mkdir(parents=True)
-    for name in (f"{address}.state", f"{address}.state.tmp-{7:016x}"):
-        (folder / name).write_bytes(bytes(file_bytes()))
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(3))
-    assert len(files_in(tmp_path)) == 2
-    for number in range(3):
-        put(store, number)
-    assert numbers_in(store, 3) == [0, 1, 2]
-    assert len(files_in(tmp_path)) == 3
-    DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
-    assert sorted(path.name for path in (tmp_path / "v1").iterdir()) == sorted([ROOT.hex(), "lock"])
+    (folder / f"{address_of(0).hex()}.state").write_bytes(b"in another format")
+    DiskStore(tmp_path, max_bytes=BUDGET)
+    assert [path.name for path in tmp_path.iterdir()] == ["v2"]
 
 
 # The budget.
 
 
 def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(4))
+    store = DiskStore(tmp_path, max_bytes=budget_for(4))
     for number in range(4):
         put(store, number)
     assert bytes_in(tmp_path) == 4 * file_bytes()
@@ -191,7 +179,7 @@ def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
 
 
 def test_the_order_of_one_touch_counts_and_a_read_does_not(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(6))
+    store = DiskStore(tmp_path, max_bytes=budget_for(6))
     for number in range(6):
         put(store, number)
     order = [3, 5, 0, 4, 1, 2]
@@ -203,41 +191,33 @@ def test_the_order_of_one_touch_counts_and_a_read_does_not(tmp_path: Path) -> No
         assert numbers_in(store, 6) == sorted(order[step + 1 :])
 
 
-def test_the_budget_spans_roots_and_kinds(tmp_path: Path) -> None:
-    budget = budget_for(4)
-    first = DiskStore(tmp_path, root=OTHER_ROOT, max_bytes=budget)
+def test_the_budget_spans_kinds(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, max_bytes=budget_for(4))
+    for number, kind in enumerate(KINDS):
+        put(store, number, kind=kind)
+    assert [store.addresses(kind) for kind in KINDS] == [[address_of(number)] for number in range(len(KINDS))]
     for number in range(4):
-        put(first, number)
-    second = DiskStore(tmp_path, root=ROOT, max_bytes=budget)
-    assert second.other_roots() == [OTHER_ROOT]
-    assert second.contains("state", address_of(3), root=OTHER_ROOT)
-    assert not second.contains("state", address_of(3))
-    for number in range(3):
-        put(second, number)
-    assert numbers_in(first, 4) == [3]
+        put(store, 10 + number)
+    assert [store.addresses(kind) for kind in ("kv", "vision")] == [[], []]
     assert bytes_in(tmp_path) == 4 * file_bytes()
-    put(second, 3)
-    # The empty folder of the other root is gone after the next start.
-    assert DiskStore(tmp_path, root=ROOT, max_bytes=budget).other_roots() == []
-    assert first.other_roots() == [ROOT]
 
 
 def test_a_smaller_budget_counts_from_the_start(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=BUDGET)
+    store = DiskStore(tmp_path, max_bytes=BUDGET)
     for number in range(8):
         put(store, number)
     large = put(store, 8, size=8192)
-    smaller = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(3))
+    smaller = DiskStore(tmp_path, max_bytes=budget_for(3))
     # What could never fit goes first, though it was used last.
     assert not smaller.contains("state", large)
     assert numbers_in(smaller, 8) == [5, 6, 7]
-    DiskStore(tmp_path, root=ROOT, max_bytes=0)
+    DiskStore(tmp_path, max_bytes=0)
     assert files_in(tmp_path) == []
 
 
 def test_sizes_of_all_sorts_stay_within_the_budget(tmp_path: Path) -> None:
     budget = 200_000
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget)
+    store = DiskStore(tmp_path, max_bytes=budget)
     chosen = random.Random(5)
     fullest = 0
     for number in range(80):
@@ -251,7 +231,7 @@ def test_sizes_of_all_sorts_stay_within_the_budget(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_not_counted_for_every_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget_for(640))
+    store = DiskStore(tmp_path, max_bytes=budget_for(640))
     scans = []
     files = DiskStore._files
     monkeypatch.setattr(DiskStore, "_files", lambda self: scans.append(1) or files(self))

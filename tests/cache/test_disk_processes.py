@@ -13,7 +13,6 @@ import pytest
 from qwen35mm.cache import disk
 from qwen35mm.cache.disk import DiskStore
 from tests.cache.disk_helpers import (
-    ROOT,
     address_of,
     budget_for,
     bytes_in,
@@ -56,16 +55,16 @@ def test_a_killed_writer_leaves_nothing_wrong(tmp_path: Path, num_kills: int) ->
         names = [f"{kill}.{number}" for number in range(1 + kill % 2)]
         writers = [start_writer(tmp_path, name, budget=budget, size=size, count=100_000) for name in names]
         if kill % 2:
-            wait_for(tmp_path / "v1" / "unfinished")
+            wait_for(tmp_path / "v2" / "unfinished")
         else:
             time.sleep(chosen.uniform(0, 0.06))
         for writer in writers:
             writer.kill()
             assert writer.wait() == -9, "it had still been at work"
 
-        num_unfinished += (tmp_path / "v1" / "unfinished").exists()
-        store = DiskStore(tmp_path, root=ROOT, max_bytes=budget)
-        assert not (tmp_path / "v1" / "unfinished").exists()
+        num_unfinished += (tmp_path / "v2" / "unfinished").exists()
+        store = DiskStore(tmp_path, max_bytes=budget)
+        assert not (tmp_path / "v2" / "unfinished").exists()
         for kind, address in entries_in(tmp_path):
             # More than "right or a miss": under its final name a file is whole.
             assert same(store.read(kind, address), tensors_of(kind, address, size)), (kill, kind, address.hex())
@@ -85,14 +84,14 @@ def test_two_processes_that_write_stay_within_the_budget(tmp_path: Path) -> None
         writers = [start_writer(tmp_path, f"{rounds}.{n}", budget=budget, size=48, count=40) for n in range(2)]
         assert [writer.wait() for writer in writers] == [0, 0]
         assert 3 * file_bytes() < bytes_in(tmp_path) <= budget
-    store = DiskStore(tmp_path, root=ROOT, max_bytes=budget)
+    store = DiskStore(tmp_path, max_bytes=budget)
     for kind, address in entries_in(tmp_path):
         assert same(store.read(kind, address), tensors_of(kind, address))
 
 
 def test_two_threads_that_write_into_one_folder_stay_within_the_budget(tmp_path: Path) -> None:
     budget = budget_for(5)
-    stores = [DiskStore(tmp_path, root=ROOT, max_bytes=budget) for _ in range(2)]
+    stores = [DiskStore(tmp_path, max_bytes=budget) for _ in range(2)]
     for start in range(0, 90, 30):
         threads = [
             threading.Thread(target=lambda s=store, n=n: [put(s, start + 15 * n + i) for i in range(15)])  # noqa: B023
@@ -109,7 +108,7 @@ def test_two_threads_that_write_into_one_folder_stay_within_the_budget(tmp_path:
 def test_a_reader_goes_on_while_another_store_evicts(tmp_path: Path) -> None:
     size = 48 * 1000
     budget = 12 * 8 * size
-    reader, writer = (DiskStore(tmp_path, root=ROOT, max_bytes=budget) for _ in range(2))
+    reader, writer = (DiskStore(tmp_path, max_bytes=budget) for _ in range(2))
     counts = {True: 0, False: 0}
     wrong: list[bytes] = []
     done = threading.Event()
@@ -139,10 +138,10 @@ def test_a_reader_goes_on_while_another_store_evicts(tmp_path: Path) -> None:
 
 def test_a_store_that_opens_waits_for_a_writer_and_takes_nothing_from_it(tmp_path: Path) -> None:
     """What is unfinished is another's leftover only for whoever holds the lock."""
-    writer = DiskStore(tmp_path, root=ROOT, max_bytes=1 << 20)
+    writer = DiskStore(tmp_path, max_bytes=1 << 20)
     with writer._writing():
         writer._unfinished.write_bytes(b"half")
-        opening = threading.Thread(target=DiskStore, args=(tmp_path,), kwargs={"root": ROOT, "max_bytes": 1 << 20})
+        opening = threading.Thread(target=DiskStore, args=(tmp_path,), kwargs={"max_bytes": 1 << 20})
         opening.start()
         opening.join(0.2)
         assert opening.is_alive()
@@ -155,13 +154,13 @@ def test_a_lock_that_is_never_given_back_costs_writes_and_not_reads(
 ) -> None:
     """As of a process that was stopped in the middle of writing."""
     monkeypatch.setattr(disk, "LOCK_TIMEOUT_S", 0.1)
-    stopped = DiskStore(tmp_path, root=ROOT, max_bytes=1 << 20)
+    stopped = DiskStore(tmp_path, max_bytes=1 << 20)
     put(stopped, 0)
     with stopped._writing():
         found = []
 
         def use() -> None:
-            store = DiskStore(tmp_path, root=ROOT, max_bytes=1 << 20)
+            store = DiskStore(tmp_path, max_bytes=1 << 20)
             found.extend([holds(store, 0), store.write("state", address_of(1), tensors_of("state", address_of(1)))])
 
         thread = threading.Thread(target=use)

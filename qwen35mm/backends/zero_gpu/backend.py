@@ -71,7 +71,7 @@ class ZeroGpuBackend(ModelBackend):
         )
         if cache.directory is not None and cache.reuse:
             # What would be told, or take long, in every child.
-            DiskStore(cache.directory, root=bytes(32), max_bytes=cache.disk_bytes)
+            DiskStore(cache.directory, max_bytes=cache.disk_bytes)
             weights_digest(loaded.path, cache.directory / "weights.json")
         child = Child(loaded, self._requests, replace(settings, slots=1, max_waiting=1), cache)
         self._run: RunJob = gpu(duration=lambda job: job.duration_s)(child.run)

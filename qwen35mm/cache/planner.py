@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from qwen35mm.cache.placement import Devices, largest_share, layer_devices
@@ -19,8 +19,6 @@ MIN_CACHED_STATES = 8
 _MAX_CPU_KV_BYTES = 2 << 30
 _MAX_CONTEXTS = 32
 _MAX_STATE_BYTES = 1 << 30
-# Where the system doesn't tell: a small laptop's.
-_ASSUMED_HOST_BYTES = 8 << 30
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 
@@ -125,7 +123,7 @@ def plan_memory(
     used = tuple(dict.fromkeys(placed))
     on_cpu = all(each.type == "cpu" for each in used)
     name = ", ".join(map(str, used))
-    host_bytes = host_memory_bytes() or _ASSUMED_HOST_BYTES
+    host_bytes = host_memory_bytes()
     if on_cpu:
         available_bytes = host_bytes = host_bytes if available_bytes is None else available_bytes
     elif available_bytes is None:
@@ -180,10 +178,9 @@ def plan_memory(
     )
 
 
-def host_memory_bytes() -> int | None:
-    """Bytes of the machine's memory, or of the container's limit where that is less; None where neither is known."""
-    limits = [*_physical(), *cgroup_limits(_CGROUPS, _OWN_CGROUP)]
-    return min(limits, default=None)
+def host_memory_bytes() -> int:
+    """Bytes of the machine's memory, or of the container's limit where that is less."""
+    return min([psutil.virtual_memory().total, *cgroup_limits(_CGROUPS, _OWN_CGROUP)])
 
 
 def cgroup_limits(cgroups: Path, own_cgroup: Path) -> Iterator[int]:
@@ -220,15 +217,6 @@ def _read_limit(path: Path) -> int | None:
         return None
     # "max" is no limit; version 1 writes a number beyond any machine's memory instead.
     return int(text) if text.isdecimal() else None
-
-
-def _physical() -> Iterator[int]:
-    try:
-        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return  # Windows has no sysconf.
-    if num_bytes > 0:
-        yield num_bytes
 
 
 def _free_bytes(device: torch.device, host_bytes: int) -> int:

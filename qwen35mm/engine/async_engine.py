@@ -69,6 +69,7 @@ class AsyncEngine:
             self._threads.close()
             raise
         self.context_length = self._engine.context_length
+        self.plan = self._engine.runtime.plan
         self._commands: deque[Callable[[], None]] = deque()
         self._listeners: dict[str, Callable[[StepOutput], None]] = {}
         self._num_open: dict[str, int] = {}

@@ -246,7 +246,7 @@ class BackendSwitch:
         if not model.usable:
             raise CheckpointError(f"'{model.name}' can't be used: {model.reason}")
         devices = self._backend.loaded.model.devices if keep_weights and self._backend else self._devices
-        room = measure_room(self._backend, self._options, devices, self._available, keep_weights=keep_weights)
+        room = measure_room(self._backend, devices, self._available, keep_weights=keep_weights)
         need = memory_need(
             model.name,
             ModelConfig.from_pretrained(model.folder),
@@ -256,7 +256,7 @@ class BackendSwitch:
             devices=devices,
             memory_bytes=room.after_bytes,
         )
-        return need, room.beside_bytes is not None and need.total_bytes <= room.beside_bytes
+        return need, need.total_bytes <= room.beside_bytes
 
 
 def _make(model: InstalledModel, options: BackendOptions, loaded: LoadedModel | None) -> LocalBackend:

@@ -6,13 +6,14 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Event, Finished
+from qwen35mm.engine import Engine, Event, Finished
 from qwen35mm.model import LoadedModel, load
 from qwen35mm.prompt import Image, Message, Text, Video
 from tests import forked
@@ -33,6 +34,7 @@ from tests.engine.exact import (
     cold,
     picture,
     recording,
+    serve,
     user,
     words,
 )
@@ -105,6 +107,20 @@ async def test_another_process_takes_the_conversation_up_from_the_disk(tmp_path:
         history = Chat(loaded).history(messages[:-1]).prompt
         assert result.cache.cached_from == {"disk": history.tail_start}
         assert result.cache.num_encoded_units == 0
+
+
+def test_what_was_kept_with_other_settings_is_not_taken_and_told(tmp_path: Path) -> None:
+    loaded = chat_model(DENSE)
+    request = Chat(loaded).request([user(words("question", count=80))])
+    reports = []
+    for piece_tokens in (64, 32, 64):
+        settings = replace(SETTINGS, piece_tokens=piece_tokens)
+        engine = Engine(loaded, settings, cache_settings(loaded, directory=tmp_path))
+        (answer,) = serve(engine, request)
+        engine.flush()
+        reports.append(answer.result.cache)
+    assert [report.miss for report in reports] == ["new content", "other model", None]
+    assert set(reports[2].cached_from) == {"disk"}
 
 
 if __name__ == "__main__":

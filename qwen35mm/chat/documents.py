@@ -13,11 +13,10 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from PIL import Image
 
@@ -45,17 +44,6 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 _MAX_CONTROL_SHARE = 0.002
 # What PDFium writes for a hyphen at the end of a line.
 _LINE_HYPHEN = re.compile("[\x02\ufffe]\n?")
-
-
-@dataclass(frozen=True)
-class PdfText:
-    """The text of a PDF, page by page; a page that is a picture has none."""
-
-    pages: tuple[str, ...]
-
-    @property
-    def num_pages(self) -> int:
-        return len(self.pages)
 
 
 def detect_document(path: Path, name: str) -> Literal["text", "pdf"] | None:
@@ -109,8 +97,8 @@ def read_text(path: Path, *, max_bytes: int, name: str | None = None) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_pdf_text(path: Path, *, max_pages: int, name: str | None = None) -> PdfText:
-    """The text of all pages of a PDF.
+def read_pdf_text(path: Path, *, max_pages: int, name: str | None = None) -> tuple[str, ...]:
+    """The text of each page of a PDF; a page that is a picture has none.
 
     Args:
         max_pages: the most pages it may have.
@@ -123,55 +111,45 @@ def read_pdf_text(path: Path, *, max_pages: int, name: str | None = None) -> Pdf
         DamagedDocumentError: it can't be read.
     """
     name = _shown(name or path.name)
-    pages: list[str] = []
-    with _worker(path, name, {"task": "text", "max_pages": max_pages, "max_chars": MAX_TEXT_CHARS}) as answers:
-        num_pages = answers.header()["num_pages"]
+    with closing(
+        _answers(path, name, {"task": "text", "max_pages": max_pages, "max_chars": MAX_TEXT_CHARS})
+    ) as answers:
+        num_pages = next(answers)[0]["num_pages"]
         if num_pages > max_pages:
             raise DocumentTooLargeError(
                 f"{name} has {_pages(num_pages)}, and at most {max_pages:,} can be read. Send the pages that matter."
             )
-        for _ in range(num_pages):
-            text = answers.header()["text"].replace("\r\n", "\n").replace("\r", "\n")
-            pages.append(_LINE_HYPHEN.sub("", text).replace("\0", ""))
+        texts = [next(answers)[0]["text"].replace("\r\n", "\n").replace("\r", "\n") for _ in range(num_pages)]
+    pages = tuple(_LINE_HYPHEN.sub("", text).replace("\0", "") for text in texts)
     if not any(page.strip() for page in pages):
         raise NoTextError(f"{name} has no text: {_pages(num_pages)}, all of them pictures. Send its pages as pictures.")
-    return PdfText(tuple(pages))
-
-
-def count_pdf_pages(path: Path, *, name: str | None = None) -> int:
-    """Pages of a PDF, with text or without. Raises what `read_pdf_text` does, save NoTextError."""
-    with _worker(path, _shown(name or path.name), {"task": "render", "pages": [], "max_side": 1}) as answers:
-        return answers.header()["num_pages"]
+    return pages
 
 
 def render_pdf_pages(
-    path: Path, pages: Sequence[int], *, max_side: int = 1568, name: str | None = None
-) -> Iterator[Image.Image]:
-    """Pages of a PDF as RGB pictures, each drawn when it is asked for.
+    path: Path, *, max_pages: int, max_side: int = 1568, name: str | None = None
+) -> Iterator[tuple[Image.Image, int]]:
+    """The first pages of a PDF as RGB pictures, each drawn when it is asked for, and beside each how many there are.
 
     Args:
-        pages: indices from 0.
+        max_pages: the most pages that are drawn.
         max_side: the longer side's most pixels. A small page is drawn at 300 dots an inch, and stays smaller.
         name: what the file is called in messages; its own name if None.
 
     Raises:
         EncryptedDocumentError: it needs a password.
         DocumentTooLargeError: too many bytes.
-        DocumentError: it has no such page.
         DamagedDocumentError: it can't be drawn.
     """
-    if not 1 <= max_side <= 16_384:
-        raise ValueError(f"max_side must be from 1 to 16384, not {max_side}")
     name = _shown(name or path.name)
-    with _worker(path, name, {"task": "render", "pages": list(pages), "max_side": max_side}) as answers:
-        num_pages = answers.header()["num_pages"]
-        for index in pages:
-            if not 0 <= index < num_pages:
-                raise DocumentError(f"{name} has {_pages(num_pages)}, and no page {index + 1:,}.")
-        for _ in pages:
-            header = answers.header()
-            width, height, stride = (header[key] for key in ("width", "height", "stride"))
-            yield Image.frombytes("RGB", (width, height), answers.pixels(stride * height), "raw", "RGB", stride)
+    with closing(_answers(path, name, {"task": "render", "max_pages": max_pages, "max_side": max_side})) as answers:
+        num_pages = next(answers)[0]["num_pages"]
+        for _ in range(min(num_pages, max_pages)):
+            header, pixels = next(answers)
+            picture = Image.frombytes(
+                "RGB", (header["width"], header["height"]), pixels, "raw", "RGB", header["stride"]
+            )
+            yield picture, num_pages
 
 
 def as_context(name: str, text: str) -> str:
@@ -218,45 +196,8 @@ def _decoded(data: bytes, *, final: bool) -> str | None:
     return text
 
 
-class _Answers:
-    """What the child writes, read with a clock that ends the child."""
-
-    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
-        assert process.stdout is not None
-        self._process, self._name = process, name
-        self._out: IO[bytes] = process.stdout
-
-    def header(self) -> dict[str, Any]:
-        with self._clock():
-            line = self._out.readline()
-        if not line.endswith(b"\n"):
-            raise _error("crashed", self._name)
-        header = json.loads(line)
-        if "error" in header:
-            raise _error(header["error"], self._name)
-        return header
-
-    def pixels(self, num_bytes: int) -> bytes:
-        with self._clock():
-            data = self._out.read(num_bytes)
-        if len(data) != num_bytes:
-            raise _error("crashed", self._name)
-        return data
-
-    @contextmanager
-    def _clock(self) -> Iterator[None]:
-        timer = threading.Timer(ANSWER_TIMEOUT_S, self._process.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-
-@contextmanager
-def _worker(path: Path, name: str, work: dict[str, Any]) -> Iterator[_Answers]:
-    """A child process on one file; it is gone when the block ends."""
+def _answers(path: Path, name: str, work: dict[str, Any]) -> Generator[tuple[dict[str, Any], bytes], None, None]:
+    """What a child process says of a file, one answer after the other; it is gone when this ends."""
     num_bytes = path.stat().st_size
     if num_bytes > MAX_PDF_BYTES:
         raise DocumentTooLargeError(
@@ -265,25 +206,34 @@ def _worker(path: Path, name: str, work: dict[str, Any]) -> Iterator[_Answers]:
     found = importlib.util.find_spec("pypdfium2")
     if found is None or found.origin is None:
         raise DocumentError(f"{name} can't be read here: PDF files need the package pypdfium2.")
+    request = {**work, "path": str(path.resolve()), "packages": str(Path(found.origin).parent.parent)}
     # Isolated: neither this folder nor the environment says what the child imports.
     process = subprocess.Popen(
-        [sys.executable, "-I", str(_WORKER)],
-        stdin=subprocess.PIPE,
+        [sys.executable, "-I", str(_WORKER), json.dumps(request)],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    assert process.stdout is not None
     try:
-        assert process.stdin is not None
-        request = {**work, "path": str(path.resolve()), "packages": str(Path(found.origin).parent.parent)}
-        with suppress(BrokenPipeError):  # It ended before it read: its first answer, which is none, says so.
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.close()
-        yield _Answers(process, name)
+        while True:
+            clock = threading.Timer(ANSWER_TIMEOUT_S, process.kill)
+            clock.daemon = True
+            clock.start()
+            try:
+                line = process.stdout.readline()
+                header: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {"error": "crashed"}
+                num_pixel_bytes = header.get("stride", 0) * header.get("height", 0)
+                pixels = process.stdout.read(num_pixel_bytes)
+            finally:
+                clock.cancel()
+            if "error" in header or len(pixels) != num_pixel_bytes:
+                raise _error(header.get("error", "crashed"), name)
+            yield header, pixels
     finally:
         process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.stdout.close()
 
 
 def _error(code: str, name: str) -> DocumentError:

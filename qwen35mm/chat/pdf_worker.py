@@ -1,7 +1,7 @@
 """The child process in which PDFium runs, as a script: a crash, an endless loop or a bomb ends this process only.
 
-It imports nothing of qwen35mm. Standard input is one line of JSON: the file's path, the folder of pypdfium2, and the
-work. Standard output is one line of JSON for each page, followed by the pixels where pages are rendered
+It imports nothing of qwen35mm. Its argument is JSON: the file's path, the folder of pypdfium2, and the work. Standard
+output is one line of JSON for each page, followed by the pixels where pages are rendered
 (rows of `stride` bytes, RGB); an error is the line {"error": code}.
 """
 
@@ -27,7 +27,7 @@ class WorkError(Exception):
 
 
 def main() -> None:
-    work = json.loads(sys.stdin.readline())
+    work = json.loads(sys.argv[1])
     # Nothing that a library prints may come between the answers.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -96,7 +96,7 @@ def _renderings(work: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
     document = _opened(work)
     document.init_forms()
     yield {"num_pages": len(document)}, b""
-    for index in work["pages"]:
+    for index in range(min(len(document), work["max_pages"])):
         page = document[index]
         longest = max(page.get_size())
         # Half a pixel less, because sizes are rounded up.

@@ -116,16 +116,15 @@ def test_text_that_cannot_be_used_is_refused_in_words(file) -> None:
 
 
 def test_pdf_gives_its_text_page_by_page(file) -> None:
-    text = read_pdf_text(file(pages_pdf([words("Hello world"), b"", words("The end")])), max_pages=3)
-    assert text.pages == ("Hello world", "", "The end")
-    assert text.num_pages == 3
+    pages = read_pdf_text(file(pages_pdf([words("Hello world"), b"", words("The end")])), max_pages=3)
+    assert pages == ("Hello world", "", "The end")
 
 
-def test_pdf_pages_are_drawn_in_the_order_asked_for(file) -> None:
+def test_the_first_pages_are_drawn_in_order(file) -> None:
     red, blue = b"1 0 0 rg 0 0 612 792 re f", b"0 0 1 rg 0 0 612 792 re f"
-    drawn = list(render_pdf_pages(file(pages_pdf([red, blue])), [1, 0], max_side=300))
-    assert [image.size for image in drawn] == [(232, 300)] * 2
-    assert [image.getpixel((100, 100)) for image in drawn] == [(0, 0, 255), (255, 0, 0)]
+    drawn = list(render_pdf_pages(file(pages_pdf([red, blue, red])), max_pages=2, max_side=300))
+    assert [(image.size, num_pages) for image, num_pages in drawn] == [((232, 300), 3)] * 2
+    assert [image.getpixel((100, 100)) for image, _ in drawn] == [(255, 0, 0), (0, 0, 255)]
 
 
 def test_a_drawing_left_early_leaves_no_process(file, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +136,7 @@ def test_a_drawing_left_early_leaves_no_process(file, monkeypatch: pytest.Monkey
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    drawn = render_pdf_pages(file(pages_pdf([b""] * 3)), [0, 1, 2])
+    drawn = render_pdf_pages(file(pages_pdf([b""] * 3)), max_pages=3)
     next(drawn)
     assert started[0].returncode is None
     drawn.close()  # type: ignore[attr-defined]
@@ -158,15 +157,16 @@ def test_a_drawing_left_early_leaves_no_process(file, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_page_is_bounded_in_pixels_whatever_its_box_says(file, box: bytes) -> None:
+    path = file(pages_pdf([words("x")], box=box))
     try:
-        images = list(render_pdf_pages(file(pages_pdf([words("x")], box=box)), [0], max_side=200))
+        images = [image for image, _ in render_pdf_pages(path, max_pages=9, max_side=200)]
     except DamagedDocumentError:
         return
     assert [min(image.size) >= 1 and max(image.size) <= 200 for image in images] == [True]
 
 
 def test_a_small_page_is_not_blown_up(file) -> None:
-    (image,) = render_pdf_pages(file(pages_pdf([b""], box=b"0 0 72 36")), [0])
+    ((image, _),) = render_pdf_pages(file(pages_pdf([b""], box=b"0 0 72 36")), max_pages=9)
     assert image.size == (300, 150)
 
 
@@ -176,7 +176,7 @@ def test_a_scan_says_that_its_pages_are_pictures(file) -> None:
     path = file(content.getvalue(), "scan.pdf")
     with pytest.raises(NoTextError, match=r'"scan.pdf" has no text: 1 page.*as pictures'):
         read_pdf_text(path, max_pages=9)
-    (image,) = render_pdf_pages(path, [0])
+    ((image, _),) = render_pdf_pages(path, max_pages=9)
     red, green, blue = image.getpixel((20, 20))  # type: ignore[misc]
     assert red > 200
     assert max(green, blue) < 50
@@ -186,7 +186,7 @@ def test_a_locked_pdf_says_so(file) -> None:
     with pytest.raises(EncryptedDocumentError, match="password"):
         read_pdf_text(file(ENCRYPTED), max_pages=9)
     with pytest.raises(EncryptedDocumentError, match="password"):
-        list(render_pdf_pages(file(ENCRYPTED), [0]))
+        list(render_pdf_pages(file(ENCRYPTED), max_pages=9))
 
 
 def test_too_many_pages_are_refused_with_both_numbers(file) -> None:
@@ -207,22 +207,16 @@ def test_too_much_is_refused(file, monkeypatch: pytest.MonkeyPatch) -> None:
         read_pdf_text(path, max_pages=9)
 
 
-@pytest.mark.parametrize("page", [-1, 2, 2**40])
-def test_a_page_that_is_not_there_is_an_error(file, page: int) -> None:
-    with pytest.raises(DocumentError, match="has 2 pages, and no page"):
-        list(render_pdf_pages(file(pages_pdf([b"", b""])), [0, page]))
-
-
 def test_a_pdf_cut_anywhere_ends_in_an_error_or_in_text(file) -> None:
     whole = pages_pdf([words("Hello world")] * 2)
     outcomes = set()
-    for end in range(0, len(whole), 61):
+    for end in range(0, len(whole), 101):
         try:
             text = read_pdf_text(file(whole[:end]), max_pages=9)
         except DocumentError as error:
             outcomes.add(type(error))
         else:
-            assert set("".join(text.pages)) <= set("Hello world")
+            assert set("".join(text)) <= set("Hello world")
             outcomes.add(str)
     assert DamagedDocumentError in outcomes
 
@@ -256,7 +250,7 @@ def test_a_bomb_ends_with_its_process(file) -> None:
 
 def test_a_child_that_hangs_is_ended(file, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hangs = tmp_path / "hangs.py"
-    hangs.write_text("import sys, time\nsys.stdin.readline()\ntime.sleep(3600)\n")
+    hangs.write_text("import time\ntime.sleep(3600)\n")
     monkeypatch.setattr(documents, "_WORKER", hangs)
     monkeypatch.setattr(documents, "ANSWER_TIMEOUT_S", 0.2)
     with pytest.raises(DamagedDocumentError, match="more memory or time"):
@@ -268,7 +262,7 @@ def test_a_child_that_crashes_is_an_error_and_no_more(file, monkeypatch: pytest.
     crashes.write_text('import os\nos.write(1, b"{")\nos.abort()\n')
     monkeypatch.setattr(documents, "_WORKER", crashes)
     with pytest.raises(DamagedDocumentError, match="damaged"):
-        list(render_pdf_pages(file(b"%PDF-"), [0]))
+        list(render_pdf_pages(file(b"%PDF-"), max_pages=9))
 
 
 def test_messages_tell_no_path(file, tmp_path: Path) -> None:

@@ -17,13 +17,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from qwen35mm.chat.archive import export_zip, import_zip
-from qwen35mm.chat.documents import (
-    count_pdf_pages,
-    detect_document,
-    read_pdf_text,
-    read_text,
-    render_pdf_pages,
-)
+from qwen35mm.chat.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
 from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.records import Attachment
@@ -94,7 +88,7 @@ class Files:
                 self._store.media.release(person.owner, attachment.digest)
             return {"attachments": [text]}
         try:
-            pages = read_pdf_text(path, max_pages=MAX_PDF_PAGES, name=attachment.name).pages
+            pages = read_pdf_text(path, max_pages=MAX_PDF_PAGES, name=attachment.name)
         except NoTextError:
             return self._pages(person, attachment)
         text = "\n\n".join(f"[page {number}]\n{page.strip()}" for number, page in enumerate(pages, start=1))
@@ -110,16 +104,15 @@ class Files:
 
     def _pages(self, person: Person, attachment: Attachment) -> dict[str, Any]:
         path = self._store.media.path(attachment.digest)
-        num_pages = count_pdf_pages(path, name=attachment.name)
-        numbers = range(min(num_pages, MAX_PAGE_PICTURES))
-        attachments = []
-        for number, picture in zip(numbers, render_pdf_pages(path, numbers, name=attachment.name), strict=True):
+        attachments, note = [], None
+        for picture, num_pages in render_pdf_pages(path, max_pages=MAX_PAGE_PICTURES, name=attachment.name):
             data = io.BytesIO()
             picture.save(data, "PNG")
-            name = f"{Path(attachment.name).stem}, page {number + 1}.png"
+            name = f"{Path(attachment.name).stem}, page {len(attachments) + 1}.png"
             attachments.append(self._keep(person, name, "image", data.getvalue()))
-        note = say("{n} of {m} pages are taken, and no more.", n=len(numbers), m=num_pages)
-        return {"attachments": attachments, "note": note if num_pages > len(numbers) else None}
+            if num_pages > MAX_PAGE_PICTURES:
+                note = say("{n} of {m} pages are taken, and no more.", n=MAX_PAGE_PICTURES, m=num_pages)
+        return {"attachments": attachments, "note": note}
 
     def _text(self, person: Person, name: str, text: str) -> dict[str, Any]:
         return self._keep(person, name, "text", text.encode())

@@ -18,7 +18,8 @@ from benchmarks.asking import ONE_TOKEN, last_result
 from benchmarks.peers import TransformersPeer, extends
 from benchmarks.scripted_chat import ScriptedChat
 from benchmarks.worker import Served
-from qwen35mm.backends.local import LocalBackend, default_budget
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.model_backend import default_budget
 from qwen35mm.cache import CacheSettings
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Engine, EngineSettings, Finished, Request

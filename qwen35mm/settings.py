@@ -196,7 +196,7 @@ class ModelOptions:
     def _media_budget(self) -> MediaBudget:
         import torch
 
-        from qwen35mm.backends.requests import default_budget
+        from qwen35mm.backends.model_backend import default_budget
 
         on_gpu = "cuda" in self.device or (self.device == "auto" and torch.cuda.is_available())
         chosen = given(

@@ -2,69 +2,31 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.backends.requests import History, ModelBackend, default_budget
+from qwen35mm.backends.model_backend import ModelBackend, Turn
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import (
-    AsyncEngine,
-    Engine,
-    EngineSettings,
-    Event,
-    Finished,
-    Request,
-    Retain,
-    TextDelta,
-)
-from qwen35mm.model import LoadedModel, load
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message
-from qwen35mm_preprocess import MediaBudget, MediaLimits
-
-__all__ = ["LocalBackend", "default_budget"]
+from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Event, Finished, Request, TextDelta
+from qwen35mm.model import load
+from qwen35mm.prompt import Message
 
 logger = logging.getLogger(__name__)
 
 
 class LocalBackend(ModelBackend):
-    """Answers with a model in this process.
+    """Answers with a model in this process, and commits histories while nothing else is to do. See `ModelBackend`."""
 
-    Args:
-        loaded: the model.
-        budget: what media may cost; None takes the defaults of the model's device.
-        limits: what media are refused; None takes the defaults.
-        settings: the engine's.
-        cache: how much is kept of finished requests, and whether on disk too; None keeps it in memory.
-        commit_history: whether a finished turn of a conversation is computed as its next turn will see it, while
-            nothing else is to do.
-        min_segment: fewest tokens between two places where a conversation is gone on from.
-
-    Raises:
-        ConfigError: a setting can't be used.
-    """
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        *,
-        budget: MediaBudget | None = None,
-        limits: MediaLimits | None = None,
-        settings: EngineSettings | None = None,
-        cache: CacheSettings | None = None,
-        commit_history: bool = True,
-        min_segment: int = DEFAULT_MIN_SEGMENT,
-    ) -> None:
-        super().__init__(loaded, budget=budget, limits=limits, min_segment=min_segment)
-        self.engine = AsyncEngine(lambda background: Engine(loaded, settings, cache, background=background))
+    def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
+        self.engine = AsyncEngine(lambda background: Engine(self.loaded, settings, cache, background=background))
         self.context_length = self.engine.context_length
-        self._commit_history = commit_history
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-history")
-        self._commits: set[Future[None]] = set()
 
     @classmethod
     def load(
@@ -77,28 +39,24 @@ class LocalBackend(ModelBackend):
         """
         return cls(load(path_or_hub_id, dtype=dtype, device=device), **options)
 
-    async def _answer(self, request: Request, history: History) -> AsyncGenerator[Event, None]:
-        remember = functools.partial(self._remember, history, request.conversation, request.retain)
+    async def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
         events = self.engine.stream(request)
         del request
-        answer: list[str] = []
-        reasoning: list[str] = []
-        stopped = True
+        texts: dict[str, list[str]] = {"answer": [], "reasoning": []}
+        is_finished = False
         try:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    (reasoning if event.channel == "reasoning" else answer).append(event.text)
-                elif isinstance(event, Finished):
-                    stopped = False
-                    remember("".join(answer), "".join(reasoning))
-                yield event
-        except Exception:
-            stopped = False
+            async with contextlib.aclosing(events):  # pyright: ignore[reportArgumentType]
+                async for event in events:
+                    if isinstance(event, TextDelta):
+                        texts[event.channel].append(event.text)
+                    elif isinstance(event, Finished):
+                        is_finished = True
+                        self._remember(turn, texts)
+                    yield event
+        except (GeneratorExit, asyncio.CancelledError):
+            if not is_finished:
+                self._remember(turn, texts)
             raise
-        finally:
-            await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-            if stopped:
-                remember("".join(answer), "".join(reasoning))
 
     def memory(self) -> dict[str, int]:
         """Bytes that the cache holds, and its budgets: `kv_bytes`, `kv_budget_bytes`, and so `states` and `vision`."""
@@ -120,16 +78,15 @@ class LocalBackend(ModelBackend):
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
         """
-        thinking = self._requests.thinks(self.loaded.generation, enable_thinking)
-        self.engine.commit(
-            self._requests.history(messages, thinking=thinking, tools=tools, conversation=conversation, tenant=tenant)
-        )
+        thinking = self._thinks(self.loaded.generation, enable_thinking)
+        self.engine.commit(self.history(Turn(tuple(messages), thinking, tools, conversation, tenant)))
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Blocks until no request, no history commit and no writing is left; False where the time was over first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._commits:
-            if wait(list(self._commits), _left(deadline)).not_done:
+        with contextlib.suppress(RuntimeError):  # closed
+            # Its one thread comes to this last.
+            if wait([self._committer.submit(lambda: None)], _left(deadline)).not_done:
                 return False
         return self.engine.wait_idle(_left(deadline))
 
@@ -138,30 +95,18 @@ class LocalBackend(ModelBackend):
         self._committer.shutdown(cancel_futures=True)
         self.engine.close()
 
-    def _remember(self, history: History, conversation: str | None, retain: Retain, text: str, reasoning: str) -> None:
+    def _remember(self, turn: Turn, texts: dict[str, list[str]]) -> None:
         """Has a conversation's history computed with its new reply."""
-        messages = history.ended_by(text, reasoning)
-        if not self._commit_history or retain != "conversation" or not messages[-1].text:
-            return
+        ended = turn.ended_by("".join(texts["answer"]), "".join(texts["reasoning"]))
+        if ended is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._committer.submit(self._commit, ended)
 
-        def commit() -> None:
-            try:
-                self.commit_history(
-                    messages,
-                    conversation=conversation,
-                    enable_thinking=history.thinking,
-                    tools=history.tools,
-                    tenant=history.tenant,
-                )
-            except Exception:
-                logger.exception("a conversation's history could not be kept for its next turn")
-
+    def _commit(self, turn: Turn) -> None:
         try:
-            future = self._committer.submit(commit)
-        except RuntimeError:
-            return  # closed meanwhile
-        self._commits.add(future)
-        future.add_done_callback(self._commits.discard)
+            self.engine.commit(self.history(turn))
+        except Exception:
+            logger.exception("a conversation's history could not be kept for its next turn")
 
 
 def _left(deadline: float | None) -> float | None:

@@ -11,6 +11,7 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.model_backend import Turn
 from qwen35mm.chat.records import Node
 from qwen35mm.chat.turns import Person
 from qwen35mm.engine import CachedPrompt
@@ -38,12 +39,12 @@ class WatchedBackend:
         self.committed: list[list[Message]] = []
         self.num_history_tokens: list[int] = []
         self.num_decoded = 0
-        commit, compute = backend.commit_history, backend.engine.commit
+        history, compute = backend.history, backend.engine.commit
         prepare = MediaProcessor.prepare
 
-        def noted_commit(messages: Sequence[Message], **how: Any) -> None:
-            self.committed.append(list(messages))
-            commit(messages, **how)
+        def noted_history(turn: Turn) -> CachedPrompt:
+            self.committed.append(list(turn.messages))
+            return history(turn)
 
         def noted_compute(source: CachedPrompt) -> None:
             self.num_history_tokens.append(len(source.prompt.token_ids))
@@ -53,7 +54,7 @@ class WatchedBackend:
             self.num_decoded += 1
             return prepare(*args, **how)
 
-        monkeypatch.setattr(backend, "commit_history", noted_commit)
+        monkeypatch.setattr(backend, "history", noted_history)
         monkeypatch.setattr(backend.engine, "commit", noted_compute)
         monkeypatch.setattr(MediaProcessor, "prepare", noted_prepare)
 

@@ -8,18 +8,15 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
-from qwen35mm.backends.requests import History, ModelBackend
+from qwen35mm.backends.model_backend import ModelBackend, Turn
 from qwen35mm.backends.zero_gpu.call import Call, RunJob
-from qwen35mm.backends.zero_gpu.child import Child
+from qwen35mm.backends.zero_gpu.child import Child, Failure, Job
 from qwen35mm.backends.zero_gpu.duration import DurationModel
-from qwen35mm.backends.zero_gpu.job import Failure, Job
 from qwen35mm.cache import CacheSettings, DiskStore
 from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine import EngineSettings, Event, Finished, Progress, Request
 from qwen35mm.errors import QueueFullError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import DEFAULT_MIN_SEGMENT
-from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 logger = logging.getLogger(__name__)
 
@@ -30,54 +27,44 @@ CLOSE_S = 10.0
 class ZeroGpuBackend(ModelBackend):
     """Answers with a model whose GPU is there for one call at a time; otherwise as `LocalBackend` does.
 
-    Make it before the page is launched, in the thread that loaded the model.
+    The engine has one slot, and no waiting line but ZeroGPU's: `settings.max_waiting` bounds the calls. The cache's
+    directory is all that one call keeps for the next. Make it before the page is launched, in the thread that loaded
+    the model.
 
     Args:
         loaded: the model, placed where `spaces` wants it.
         gpu: `spaces.GPU`, or what stands for it.
-        budget: what media may cost; None takes the defaults of the model's device.
-        limits: what media are refused; None takes the defaults.
-        settings: the engine's. It has one slot, and no waiting line but ZeroGPU's: `max_waiting` bounds the calls.
-        cache: its directory is all that one call keeps for the next.
-        commit_history: whether a call goes on behind the reply until the next turn is prepared.
-        min_segment: fewest tokens between two places where a conversation is gone on from.
         max_duration_s: the most seconds of GPU that one call asks for.
+        options: `ModelBackend`'s.
 
     Raises:
         ConfigError: a setting can't be used.
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        gpu: Callable[..., Any],
-        *,
-        budget: MediaBudget | None = None,
-        limits: MediaLimits | None = None,
-        settings: EngineSettings | None = None,
-        cache: CacheSettings | None = None,
-        commit_history: bool = True,
-        min_segment: int = DEFAULT_MIN_SEGMENT,
-        max_duration_s: int = 60,
+        self, loaded: LoadedModel, gpu: Callable[..., Any], *, max_duration_s: int = 60, **options: Any
     ) -> None:
-        settings, cache = settings or EngineSettings(), cache or CacheSettings()
-        super().__init__(loaded, budget=budget, limits=limits, min_segment=min_segment)
+        self._gpu = gpu
+        self._max_duration_s = max_duration_s
+        super().__init__(loaded, **options)
+
+    def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
+        loaded = self.loaded
         self.context_length = settings.context_length_of(loaded.config.text.max_position_embeddings)
-        self._commit_history = commit_history
-        self._max_calls = settings.max_waiting
         weights = list(loaded.model.parameters())
         self._durations = DurationModel(
-            sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights), max_duration_s
+            sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights), self._max_duration_s
         )
         if cache.directory is not None and cache.reuse:
             # What would be told, or take long, in every child.
             DiskStore(cache.directory, max_bytes=cache.disk_bytes)
             weights_digest(loaded.path, cache.directory / "weights.json")
-        child = Child(loaded, self._requests, replace(settings, slots=1, max_waiting=1), cache)
-        self._run: RunJob = gpu(duration=lambda job: job.duration_s)(child.run)
+        child = Child(loaded, self, replace(settings, slots=1, max_waiting=1), cache)
+        self._run: RunJob = self._gpu(duration=lambda job: job.duration_s)(child.run)
+        self._max_calls = settings.max_waiting
         self._calls: set[Call] = set()
 
-    async def _answer(self, request: Request, history: History) -> AsyncGenerator[Event, None]:
+    async def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
         """The call goes on behind its `Finished` until the conversation's history is on disk; a newer turn of the same
         conversation ends that. Who leaves the events stops the call within one step of it, without waiting for that.
 
@@ -86,14 +73,12 @@ class ZeroGpuBackend(ModelBackend):
         """
         # Told before a GPU is asked for; the engine would say the same.
         request.check_length(self.context_length)
-        conversation = request.conversation
-        kept = history if self._commit_history and request.retain == "conversation" else None
         duration_s = self._durations.estimate_s(len(request.prompt.token_ids), request.params.max_tokens)
-        job = Job.make(request, history.messages, kept, duration_s)
-        del request, history
+        job = Job.make(request, turn, duration_s)
+        del request
         yield Progress("wait", 0, 0)
-        await self._end_older(conversation)
-        call = self._start(job)
+        await self._end_older(turn.conversation)
+        call = self._begin(job)
         try:
             async for item in call.items():
                 if isinstance(item, Failure):
@@ -124,7 +109,7 @@ class ZeroGpuBackend(ModelBackend):
         if not self.wait_idle(CLOSE_S):
             logger.warning("a GPU call did not end in %.0f s and is left to itself", CLOSE_S)
 
-    def _start(self, job: Job) -> Call:
+    def _begin(self, job: Job) -> Call:
         num_unanswered = sum(not call.answered for call in self._calls)
         if num_unanswered >= self._max_calls:
             raise QueueFullError(f"{num_unanswered} requests are waiting already. Try again in a moment.")

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Generator
 
-from qwen35mm.backends.zero_gpu.job import Failure, Item, Job
+from qwen35mm.backends.zero_gpu.child import Failure, Item, Job
 from qwen35mm.engine import Finished
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError
 from qwen35mm_preprocess import MediaError

@@ -1,19 +1,24 @@
-"""What runs in the forked child: an engine, stepped by the generator that the call is."""
+"""What runs in the forked child: an engine, stepped by the generator that the call is.
+
+What goes there and comes back must pickle, since a pipe is all that the two processes share.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from dataclasses import dataclass, replace
 
-from qwen35mm.backends.requests import RequestMaker
+from qwen35mm.backends.model_backend import ModelBackend, Turn
 from qwen35mm.backends.zero_gpu.duration import RESERVE_S
-from qwen35mm.backends.zero_gpu.job import Failure, Item, Job, add_event
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Finished, Result, TextDelta
+from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Request, Result, TextDelta
 from qwen35mm.errors import EngineError, Qwen35mmError
 from qwen35mm.model import LoadedModel
-from qwen35mm_preprocess import MediaError
+from qwen35mm.prompt import Message, Text, iter_media
+from qwen35mm_preprocess import MediaError, PreparedMedia
 
 logger = logging.getLogger(__name__)
 
@@ -21,95 +26,145 @@ logger = logging.getLogger(__name__)
 BATCH_S = 0.05
 
 
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One GPU call.
+
+    Attributes:
+        request: its media are those of the turn.
+        turn: pixels that were read for this request are the sources of its media.
+        duration_s: how long the GPU is asked for; what is left to do then isn't done.
+    """
+
+    request: Request
+    turn: Turn
+    duration_s: int
+
+    @classmethod
+    def make(cls, request: Request, turn: Turn, duration_s: int) -> Job:
+        media = iter(request.media)
+
+        def with_pixels(message: Message) -> Message:
+            parts = []
+            for part in message.content:
+                medium = None if isinstance(part, Text) else next(media)
+                parts.append(replace(part, source=medium) if isinstance(medium, PreparedMedia) else part)
+            return replace(message, content=tuple(parts))
+
+        messages = tuple(with_pixels(message) for message in turn.messages)
+        return cls(replace(request, media=()), replace(turn, messages=messages), duration_s)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error of ours on its way to the parent: its class and its words."""
+
+    kind: type[Qwen35mmError] | type[MediaError]
+    message: str
+
+    @classmethod
+    def of(cls, error: Qwen35mmError | MediaError) -> Failure:
+        return cls(type(error), str(error))
+
+    def error(self) -> Qwen35mmError | MediaError:
+        # Past `__init__`, which may want other arguments than the words.
+        return self.kind.__new__(self.kind, self.message)
+
+
+Item = Event | Failure
+
+
 class Child:
-    """Made in the parent, where it holds nothing but what a fork may inherit; used in the child."""
+    """Made in the parent, where it holds nothing but what a fork may inherit; used in the child.
+
+    Args:
+        backend: knows how prompts and media are read.
+    """
 
     def __init__(
-        self, loaded: LoadedModel, requests: RequestMaker, settings: EngineSettings, cache: CacheSettings
+        self, loaded: LoadedModel, backend: ModelBackend, settings: EngineSettings, cache: CacheSettings
     ) -> None:
         self._loaded = loaded
-        self._requests = requests
+        self._backend = backend
         self._settings = settings
         self._cache = cache
+        # A child may be used for a second call, and its memory is warm then.
         self._engine: Engine | None = None
 
-    def run(self, job: Job) -> Iterator[tuple[Item, ...]]:
+    def run(self, job: Job) -> Generator[tuple[Item, ...], None, None]:
         """Answers one request: batches of events up to `Finished` or a `Failure`, then empty ones behind it.
 
         Closing it ends the work within a step; what was computed of the prompt is written to the disk tier all the
         same, as it is before a call that went well returns.
         """
+        batch: list[Item] = []
+        sent_s, has_begun = time.monotonic(), False
+        with contextlib.closing(self._items(job)) as items:
+            for item in items:
+                if item is not None:
+                    add_item(batch, item)
+                # The first word is waited for.
+                begins = not has_begun and isinstance(item, TextDelta)
+                if begins or isinstance(item, Finished | Failure) or time.monotonic() - sent_s >= BATCH_S:
+                    yield tuple(batch)
+                    batch.clear()
+                    sent_s, has_begun = time.monotonic(), has_begun or begins
+
+    def _items(self, job: Job) -> Generator[Item | None, None, None]:
+        """What comes of each step; None at its end."""
         try:
             yield from self._answer(job)
         except (Qwen35mmError, MediaError) as error:
-            yield (Failure.of(error),)
+            yield Failure.of(error)
         except Exception as error:
             logger.exception("a GPU call failed")
             self._engine = None
             words = f"The model failed on this request ({type(error).__name__}); the log has the details. Try again."
-            yield (Failure(EngineError, words),)
+            yield Failure(EngineError, words)
 
-    def _answer(self, job: Job) -> Iterator[tuple[Item, ...]]:
+    def _answer(self, job: Job) -> Generator[Item | None, None, None]:
         deadline_s = time.monotonic() + job.duration_s - RESERVE_S
-        engine = self._open_engine()
-        request = job.open_request(self._requests, deadline_s=deadline_s)
+        if self._engine is None:
+            self._engine = Engine(self._loaded, self._settings, self._cache)
+        engine, request = self._engine, job.request
+        parts = iter_media(job.turn.messages)
+        request = replace(
+            request,
+            media=tuple(self._backend.find(part) or self._backend.media_of(part) for part in parts),
+            deadline_s=min(request.deadline_s or deadline_s, deadline_s),
+        )
         engine.add(request)
         try:
-            result = yield from self._reply(engine)
-            if job.history is not None and result.text:
-                self._commit(engine, job, result)
-            sent_s = time.monotonic()
+            result: Result | None = None
+            while result is None:
+                for output in engine.step():
+                    if isinstance(output.event, (Qwen35mmError, MediaError)):
+                        raise output.event
+                    yield output.event
+                    if isinstance(output.event, Finished):
+                        result = output.event.result
+                yield None
+            self._commit(engine, job.turn, result)
             while engine.has_work and time.monotonic() < deadline_s + RESERVE_S / 2:
                 engine.step()
-                if time.monotonic() - sent_s >= BATCH_S:
-                    yield ()
-                    sent_s = time.monotonic()
+                yield None
         finally:
             engine.cancel(request.id)
             engine.flush()
 
-    def _reply(self, engine: Engine) -> Iterator[tuple[Item, ...]]:
-        """Steps the only request to its end; returns its result.
-
-        Raises:
-            Qwen35mmError, MediaError: how it ended instead, after all that it gave until then.
-        """
-        batch: list[Item] = []
-        sent_s, is_first = time.monotonic(), True
-        while True:
-            for output in engine.step():
-                if isinstance(output.event, (Qwen35mmError, MediaError)):
-                    yield tuple(batch)
-                    raise output.event
-                add_event(batch, output.event)
-                if isinstance(output.event, Finished):
-                    yield tuple(batch)
-                    return output.event.result
-            # The first word is waited for.
-            starts = is_first and any(isinstance(item, TextDelta) for item in batch)
-            if starts or time.monotonic() - sent_s >= BATCH_S:
-                yield tuple(batch)
-                batch.clear()
-                sent_s, is_first = time.monotonic(), is_first and not starts
-
-    def _commit(self, engine: Engine, job: Job, result: Result) -> None:
-        history = job.history
-        assert history is not None
+    def _commit(self, engine: Engine, turn: Turn, result: Result) -> None:
+        ended = turn.ended_by(result.text, result.reasoning or "")
         try:
-            source = self._requests.history(
-                history.ended_by(result.text, result.reasoning or ""),
-                thinking=history.thinking,
-                tools=history.tools,
-                conversation=job.request.conversation,
-                tenant=history.tenant,
-            )
+            if ended is not None:
+                engine.commit(self._backend.history(ended))
         except Exception:
             logger.exception("a conversation's history could not be kept for its next turn")
-        else:
-            engine.commit(source)
 
-    def _open_engine(self) -> Engine:
-        """The engine: a child may be used for a second call, and its memory is warm then."""
-        if self._engine is None:
-            self._engine = Engine(self._loaded, self._settings, self._cache)
-        return self._engine
+
+def add_item(batch: list[Item], item: Item) -> None:
+    """Appends an event; text goes on where the last piece of its channel ended."""
+    last = batch[-1] if batch else None
+    if isinstance(item, TextDelta) and isinstance(last, TextDelta) and last.channel == item.channel:
+        batch[-1] = TextDelta(last.text + item.text, item.channel)
+    else:
+        batch.append(item)

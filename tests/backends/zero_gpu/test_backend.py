@@ -14,10 +14,11 @@ import pytest
 import qwen35mm.errors
 import qwen35mm_preprocess.errors
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.model_backend import Turn
 from qwen35mm.backends.zero_gpu import DurationModel, ZeroGpuBackend
 from qwen35mm.backends.zero_gpu.call import _failure
+from qwen35mm.backends.zero_gpu.child import Failure, Item, Job, add_item
 from qwen35mm.backends.zero_gpu.duration import MIN_DURATION_S
-from qwen35mm.backends.zero_gpu.job import Failure, History, Item, Job, add_event
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, Result, TextDelta
 from qwen35mm.errors import ConfigError, EngineError, QueueFullError, RequestError, RequestTimeoutError
@@ -37,7 +38,6 @@ class PickledCalls:
 
     def __init__(self) -> None:
         self.durations: list[int] = []
-        self.num_bytes = 0
         # What a call does before the child's first value and between two of them.
         self.before: Callable[[], None] = lambda: None
         self.closed = threading.Event()
@@ -47,9 +47,7 @@ class PickledCalls:
             def run(job: Job) -> Iterator[Any]:
                 self.durations.append(duration(job))
                 self.before()
-                content = pickle.dumps(job)
-                self.num_bytes += len(content)
-                values = task(pickle.loads(content))
+                values = task(pickle.loads(pickle.dumps(job)))
                 try:
                     for value in values:
                         yield pickle.loads(pickle.dumps(value))
@@ -115,8 +113,9 @@ async def test_a_continued_reply_goes_on_where_it_ended(demo: LoadedModel, calls
     rest = await result_of(backend, [question, half], continue_reply=True)
     assert isinstance(events[-1], Finished)
     assert rest.token_ids == events[-1].result.token_ids
-    history = History((question,), half, False, None, None).ended_by(rest.text, "")
-    assert [message.text for message in history] == [question.text, half.text + rest.text]
+    ended = Turn((question, half), thinking=False, continues=True).ended_by(rest.text, "")
+    assert ended is not None
+    assert [message.text for message in ended.messages] == [question.text, half.text + rest.text]
 
 
 async def test_a_child_that_is_used_again_has_its_memory(
@@ -245,7 +244,7 @@ def test_text_is_sent_in_as_few_pieces_as_it_has_channels() -> None:
     batch: list[Item] = []
     events = [TextDelta("a", "reasoning"), TextDelta("b", "reasoning"), TextDelta("c"), TextDelta("d")]
     for event in events:
-        add_event(batch, event)
+        add_item(batch, event)
     assert batch == [TextDelta("ab", "reasoning"), TextDelta("cd")]
 
 

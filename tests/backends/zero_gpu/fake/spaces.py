@@ -40,7 +40,6 @@ class GpuCall:
     threads: list[str] = field(default_factory=list)
     forbidden: list[str] = field(default_factory=list)
     num_values: int = 0
-    num_bytes: int = 0
     closed: bool = False
 
 
@@ -96,7 +95,7 @@ def _is_forbidden(name: str) -> bool:
 def _draw(call: GpuCall, source: int, sink: int, arguments: bytes) -> Generator[Any, None, None]:
     _send(sink, arguments)
     while True:
-        kind, value = _receive(call, source)
+        kind, value = _receive(source)
         if kind == "error":
             raise Error("ZeroGPU worker error", value)
         if kind == "end":
@@ -108,7 +107,7 @@ def _draw(call: GpuCall, source: int, sink: int, arguments: bytes) -> Generator[
         except GeneratorExit:
             _send(sink, b"stop")
             while kind == "value":
-                kind, value = _receive(call, source)
+                kind, value = _receive(source)
             call.closed = value is True
             raise
 
@@ -135,12 +134,11 @@ def _send(sink: int, content: bytes) -> None:
         view = view[os.write(sink, view) :]
 
 
-def _receive(call: GpuCall, source: int) -> tuple[str, Any]:
+def _receive(source: int) -> tuple[str, Any]:
     try:
         content = _read(source, HEAD.unpack(_read(source, HEAD.size))[0])
     except EOFError:
         raise Error("ZeroGPU worker error", "GPU task aborted") from None
-    call.num_bytes += len(content)
     return pickle.loads(content)
 
 

@@ -1,0 +1,311 @@
+"""What backends with a model in this process share: media read, the prompt built, whose words they are.
+
+The half of an answer that computes nothing. It holds no engine, so a process that must not have one can use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.cache import CacheSettings
+from qwen35mm.engine import (
+    CachedPrompt,
+    DeferredMedia,
+    EngineSettings,
+    Event,
+    MediaPlanned,
+    Progress,
+    Request,
+    Retain,
+    check_json_schema,
+)
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import (
+    DEFAULT_MIN_SEGMENT,
+    EncodedMedium,
+    Image,
+    Message,
+    PromptBuilder,
+    Text,
+    Video,
+    iter_media,
+    pin_plans,
+)
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, MediaSourceError, PreparedMedia
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A conversation that a reply will end, or has ended, for the history commit behind it.
+
+    Attributes:
+        messages: with a plan for each medium.
+        commits: whether its history is to be computed as the next turn will see it.
+        continues: the last message is the beginning of the reply.
+    """
+
+    messages: tuple[Message, ...]
+    thinking: bool
+    tools: Sequence[dict[str, Any]] | None = None
+    conversation: str | None = None
+    tenant: str | None = None
+    commits: bool = True
+    continues: bool = False
+
+    def ended_by(self, text: str, reasoning: str) -> Turn | None:
+        """The conversation with the whole reply; None where nothing is to be computed of it."""
+        messages = self.messages
+        if self.continues:
+            *messages, before = messages
+            text, reasoning = before.text + text, (before.reasoning or "") + reasoning
+        if not self.commits or not text:
+            return None
+        reply = Message("assistant", (Text(text),), reasoning=reasoning or None)
+        return replace(self, messages=(*messages, reply), continues=False)
+
+
+class ModelBackend(ABC):
+    """Answers with a model in this process, however it computes.
+
+    Args:
+        loaded: the model.
+        budget: what media may cost; None takes the defaults of the model's device.
+        limits: what media are refused; None takes the defaults.
+        settings: the engine's.
+        cache: how much is kept of finished requests, and whether on disk too; None keeps it in memory.
+        commit_history: whether a finished turn of a conversation is computed as its next turn will see it.
+        min_segment: fewest tokens between two places where a conversation is gone on from.
+
+    Raises:
+        ConfigError: a setting can't be used.
+    """
+
+    # Most tokens of a conversation.
+    context_length: int
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        budget: MediaBudget | None = None,
+        limits: MediaLimits | None = None,
+        settings: EngineSettings | None = None,
+        cache: CacheSettings | None = None,
+        commit_history: bool = True,
+        min_segment: int = DEFAULT_MIN_SEGMENT,
+    ) -> None:
+        self.loaded = loaded
+        self.media = MediaProcessor(
+            loaded.image_processing,
+            loaded.video_processing,
+            budget=budget or default_budget(loaded.model.device),
+            limits=limits or MediaLimits(),
+            cache_bytes_per_token=loaded.config.kv_bytes_per_token(loaded.model.dtype),
+        )
+        self._prompts = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config, min_segment=min_segment)
+        self._commits_history = commit_history
+        self._start(settings or EngineSettings(), cache or CacheSettings())
+
+    @abstractmethod
+    def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
+        """Prepares for answers."""
+
+    @abstractmethod
+    def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
+        """The events of a request from here on; whoever leaves them ends the work."""
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether this is the bundled demo model, which every surface has to say."""
+        return self.loaded.path == demo_model_path()
+
+    async def stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        conversation: str | None = None,
+        retain: Retain = "conversation",
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+        continue_reply: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """Answers the last message.
+
+        Args:
+            messages: the conversation; a medium with a pinned plan is read by that plan, and only if nothing is
+                kept of it.
+            params: None takes the checkpoint's defaults.
+            enable_thinking: None takes the checkpoint's default; a `thinking_budget` of 0 turns it off.
+            tools: definitions in OpenAI's form, rendered by the checkpoint's template.
+            conversation: a name for it; a newer turn takes the place of an older one's unfinished history.
+            retain: "conversation" keeps what the next turn, an edit or another answer will need, and computes the
+                history with the reply in the background; "shared" keeps only beginnings that were asked for before;
+                "nothing" keeps nothing.
+            tenant: whose words and media these are: nothing of them is ever found for another tenant. The system
+                message counts as everybody's.
+            timeout_s: the most that this may take.
+            continue_reply: the last message is a reply that ended early; what comes is the rest of its text.
+
+        Yields:
+            Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the
+            iterator cancels the work within one step.
+
+        Raises:
+            MediaError, PromptError, RequestError, EngineError: with a message for a person.
+        """
+        arrival_s = time.monotonic()
+        params = params or self.loaded.generation
+        if params.json_schema is not None:
+            check_json_schema(params.json_schema)
+        media: list[PreparedMedia | DeferredMedia] = []
+        async with contextlib.aclosing(self._read_media(messages, media)) as updates:
+            async for progress in updates:
+                yield progress
+        plans = tuple(medium.plan for medium in media)
+        if media:
+            yield MediaPlanned(plans, tuple(w for m in media if isinstance(m, PreparedMedia) for w in m.warnings))
+        thinking = self._thinks(params, enable_thinking)
+        how = {"enable_thinking": thinking, "tools": tools, "continue_reply": continue_reply}
+        prompt = await asyncio.to_thread(self._prompts.prompt, messages, plans, **how)
+        turn = Turn(
+            tuple(pin_plans(messages, plans)),
+            thinking,
+            tools,
+            conversation,
+            tenant,
+            commits=self._commits_history and retain == "conversation",
+            continues=continue_reply,
+        )
+        request = Request(
+            prompt,
+            tuple(media),
+            retain,
+            conversation,
+            salt=_salt(tenant),
+            salt_from=prompt.system_stop,
+            params=params,
+            arrival_s=arrival_s,
+            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+        )
+        answering = self._answer(request, turn)
+        # Their pixels are large, and the answer may take long.
+        del request, media
+        async with contextlib.aclosing(answering) as events:
+            async for event in events:
+                yield event
+
+    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
+        """Tokens of the prompt that these messages become; media need no plan, and aren't decoded.
+
+        Raises:
+            MediaError, PromptError: the messages can't become a prompt.
+        """
+        plans = [self._plan_of(part) for part in iter_media(messages)]
+        thinking = self._thinks(self.loaded.generation, enable_thinking)
+        return len(self._prompts.prompt(messages, plans, enable_thinking=thinking).token_ids)
+
+    def history(self, turn: Turn) -> CachedPrompt:
+        """A conversation that ends with a reply, as its next turn will see it. Media without a plan are read.
+
+        Raises:
+            MediaError, PromptError: the messages can't become a prompt.
+        """
+        media = [self.find(part) or self.media_of(part) for part in iter_media(turn.messages)]
+        plans = [medium.plan for medium in media]
+        prompt = self._prompts.history(turn.messages, plans, enable_thinking=turn.thinking, tools=turn.tools)
+        return CachedPrompt(
+            prompt,
+            tuple(media),
+            conversation=turn.conversation,
+            salt=_salt(turn.tenant),
+            salt_from=prompt.system_stop,
+        )
+
+    def find(self, part: Image | Video) -> DeferredMedia | None:
+        """The medium by its plan alone, if that is complete and this model's; its pixels may never be asked for."""
+        plan = part.plan
+        if plan is None or plan.digest is None:
+            return None
+        processing = self.media.image_processing if plan.kind == "image" else self.media.video_processing
+        if plan.kind != part.kind or plan.processing != processing.fingerprint():
+            return None  # `prepare` has the words for it
+        return DeferredMedia(plan, functools.partial(self.media_of, part))
+
+    def media_of(self, part: Image | Video, report: Callable[[int, int], None] | None = None) -> PreparedMedia:
+        """Reads a medium; by its plan, where it has one.
+
+        Raises:
+            MediaError: it can't be read.
+        """
+        if isinstance(part.source, PreparedMedia):
+            return part.source
+        if isinstance(part.source, EncodedMedium):
+            raise MediaSourceError("A medium that was encoded for a server can't be read here. Pass its file.")
+        return self.media.prepare(part.source, plan=part.plan, kind=part.kind, progress=report)
+
+    def _thinks(self, params: SamplingParams, enable_thinking: bool | None) -> bool:
+        """Whether the model thinks first: as asked, else as its template does by itself."""
+        if params.thinking_budget == 0:
+            return False
+        return self.loaded.template.default_enable_thinking if enable_thinking is None else enable_thinking
+
+    def _plan_of(self, part: Image | Video) -> MediaPlan:
+        if part.plan is not None:
+            return part.plan
+        assert not isinstance(part.source, PreparedMedia | EncodedMedium), "they have their plans"
+        return self.media.plan(part.source, kind=part.kind)
+
+    async def _read_media(
+        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia]
+    ) -> AsyncGenerator[Progress, None]:
+        """Appends the messages' media; those without a plan are read one after the other in a thread."""
+        loop = asyncio.get_running_loop()
+        abandoned = threading.Event()
+        for part in iter_media(messages):
+            deferred = self.find(part)
+            if deferred is not None:
+                media.append(deferred)
+                continue
+            updates: asyncio.Queue[Progress | None] = asyncio.Queue()
+
+            def report(done: int, total: int, updates: asyncio.Queue[Progress | None] = updates) -> None:
+                if abandoned.is_set():
+                    raise _AbandonedError
+                loop.call_soon_threadsafe(updates.put_nowait, Progress("read", done, total))
+
+            reading = asyncio.ensure_future(asyncio.to_thread(self.media_of, part, report))
+            reading.add_done_callback(lambda _, updates=updates: updates.put_nowait(None))
+            try:
+                while (update := await updates.get()) is not None:
+                    yield update
+                media.append(await reading)
+            finally:
+                abandoned.set() if not reading.done() else None
+
+
+def default_budget(device: torch.device) -> MediaBudget:
+    """What media may cost where nothing else is asked for: more on a GPU, which encodes them in no time."""
+    return MediaBudget.for_gpu() if device.type == "cuda" else MediaBudget.for_cpu()
+
+
+def _salt(tenant: str | None) -> bytes:
+    return (tenant or "").encode()
+
+
+class _AbandonedError(Exception):
+    """Ends the reading of a medium whose request is gone."""

@@ -1,7 +1,7 @@
 """Tokens a second and the longest stall with several requests at once, and a long prompt arriving in their midst.
 
-    python benchmarks/make_random.py --size 0.8B --out /tmp/random-0.8B
-    python benchmarks/batching.py --model /tmp/random-0.8B
+    python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
+    python -m benchmarks.batching --model /tmp/random-0.8B
 
 A number of requests begin to answer; when each has a third of its tokens, one with a long prompt joins them. A decode
 step reads every weight once for all rows, so that more requests give more tokens a second, until arithmetic is the

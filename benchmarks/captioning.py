@@ -1,9 +1,9 @@
 """Captions a second of a whole run, against transformers one picture after the other; and what a run holds in memory.
 
-    python benchmarks/captioning.py --model assets/demo --dtype float32
-    python benchmarks/make_random.py --size 0.8B --out /tmp/random-0.8B
-    python benchmarks/captioning.py --model /tmp/random-0.8B --image-tokens 196 --items 8 --repeats 1
-    python benchmarks/captioning.py --model assets/demo --memory 1000,20000
+    python -m benchmarks.captioning --model assets/demo --dtype float32
+    python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
+    python -m benchmarks.captioning --model /tmp/random-0.8B --image-tokens 196 --items 8 --repeats 1
+    python -m benchmarks.captioning --model assets/demo --memory 1000,20000
 
 Ours is `carry_out` as the command line uses it: files on a disk become text files beside a manifest, every one of them
 durable; its time includes the scan and the start of the processes that read media. The peer opens, asks and writes one

@@ -1,8 +1,8 @@
 """What a question about a picture of a megapixel waits for its first token, ours and transformers' in one run.
 
-    python benchmarks/first_token.py --random 9B --peer transformers --device cuda
-    python benchmarks/make_random.py --size 0.8B --out /tmp/random-0.8B
-    python benchmarks/first_token.py --model /tmp/random-0.8B --peer transformers
+    python -m benchmarks.first_token --random 9B --peer transformers --device cuda
+    python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
+    python -m benchmarks.first_token --model /tmp/random-0.8B --peer transformers
 
 `--random` makes a random checkpoint of a size in a temporary folder first (`make_random`): 18 GB for 9B.
 

@@ -1,312 +1,272 @@
-"""What `kernels.py` measures: our operations at the shapes of Qwen3.5, and flash-linear-attention's beside them.
-
-Where ours does more in one call, the peer is what does the same by flash-linear-attention's operations one after the
-other, without what it has no operation for (gates, and a decode step's convolution): its result is made before. Its
-functions want dense inputs, and get them: the copies that a model has to make for them are not counted.
-"""
+"""The kernels' operations on inputs of Qwen3.5's shapes: what is measured and tuned, and checked before that."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from benchmarks.shapes import Shapes
-from qwen35mm_kernels import cpu, gpu, reference
-from qwen35mm_kernels.cpu.attention import attention_decode
-from qwen35mm_kernels.cpu.conv1d import causal_conv1d_step
-from qwen35mm_kernels.cpu.gated_delta_rule import gdn_gates
-from qwen35mm_kernels.gpu.attention_prefill import flash_attention_prefill
+from qwen35mm_kernels import SamplingRows, cpu
 
-DEVICE = "cuda"
 BLOCK_SIZE = 64
+VOCAB = 248_320
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of a checkpoint that its kernels see; with experts, of a mixture."""
+
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    v_heads: int
+    vision_heads: int = 16
+    vision_head_dim: int = 72
+    k_heads: int = 16
+    gdn_dim: int = 128
+    head_dim: int = 256
+    rotary_dim: int = 64
+    experts: tuple[int, int, int] | None = None  # number, chosen, width
+    vocab: int = VOCAB
+
+    @property
+    def channels(self) -> int:
+        return (2 * self.k_heads + self.v_heads) * self.gdn_dim
+
+
+SHAPES = {
+    shapes.name: shapes
+    for shapes in (
+        Shapes("0.8B", 1024, 8, 2, 16, vision_heads=12, vision_head_dim=64),
+        Shapes("9B", 4096, 16, 4, 32),
+        Shapes("27B", 5120, 24, 4, 48),
+        Shapes("35B-A3B", 2048, 16, 2, 32, experts=(256, 8, 512)),
+    )
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one shape.
+    """One operation on one set of inputs.
 
     Attributes:
-        expected: the reference's result of the same inputs, for the check before timing.
-        peer: None where flash-linear-attention has no such operation.
-        graph: whether it is replayed from a CUDA graph.
-        changed: the tensors that the operation works on in place, so that two runs can start alike.
+        operation: its name in every backend.
+        shape: the model and the size, for a person.
+        num_bytes: every input read once and every output written once.
+        changed: the arguments that the operation works on in place.
     """
 
-    kernel: str
+    operation: str
     shape: str
-    ours: Callable[[], torch.Tensor]
-    expected: Callable[[], torch.Tensor]
-    num_bytes: int
+    arguments: tuple[Any, ...]
+    num_bytes: int = 0
     num_flops: int = 0
-    peer: Callable[[], object] | None = None
-    graph: bool = False
     changed: tuple[torch.Tensor, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, ops: Any) -> Any:
+        """The result of a backend: a tensor or several."""
+        return getattr(ops, self.operation)(*self.arguments, **self.options)
+
+    def expected(self) -> Any:
+        """The result in float32, by torch on the inputs' device; the inputs stay as they are."""
+        arguments = (_as_float(x) if isinstance(x, torch.Tensor) else x for x in self.arguments)
+        return getattr(cpu, self.operation)(*arguments, **self.options)
 
 
-@functools.cache
-def fla(module: str) -> Any:
-    """A module of flash-linear-attention, None where it isn't installed: then the peer's columns are empty.
+def _as_float(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32 if x.is_floating_point() else x.dtype, copy=True)
 
-    Raises:
-        ImportError: it is installed, and something that it needs isn't.
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    """The tensors of an operation's result."""
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over the norm of `expected`."""
+    difference = torch.linalg.vector_norm(ours.float() - expected.float())
+    return (difference / torch.linalg.vector_norm(expected.float())).item()
+
+
+def num_bytes(*inputs: torch.Tensor) -> int:
+    return sum(x.numel() * x.element_size() for x in inputs)
+
+
+class Cases:
+    """A model's cases; each method is named like its operation and takes the size: tokens, or sequences of a step.
+
+    Args:
+        device: on "meta" tensors take no memory, which is enough to ask for configurations and to compile.
     """
-    if importlib.util.find_spec("fla") is None:
-        return None
-    try:
-        return importlib.import_module(f"fla.{module}")
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("fla."):
-            return None  # this version has it elsewhere
-        raise
 
+    def __init__(self, shapes: Shapes, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:
+        self.shapes, self.device, self.dtype = shapes, device, dtype
 
-def randn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device=DEVICE).bfloat16()
+    def gated_delta_prefill(self, length: int) -> Case:
+        s, dim, key_dim = self.shapes, self.shapes.gdn_dim, self.shapes.k_heads * self.shapes.gdn_dim
+        row = self._randn(length, s.channels)
+        q, k, v = (x.unflatten(-1, (-1, dim)) for x in row.split([key_dim, key_dim, s.v_heads * dim], dim=-1))
+        a, b = self._randn(2, length, s.v_heads)
+        state = self._randn(s.v_heads, dim, dim).float() * 0.1
+        # Per token and head: k k^T, q k^T, five products with the chunk or the state, and the inverse.
+        flops = 2 * length * s.v_heads * (3 * dim * dim + 64 * (2 * dim + 2 * dim) + 4 * 64 * 64 // 3)
+        moved = num_bytes(row, a, b, v) + 2 * num_bytes(state)
+        return self._case(
+            "gated_delta_prefill",
+            (q, k, v, a, b, *self._decays(), state),
+            f"T={length}",
+            moved,
+            flops,
+            changed=(state,),
+        )
 
+    def causal_conv1d(self, length: int) -> Case:
+        channels = self.shapes.channels
+        x, weight, state = self._randn(length, channels), self._randn(channels, 4), self._randn(channels, 3)
+        return self._case("causal_conv1d", (x, weight, state), f"T={length}", 2 * num_bytes(x))
 
-def num_bytes(*tensors: torch.Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    def gated_rms_norm(self, length: int) -> Case:
+        x, z = self._randn(2, length, self.shapes.v_heads, self.shapes.gdn_dim)
+        return self._case(
+            "gated_rms_norm", (x, z, self._randn(self.shapes.gdn_dim), EPS), f"T={length}", 3 * num_bytes(x)
+        )
 
+    def rms_norm(self, length: int) -> Case:
+        x, weight = self._randn(length, self.shapes.hidden), self._randn(self.shapes.hidden)
+        return self._case("rms_norm", (x, weight, EPS), f"T={length}", 2 * num_bytes(x), zero_centred=True)
 
-def prefill_cases(s: Shapes, lengths: Sequence[int], only: str) -> Iterator[Case]:
-    """One sequence's work on a layer."""
-    for length in lengths:
-        for make in (_gdn_prefill, _conv, _gated_norm, _add_norm, _attention_prefill):
-            if only in make.__name__:
-                yield make(s, length)
-        if s.experts is not None and only in "_moe":
-            yield _moe(s, length)
+    def add_rms_norm(self, length: int) -> Case:
+        x, delta = self._randn(2, length, self.shapes.hidden)
+        weight = self._randn(self.shapes.hidden)
+        return self._case("add_rms_norm", (x, delta, weight, EPS), f"T={length}", 4 * num_bytes(x), changed=(x,))
 
+    def paged_attention_prefill(self, num_new: int, length: int | None = None) -> Case:
+        """New tokens, the last of `length`; of as many if left out."""
+        s, length = self.shapes, length or num_new
+        if length % BLOCK_SIZE:
+            raise ValueError(f"lengths must be multiples of {BLOCK_SIZE}; got {length}.")
+        q, gate = self._randn(2, num_new, s.heads, s.head_dim)
+        k, v = self._randn(2, length, s.kv_heads, s.head_dim)
+        table = torch.arange(length // BLOCK_SIZE, dtype=torch.int32, device=self.device)
+        flops = 2 * num_new * (2 * length - num_new) * s.heads * s.head_dim
+        moved = 3 * num_bytes(q) + num_bytes(k, v)
+        size = f"T={num_new}" if num_new == length else f"T={num_new} L={length}"
+        options = {"block_size": BLOCK_SIZE, "scale": s.head_dim**-0.5}
+        return self._case("paged_attention_prefill", (q, gate, k, v, table, length), size, moved, flops, **options)
 
-def decode_cases(s: Shapes, batches: Sequence[int], only: str) -> Iterator[Case]:
-    """One token of each of some sequences."""
-    for batch in batches:
-        for make in (_gdn_step, _attention_decode):
-            if only in make.__name__:
-                yield make(s, batch)
-        if s.experts is not None and only in "_moe":
-            yield _moe(s, batch)
+    def gdn_decode_step(self, batch: int) -> Case:
+        s = self.shapes
+        mixed = self._randn(batch, s.channels + s.v_heads * (s.gdn_dim + 2))
+        weight, scale = self._randn(s.channels, 4) * 0.2, self._randn(s.gdn_dim)
+        conv_states = self._randn(batch, s.channels, 3)
+        states = self._randn(batch, s.v_heads, s.gdn_dim, s.gdn_dim).float() * 0.1
+        moved = 2 * num_bytes(states, conv_states) + num_bytes(mixed) + batch * s.v_heads * s.gdn_dim * 2
+        slots = torch.arange(batch, device=self.device)
+        arguments = mixed, weight, *self._decays(), scale, EPS, conv_states, states, slots
+        return self._case(
+            "gdn_decode_step", arguments, f"B={batch}", moved, changed=(conv_states, states), num_k_heads=s.k_heads
+        )
 
+    def paged_attention_decode(self, batch: int, length: int = 4096) -> Case:
+        s, blocks = self.shapes, -(-length // BLOCK_SIZE)
+        q, gate = self._randn(2, batch, s.heads, s.head_dim)
+        k, v = self._randn(2, batch * blocks * BLOCK_SIZE, s.kv_heads, s.head_dim)
+        table = torch.arange(batch * blocks, dtype=torch.int32, device=self.device).view(batch, blocks)
+        lengths = torch.full((batch,), length, dtype=torch.int32, device=self.device)
+        moved = num_bytes(q, gate, k, v) + num_bytes(q)
+        options = {"block_size": BLOCK_SIZE, "scale": s.head_dim**-0.5}
+        return self._case(
+            "paged_attention_decode", (q, gate, k, v, table, lengths), f"B={batch} L={length}", moved, **options
+        )
 
-def _gdn_prefill(s: Shapes, length: int) -> Case:
-    dim, key_dim = s.gdn_dim, s.k_heads * s.gdn_dim
-    row = randn(length, s.channels)
-    q, k, v = (x.unflatten(-1, (-1, dim)) for x in row.split([key_dim, key_dim, s.v_heads * dim], dim=-1))
-    a, b = randn(2, length, s.v_heads)
-    A_log, dt_bias = torch.rand(s.v_heads, device=DEVICE).log(), torch.rand(s.v_heads, device=DEVICE) - 4
-    before = torch.randn(s.v_heads, dim, dim, device=DEVICE) * 0.1
-    state = before.clone()
-    peer: Callable[[], object] | None = None
-    module = fla("ops.gated_delta_rule")
-    if module is not None:
-        dense = [x[None].contiguous() for x in (q, k, v)]
-        g, beta = gdn_gates(a, b, A_log, dt_bias)
+    def moe_experts(self, num_tokens: int) -> Case:
+        assert self.shapes.experts is not None
+        hidden, (count, top_k, width) = self.shapes.hidden, self.shapes.experts
+        x = self._randn(num_tokens, hidden)
+        gate_up = self._randn(count, 2 * width, hidden) * hidden**-0.5
+        down = self._randn(count, hidden, width) * width**-0.5
+        weights, chosen = cpu.moe_route(self._randn(num_tokens, count), top_k)
+        # On "meta" nobody knows which experts are chosen.
+        used = count if self.device == "meta" else len(chosen.unique())
+        moved = used * (num_bytes(gate_up[0]) + num_bytes(down[0])) + 2 * num_bytes(x)
+        flops = 6 * num_tokens * top_k * width * hidden
+        return self._case("moe_experts", (x, gate_up, down, chosen, weights), f"N={num_tokens}", moved, flops)
 
-        def run_peer() -> torch.Tensor:
-            out, _ = module.chunk_gated_delta_rule(
-                *dense,
-                g[None],
-                beta.bfloat16()[None],
-                initial_state=before[None],
-                output_final_state=True,
-                use_qk_l2norm_in_kernel=True,
-            )
-            return out[0]
+    def qk_norm_rope_write(self, length: int) -> Case:
+        s = self.shapes
+        qkv = self._randn(length, 2 * (s.heads + s.kv_heads) * s.head_dim)
+        q_norm, k_norm = self._randn(2, s.head_dim)
+        caches = self._randn(2, -(-length // BLOCK_SIZE) * BLOCK_SIZE, s.kv_heads, s.head_dim).unbind()
+        rows = torch.arange(length, device=self.device)
+        arguments = qkv, *self._rotation(length, s.rotary_dim), q_norm, k_norm, EPS, *caches, rows
+        return self._case(
+            "qk_norm_rope_write", arguments, f"T={length}", 2 * num_bytes(qkv), changed=caches, num_heads=s.heads
+        )
 
-        peer = run_peer
+    def apply_partial_rope(self, length: int) -> Case:
+        """The vision tower's queries, beside its keys and values."""
+        s = self.shapes
+        x = self._randn(length, 3, s.vision_heads, s.vision_head_dim)[:, 0]
+        rotation = self._rotation(length, s.vision_head_dim)
+        return self._case("apply_partial_rope", (x, *rotation), f"vision T={length}", 2 * num_bytes(x))
 
-    def expected() -> torch.Tensor:
-        state.copy_(before)
-        return cpu.gated_delta_prefill(q.float(), k.float(), v.float(), a, b, A_log, dt_bias, before.clone())
+    def vision_attention(self, length: int) -> Case:
+        q, k, v = self._randn(3, length, self.shapes.vision_heads, self.shapes.vision_head_dim)
+        return self._case("vision_attention", (q, k, v, 1), f"vision T={length}", 4 * num_bytes(q))
 
-    def ours() -> torch.Tensor:
-        return gpu.gated_delta_prefill(q, k, v, a, b, A_log, dt_bias, state)
+    def mrope_cos_sin(self, length: int) -> Case:
+        num_pairs = self.shapes.rotary_dim // 2
+        positions = torch.arange(3 * length, device=self.device).view(3, length)
+        inv_freq = 1e7 ** -(torch.arange(num_pairs, device=self.device) / num_pairs)
+        third = num_pairs // 3
+        arguments = positions, inv_freq, (num_pairs - 2 * third, third, third)
+        return self._case("mrope_cos_sin", arguments, f"T={length}", num_bytes(positions) + 8 * length * num_pairs)
 
-    # Per token and head: k k^T, q k^T, five products with the chunk or the state, and the inverse.
-    flops = 2 * length * s.v_heads * (3 * dim * dim + 64 * (2 * dim + 2 * dim) + 4 * 64 * 64 // 3)
-    moved = num_bytes(row, a, b, v) + 2 * num_bytes(state)
-    return Case("gdn prefill", f"{s.name} T={length}", ours, expected, moved, flops, peer, changed=(state,))
+    def sample(self, batch: int) -> Case:
+        """Rows with the samplings that Qwen recommends, and one without filters."""
+        logits = self._randn(batch, self.shapes.vocab) * 3
+        seen = torch.zeros(2, batch, self.shapes.vocab, dtype=torch.bool, device=self.device).unbind()
+        row = torch.arange(batch, device=self.device)
+        filtered = row % 4 != 3
+        rows = SamplingRows(
+            temperature=torch.where(row % 2 == 0, 0.7, 1.0),
+            top_k=torch.where(filtered, 20, 0).int(),
+            top_p=torch.where(filtered, torch.where(row % 2 == 0, 0.8, 0.95), 1.0),
+            min_p=row * 0.0,
+            repetition_penalty=row * 0.0 + 1,
+            presence_penalty=row * 0.0 + 1.5,
+            seeds=row * 0x1234567890AB,
+            steps=row * 7919,
+            slots=row,
+        )
+        banned = torch.zeros(self.shapes.vocab, dtype=torch.bool, device=self.device)
+        return self._case("sample", (logits, rows, *seen, banned), f"B={batch}", 2 * num_bytes(logits), changed=seen)
 
+    def _case(
+        self,
+        operation: str,
+        arguments: tuple[Any, ...],
+        size: str,
+        num_bytes: int,
+        num_flops: int = 0,
+        changed: tuple[torch.Tensor, ...] = (),
+        **options: Any,
+    ) -> Case:
+        return Case(operation, f"{self.shapes.name} {size}", arguments, num_bytes, num_flops, changed, options)
 
-def _conv(s: Shapes, length: int) -> Case:
-    x, weight, state = randn(length, s.channels), randn(s.channels, 4), randn(s.channels, 3)
-    module = fla("modules.causal_conv1d.ops")
-    peer = None
-    if module is not None:
-        initial = torch.cat([state.new_zeros(s.channels, 1), state], dim=1)[None]
+    def _randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=self.device).to(self.dtype)
 
-        def run_peer() -> object:
-            return module.causal_conv1d(
-                x[None], weight, initial_state=initial, output_final_state=True, activation="silu"
-            )
+    def _decays(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A_log and dt_bias of what a trained model has."""
+        A_log, dt_bias = torch.rand(2, self.shapes.v_heads, device=self.device)
+        return A_log.log(), dt_bias - 4
 
-        peer = run_peer
-
-    return Case(
-        "causal conv1d",
-        f"{s.name} T={length}",
-        lambda: gpu.causal_conv1d(x, weight, state)[0],
-        lambda: cpu.causal_conv1d(x.float(), weight.float(), state.float())[0],
-        2 * num_bytes(x),
-        peer=peer,
-    )
-
-
-def _gated_norm(s: Shapes, length: int) -> Case:
-    x, z, weight = randn(length, s.v_heads, s.gdn_dim), randn(length, s.v_heads, s.gdn_dim), randn(s.gdn_dim)
-    module = fla("modules.fused_norm_gate") or fla("modules.norm.fused_norm_gate")
-    peer = None if module is None else lambda: module.rms_norm_gated(x, z, weight, None, eps=1e-6)
-    return Case(
-        "gated rms norm",
-        f"{s.name} T={length}",
-        lambda: gpu.gated_rms_norm(x, z, weight, 1e-6),
-        lambda: reference.gated_rms_norm(x.float(), z.float(), weight, 1e-6),
-        3 * num_bytes(x),
-        peer=peer,
-    )
-
-
-def _add_norm(s: Shapes, length: int) -> Case:
-    x, delta, weight = randn(length, s.hidden), randn(length, s.hidden) * 0, randn(s.hidden)
-    module = fla("modules.layernorm") or fla("modules.norm.layernorm")
-    scale = (1 + weight.float()).bfloat16()
-    peer = None if module is None else lambda: module.rms_norm(delta, scale, None, residual=x, eps=1e-6, prenorm=True)
-    return Case(
-        "add + rms norm",
-        f"{s.name} T={length}",
-        lambda: gpu.add_rms_norm(x, delta, weight, 1e-6),
-        lambda: reference.rms_norm(x.float(), weight, 1e-6, zero_centred=True),
-        4 * num_bytes(x),
-        peer=peer,
-    )
-
-
-def _attention_prefill(s: Shapes, length: int) -> Case:
-    q, gate = randn(2, length, s.heads, s.head_dim)
-    k, v = randn(2, length, s.kv_heads, s.head_dim)
-    table = torch.arange(-(-length // BLOCK_SIZE), dtype=torch.int32, device=DEVICE)
-    if length % BLOCK_SIZE:
-        raise ValueError(f"lengths must be multiples of {BLOCK_SIZE}; got {length}.")
-    arguments = q, gate, k, v, table, length
-    options = {"block_size": BLOCK_SIZE, "scale": s.head_dim**-0.5}
-
-    def flash() -> torch.Tensor:
-        return flash_attention_prefill(*arguments, **options)
-
-    return Case(
-        "attention prefill (beside: torch's flash)",
-        f"{s.name} T={length}",
-        lambda: gpu.paged_attention_prefill(*arguments, **options),
-        flash,
-        3 * num_bytes(q) + num_bytes(k, v),
-        2 * length * length * s.heads * s.head_dim,
-        peer=flash,
-    )
-
-
-def _gdn_step(s: Shapes, batch: int) -> Case:
-    dim = s.gdn_dim
-    mixed = randn(batch, s.channels + s.v_heads * (dim + 2))
-    weight, scale = randn(s.channels, 4) * 0.2, randn(dim)
-    A_log, dt_bias = torch.rand(s.v_heads, device=DEVICE).log(), torch.rand(s.v_heads, device=DEVICE) - 4
-    conv_before = randn(batch, s.channels, 3)
-    before = torch.randn(batch, s.v_heads, dim, dim, device=DEVICE) * 0.1
-    conv_states, states = conv_before.clone(), before.clone()
-    slots = torch.arange(batch, device=DEVICE)
-    arguments = (weight, A_log, dt_bias, scale, 1e-6)
-
-    def ours() -> torch.Tensor:
-        return gpu.gdn_decode_step(mixed, *arguments, conv_states, states, slots, num_k_heads=s.k_heads)
-
-    def expected() -> torch.Tensor:
-        conv_states.copy_(conv_before)
-        states.copy_(before)
-        fresh = conv_before.clone(), before.clone()
-        return cpu.gdn_decode_step(mixed.float(), *arguments, *fresh, slots, num_k_heads=s.k_heads)
-
-    module = fla("ops.gated_delta_rule")
-    gated = fla("modules.fused_norm_gate") or fla("modules.norm.fused_norm_gate")
-    peer: Callable[[], object] | None = None
-    if module is not None and gated is not None:
-        key_dim = s.k_heads * dim
-        theirs = before.clone()
-        qkv, z, b, a = mixed.split([s.channels, s.v_heads * dim, s.v_heads, s.v_heads], dim=-1)
-        parts = causal_conv1d_step(qkv, weight, conv_before.clone()).split([key_dim, key_dim, s.v_heads * dim], dim=-1)
-        dense = [x.unflatten(-1, (-1, dim))[:, None].contiguous() for x in parts]
-        gate = z.unflatten(-1, (-1, dim)).contiguous()
-        g, beta = gdn_gates(a, b, A_log, dt_bias)
-
-        def run_peer() -> object:
-            out, _ = module.fused_recurrent_gated_delta_rule(
-                *dense,
-                g[:, None],
-                beta=beta[:, None].bfloat16(),
-                initial_state=theirs,
-                output_final_state=True,
-                use_qk_l2norm_in_kernel=True,
-            )
-            return gated.rms_norm_gated(out[:, 0], gate, scale, None, eps=1e-6)
-
-        peer = run_peer
-
-    moved = 2 * num_bytes(states, conv_states) + num_bytes(mixed) + batch * s.v_heads * dim * 2
-    changed = (conv_states, states)
-    return Case("gdn decode step", f"{s.name} B={batch}", ours, expected, moved, peer=peer, graph=True, changed=changed)
-
-
-def _attention_decode(s: Shapes, batch: int, length: int = 4096) -> Case:
-    blocks = length // BLOCK_SIZE
-    q, gate = randn(2, batch, s.heads, s.head_dim)
-    k, v = randn(2, batch * length, s.kv_heads, s.head_dim)
-    table = torch.arange(batch * blocks, dtype=torch.int32, device=DEVICE).view(batch, blocks)
-    lengths = torch.full((batch,), length, dtype=torch.int32, device=DEVICE)
-    scale = s.head_dim**-0.5
-
-    def expected() -> torch.Tensor:
-        rows = [
-            attention_decode(q[i].float(), keys.float(), values.float(), scale=scale)
-            for i, (keys, values) in enumerate(zip(k.split(length), v.split(length), strict=True))
-        ]
-        return torch.stack(rows) * torch.sigmoid(gate.float())
-
-    return Case(
-        "paged attention decode",
-        f"{s.name} B={batch} L={length}",
-        lambda: gpu.paged_attention_decode(q, gate, k, v, table, lengths, block_size=BLOCK_SIZE, scale=scale),
-        expected,
-        num_bytes(q, gate, k, v) + num_bytes(q),
-        graph=True,
-    )
-
-
-def moe_inputs(s: Shapes, num_tokens: int) -> tuple[torch.Tensor, ...]:
-    """What `moe_experts` takes: x, gate_up, down, chosen, weights."""
-    assert s.experts is not None
-    count, top_k, width = s.experts
-    gate_up = randn(count, 2 * width, s.hidden) * s.hidden**-0.5
-    down = randn(count, s.hidden, width) * width**-0.5
-    weights, chosen = cpu.moe_route(randn(num_tokens, count), top_k)
-    return randn(num_tokens, s.hidden), gate_up, down, chosen, weights
-
-
-def _moe(s: Shapes, num_tokens: int) -> Case:
-    assert s.experts is not None
-    _, top_k, width = s.experts
-    x, gate_up, down, chosen, weights = moe_inputs(s, num_tokens)
-    used = len(chosen.unique())
-    moved = used * (num_bytes(gate_up[0]) + num_bytes(down[0])) + 2 * num_bytes(x)
-    return Case(
-        "moe experts",
-        f"{s.name} N={num_tokens}",
-        lambda: gpu.moe_experts(x, gate_up, down, chosen, weights),
-        lambda: cpu.moe_experts(x, gate_up, down, chosen, weights),
-        moved,
-        6 * num_tokens * top_k * width * s.hidden,
-        graph=num_tokens <= 64,
-    )
+    def _rotation(self, length: int, rotated: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin."""
+        angles = torch.rand(length, rotated // 2, device=self.device) * 6
+        return angles.cos(), angles.sin()

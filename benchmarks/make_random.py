@@ -1,6 +1,6 @@
 """Writes a random checkpoint of a real size in the real layout, for benchmarks without a download.
 
-    python benchmarks/make_random.py --size 0.8B --out /tmp/random-0.8B --dtype bfloat16 --seed 0
+    python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B --dtype bfloat16 --seed 0
 
 Sizes are those of the family's table. The tokenizer, the chat template and the processors are the bundled demo
 model's, and so are the special tokens' ids; the vocabulary has its real size. One shard is in memory at a time.

@@ -1,8 +1,8 @@
 """A chat of many turns with one picture: what each turn's first token waits for, with and without a cache.
 
-    python benchmarks/make_random.py --size 0.8B --out /tmp/random-0.8B
-    python benchmarks/multi_turn.py --model /tmp/random-0.8B --peer transformers
-    python benchmarks/multi_turn.py --model DIR --peer-url http://127.0.0.1:8000/v1 --peer-model NAME
+    python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
+    python -m benchmarks.multi_turn --model /tmp/random-0.8B --peer transformers
+    python -m benchmarks.multi_turn --model DIR --peer-url http://127.0.0.1:8000/v1 --peer-model NAME
 
 Every word is scripted, replies too: each turn generates one token, and then the scripted reply becomes history. All
 engines answer a turn before any begins the next, so that a machine that slows down does so for all.

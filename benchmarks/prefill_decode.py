@@ -1,7 +1,7 @@
 """Prefill and decode speed and peak memory, ours and transformers' in one run.
 
-    python benchmarks/make_random.py --size 0.8B --out /tmp/random-0.8B
-    python benchmarks/prefill_decode.py --model /tmp/random-0.8B --peer transformers
+    python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
+    python -m benchmarks.prefill_decode --model /tmp/random-0.8B --peer transformers
 
 Prefill multiplies large matrices and is bound by arithmetic; decode reads every weight for one token and is bound by
 memory bandwidth. Each engine lives in a process of its own; they are measured in turns, one length after the other,

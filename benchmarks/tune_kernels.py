@@ -1,11 +1,11 @@
 """Writes the table of kernel configurations of this card, kernels/qwen35mm_kernels/gpu/configs/<card>.json.
 
-    python benchmarks/tune_kernels.py                    every kernel at the shapes of Qwen3.5
-    python benchmarks/tune_kernels.py --only gdn --models 9B,27B
-    python benchmarks/tune_kernels.py --dry-run          what would be tried; needs no card
+    python -m benchmarks.tune_kernels                    every kernel at the shapes of Qwen3.5
+    python -m benchmarks.tune_kernels --only gdn --models 9B,27B
+    python -m benchmarks.tune_kernels --dry-run          what would be tried; needs no card
 
 Each kernel is tuned inside the public operations that take it, at several sizes, from cold caches and as CUDA graphs.
-What is tried is in tuning_spaces.py, on what in tuning_workloads.py, and how it is chosen in tuning.py. A result that
+What is tried, and on what, is in tuning_spaces.py, and how it is chosen in tuning.py. A result that
 isn't the reference's is told and never chosen. The table is written after every shape, and entries that this run
 doesn't tune stay: it may be stopped at any time and run again. Commit the table afterwards: it decides how kernels
 round, and is part of the cache's fingerprint.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import shutil
 import subprocess
@@ -24,22 +25,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
+import torch
 
-import torch  # noqa: E402
-
-from benchmarks import kernel_cases  # noqa: E402
-from benchmarks.kernels import time_ms  # noqa: E402
-from benchmarks.report import machine, print_json, print_machine, print_table  # noqa: E402
-from benchmarks.shapes import SHAPES, Shapes  # noqa: E402
-from benchmarks.tuning import Checked, Configs, Outcome, Refused, Wrong, tune  # noqa: E402
-from benchmarks.tuning_compile import Named, compile_workloads, processes  # noqa: E402
-from benchmarks.tuning_spaces import SPACES  # noqa: E402
-from benchmarks.tuning_workloads import OPERATIONS  # noqa: E402
-from qwen35mm_kernels.backend import why_not_triton  # noqa: E402
-from qwen35mm_kernels.gpu.launch import trial  # noqa: E402
-from qwen35mm_kernels.gpu.tables import Config, Table, read_table, table_path, write_table  # noqa: E402
+from benchmarks.kernel_cases import SHAPES, Shapes
+from benchmarks.kernels import time_ms
+from benchmarks.report import machine, print_json, print_machine, print_table
+from benchmarks.tuning import Checked, Configs, Outcome, Refused, Wrong, tune
+from benchmarks.tuning_compile import compile_workloads, processes
+from benchmarks.tuning_spaces import SPACES, Workload, workloads_of
+from qwen35mm_kernels import gpu
+from qwen35mm_kernels.backend import why_not_triton
+from qwen35mm_kernels.gpu.launch import trial
+from qwen35mm_kernels.gpu.tables import Config, Table, read_table, table_path, write_table
 
 # No kernel and shape has more candidates that could be compiled side by side.
 _NUM_PROCESSES = min(12, os.cpu_count() or 1)
@@ -48,40 +45,34 @@ _COMPILE_S = 3.0
 _TIME_S = 0.1
 
 
-def workloads_of(kernel: str, models: Sequence[Shapes]) -> list[Named]:
-    """Every operation, model and size that may take a kernel."""
-    return [
-        (name, shapes, size)
-        for name, operation in OPERATIONS.items()
-        if kernel in operation.kernels
-        for shapes in operation.models(list(models))
-        for size in operation.sizes
-    ]
-
-
-def asked_by(named: Named, configs: Configs) -> Table:
+def asked_by(workload: Workload, configs: Configs, device: str) -> Table:
     """The defaults of what a workload asks for. Nothing is launched."""
-    name, shapes, size = named
     with trial(configs, lambda *arguments, **constants: None) as asked:
-        OPERATIONS[name].make(shapes, size).run()
+        workload.case(device).run(gpu)
     return asked
 
 
-def by_shape(kernel: str, models: Sequence[Shapes], configs: Configs) -> dict[str, tuple[Config, list[Named]]]:
+def by_shape(
+    kernel: str, models: Sequence[Shapes], configs: Configs, device: str
+) -> dict[str, tuple[Config, list[Workload]]]:
     """The shapes that a kernel is asked for, each with its default and its workloads."""
-    found: dict[str, tuple[Config, list[Named]]] = {}
-    for named in workloads_of(kernel, models):
-        for (asked, shape), default in asked_by(named, configs).items():
+    found: dict[str, tuple[Config, list[Workload]]] = {}
+    for workload in workloads_of(kernel, models):
+        for (asked, shape), default in asked_by(workload, configs, device).items():
             if asked == kernel:
-                found.setdefault(shape, (default, []))[1].append(named)
+                found.setdefault(shape, (default, []))[1].append(workload)
     return found
 
 
 def compile_all(
-    pool: ProcessPoolExecutor, key: tuple[str, str], candidates: Sequence[Config], named: list[Named], context: Configs
+    pool: ProcessPoolExecutor,
+    key: tuple[str, str],
+    candidates: Sequence[Config],
+    workloads: Sequence[Workload],
+    context: Configs,
 ) -> tuple[list[Config], list[tuple[Config, Refused]]]:
     """The candidates that compile, and the others."""
-    jobs = [pool.submit(compile_workloads, named, {**context, key: config}) for config in candidates]
+    jobs = [pool.submit(compile_workloads, workloads, {**context, key: config}) for config in candidates]
     reasons = [job.result() for job in jobs]
     pairs = list(zip(candidates, reasons, strict=True))
     return (
@@ -90,25 +81,28 @@ def compile_all(
     )
 
 
-def measure_on_card(checked: Checked, configs: Configs, repeats: int) -> float:
-    """Median milliseconds, of a result that was checked; raises Refused."""
-    checked.check(configs)
-    with trial(configs):
-        return time_ms(checked.workload.run, graph=True, repeats=repeats).median
-
-
 def tune_shape(
-    key: tuple[str, str], default: Config, named: list[Named], context: Configs, pool: ProcessPoolExecutor, repeats: int
+    key: tuple[str, str],
+    default: Config,
+    workloads: Sequence[Workload],
+    context: Configs,
+    pool: ProcessPoolExecutor,
+    repeats: int,
+    device: str,
 ) -> Outcome:
     """Compiles, checks and times every candidate for one kernel and shape."""
     candidates = SPACES[key[0]].candidates(key[1], default)
     # The default first: what the operation launches besides is then compiled once, not in every process.
-    compile_all(pool, key, [default], named, context)
-    compiled, failed = compile_all(pool, key, candidates, named, context)
-    defaults = {**context, key: default}
-    workloads = [Checked(OPERATIONS[name].make(shapes, size), defaults) for name, shapes, size in named]
-    measures = [lambda configs, checked=checked: measure_on_card(checked, configs, repeats) for checked in workloads]
-    outcome = tune(key, default, compiled, context, measures)
+    compile_all(pool, key, [default], workloads, context)
+    compiled, failed = compile_all(pool, key, candidates, workloads, context)
+    cases = [Checked(workload.case(device), {**context, key: default}) for workload in workloads]
+
+    def milliseconds(checked: Checked, configs: Configs) -> float:
+        checked.check(configs)
+        with trial(configs):
+            return time_ms(lambda: checked.case.run(gpu), graph=True, repeats=repeats).median
+
+    outcome = tune(key, default, compiled, context, [functools.partial(milliseconds, checked) for checked in cases])
     return dataclasses.replace(outcome, num_candidates=len(candidates), refused=[*failed, *outcome.refused])
 
 
@@ -131,6 +125,7 @@ def tune_all(
     origin: dict[str, str | None],
     repeats: int,
     budget_s: float,
+    device: str = "cuda",
 ) -> Iterator[Outcome]:
     """Tunes one kernel after the other and writes the table after each shape, until the time is over."""
     stop_at = time.monotonic() + budget_s
@@ -139,12 +134,12 @@ def tune_all(
     with processes(10 * major + minor, _NUM_PROCESSES) as pool:
         for kernel in kernels:
             # Asked for as the kernels before it were chosen: they decide whether, and for what, it runs.
-            for shape, (default, named) in by_shape(kernel, models, table).items():
+            for shape, (default, workloads) in by_shape(kernel, models, table, device).items():
                 if time.monotonic() > stop_at:
                     print(f"The time is over: {kernel} {shape} and what follows stay as they were.", file=sys.stderr)
                     return
                 others = {key: config for key, config in table.items() if key != (kernel, shape)}
-                outcome = tune_shape((kernel, shape), default, named, others, pool, repeats)
+                outcome = tune_shape((kernel, shape), default, workloads, others, pool, repeats, device)
                 table = others if outcome.chosen is None else {**others, (kernel, shape): outcome.chosen}
                 write_table(path, table, origin)
                 yield outcome
@@ -167,14 +162,13 @@ def log(outcome: Outcome) -> None:
 
 def print_spaces(kernels: Sequence[str], models: Sequence[Shapes]) -> None:
     """What would be tried, and about how long that takes."""
-    kernel_cases.DEVICE = "meta"
     rows, compiles, timings = [], 0, 0
     for kernel in kernels:
-        for shape, (default, named) in by_shape(kernel, models, {}).items():
+        for shape, (default, workloads) in by_shape(kernel, models, {}, "meta").items():
             count = len(SPACES[kernel].candidates(shape, default))
-            rows.append([kernel, shape, text_of(default), count, len(named)])
+            rows.append([kernel, shape, text_of(default), count, len(workloads)])
             compiles += count
-            timings += count * len(named)
+            timings += count * len(workloads)
     print_table(["kernel", "shape", "default", "candidates", "workloads"], rows)
     minutes = (compiles * _COMPILE_S / _NUM_PROCESSES + timings * _TIME_S) / 60
     print(

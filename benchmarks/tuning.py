@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from benchmarks.tuning_workloads import Workload
+from benchmarks.kernel_cases import Case, relative_error, tensors
+from qwen35mm_kernels import gpu
 from qwen35mm_kernels.gpu.launch import trial
 from qwen35mm_kernels.gpu.tables import Config
 
@@ -114,7 +114,7 @@ def tune(
 
 
 class Checked:
-    """A workload whose results are known: the reference's, and what the default leaves in the tensors it changes.
+    """A case whose results are known: the reference's, and what the default leaves in the tensors it changes.
 
     Args:
         configs: what it runs with for the first time, the defaults.
@@ -123,16 +123,16 @@ class Checked:
         Refused: see `check`.
     """
 
-    def __init__(self, workload: Workload, configs: Configs) -> None:
-        self.workload = workload
-        self._before = [tensor.clone() for tensor in workload.changed]
-        self._expected = _tensors(workload.expected())
+    def __init__(self, case: Case, configs: Configs) -> None:
+        self.case = case
+        self._before = [tensor.clone() for tensor in case.changed]
+        self._expected = tensors(case.expected())
         self._after: list[torch.Tensor] = []
         self.check(configs)
-        self._after = [tensor.clone() for tensor in workload.changed]
+        self._after = [tensor.clone() for tensor in case.changed]
 
     def check(self, configs: Configs) -> None:
-        """Runs once.
+        """Runs once. Whole numbers, such as token ids, must be equal.
 
         Raises:
             Wrong: the result isn't the reference's, or what was changed isn't as the default leaves it.
@@ -140,26 +140,20 @@ class Checked:
         """
         from triton.runtime.errors import OutOfResources
 
-        for tensor, before in zip(self.workload.changed, self._before, strict=True):
+        for tensor, before in zip(self.case.changed, self._before, strict=True):
             tensor.copy_(before)
         try:
             with trial(configs):
-                results = _tensors(self.workload.run())
+                results = tensors(self.case.run(gpu))
         except OutOfResources as error:
             raise Refused(f"doesn't fit this card: {error}".splitlines()[0]) from error
         pairs = [*zip(results, self._expected, strict=True)]
         if self._after:
-            pairs += zip(self.workload.changed, self._after, strict=True)
+            pairs += zip(self.case.changed, self._after, strict=True)
+        name = f"{self.case.operation}, {self.case.shape}"
         for ours, expected in pairs:
-            if self.workload.exact:
+            if not expected.is_floating_point():
                 if not torch.equal(ours, expected):
-                    raise Wrong(f"wrong: {self.workload.name} differs from the reference")
-                continue
-            expected = expected.float()
-            off = torch.linalg.vector_norm(ours.float() - expected) / torch.linalg.vector_norm(expected)
-            if not off <= MAX_RELATIVE_ERROR:
-                raise Wrong(f"wrong: {self.workload.name} is off by a relative {off.item():.1e}")
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    return [result] if isinstance(result, torch.Tensor) else list(result)
+                    raise Wrong(f"wrong: {name} differs from the reference")
+            elif not (off := relative_error(ours, expected)) <= MAX_RELATIVE_ERROR:
+                raise Wrong(f"wrong: {name} is off by a relative {off:.1e}")

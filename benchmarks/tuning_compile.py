@@ -13,14 +13,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import kernel_cases
-from benchmarks.shapes import Shapes
-from benchmarks.tuning_workloads import OPERATIONS
+from benchmarks.tuning_spaces import Workload
+from qwen35mm_kernels import gpu
 from qwen35mm_kernels.gpu.launch import trial
 from qwen35mm_kernels.gpu.tables import Config
-
-# What names a workload to another process: an operation, a model and a size.
-Named = tuple[str, Shapes, Any]
 
 
 class TargetDriver:
@@ -45,7 +41,6 @@ def compile_for(capability: int) -> None:
     """Turns this process into one that compiles, for 80, 90, 100, ..."""
     from triton.runtime import driver
 
-    kernel_cases.DEVICE = "meta"
     driver.set_active(TargetDriver(capability))  # pyright: ignore[reportArgumentType]
 
 
@@ -54,12 +49,12 @@ def _warm_up(kernel: Any, grid: Sequence[int], *args: Any, **kwargs: Any) -> Non
 
 
 @torch.inference_mode()
-def compile_workloads(named: Sequence[Named], configs: Mapping[tuple[str, str], Config]) -> str | None:
+def compile_workloads(workloads: Sequence[Workload], configs: Mapping[tuple[str, str], Config]) -> str | None:
     """Compiles what workloads launch, in a process that `compile_for` has prepared. Why it can't be done, or None."""
     try:
-        for operation, shapes, size in named:
+        for workload in workloads:
             with trial(configs, _warm_up):
-                OPERATIONS[operation].make(shapes, size).run()
+                workload.case("meta").run(gpu)
     except Exception as error:
         return f"{type(error).__name__}: {error}".strip().splitlines()[0]
     return None

@@ -1,4 +1,4 @@
-"""Which configurations `tune_kernels.py` tries for each kernel that asks `launch.config_for`.
+"""What `tune_kernels` tries for each kernel that asks `launch.config_for`, and on which operations and sizes.
 
 A space is a product, less what a kernel can't be cut into. Candidates that need more shared memory than a card has
 stay in: the command skips them there.
@@ -10,7 +10,9 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from benchmarks.kernel_cases import Case, Cases, Shapes
 from qwen35mm_kernels.gpu.tables import Config
 
 Sizes = Mapping[str, int]
@@ -135,3 +137,72 @@ SPACES: Mapping[str, Space] = {
     "apply_partial_rope": Space({"BLOCK_ROWS": (8, 16, 32, 64)}, (2, 4, 8), is_legal=_tile("BLOCK_ROWS", "D", 4, 32)),
     "mrope_cos_sin": Space({"BLOCK_T": (2, 4, 8, 16)}, (1, 2, 4), is_legal=_tile("BLOCK_T", "R", 1, 16)),
 }
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Where kernels are tuned: inside a public operation, with what runs before and after.
+
+    Attributes:
+        sizes: what its method of `Cases` takes.
+        kernels: those that ask for a configuration in it.
+        every_model: False where the checkpoints' sizes don't enter: one model is enough.
+        only_mixtures: whether other models don't have it.
+    """
+
+    sizes: tuple[tuple[int, ...], ...]
+    kernels: tuple[str, ...]
+    every_model: bool = True
+    only_mixtures: bool = False
+
+    def models(self, models: Sequence[Shapes]) -> Sequence[Shapes]:
+        """Those of `models` that have this operation in a form of their own."""
+        own = [s for s in models if s.experts is not None] if self.only_mixtures else models
+        return own if self.every_model else own[:1]
+
+
+_PROMPTS, _STEPS, _BOTH = ((512,), (4096,)), ((1,), (8,), (32,)), ((1,), (32,), (4096,))
+
+OPERATIONS: Mapping[str, Operation] = {
+    "gated_delta_prefill": Operation(((512,), (4096,), (16384,)), ("gdn_prepare", "gdn_scan")),
+    "gdn_decode_step": Operation(_STEPS, ("gdn_decode_step",)),
+    "paged_attention_decode": Operation(
+        ((1, 4096), (1, 32768), (8, 4096), (32, 4096)), ("paged_attention_decode", "paged_attention_combine")
+    ),
+    "paged_attention_prefill": Operation(
+        ((512, 512), (512, 8192), (2048, 2048), (8192, 8192)), ("paged_attention_prefill",)
+    ),
+    "moe_experts": Operation(
+        ((1,), (8,), (64,), (512,), (2048,), (8192,)), ("moe_gate_up", "moe_down", "moe_combine"), only_mixtures=True
+    ),
+    "qk_norm_rope_write": Operation(_BOTH, ("qk_norm_rope_write",)),
+    "causal_conv1d": Operation(_PROMPTS, ("causal_conv1d",)),
+    "add_rms_norm": Operation(_BOTH, ("rms_norm",)),
+    "rms_norm": Operation(_BOTH, ("rms_norm",)),
+    "gated_rms_norm": Operation(_PROMPTS, ("gated_rms_norm",)),
+    "sample": Operation(_STEPS, ("sampling",), every_model=False),
+    "apply_partial_rope": Operation(((1024,), (8192,)), ("apply_partial_rope",)),
+    "mrope_cos_sin": Operation(_BOTH, ("mrope_cos_sin",), every_model=False),
+}
+
+
+class Workload(NamedTuple):
+    """An operation, a model and a size: what names a case to another process."""
+
+    operation: str
+    shapes: Shapes
+    size: tuple[int, ...]
+
+    def case(self, device: str) -> Case:
+        return getattr(Cases(self.shapes, device), self.operation)(*self.size)
+
+
+def workloads_of(kernel: str, models: Sequence[Shapes]) -> list[Workload]:
+    """Every operation, model and size that may take a kernel."""
+    return [
+        Workload(name, shapes, size)
+        for name, operation in OPERATIONS.items()
+        if kernel in operation.kernels
+        for shapes in operation.models(models)
+        for size in operation.sizes
+    ]

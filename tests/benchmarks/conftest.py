@@ -1,4 +1,4 @@
-"""What the tests of several benchmarks share: interpreted kernels, and a benchmark's workers in this process."""
+"""What the tests of several benchmarks share: a benchmark's workers in this process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from qwen35mm.assets import demo_model_path
-
-
-@pytest.fixture
-def on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreted kernels take the benchmarks' cases, whose tensors are on the CPU."""
-    from benchmarks import kernel_cases
-
-    monkeypatch.setattr(kernel_cases, "DEVICE", "cpu")
 
 
 class InProcess:

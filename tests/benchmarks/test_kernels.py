@@ -1,22 +1,55 @@
-"""How the kernels' benchmark measures and reports, on a card that is imagined."""
+"""The kernels' benchmarks: their cases compute what the reference does; measured on a card that is imagined."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import kernel_cases, kernels
-from benchmarks.kernel_cases import Case
-from benchmarks.kernels import Ceilings, report, time_ms
-from benchmarks.report import Spread
+pytest.importorskip("triton", reason="Triton has no package for this platform")
 
+from benchmarks import kernels, kernels_cpu
+from benchmarks.kernel_cases import Cases, Shapes, relative_error, tensors
+from benchmarks.kernels import Ceilings, cases_of, report, time_ms
+from benchmarks.report import Spread
+from qwen35mm_kernels import cpu, gpu, reference
+
+TINY = Shapes("tiny", 64, 4, 2, 4, k_heads=2, gdn_dim=16, head_dim=32, rotary_dim=16, experts=(8, 2, 32), vocab=2000)
 LAUNCH_MS, KERNEL_MS = 3.0, 0.25
+
+
+@pytest.mark.parametrize(("ops", "size"), [(cpu, 3), pytest.param(gpu, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("operation", sorted({*reference.__all__} - {"moe_route"}))
+def test_a_case_computes_what_its_reference_does(operation: str, ops: Any, size: int) -> None:
+    torch.manual_seed(0)
+    sizes = (size, 128 * (size // 64 + 1)) if operation.startswith("paged_attention") else (size,)
+    case = getattr(Cases(TINY, "cpu"), operation)(*sizes)
+    expected = tensors(case.expected())
+    for ours, theirs in zip(tensors(case.run(ops)), expected, strict=True):
+        assert torch.equal(ours, theirs) or relative_error(ours, theirs) < 1e-2
+    assert case.operation == operation
+    assert case.num_bytes > 0
+
+
+@torch.inference_mode()
+def test_transformers_computes_the_same_on_a_cpu() -> None:
+    for dtype in kernels_cpu.MAX_RELATIVE_ERROR:
+        made = Cases(TINY, "cpu", dtype)
+        for operation, (_, peer_of) in kernels_cpu.PEERS.items():
+            case = getattr(made, operation)(*((1, 128) if operation == "paged_attention_decode" else (64,)))
+            kernels_cpu.measure(case, peer_of(case), lambda: 0.0, repeats=1)
+
+
+def test_operations_are_picked_by_their_names() -> None:
+    made = Cases(TINY, "cpu")
+    picked = [(case.operation, case.shape, graph) for case, graph in cases_of(made, [64], [1], "gated_delta")]
+    assert picked == [("gated_delta_prefill", "tiny T=64", False)]
+    picked = [(case.operation, graph) for case, graph in cases_of(made, [64], [2, 3], "moe")]
+    assert picked == [("moe_experts", False), ("moe_experts", True), ("moe_experts", True)]
 
 
 class Card:
@@ -75,22 +108,21 @@ def test_a_call_that_waits_for_the_card_is_not_timed(card: Card) -> None:
 
 def test_a_case_that_fails_costs_no_other_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "time_ms", lambda run, **options: Spread.of([2.0]))
-    one, other = torch.ones(3), torch.full((3,), 1.5)
+    cases = [Cases(TINY, "cpu").rms_norm(length) for length in (1, 2, 3)]
 
-    def explode() -> torch.Tensor:
-        raise RuntimeError("out of resources")
+    def rms_norm(x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        if len(x) == 2:
+            raise RuntimeError("out of resources")
+        return cpu.rms_norm(x, *arguments, **options) * (1.5 if len(x) == 1 else 1)
 
-    def cases() -> Iterator[Case]:
-        yield Case("wrong", "T=1", ours=lambda: other, expected=lambda: one, num_bytes=1)
-        yield Case("broken", "T=1", ours=explode, expected=lambda: one, num_bytes=1)
-        yield Case("right", "T=1", ours=lambda: one, expected=lambda: one, num_bytes=10, peer=lambda: one)
-
-    results, failed = report(cases(), Ceilings(bytes_per_s=1e4, flops_per_s=1.0), repeats=1)
-    assert [result["kernel"] for result in results] == ["right"]
-    assert results[0]["limit_ms"] == 1.0
+    monkeypatch.setattr(gpu, "rms_norm", rms_norm)
+    ceilings = Ceilings(bytes_per_s=cases[2].num_bytes * 1e3, flops_per_s=1.0)
+    results, failed = report(((case, False) for case in cases), ceilings, repeats=1)
+    assert [(result["kernel"], result["shape"]) for result in results] == [("rms_norm", "tiny T=3")]
+    assert (results[0]["limit_ms"], results[0]["fla_ms"]) == (1.0, None)
     assert failed == [
-        "wrong, T=1: ArithmeticError: ours is off by a relative 5.0e-01",
-        "broken, T=1: RuntimeError: out of resources",
+        "rms_norm, tiny T=1: ArithmeticError: ours is off by a relative 5.0e-01",
+        "rms_norm, tiny T=2: RuntimeError: out of resources",
     ]
 
 
@@ -101,14 +133,14 @@ def test_a_peer_that_lacks_something_is_not_taken_for_absent(monkeypatch: pytest
 
         return fail
 
-    kernel_cases.fla.cache_clear()
+    kernels.fla.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert kernel_cases.fla("ops.gated_delta_rule") is None
-    kernel_cases.fla.cache_clear()
+    assert kernels.fla("ops.gated_delta_rule") is None
+    kernels.fla.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(kernel_cases.importlib, "import_module", lacks("fla.modules.elsewhere"))
-    assert kernel_cases.fla("modules.elsewhere") is None
-    kernel_cases.fla.cache_clear()
-    monkeypatch.setattr(kernel_cases.importlib, "import_module", lacks("einops"))
+    monkeypatch.setattr(kernels.importlib, "import_module", lacks("fla.modules.elsewhere"))
+    assert kernels.fla("modules.elsewhere") is None
+    kernels.fla.cache_clear()
+    monkeypatch.setattr(kernels.importlib, "import_module", lacks("einops"))
     with pytest.raises(ModuleNotFoundError, match="einops"):
-        kernel_cases.fla("ops.gated_delta_rule")
+        kernels.fla("ops.gated_delta_rule")

@@ -14,12 +14,12 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from benchmarks import tune_kernels
+from benchmarks import tune_kernels, tuning_spaces
+from benchmarks.kernel_cases import SHAPES, Shapes
 from benchmarks.report import Spread
-from benchmarks.shapes import SHAPES, Shapes
 from benchmarks.tune_kernels import log, main, tune_all
 from benchmarks.tuning import Outcome, Refused, Wrong
-from benchmarks.tuning_workloads import OPERATIONS
+from benchmarks.tuning_spaces import OPERATIONS
 from qwen35mm_kernels.gpu import launch
 from qwen35mm_kernels.gpu.tables import Config, Table, read_table, write_table
 
@@ -32,17 +32,17 @@ FAST = Config({"BLOCK_ROWS": 4}, num_warps=8, num_stages=1)
 class Pool:
     """Compiles nothing, at once; but not one configuration."""
 
-    def submit(self, function: Any, named: Any, configs: Table) -> Future[str | None]:
+    def submit(self, function: Any, workloads: Any, configs: Table) -> Future[str | None]:
         done: Future[str | None] = Future()
         done.set_result("CompilationError" if configs.get(NORM) == Config({"BLOCK_ROWS": 2}, 4, 1) else None)
         return done
 
 
 @pytest.fixture
-def card(on_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted kernels on a few rows; FAST takes half the time, and every other configuration the same."""
-    few = {name: dataclasses.replace(operation, sizes=(3, 5)) for name, operation in OPERATIONS.items()}
-    monkeypatch.setattr(tune_kernels, "OPERATIONS", few)
+    few = {name: dataclasses.replace(operation, sizes=((3,), (5,))) for name, operation in OPERATIONS.items()}
+    monkeypatch.setattr(tuning_spaces, "OPERATIONS", few)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(tune_kernels, "processes", lambda capability, count: contextlib.nullcontext(Pool()))
 
@@ -57,7 +57,7 @@ def card(on_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tuned(path: Path, kernels: list[str] = KERNELS, budget_s: float = 60) -> list[Outcome]:
     with torch.inference_mode():
-        return list(tune_all(kernels, MODELS, path, {"card": "Some Card"}, 1, budget_s))
+        return list(tune_all(kernels, MODELS, path, {"card": "Some Card"}, 1, budget_s, "cpu"))
 
 
 def test_what_is_faster_is_in_the_table_and_the_rest_is_not(card: None, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_each_shape_is_in_the_table_before_the_next_begins(
 ) -> None:
     path = tmp_path / "card.json"
     with torch.inference_mode():
-        outcomes = tune_all(KERNELS, MODELS, path, {}, 1, 60)
+        outcomes = tune_all(KERNELS, MODELS, path, {}, 1, 60, "cpu")
         assert next(outcomes).chosen == FAST
         assert read_table(path) == {NORM: FAST}
 
@@ -109,9 +109,7 @@ def test_a_wrong_result_is_loud(capsys: pytest.CaptureFixture[str]) -> None:
     assert last == "rms_norm D256: the default stays (x1.000; 7 of 9 candidates timed at every size, 2 out)"
 
 
-def test_a_dry_run_needs_no_card(
-    on_triton: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_needs_no_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["tune_kernels.py", "--dry-run", "--only", "norm"])
     main()
     lines = capsys.readouterr().out.splitlines()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
+from benchmarks.kernel_cases import Cases, Shapes
 from benchmarks.tuning import Checked, Configs, Refused, Wrong, choose, tune
-from benchmarks.tuning_workloads import Workload
+from qwen35mm_kernels import gpu, reference
 from qwen35mm_kernels.gpu.tables import Config
 
 A, B, C, DEFAULT = (Config({"BLOCK": size}) for size in (16, 32, 64, 128))
@@ -95,50 +97,53 @@ def test_other_kernels_keep_their_configurations() -> None:
     assert seen == [{("other", "D64"): B, KEY: config} for config in (DEFAULT, A)]
 
 
-class Counter:
-    """An operation that doubles its input, and changes a tensor in place; by `error` both may go wrong."""
+class Card:
+    """Adds and normalises with errors, in the result and in what is changed."""
 
-    def __init__(self, exact: bool = False) -> None:
-        self.x, self.state = torch.arange(1.0, 9.0), torch.ones(4)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.error = self.state_error = 0.0
-        self.workload = Workload("double", self.run, lambda: 2 * self.x, (self.state,), exact)
+        monkeypatch.setattr(gpu, "add_rms_norm", self.add_rms_norm)
+        self.case = Cases(Shapes("small", 64, 2, 1, 2), "cpu").add_rms_norm(4)
 
-    def run(self) -> torch.Tensor:
-        self.state.add_(1 + self.state_error)
-        return 2 * self.x + self.error
+    def add_rms_norm(self, x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        out = reference.add_rms_norm(x, *arguments)
+        x *= 1 + self.state_error
+        return out * (1 + self.error)
 
 
-def test_a_result_that_is_off_is_wrong() -> None:
-    counter = Counter()
-    checked = Checked(counter.workload, {})
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    return Card(monkeypatch)
+
+
+def test_a_result_that_is_off_is_wrong(card: Card) -> None:
+    checked = Checked(card.case, {})
     for _ in range(3):
         checked.check({})  # from the same state each time
-    counter.error = 1e-3
+    card.error = 1e-3
     checked.check({})
     for error in (1.0, torch.nan):
-        counter.error = error
-        with pytest.raises(Wrong, match="double is off by a relative"):
+        card.error = error
+        with pytest.raises(Wrong, match="add_rms_norm, small T=4 is off by a relative"):
             checked.check({})
 
 
-def test_a_changed_tensor_must_be_as_the_default_leaves_it() -> None:
-    counter = Counter()
-    checked = Checked(counter.workload, {})
-    counter.state_error = 0.5
-    with pytest.raises(Wrong, match=r"double is off by a relative 2\.5e-01"):
+def test_a_changed_tensor_must_be_as_the_default_leaves_it(card: Card) -> None:
+    checked = Checked(card.case, {})
+    card.state_error = 0.5
+    with pytest.raises(Wrong, match=r"is off by a relative 5\.0e-01"):
         checked.check({})
 
 
-def test_a_wrong_default_is_found_at_once() -> None:
-    counter = Counter()
-    counter.error = 1.0
+def test_a_wrong_default_is_found_at_once(card: Card) -> None:
+    card.error = 1.0
     with pytest.raises(Wrong):
-        Checked(counter.workload, {})
+        Checked(card.case, {})
 
 
-def test_token_ids_must_be_equal() -> None:
-    counter = Counter(exact=True)
-    checked = Checked(counter.workload, {})
-    counter.error = 1e-3
+def test_token_ids_must_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "sample", reference.sample)
+    checked = Checked(Cases(Shapes("small", 64, 2, 1, 2, vocab=50), "cpu").sample(2), {})
+    monkeypatch.setattr(gpu, "sample", lambda *arguments: reference.sample(*arguments) + 1)
     with pytest.raises(Wrong, match="differs from the reference"):
         checked.check({})

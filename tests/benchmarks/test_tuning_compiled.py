@@ -10,11 +10,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from benchmarks import kernel_cases
-from benchmarks.shapes import SHAPES
+from benchmarks.kernel_cases import SHAPES
 from benchmarks.tune_kernels import by_shape, compile_all
 from benchmarks.tuning_compile import processes
-from benchmarks.tuning_spaces import SPACES
+from benchmarks.tuning_spaces import SPACES, Workload
 from qwen35mm_kernels.gpu.tables import Config
 
 
@@ -28,7 +27,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch, cache: Path, capability: int) -> 
 def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     key, good, bad = ("rms_norm", "D1024"), Config({"BLOCK_ROWS": 4}, 8, 1), Config({"BLOCK_ROWS": 3}, 8, 1)
     with compiling(monkeypatch, tmp_path, 90) as pool:
-        compiled, failed = compile_all(pool, key, [good, bad], [("rms_norm", SHAPES["0.8B"], 4)], {})
+        compiled, failed = compile_all(pool, key, [good, bad], [Workload("rms_norm", SHAPES["0.8B"], (4,))], {})
     assert compiled == [good]
     ((config, reason),) = failed
     assert config == bad
@@ -39,17 +38,14 @@ def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_every_candidate_compiles(
-    capability: int, on_triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(kernel_cases, "DEVICE", "meta")
+def test_every_candidate_compiles(capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failures = []
     with compiling(monkeypatch, tmp_path, capability) as pool, torch.inference_mode():
         for kernel, space in SPACES.items():
             # The mixture has every kernel.
-            shapes = by_shape(kernel, [SHAPES["35B-A3B"]], {})
+            shapes = by_shape(kernel, [SHAPES["35B-A3B"]], {}, "meta")
             assert shapes
-            for shape, (default, named) in shapes.items():
+            for shape, (default, workloads) in shapes.items():
                 candidates = [default, *space.candidates(shape, default)]
-                failures += compile_all(pool, (kernel, shape), candidates, named[-1:], {})[1]
+                failures += compile_all(pool, (kernel, shape), candidates, workloads[-1:], {})[1]
     assert failures == []

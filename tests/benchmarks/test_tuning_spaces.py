@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,28 +12,27 @@ import torch
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 import qwen35mm_kernels
-from benchmarks import kernel_cases, tuning_workloads
-from benchmarks.shapes import SHAPES, Shapes
-from benchmarks.tune_kernels import asked_by, workloads_of
+from benchmarks.kernel_cases import SHAPES, Case, Cases, Shapes
+from benchmarks.tune_kernels import asked_by
 from benchmarks.tuning import Checked
-from benchmarks.tuning_spaces import SPACES, sizes_of
-from benchmarks.tuning_workloads import OPERATIONS, Workload
+from benchmarks.tuning_spaces import OPERATIONS, SPACES, sizes_of, workloads_of
+from qwen35mm_kernels import gpu
 from qwen35mm_kernels.gpu.launch import trial
 from qwen35mm_kernels.gpu.tables import Table
 
 GPU = Path(qwen35mm_kernels.__file__).parent / "gpu"
 # Few heads and tokens, but heads and states of the real sizes: the blocks are cut from those.
-SMALL = Shapes("small", 320, 2, 1, 2, vision_heads=2, k_heads=1, experts=(2, 2, 64))
-SMALL_SIZES: dict[str, tuple[Any, ...]] = {
-    "gdn_prefill": (70,),
-    "gdn_step": (2,),
-    "attention_decode": ((2, 320),),
-    "attention_prefill": ((70, 128),),
-    "moe_experts": (3, 5, 97),
-    "sample": (4,),
+SMALL = Shapes("small", 320, 2, 1, 2, vision_heads=2, k_heads=1, experts=(2, 2, 64), vocab=9000)
+SMALL_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "gated_delta_prefill": ((70,),),
+    "gdn_decode_step": ((2,),),
+    "paged_attention_decode": ((2, 320),),
+    "paged_attention_prefill": ((70, 128),),
+    "moe_experts": ((3,), (5,), (97,)),
+    "sample": ((4,),),
 }
-# Some seconds each, interpreted.
-LONG = {"gdn_scan", "gdn_prepare", "moe_gate_up", "moe_down", "moe_combine", "sampling", "causal_conv1d"}
+# The others take 3 to 25 s each, interpreted.
+QUICK = {"rms_norm", "gated_rms_norm", "apply_partial_rope", "mrope_cos_sin"}
 
 
 def kernels_in_sources() -> set[str]:
@@ -60,13 +57,12 @@ def test_sizes_are_read_from_the_name_of_a_shape() -> None:
 
 
 @torch.inference_mode()
-def test_candidates_are_few_and_fit_the_real_shapes(on_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_cases, "DEVICE", "meta")
+def test_candidates_are_few_and_fit_the_real_shapes() -> None:
     asked: Table = {}
     for kernel in SPACES:
-        for named in workloads_of(kernel, list(SHAPES.values())):
-            of_one = asked_by(named, {})
-            assert {name for name, _ in of_one} <= set(OPERATIONS[named[0]].kernels)
+        for workload in workloads_of(kernel, list(SHAPES.values())):
+            of_one = asked_by(workload, {}, "meta")
+            assert {name for name, _ in of_one} <= set(OPERATIONS[workload.operation].kernels)
             asked |= of_one
     assert {kernel for kernel, _ in asked} == set(SPACES)
     for (kernel, shape), default in asked.items():
@@ -80,26 +76,26 @@ def test_candidates_are_few_and_fit_the_real_shapes(on_triton: None, monkeypatch
             assert config.num_warps in {1, 2, 4, 8, 16}
 
 
-def small_workloads(kernel: str) -> Iterator[Workload]:
+def small_cases(kernel: str) -> Iterator[Case]:
+    made = Cases(SMALL, "cpu")
     for name, operation in OPERATIONS.items():
         if kernel in operation.kernels:
-            make = functools.partial(tuning_workloads._sample, vocab=9000) if name == "sample" else operation.make
-            for size in SMALL_SIZES.get(name, (5,)):
-                yield make(SMALL, size)
+            for size in SMALL_SIZES.get(name, ((5,),)):
+                yield getattr(made, name)(*size)
 
 
 @pytest.mark.parametrize(
-    "kernel", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in SPACES]
+    "kernel", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SPACES]
 )
 @torch.inference_mode()
-def test_every_cut_gives_the_right_result(kernel: str, on_triton: None) -> None:
+def test_every_cut_gives_the_right_result(kernel: str) -> None:
     """Interpreted: warps and stages make no difference here, blocks do."""
     torch.manual_seed(0)
     cuts = set()
-    for workload in small_workloads(kernel):
-        checked = Checked(workload, {})
+    for case in small_cases(kernel):
+        checked = Checked(case, {})
         with trial({}, lambda *arguments, **constants: None) as asked:
-            workload.run()
+            case.run(gpu)
         for (name, shape), default in asked.items():
             for config in SPACES[kernel].candidates(shape, default) if name == kernel else ():
                 cut = (shape, *config.blocks.values())

@@ -16,8 +16,9 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from qwen35mm.errors import StorageError
@@ -52,21 +53,24 @@ class Database:
 
     Args:
         migrations: the statements of each version of its tables; the format's version is their number.
+        functions: pure ones for SQL, by their names there; of any arguments.
     """
 
-    def __init__(self, path: Path, *, migrations: Sequence[Sequence[str]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        migrations: Sequence[Sequence[str]],
+        functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
         self._path = path
         self._migrations = migrations
+        self._functions = functions
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.RLock()
-        self._functions: list[tuple[str, int, Callable[..., Any]]] = []
         self._order = next(_creation)
         with _registry_lock:
             _databases.add(self)
-
-    def add_function(self, name: str, num_arguments: int, function: Callable[..., Any]) -> None:
-        """A pure function for SQL; before the first use."""
-        self._functions.append((name, num_arguments, function))
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -100,14 +104,8 @@ class Database:
             connection = self._connection
             assert not connection.in_transaction, "a transaction inside another"
             connection.execute(f"PRAGMA synchronous={synchronous}")
-            connection.execute(begin)
-            try:
+            with _committed(connection, begin):
                 yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
 
     @contextlib.contextmanager
     def _errors_in_words(self) -> Iterator[None]:
@@ -135,8 +133,8 @@ class Database:
             self._refuse_foreign(connection)
             _use_wal(connection)
             connection.execute("PRAGMA foreign_keys=ON")
-            for name, num_arguments, function in self._functions:
-                connection.create_function(name, num_arguments, function, deterministic=True)
+            for name, function in self._functions.items():
+                connection.create_function(name, -1, function, deterministic=True)
             self._migrate(connection)
         except BaseException:
             connection.close()
@@ -165,17 +163,23 @@ class Database:
     def _migrate(self, connection: sqlite3.Connection) -> None:
         if self._refuse_foreign(connection) == len(self._migrations):
             return
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with _committed(connection, "BEGIN IMMEDIATE"):
             for statements in self._migrations[self._refuse_foreign(connection) :]:
                 for statement in statements:
                     connection.execute(statement)
             connection.execute(f"PRAGMA user_version={len(self._migrations)}")
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
+
+
+@contextlib.contextmanager
+def _committed(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
 
 
 def make_folder(folder: Path) -> None:

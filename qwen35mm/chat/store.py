@@ -14,6 +14,7 @@ import time
 import unicodedata
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ from qwen35mm.chat.tables import MIGRATIONS
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ConversationDataError, NotFoundError
 
-_CONVERSATION = "id, title, created_s, updated_s, head, settings, first"
-_NODE = "id, parent, role, created_s, text, reasoning, thinking_s, status, error, notes, stats, model"
-_UPDATED = "text, reasoning, thinking_s, status, error, notes, stats, model"
+# Columns are called as the fields are.
+_CONVERSATION = ", ".join(field.name for field in fields(Conversation))
+_NODE = ", ".join(field.name for field in fields(Node) if field.name != "attachments")
+_ATTACHMENT = ", ".join(field.name for field in fields(Attachment))
+_PLACE_AND_TIME = ("id", "parent", "role", "created_s")
 
 
 class ConversationStore:
@@ -49,9 +52,10 @@ class ConversationStore:
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._database = Database(folder / "conversations.sqlite", migrations=MIGRATIONS)
+        self._database = Database(
+            folder / "conversations.sqlite", migrations=MIGRATIONS, functions={"contains_folded": _contains_folded}
+        )
         self.media = MediaStore(folder / "media", self._database, clock)
-        self._database.add_function("contains_folded", 2, _contains_folded)
 
     def close(self) -> None:
         """Gives the database back; the next call opens it again."""
@@ -96,7 +100,7 @@ class ConversationStore:
                 for node_id in (conversation.head, conversation.first):
                     if node_id is not None and node_id not in tree.nodes:
                         raise ConversationDataError("The conversation is damaged: a message that it names is missing.")
-                _insert_conversation(connection, owner, conversation)
+                _insert(connection, "conversations", {"owner": owner, **_conversation_row(vars(conversation))})
                 for node in tree.nodes.values():
                     _insert_node(connection, conversation.id, node)
                     for attachment in node.attachments:
@@ -104,21 +108,19 @@ class ConversationStore:
                             raise NotFoundError("A message's file is not kept any more. Add it again.")
                     _release(connection, owner, node.attachments)
 
-    def rename(self, owner: str, conversation_id: str, title: str) -> None:
-        """Raises NotFoundError."""
-        self._set(owner, conversation_id, title=title)
+    def change(self, owner: str, conversation_id: str, **values: Any) -> None:
+        """Changes a conversation's title, settings, head or first; see `Conversation`.
 
-    def set_settings(self, owner: str, conversation_id: str, settings: Mapping[str, Any]) -> None:
-        """Replaces a conversation's settings. Raises NotFoundError."""
-        self._set(owner, conversation_id, settings=dump_object(settings, "conversation's settings"))
-
-    def set_head(self, owner: str, conversation_id: str, node_id: str | None) -> None:
-        """Chooses the leaf that is shown. Raises NotFoundError."""
-        self._set(owner, conversation_id, head=node_id)
-
-    def set_first(self, owner: str, conversation_id: str, node_id: str | None) -> None:
-        """Chooses the oldest message that prompts still hold, None for all. Raises NotFoundError."""
-        self._set(owner, conversation_id, first=node_id)
+        Raises:
+            NotFoundError: no such conversation, or the head or the first is not in it.
+            ConversationDataError: settings that are no JSON object.
+        """
+        with self._database.writing() as connection:
+            _read_conversation(connection, owner, conversation_id)
+            for node_id in (values.get("head"), values.get("first")):
+                if node_id is not None:
+                    _check_in(connection, owner, conversation_id, node_id)
+            _update(connection, "conversations", conversation_id, _conversation_row(values))
 
     def delete(self, owner: str, conversation_id: str) -> None:
         """Deletes a conversation; files that nothing else has go with `media.collect_garbage`. Raises NotFoundError."""
@@ -154,7 +156,7 @@ class ConversationStore:
         """
         changes: dict[str, Any] = {"updated_s": self._clock(), "head": nodes[-1].id}
         if settings is not None:
-            changes["settings"] = dump_object(settings, "conversation's settings")
+            changes["settings"] = settings
         if first is not None:
             changes["first"] = first
         with self._database.writing() as connection:
@@ -164,7 +166,7 @@ class ConversationStore:
                     _check_in(connection, owner, conversation_id, node.parent)
                 _insert_node(connection, conversation_id, node)
                 _release(connection, owner, node.attachments)
-            _update(connection, conversation_id, **changes)
+            _update(connection, "conversations", conversation_id, _conversation_row(changes))
 
     def update(self, owner: str, node: Node) -> None:
         """Writes what can change of a message: all but its place and its time.
@@ -173,15 +175,14 @@ class ConversationStore:
             NotFoundError: no such message.
             ConversationDataError: a value that a field can't have.
         """
-        columns = _columns(node, _UPDATED)
-        assignments = ", ".join(f"{name} = ?" for name in columns)
+        row = {name: value for name, value in _node_row(node).items() if name not in _PLACE_AND_TIME}
         with self._database.writing() as connection:
             conversation_id = _conversation_of(connection, owner, node.id)
-            connection.execute(f"UPDATE nodes SET {assignments} WHERE id = ?", (*columns.values(), node.id))
+            _update(connection, "nodes", node.id, row)
             connection.execute("DELETE FROM attachments WHERE node = ?", (node.id,))
             _insert_attachments(connection, node)
             _release(connection, owner, node.attachments)
-            _update(connection, conversation_id, updated_s=self._clock())
+            _update(connection, "conversations", conversation_id, {"updated_s": self._clock()})
 
     def delete_node(self, owner: str, node_id: str) -> None:
         """Deletes a message with everything below it. Raises NotFoundError.
@@ -201,7 +202,7 @@ class ConversationStore:
                 changes["head"] = tree.newest_leaf(siblings[-1]) if siblings else tree.nodes[node_id].parent
             if conversation.first in deleted:
                 changes["first"] = None
-            _update(connection, conversation_id, **changes)
+            _update(connection, "conversations", conversation_id, changes)
 
     # A person's presets and preferences: JSON objects that mean nothing here
 
@@ -234,14 +235,6 @@ class ConversationStore:
         row = (owner, dump_object(values, "preferences"))
         with self._database.writing() as connection:
             connection.execute("INSERT OR REPLACE INTO preferences (owner, value) VALUES (?, ?)", row)
-
-    def _set(self, owner: str, conversation_id: str, **columns: Any) -> None:
-        with self._database.writing() as connection:
-            _read_conversation(connection, owner, conversation_id)
-            for node_id in (columns.get("head"), columns.get("first")):
-                if node_id is not None:
-                    _check_in(connection, owner, conversation_id, node_id)
-            _update(connection, conversation_id, **columns)
 
 
 def new_id() -> str:
@@ -291,8 +284,8 @@ def _read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[No
     """All messages of a conversation, in the order in which they came."""
     attachments: dict[str, list[Attachment]] = {}
     rows = connection.execute(
-        "SELECT a.node, a.digest, a.kind, a.name, a.num_bytes, a.plan FROM attachments AS a "
-        "JOIN nodes AS n ON n.id = a.node WHERE n.conversation = ? ORDER BY a.node, a.position",
+        f"SELECT node, {_ATTACHMENT} FROM attachments WHERE node IN (SELECT id FROM nodes WHERE conversation = ?) "
+        "ORDER BY node, position",
         (conversation_id,),
     )
     for node_id, digest, kind, name, num_bytes, plan in rows:
@@ -301,71 +294,57 @@ def _read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[No
     names = _NODE.split(", ")
     rows = connection.execute(f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY sequence", (conversation_id,))
     for row in rows:
-        fields = dict(zip(names, row, strict=True))
-        fields["notes"] = tuple(load_object(fields["notes"], "message's notes").get("notes", ()))
-        fields["stats"] = None if fields["stats"] is None else load_object(fields["stats"], "message's numbers")
-        nodes.append(Node(**fields, attachments=tuple(attachments.get(fields["id"], ()))))
+        values = dict(zip(names, row, strict=True))
+        values["notes"] = tuple(load_object(values["notes"], "message's notes").get("notes", ()))
+        values["stats"] = None if values["stats"] is None else load_object(values["stats"], "message's numbers")
+        nodes.append(Node(**values, attachments=tuple(attachments.get(values["id"], ()))))
     return nodes
 
 
-def _insert_conversation(connection: sqlite3.Connection, owner: str, conversation: Conversation) -> None:
-    columns = {**vars(conversation), "settings": dump_object(conversation.settings, "conversation's settings")}
-    connection.execute(
-        f"INSERT INTO conversations (owner, {', '.join(columns)}) VALUES (?{', ?' * len(columns)})",
-        (owner, *columns.values()),
-    )
-
-
 def _insert_node(connection: sqlite3.Connection, conversation_id: str, node: Node) -> None:
-    """A new message; its parent may still follow in the same transaction.
-
-    Raises:
-        ConversationDataError: a field has a value that it can't have, or a message has this id already.
-    """
-    columns = _columns(node, _NODE)
-    try:
-        connection.execute(
-            f"INSERT INTO nodes (conversation, {_NODE}) VALUES (?{', ?' * len(columns)})",
-            (conversation_id, *columns.values()),
-        )
-    except sqlite3.IntegrityError:
-        raise ConversationDataError("A message with this id is there already.") from None
+    """A new message; its parent may still follow in the same transaction. Raises ConversationDataError."""
+    _insert(connection, "nodes", {"conversation": conversation_id, **_node_row(node)})
     _insert_attachments(connection, node)
-
-
-def _columns(node: Node, names: str) -> dict[str, Any]:
-    """A message's checked values for columns of these names."""
-    columns = {name: value for name, value in vars(checked_node(node)).items() if name in names.split(", ")}
-    columns["notes"] = dump_object({"notes": node.notes}, "message's notes")
-    columns["stats"] = None if node.stats is None else dump_object(node.stats, "message's numbers")
-    return {name: columns[name] for name in names.split(", ")}
 
 
 def _insert_attachments(connection: sqlite3.Connection, node: Node) -> None:
     for position, attachment in enumerate(node.attachments):
-        connection.execute(
-            "INSERT INTO attachments (node, position, digest, kind, name, num_bytes, plan) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                node.id,
-                position,
-                attachment.digest,
-                attachment.kind,
-                attachment.name,
-                attachment.num_bytes,
-                dump_plan(attachment.plan),
-            ),
-        )
+        values = {**vars(attachment), "plan": dump_plan(attachment.plan)}
+        _insert(connection, "attachments", {"node": node.id, "position": position, **values})
+
+
+def _conversation_row(values: Mapping[str, Any]) -> dict[str, Any]:
+    row = dict(values)
+    if "settings" in row:
+        row["settings"] = dump_object(row["settings"], "conversation's settings")
+    return row
+
+
+def _node_row(node: Node) -> dict[str, Any]:
+    """Raises ConversationDataError for a value that a field can't have."""
+    row = {**vars(checked_node(node)), "notes": dump_object({"notes": node.notes}, "message's notes")}
+    row["stats"] = None if node.stats is None else dump_object(node.stats, "message's numbers")
+    del row["attachments"]
+    return row
+
+
+def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
+    """Raises ConversationDataError where there is a row of this id."""
+    places = ", ".join("?" * len(row))
+    try:
+        connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", (*row.values(),))
+    except sqlite3.IntegrityError:
+        raise ConversationDataError("A conversation or a message with this id is there already.") from None
+
+
+def _update(connection: sqlite3.Connection, table: str, identity: str, row: Mapping[str, Any]) -> None:
+    assignments = ", ".join(f"{name} = ?" for name in row)
+    connection.execute(f"UPDATE {table} SET {assignments} WHERE id = ?", (*row.values(), identity))
 
 
 def _release(connection: sqlite3.Connection, owner: str, attachments: Iterable[Attachment]) -> None:
     rows = [(owner, attachment.digest) for attachment in attachments]
     connection.executemany("DELETE FROM held WHERE owner = ? AND digest = ?", rows)
-
-
-def _update(connection: sqlite3.Connection, conversation_id: str, **columns: Any) -> None:
-    assignments = ", ".join(f"{name} = ?" for name in columns)
-    connection.execute(f"UPDATE conversations SET {assignments} WHERE id = ?", (*columns.values(), conversation_id))
 
 
 def _folded(text: str) -> str:

@@ -48,8 +48,8 @@ def full(store: ConversationStore, title: str = "Ein Bär: 猫/../x") -> Convers
     edited = node(text="edited", created_s=first.created_s, attachments=(picture,))
     for message in (first, answer, again, below, edited):
         store.add(ME, made.id, message)
-    store.set_head(ME, made.id, below.id)
-    store.set_first(ME, made.id, answer.id)
+    store.change(ME, made.id, head=below.id)
+    store.change(ME, made.id, first=answer.id)
     return store.read(ME, made.id)[0]
 
 

@@ -45,7 +45,7 @@ def test_everything_comes_back(store: ConversationStore, reopened: Callable[[], 
     )
     store.add(ME, made.id, question)
     store.add(ME, made.id, answer)
-    store.set_first(ME, made.id, answer.id)
+    store.change(ME, made.id, first=answer.id)
 
     store = reopened()
     found, tree = store.read(ME, made.id)
@@ -81,9 +81,9 @@ def test_the_last_message_is_shown_unless_another_is_chosen(store: ConversationS
     question, answer = (first := node(last.id)), reply(first.id)
     store.add(ME, conversation.id, question, answer)
     assert store.read(ME, conversation.id)[0].head == answer.id
-    store.set_head(ME, conversation.id, last.id)
+    store.change(ME, conversation.id, head=last.id)
     assert store.read(ME, conversation.id)[0].head == last.id
-    store.set_head(ME, conversation.id, None)
+    store.change(ME, conversation.id, head=None)
     assert store.read(ME, conversation.id)[0].head is None
 
 
@@ -119,8 +119,8 @@ def test_a_wrong_value_changes_nothing(store: ConversationStore) -> None:
         lambda: store.add(ME, conversation.id, node(last.id, id="x")),
         lambda: store.add(ME, conversation.id, node(last.id, id=last.id)),
         lambda: store.add(ME, conversation.id, node("0" * 32)),
-        lambda: store.set_head(ME, conversation.id, "0" * 32),
-        lambda: store.set_settings(ME, conversation.id, {"x": object()}),
+        lambda: store.change(ME, conversation.id, head="0" * 32),
+        lambda: store.change(ME, conversation.id, settings={"x": object()}),
     ]
     for attempt in attempts:
         with pytest.raises(StorageError):
@@ -138,8 +138,8 @@ def test_delete_node_moves_the_head(store: ConversationStore) -> None:
     third = reply(question)
     for message in (again, below, third):
         store.add(ME, conversation.id, message)
-    store.set_head(ME, conversation.id, last.id)
-    store.set_first(ME, conversation.id, last.id)
+    store.change(ME, conversation.id, head=last.id)
+    store.change(ME, conversation.id, first=last.id)
 
     def deleted(node_id: str) -> Conversation:
         store.delete_node(ME, node_id)
@@ -174,7 +174,7 @@ def test_list_is_newest_first_in_pages(store: ConversationStore) -> None:
     expected = [made[1], made[4], made[3], made[2], made[0]]
     assert [c.id for c in store.find(ME)] == expected
     assert [c.id for c in store.find(ME, limit=2, offset=1)] == expected[1:3]
-    store.rename(ME, made[0], "zero")
+    store.change(ME, made[0], title="zero")
     assert [c.title for c in store.find(ME)][-1] == "zero"
 
 
@@ -242,12 +242,12 @@ def test_another_owner_finds_and_changes_nothing(store: ConversationStore) -> No
         lambda: store.add(OTHER, other.id, node(last.id)),
         lambda: store.update(OTHER, replace(last, text="x")),
         lambda: store.delete_node(OTHER, last.id),
-        lambda: store.set_head(OTHER, conversation.id, last.id),
-        lambda: store.set_head(OTHER, other.id, last.id),
-        lambda: store.set_first(OTHER, other.id, last.id),
-        lambda: store.set_first(ME, conversation.id, other_last.id),
-        lambda: store.rename(OTHER, conversation.id, "x"),
-        lambda: store.set_settings(OTHER, conversation.id, {}),
+        lambda: store.change(OTHER, conversation.id, head=last.id),
+        lambda: store.change(OTHER, other.id, head=last.id),
+        lambda: store.change(OTHER, other.id, first=last.id),
+        lambda: store.change(ME, conversation.id, first=other_last.id),
+        lambda: store.change(OTHER, conversation.id, title="x"),
+        lambda: store.change(OTHER, conversation.id, settings={}),
         lambda: store.delete(OTHER, conversation.id),
     ]
     for attempt in attempts:

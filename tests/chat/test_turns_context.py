@@ -44,8 +44,8 @@ async def test_oldest_messages_are_left_out_as_offered(kit: ChatKit) -> None:
 
 async def test_a_new_chat_begins_with_a_summary(kit: ChatKit) -> None:
     asked = await talk(kit, 2, 100)
-    kit.store.rename(ME.owner, asked.conversation, "Shapes")
-    kit.store.set_settings(ME.owner, asked.conversation, {"system": "Be short."})
+    kit.store.change(ME.owner, asked.conversation, title="Shapes")
+    kit.store.change(ME.owner, asked.conversation, settings={"system": "Be short."})
     conversation, reply_id = await kit.turns.summarise(ME, asked.conversation)
     view = await kit.watch(reply_id)
     assert view["status"] == "finished"

@@ -133,7 +133,7 @@ class Api:
     @_request
     async def rename(self, person: Person, conversation: str, title: str) -> Any:
         """Renames a conversation."""
-        await asyncio.to_thread(self._store.rename, person.owner, conversation, title.strip()[:200])
+        await asyncio.to_thread(self._store.change, person.owner, conversation, title=title.strip()[:200])
         return {}
 
     @_request
@@ -149,7 +149,7 @@ class Api:
 
         def show() -> None:
             _, tree = self._store.read(person.owner, conversation)
-            self._store.set_head(person.owner, conversation, tree.newest_leaf(node))
+            self._store.change(person.owner, conversation, head=tree.newest_leaf(node))
 
         await asyncio.to_thread(show)
         return await self._shown(person, conversation)
@@ -165,7 +165,7 @@ class Api:
     @_request
     async def shorten(self, person: Person, conversation: str, first: str | None = None) -> Any:
         """Leaves what is before `first` out of prompts from now on; None takes everything again."""
-        await asyncio.to_thread(self._store.set_first, person.owner, conversation, first)
+        await asyncio.to_thread(self._store.change, person.owner, conversation, first=first)
         return await self._shown(person, conversation)
 
     # Messages and their replies
@@ -233,7 +233,7 @@ class Api:
         """Checks settings, and keeps them with a conversation where one is named."""
         checked = Settings.read(settings or {})
         if conversation is not None:
-            await asyncio.to_thread(self._store.set_settings, person.owner, conversation, checked.values)
+            await asyncio.to_thread(self._store.change, person.owner, conversation, settings=checked.values)
         return {"settings": dict(checked.values)}
 
     @_request

@@ -21,7 +21,7 @@ NODE_STAMP := node_modules/.package-lock.json
 BIOME := $(NODE) node_modules/@biomejs/biome/bin/biome
 
 .DEFAULT_GOAL := help
-.PHONY: help chat ask test test-quick test-slow test-gpu lint format type bench clean
+.PHONY: help chat ask test test-quick test-slow test-gpu check lint format type pyright tsc scripts bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -47,12 +47,10 @@ chat: $(STAMP)  ## the chat in your browser, on the bundled demo model or on MOD
 ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg "What is this?"'
 	$(PY) -m qwen35mm ask $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-test: lint type  ## rules, types, the page's scripts, and pytest
-	$(NODE) --test --test-reporter=dot 'tests/web/scripts/*.test.js'
+test: check  ## rules, types, the page's scripts, and pytest
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-quick: lint type  ## rules, types, the page's scripts, and what takes about a minute: for while you work
-	$(NODE) --test --test-reporter=dot 'tests/web/scripts/*.test.js'
+test-quick: check  ## rules, types, the page's scripts, and what takes about a minute: for while you work
 	$(PY) -m pytest -n 2 $(QUICK) $(ARGS)
 
 test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out, and properties with many examples
@@ -72,9 +70,20 @@ format: $(STAMP) $(NODE_STAMP)  ## rewrite the sources in the project's format
 	$(PY) -m ruff format .
 	$(BIOME) check --write
 
-type: $(STAMP) $(NODE_STAMP)  ## pyright, and tsc for the page's scripts
+type: pyright tsc  ## pyright, and tsc for the page's scripts
+
+pyright: $(STAMP)
 	$(PY) -m pyright
+
+tsc: $(NODE_STAMP)
 	$(NODE) node_modules/typescript/bin/tsc
+
+scripts: $(STAMP)
+	$(NODE) --test --test-reporter=dot 'tests/web/scripts/*.test.js'
+
+# Pyright takes one core for most of a minute; the rest is done beside it.
+check: $(STAMP) $(NODE_STAMP)
+	@$(MAKE) --no-print-directory -j 2 pyright lint tsc scripts
 
 bench: $(STAMP)  ## prefill and decode speed, us and transformers, on a random 0.8B checkpoint (3 GB of disk)
 	test -d build/random-0.8B || $(PY) -m benchmarks.make_random --size 0.8B --out build/random-0.8B

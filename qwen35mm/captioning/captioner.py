@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qwen35mm.captioning.items import Failed, failure_kind
 from qwen35mm.captioning.media.workers import MediumForm, Prepared
-from qwen35mm.captioning.records import Caption
+from qwen35mm.captioning.records import Caption, medium_facts
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
 from qwen35mm.captioning.texts.cleanup import clean, wrap
 from qwen35mm.checkpoints.weights_digest import weights_digest
@@ -131,14 +131,10 @@ class Captioner:
         best = min(replies, key=lambda reply: (reply.unusable is not None, len(reply.problems)))
         if best.unusable is not None:
             return Failed("unmet", best.unusable)
-        height, width = medium.plan.source_size
         return Caption(
             text=best.text,
             data=best.data,
-            kind=item.kind,
-            width=width,
-            height=height,
-            duration_s=medium.plan.duration_s,
+            **medium_facts(item, medium.plan),
             prompt=request.question,
             model=self.name,
             flags=(*best.flags, *best.problems),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,11 @@ from qwen35mm_preprocess import MediaKind, MediaPlan
 _PIECE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Caption:
     """What the model said of one medium, cleaned and checked; it is kept under its key, apart from any file's name.
+
+    Records have its fields in this order.
 
     Attributes:
         text: the caption, with prefix and suffix; for a JSON schema, the JSON text.
@@ -26,26 +28,26 @@ class Caption:
         prompt: the question as the model got it.
         model: the model's name.
         flags: what a person should know: `truncated`, `repetition removed`, `missing: WORD`, `forbidden: WORD`.
-        num_attempts: replies until this one.
-        num_prompt_tokens, num_generated_tokens: of all attempts.
-        seconds: the model's time for all attempts.
         shared_from: the name of the near-duplicate whose caption this is; None where the model saw the medium itself.
+        num_prompt_tokens, num_generated_tokens: of all attempts.
+        num_attempts: replies until this one.
+        seconds: the model's time for all attempts.
     """
 
     text: str
+    data: Any = None
     kind: MediaKind
     width: int
     height: int
+    duration_s: float | None = None
     prompt: str
     model: str
-    data: Any = None
-    duration_s: float | None = None
     flags: tuple[str, ...] = ()
-    num_attempts: int = 1
+    shared_from: str | None = None
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
+    num_attempts: int = 1
     seconds: float = 0.0
-    shared_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,26 +76,18 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as outputs with fields show it; JSON values."""
-        caption, path = self.caption, self.item.path
-        values: Mapping[str, Any] = {
+        path = self.item.path
+        values = {
             "name": printable(self.item.name),
             "path": None if path is None else printable(str(path)),
-            "caption": caption.text,
-            "data": caption.data,
-            "kind": caption.kind,
-            "width": caption.width,
-            "height": caption.height,
-            "duration_s": caption.duration_s,
-            "prompt": caption.prompt,
-            "model": caption.model,
-            "flags": list(caption.flags),
-            "shared_from": caption.shared_from,
-            "num_prompt_tokens": caption.num_prompt_tokens,
-            "num_generated_tokens": caption.num_generated_tokens,
+            "caption": self.caption.text,
+            **vars(self.caption),
+            "flags": list(self.caption.flags),
             "sha256": self.content.hex(),
             "metadata": dict(self.item.metadata),
         }
-        return {name: value for name, value in values.items() if value is not None}
+        inner = ("text", "num_attempts", "seconds")
+        return {name: value for name, value in values.items() if value is not None and name not in inner}
 
 
 @contextlib.contextmanager
@@ -107,21 +101,16 @@ def still_there(item: Item) -> Iterator[None]:
         ) from error
 
 
+def medium_facts(item: Item, plan: MediaPlan) -> dict[str, Any]:
+    """What a caption says of its medium."""
+    height, width = plan.source_size
+    return {"kind": item.kind, "width": width, "height": height, "duration_s": plan.duration_s}
+
+
 def shared(caption: Caption, name: str, item: Item, plan: MediaPlan) -> Caption:
     """The caption of the near-duplicate `name` as another item's, which has its own size and cost nothing."""
-    height, width = plan.source_size
-    return replace(
-        caption,
-        kind=item.kind,
-        width=width,
-        height=height,
-        duration_s=plan.duration_s,
-        num_attempts=1,
-        num_prompt_tokens=0,
-        num_generated_tokens=0,
-        seconds=0.0,
-        shared_from=name,
-    )
+    free = {"num_attempts": 1, "num_prompt_tokens": 0, "num_generated_tokens": 0, "seconds": 0.0}
+    return replace(caption, **medium_facts(item, plan), **free, shared_from=name)
 
 
 def printable(name: str) -> str:

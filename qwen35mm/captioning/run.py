@@ -8,7 +8,8 @@ run can complete. A failure is an item's own; only what can't be written ends th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
@@ -72,17 +73,16 @@ class Run:
         self.stopped: Literal["interrupted", "limit"] | Exception | None = None
         # Items that failed before and that the scan hasn't given; behind a whole scan, they aren't there any more.
         self.missing: set[str] = set()
-        self._entries = entries
+        self._entries = iter(entries)
         self._ledger = ledger
         self._do, self._manifest = ledger.do, ledger.manifest
         self._captioner = captioner
         self._workers = workers
         self._settings = settings
-        self._items: asyncio.Queue[Item | Unreadable | None] = asyncio.Queue(settings.slots + settings.ahead)
-        # A medium is None where the captioner prepares it elsewhere.
-        self._ready: asyncio.Queue[tuple[CaptionRequest, Prepared | None] | None] = asyncio.Queue(
-            max(settings.ahead, 1)
-        )
+        self._scanning = asyncio.Lock()
+        self._scanned: deque[Item | Unreadable] = deque()
+        # The slots that are free, each with the time since when.
+        self._free: asyncio.Queue[float] = asyncio.Queue()
         # Who waits for which work; the first of them is the one whose medium is captioned.
         self._at_work: dict[bytes, list[CaptionRequest]] = {}
         self._suspicious: list[Item] = []
@@ -96,12 +96,13 @@ class Run:
         Raises:
             Exception: a bug; everything that was captioned is stored.
         """
+        slots, ahead = self._settings.slots, self._settings.ahead
         try:
             self.missing = await self._ledger.open()
-            slots = range(self._settings.slots)
-            lookers = [asyncio.create_task(self._look()) for _ in slots]
-            others = [self._feed(), self._end_ready(lookers), *(self._fill_slot() for _ in slots)]
-            self._tasks = [*lookers, *map(asyncio.create_task, others)]
+            for _ in range(slots):
+                self._free.put_nowait(monotonic())
+            # In slots, waiting for one, and on the way there.
+            self._tasks = [asyncio.create_task(self._work()) for _ in range(slots + ahead + slots)]
             await asyncio.gather(*self._tasks)
             self._tasks.append(asyncio.create_task(self._do_suspicious()))
             await self._tasks[-1]
@@ -129,32 +130,26 @@ class Run:
             for task in self._tasks:
                 task.cancel()
 
-    async def _feed(self) -> None:
-        entries = iter(self._entries)
-        while self.stopped is None:
-            batch = await asyncio.to_thread(lambda: list(islice(entries, _SCAN_BATCH)))
-            if not batch:
-                self.counts.scanned = True
-                break
-            for entry in batch:
-                self.counts.num_found += 1
-                self.missing.discard(entry.name)
-                await self._items.put(entry)
-        await self._items.put(None)
-
-    async def _look(self) -> None:
-        while (entry := await self._items.get()) is not None:
-            if self.stopped is not None:
-                self.counts.num_left += 1
-            elif isinstance(entry, Unreadable):
+    async def _work(self) -> None:
+        """Carries one item after the other to its end."""
+        while (entry := await self._next()) is not None:
+            if isinstance(entry, Unreadable):
                 await self._fail(entry, None, Failed(entry.kind, entry.message))
             else:
                 await self._take_up(entry)
-        await self._items.put(None)
 
-    async def _end_ready(self, lookers: Sequence[asyncio.Task[None]]) -> None:
-        await asyncio.wait(lookers)
-        await self._ready.put(None)
+    async def _next(self) -> Item | Unreadable | None:
+        """What the scan gives next; None at its end, or after a stop."""
+        async with self._scanning:
+            if not self._scanned and self.stopped is None and not self.counts.scanned:
+                self._scanned.extend(await asyncio.to_thread(lambda: list(islice(self._entries, _SCAN_BATCH))))
+                self.counts.scanned = not self._scanned
+            if not self._scanned or self.stopped is not None:
+                return None
+            entry = self._scanned.popleft()
+            self.counts.num_found += 1
+            self.missing.discard(entry.name)
+            return entry
 
     async def _do_suspicious(self) -> None:
         for item in self._suspicious:
@@ -198,9 +193,9 @@ class Run:
             self.stop("limit")
         else:
             self._num_begun += 1
-            await self._prepare(request, alone=alone)
+            await self._prepare(request)
 
-    async def _prepare(self, request: CaptionRequest, *, alone: bool) -> None:
+    async def _prepare(self, request: CaptionRequest) -> None:
         """Prepares a medium for its slot, or finds its near-duplicate."""
         form, with_similarity = self._captioner.form, self._settings.max_distance is not None
         prepared = None
@@ -218,20 +213,19 @@ class Run:
                     num_written = await self._store(request.key, caption, None)
                     self.counts.num_shared += num_written
                     return
-        await (self._caption(request, prepared) if alone else self._ready.put((request, prepared)))
+        await self._wait_for_slot(request, prepared)
 
-    async def _fill_slot(self) -> None:
-        since = monotonic()
-        while (ready := await self._ready.get()) is not None:
-            got = monotonic()
+    async def _wait_for_slot(self, request: CaptionRequest, prepared: Prepared | None) -> None:
+        free_since = await self._free.get()
+        self.counts.slots_idle_s += monotonic() - free_since
+        try:
             if self.stopped in (None, "limit"):
-                await self._caption(*ready)
+                await self._caption(request, prepared)
             else:
-                self.counts.num_left += len(self._at_work.pop(ready[0].key))
-            self.counts.slots_idle_s += got - since
-            self.counts.slots_s += monotonic() - since
-            since = monotonic()
-        await self._ready.put(None)
+                self.counts.num_left += len(self._at_work.pop(request.key))
+        finally:
+            self.counts.slots_s += monotonic() - free_since
+            self._free.put_nowait(monotonic())
 
     async def _caption(self, request: CaptionRequest, prepared: Prepared | None) -> None:
         counts = self.counts

@@ -142,7 +142,7 @@ async def test_a_bug_leaves_no_look_running(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Ledger, "needs", needs)
     with pytest.raises(AssertionError, match="a bug"):
         await run(job(folder, run=settings()), FakeModel())
-    assert (began, ended) == (2, 1)
+    assert ended == began - 1 > 0
 
 
 async def test_an_interruption_finishes_what_is_at_work(folder: Path) -> None:

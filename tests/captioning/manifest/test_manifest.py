@@ -25,12 +25,12 @@ from tests.captioning.kills import needs_fork
 
 ODD_NAME = os.fsdecode(b"odd\n\xff.png")
 CAPTION = Caption(
-    "a “cat”\n猫",
-    "video",
-    640,
-    480,
-    "What?",
-    "tiny",
+    text="a “cat”\n猫",
+    kind="video",
+    width=640,
+    height=480,
+    prompt="What?",
+    model="tiny",
     data={"a": [1, None, "\u2028"]},
     duration_s=0.1 + 0.2,
     flags=("truncated", "missing: cat"),

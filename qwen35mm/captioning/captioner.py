@@ -16,14 +16,7 @@ from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
 from qwen35mm.captioning.texts.cleanup import clean, wrap
 from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine import Finished, Result
-from qwen35mm.errors import (
-    CaptioningError,
-    ContextTooLongError,
-    EngineError,
-    Qwen35mmError,
-    RefusedError,
-    RequestError,
-)
+from qwen35mm.errors import CaptioningError, Qwen35mmError
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError, MediaProcessor
@@ -108,7 +101,7 @@ class Captioner:
         try:
             return await self._caption(request, prepared)
         except (Qwen35mmError, MediaError) as error:
-            return Failed(_failure_kind(error), str(error))
+            return Failed(failure_kind(error), str(error))
 
     async def _caption(self, request: CaptionRequest, prepared: Prepared) -> Caption | Failed:
         item, medium, style = request.item, prepared.medium, request.settings.style
@@ -193,14 +186,3 @@ def _read(result: Result, style: CaptionStyle) -> _Reply:
         return _Reply(problems=("empty",), unusable="The model answered nothing. Try another prompt, or more tokens.")
     text = wrap(cleaned.text, prefix=style.prefix, suffix=style.suffix, trigger=style.trigger)
     return _Reply(text, cleaned.flags, style.words.problems(text))
-
-
-def _failure_kind(error: Exception) -> str:
-    """How `failures.jsonl` calls why there is no caption."""
-    if isinstance(error, MediaError):
-        return failure_kind(error)
-    if isinstance(error, ContextTooLongError):
-        return "too long"
-    if isinstance(error, RefusedError):
-        return "refused"
-    return "engine" if isinstance(error, EngineError | RequestError) else "prompt"

@@ -14,6 +14,7 @@ from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import Wants
+from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest
 
 _NUM_TRIED = 3
@@ -72,9 +73,9 @@ async def estimate(
             elif isinstance(needs, Wants):
                 found.num_kept += needs is Wants.KEPT
                 found.num_known += needs is Wants.DONE
-            elif (known := await ledger.known(needs.key)).caption is not None:
+            elif isinstance(known := await ledger.known(needs.key), Caption):
                 found.num_known += 1
-            elif known.failed is not None:
+            elif isinstance(known, Failed):
                 found.num_failed_before += 1
             elif limit is None or found.num_to_caption < limit:
                 assert needs.plan is not None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
+from qwen35mm.errors import ContextTooLongError, EngineError, RefusedError, RequestError
 from qwen35mm_preprocess import (
     MediaDecodeError,
     MediaError,
@@ -136,13 +137,21 @@ class Unreadable:
     path: Path | None = None
 
 
-def failure_kind(error: MediaError) -> str:
-    """How `failures.jsonl` calls what is wrong with a medium."""
-    if isinstance(error, MediaSourceError):
-        return "unreadable"
-    if isinstance(error, MediaDecodeError):
-        return "damaged"
-    return "too large" if isinstance(error, MediaLimitError) else "unsupported"
+_FAILURE_KINDS: Mapping[type[Exception], str] = {
+    MediaSourceError: "unreadable",
+    MediaDecodeError: "damaged",
+    MediaLimitError: "too large",
+    MediaError: "unsupported",
+    ContextTooLongError: "too long",
+    RefusedError: "refused",
+    EngineError: "engine",
+    RequestError: "engine",
+}
+
+
+def failure_kind(error: Exception) -> str:
+    """How `failures.jsonl` calls why there is no caption; `prompt` where it is for none of these reasons."""
+    return next((kind for each, kind in _FAILURE_KINDS.items() if isinstance(error, each)), "prompt")
 
 
 class _SliceReader(io.RawIOBase):

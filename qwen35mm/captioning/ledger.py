@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,21 +28,6 @@ T = TypeVar("T")
 _PASSING = frozenset({"engine", "timeout", "worker", "changed", "unreadable"})
 # A file that changed again within its timestamp's resolution would look unchanged: one this young isn't remembered.
 _SETTLED_S = 2.0
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the manifest has of a piece of work.
-
-    Attributes:
-        caption: the finished one.
-        failed: how it failed, where another try would fail so, too.
-        num_begun: how often the program died at it.
-    """
-
-    caption: Caption | None
-    failed: Failed | None
-    num_begun: int
 
 
 class Ledger:
@@ -117,14 +101,16 @@ class Ledger:
         except CaptioningError as error:
             return Failed("output", str(error))
 
-    async def known(self, key: bytes) -> Known:
-        """What is known of this work."""
+    async def known(self, key: bytes) -> Caption | Failed | int:
+        """The finished caption of this work; how it failed, where another try would fail so, too; or how often the
+        program died at it.
+        """
 
-        def read() -> Known:
+        def read() -> Caption | Failed | int:
             failed = self.manifest.failure(key)
             if failed is not None and (failed.kind in _PASSING or self._retry_failed):
                 failed = None
-            return Known(self.manifest.caption(key), failed, self.manifest.num_begun(key))
+            return self.manifest.caption(key) or failed or self.manifest.num_begun(key)
 
         return await self.do(read)
 

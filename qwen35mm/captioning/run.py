@@ -176,17 +176,17 @@ class Run:
     async def _begin(self, request: CaptionRequest, *, alone: bool) -> None:
         """Takes up work that nobody is at, unless it was done, failed or was too much for the program before."""
         known = await self._ledger.known(request.key)
-        if known.caption is not None:
+        if isinstance(known, Caption):
             for waiting in self._at_work.pop(request.key):
                 # Not in one statement with the await: others count meanwhile.
-                delivered = await self._deliver(waiting, known.caption)
+                delivered = await self._deliver(waiting, known)
                 self.counts.num_recalled += delivered
-        elif known.failed is not None:
+        elif isinstance(known, Failed):
             for waiting in self._at_work.pop(request.key):
                 self.counts.num_failed_before += 1
                 # Under its own name, which may be new.
-                await self._do(self._manifest.fail, waiting.item, request.key, known.failed)
-        elif known.num_begun >= _NUM_SUSPICIOUS and not alone:
+                await self._do(self._manifest.fail, waiting.item, request.key, known)
+        elif known >= _NUM_SUSPICIOUS and not alone:
             self._suspicious += [waiting.item for waiting in self._at_work.pop(request.key)]
         elif self._settings.limit is not None and self._num_begun >= self._settings.limit:
             self.counts.num_left += len(self._at_work.pop(request.key))

@@ -31,12 +31,26 @@ _OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOENT, err
 
 
 @dataclass(frozen=True)
-class _Row:
-    """What the manifest knows of a sidecar: see its table."""
+class _Text:
+    """A text file as it stands, and what the manifest knows of it: see the table `sidecars`.
 
-    written: bytes
-    keys_written: tuple[bytes, ...]
-    original: str | None
+    Attributes:
+        content: None where there is none.
+        written: the digest of what we wrote last; None where we never did.
+        keys_written: the captions of ours in that, the last one last.
+        original: the person's text that was there before us.
+    """
+
+    path: Path
+    content: bytes | None
+    written: bytes | None = None
+    keys_written: tuple[bytes, ...] = ()
+    original: str | None = None
+
+    @property
+    def keys(self) -> tuple[bytes, ...] | None:
+        """The captions of ours in a file that is as we left it; None in a person's, and where there is none."""
+        return self.keys_written if self.content is not None and _digest(self.content) == self.written else None
 
 
 class Sidecars(Output):
@@ -61,14 +75,8 @@ class Sidecars(Output):
 
     def wants(self, item: Item, key: bytes | None) -> Wants:
         """See `Output`. Raises CaptioningError for an item of a container where there is no folder for it."""
-        path = self._path(item)
-        row = self._row(path)
-        if row is None and self._mode == "skip":
-            return Wants.KEPT if os.path.lexists(path) else Wants.CAPTION
-        try:
-            return self._wants(row, _read(path), key)
-        except _UnusableError:
-            return Wants.KEPT
+        text = self._text(item)
+        return Wants.KEPT if text is None else self._wants(text, key)
 
     def original(self, item: Item) -> str | None:
         """The person's own text for this item: what stood there before us, or what a person made of it since.
@@ -77,49 +85,41 @@ class Sidecars(Output):
         """
         if self._folder is None and item.path is None:
             return None
-        with contextlib.suppress(_UnusableError):
-            path = self._path(item)
-            return self._original(self._row(path), _read(path))
-        return None
+        text = self._text(item)
+        return None if text is None else self._original(text)
 
     def write(self, record: Record) -> None:
         """See `Output`."""
-        path = self._path(record.item)
-        row = self._row(path)
-        try:
-            content = _read(path)
-        except _UnusableError:
+        old = self._text(record.item)
+        if old is None or self._wants(old, record.key) is not Wants.CAPTION:
             return
-        if self._wants(row, content, record.key) is not Wants.CAPTION:
-            return
-        text = self._compose(content, record)
+        new = self._compose(old.content, record)
         try:
             with _errors_of_one_file(record.item):
                 if self._folder is not None:
-                    with disk_errors(printable(path.parent.name)):
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                self._begin(path)
-                with replacing(_target(path), lambda: self._record(path, row, content, text, record.key)) as file:
-                    file.write(text)
+                    with disk_errors(printable(old.path.parent.name)):
+                        old.path.parent.mkdir(parents=True, exist_ok=True)
+                self._begin(old.path)
+                with replacing(_target(old.path), lambda: self._record(old, new, record.key)) as file:
+                    file.write(new)
         except CaptioningError:
             with contextlib.suppress(OutputError):
-                self._mend(self._manifest.place(path))
+                self._mend(self._manifest.place(old.path))
             raise
 
-    def _wants(self, row: _Row | None, content: bytes | None, key: bytes | None) -> Wants:
-        if content is None:
+    def _wants(self, text: _Text, key: bytes | None) -> Wants:
+        if text.content is None:
             return Wants.CAPTION
-        keys = _keys_in(row, content)
-        if row is not None and keys:
-            if key in (keys if self._appends else keys[-1:]):
+        if text.keys:
+            if key in (text.keys if self._appends else text.keys[-1:]):
                 return Wants.DONE
             # In a file that was appended to, a person's text stands as well.
-            holds_original = row.original is not None and row.original.encode() in content
+            holds_original = text.original is not None and text.original.encode() in text.content
             return Wants.KEPT if self._mode == "skip" and holds_original else Wants.CAPTION
         if self._mode == "skip":
             return Wants.KEPT
         # Ours was added to it once; whether a person left it there is the person's business.
-        was_added = self._appends and keys is None and row is not None and key in row.keys_written
+        was_added = self._appends and text.keys is None and key in text.keys_written
         return Wants.KEPT if was_added else Wants.CAPTION
 
     def _compose(self, content: bytes | None, record: Record) -> bytes:
@@ -138,40 +138,47 @@ class Sidecars(Output):
         parts = (theirs, own) if self._mode == "append" else (own, theirs)
         return self._separator.join(parts) + b"\n"
 
-    def _record(self, path: Path, row: _Row | None, content: bytes | None, text: bytes, key: bytes) -> None:
+    def _record(self, old: _Text, new: bytes, key: bytes) -> None:
         """Tells the manifest what the new file replaces and what it is; on the disk before it is renamed."""
-        place = self._manifest.place(path)
-        keys_before = () if content is None else _keys_in(row, content)
-        if keys_before is None:
-            keys_before = row.keys_written if row is not None and self._appends else ()
-        keys_written = (*keys_before, key) if self._appends and content is not None else (key,)
-        original = self._original(row, content)
-        hashes = None if content is None else _digest(content), _digest(text)
+        before, keys_before = None, ()
+        if old.content is not None:
+            before = _digest(old.content)
+            keys_before = old.keys if old.keys is not None else old.keys_written if self._appends else ()
+        keys_written = (*keys_before, key) if self._appends else (key,)
+        keys = b"".join(keys_before), b"".join(keys_written)
+        values = (self._manifest.place(old.path), before, _digest(new), *keys, self._original(old))
         with self._manifest.writing() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, 1)",
-                (place, *hashes, b"".join(keys_before), b"".join(keys_written), original),
-            )
+            connection.execute("INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, 1)", values)
 
-    def _original(self, row: _Row | None, content: bytes | None) -> str | None:
-        if content is None:
+    def _original(self, text: _Text) -> str | None:
+        if text.content is None:
             return None
-        if row is not None and _keys_in(row, content) is not None:
-            return row.original
-        text = content.decode("utf-8-sig", "replace")
-        for key in () if row is None else row.keys_written:
+        if text.keys is not None:
+            return text.original
+        own = text.content.decode("utf-8-sig", "replace")
+        for key in text.keys_written:
             caption = self._manifest.caption(key)
             if caption is not None and caption.text:
-                text = text.replace(caption.text, "")
-        return text.strip() or None
+                own = own.replace(caption.text, "")
+        return own.strip() or None
 
-    def _row(self, path: Path) -> _Row | None:
+    def _text(self, item: Item) -> _Text | None:
+        """The item's sidecar; None where something stands that isn't a text file, or can't be read."""
+        path = self._path(item)
+        try:
+            content = _read(path)
+        except OSError:
+            return None
         query = "SELECT written, keys_written, original FROM sidecars WHERE place = ?"
         row = self._manifest.row(query, self._manifest.place(path))
-        return None if row is None else _Row(row[0], _split(row[1]), row[2])
+        if row is None:
+            return _Text(path, content)
+        written, keys, original = row
+        split = tuple(keys[at : at + _KEY_BYTES] for at in range(0, len(keys), _KEY_BYTES))
+        return _Text(path, content, written, split, original)
 
     def _path(self, item: Item) -> Path:
-        """The item's sidecar, claimed for good."""
+        """Where the item's sidecar is, claimed for good."""
         if self._folder is not None:
             owner, parts = owner_of(item, self._manifest), parts_inside(item.name)
             directory, name = self._folder.joinpath(*parts[:-1]), parts[-1]
@@ -211,7 +218,8 @@ class Sidecars(Output):
                     (place,),
                 )
                 connection.execute(
-                    "UPDATE sidecars SET written = before, keys_written = keys_before WHERE place = ? AND pending",
+                    "UPDATE sidecars SET written = before, keys_written = keys_before, pending = 0 "
+                    "WHERE place = ? AND pending",
                     (place,),
                 )
             with contextlib.suppress(OSError):
@@ -219,11 +227,6 @@ class Sidecars(Output):
         with self._manifest.writing(durable=False) as connection:
             connection.execute("UPDATE sidecars SET pending = 0 WHERE place = ?", (place,))
             connection.execute("DELETE FROM sidecars_begun WHERE place = ?", (place,))
-
-
-def _keys_in(row: _Row | None, content: bytes) -> tuple[bytes, ...] | None:
-    """The captions of ours in a file that is as we left it, the last one last; None in a person's."""
-    return row.keys_written if row is not None and _digest(content) == row.written else None
 
 
 @contextlib.contextmanager
@@ -240,29 +243,22 @@ def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def _split(keys: bytes) -> tuple[bytes, ...]:
-    return tuple(keys[at : at + _KEY_BYTES] for at in range(0, len(keys), _KEY_BYTES))
-
-
-class _UnusableError(Exception):
-    """No text file stands there: a folder, a pipe, a link to nowhere, or a file that can't be read."""
-
-
 def _read(path: Path) -> bytes | None:
-    """A sidecar's bytes; None where nothing is there. Never waits for a pipe."""
+    """A sidecar's bytes; None where nothing is there. Never waits for a pipe.
+
+    Raises:
+        OSError: no text file stands there: a folder, a pipe, a link to nowhere, or a file that can't be read.
+    """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise _UnusableError
-        return path.read_bytes()
-    except FileNotFoundError:
-        if os.path.lexists(path):
-            raise _UnusableError from None
-        return None
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.read_bytes()
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     except OSError as error:
         if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR):
             return None  # writing says why
-        raise _UnusableError from error
+        if error.errno == errno.ENOENT and not path.is_symlink():
+            return None
+        raise
 
 
 def _is_medium(path: Path) -> bool:

@@ -192,22 +192,6 @@ def check(media: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_is_killed_and_nothing_is_lost(media: Path) -> None:
-    process = start(media, *RAY)
-    wait_for(lambda: len(texts(media)) >= 4, process)
-    (first, *others) = engines(process)
-    assert len(others) == 1
-    first.send_signal(signal.SIGKILL)
-    said = finish(process)
-    assert f"{NUM_ITEMS} done" in said, said
-    check(media)
-    before = texts(media)
-    # The same work without Ray.
-    assert f"0 done, {NUM_ITEMS} skipped" in finish(start(media))
-    assert texts(media) == before
-
-
-@pytest.mark.slow
 def test_one_stops_and_the_other_goes_on(media: Path) -> None:
     process = start(media, *RAY)
     wait_for(lambda: len(texts(media)) >= 4, process)

@@ -66,6 +66,13 @@ def records_of(folder: Path, names: Sequence[str], prompt: str = "first") -> lis
     return [record(item, f"{prompt} caption {number} ü\n2nd line", prompt) for number, item in enumerate(items)]
 
 
+def moved(old: Record, folder: Path, name: str) -> Record:
+    """A record's file renamed within its folder, and what a run then makes of it."""
+    path = folder / name
+    (folder / old.item.name).rename(path)
+    return Record(Item(name, path, "image", path), old.key, old.content, old.caption)
+
+
 def run(
     folder: Path,
     records: Sequence[Record],

@@ -9,14 +9,12 @@ import pytest
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.outputs import Wants
-from qwen35mm.captioning.records import Record
-from qwen35mm.errors import CaptioningError, OutputError
 from tests.captioning.outputs.helpers import (
     HARD_NAMES,
     captions_of,
     expected,
-    leftovers,
     lines_of,
+    moved,
     picture,
     put,
     record,
@@ -90,9 +88,7 @@ def test_a_changed_medium_replaces_the_old_one(tmp_path: Path, out: Path) -> Non
 def test_a_renamed_medium_leaves_nothing_behind(tmp_path: Path, out: Path) -> None:
     old = record(put(tmp_path, "a.png", 1), "one")
     run(tmp_path, [old], f"dataset:{out}")
-    (tmp_path / "a.png").rename(tmp_path / "b.png")
-    item = Item("b.png", tmp_path / "b.png", "image", tmp_path / "b.png")
-    run(tmp_path, [Record(item, old.key, old.content, old.caption)], f"dataset:{out}")
+    run(tmp_path, [moved(old, tmp_path, "b.png")], f"dataset:{out}")
     assert files(out) == {"b.png", "metadata.jsonl"}
     assert captions_of(rows_of(f"dataset:{out}")) == {"b.png": "one"}
 
@@ -111,14 +107,3 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path, out: Path) -> None:
     run(tmp_path, [record(put(tmp_path, "a.png", 1), "one")], f"dataset:{out}")
     assert (out / "a.png").read_text() == "mine"
     assert len(files(out)) == 3
-
-
-def test_a_medium_that_changed_fails_alone(tmp_path: Path, out: Path) -> None:
-    made = record(put(tmp_path, "a.png", 1), "one")
-    (tmp_path / "a.png").write_bytes(picture(2))
-    with pytest.raises(CaptioningError, match="was changed") as error:
-        run(tmp_path, [made], f"dataset:{out}")
-    assert not isinstance(error.value, OutputError)
-    run(tmp_path, [], f"dataset:{out}")
-    assert files(out) == {"metadata.jsonl"}
-    assert leftovers(out) == []

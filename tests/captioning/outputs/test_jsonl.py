@@ -12,7 +12,6 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Mode, OutputSettings, Wants
 from qwen35mm.captioning.outputs.jsonl import JsonLines
-from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import (
     HARD_NAMES,
@@ -34,12 +33,6 @@ def path(tmp_path: Path) -> Path:
 
 def asides(path: Path) -> list[bytes]:
     return [found.read_bytes() for found in sorted(path.parent.glob(f"{path.name}.before-*"))]
-
-
-def test_a_line_says_all_that_is_known(tmp_path: Path, path: Path) -> None:
-    records = records_of(tmp_path, HARD_NAMES)
-    run(tmp_path, records, f"jsonl:{path}")
-    assert lines_of(path) == [each.to_dict() for each in records]
 
 
 def test_lines_appear_as_they_are_done(tmp_path: Path, path: Path) -> None:
@@ -66,30 +59,6 @@ def test_what_json_lacks(tmp_path: Path, path: Path) -> None:
     found = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert found["metadata"] == {"nan": None, "half": "\udc80", "deep": [{"x": None}]}
     assert found["caption"] == made.caption.text
-
-
-def test_a_new_caption_replaces_the_old_line(tmp_path: Path, path: Path) -> None:
-    old = records_of(tmp_path, ["a.png", "b.png", "c.png"])
-    new = records_of(tmp_path, ["a.png", "b.png", "c.png"], "second")
-    run(tmp_path, old, f"jsonl:{path}")
-    mixed = [old[0], new[1], old[2]]
-    run(tmp_path, mixed, f"jsonl:{path}")
-    assert [row["caption"] for row in lines_of(path)] == [each.caption.text for each in mixed], "in the old order"
-
-
-def test_a_renamed_medium_takes_its_line(tmp_path: Path, path: Path) -> None:
-    records = records_of(tmp_path, ["a.png", "b.png", "c.png"])
-    run(tmp_path, records, f"jsonl:{path}")
-    (tmp_path / "b.png").rename(tmp_path / "z.png")
-    item = Item("z.png", tmp_path / "z.png", "image", tmp_path / "z.png")
-    copied = Item("copy.png", tmp_path / "copy.png", "image", tmp_path / "copy.png")
-    (tmp_path / "copy.png").write_bytes(picture(0))
-    moved, copy = (
-        Record(each, old.key, old.content, old.caption)
-        for each, old in zip((item, copied), (records[1], records[0]), strict=True)
-    )
-    run(tmp_path, [records[0], moved, copy], f"jsonl:{path}")
-    assert [row["name"] for row in lines_of(path)] == ["a.png", "z.png", "c.png", "copy.png"]
 
 
 # What somebody else does to the file between two runs.
@@ -148,18 +117,6 @@ def test_lines_that_were_there_stay_in_front(tmp_path: Path, path: Path, mode: M
         assert b"".join(lines[: -len(records)]) == (head if not head or head.endswith(b"\n") else head + b"\n")
         assert captions_of([json.loads(line) for line in lines[-len(records) :]]) == expected(records)
     assert asides(path) == []
-
-
-def test_a_file_that_nobody_knows(tmp_path: Path, path: Path) -> None:
-    path.write_bytes(b"mine\n")
-    records = records_of(tmp_path, HARD_NAMES[:2])
-    with pytest.raises(CaptioningError, match=r"captions\.jsonl is there already"):
-        run(tmp_path, records, f"jsonl:{path}")
-    assert path.read_bytes() == b"mine\n"
-    for _ in range(2):
-        run(tmp_path, records, f"jsonl:{path}", mode="overwrite")
-    assert asides(path) == [b"mine\n"]
-    assert captions_of(lines_of(path)) == expected(records)
 
 
 def test_a_folder_where_the_file_should_be(tmp_path: Path, path: Path) -> None:

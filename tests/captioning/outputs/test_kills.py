@@ -15,14 +15,22 @@ from tests.captioning.outputs.helpers import HARD_NAMES, captions_of, expected, 
 
 pytestmark = needs_fork
 
-KINDS = ("jsonl", "dataset", "parquet", "webdataset")
+KINDS = ("sidecar", "jsonl", "dataset", "parquet", "webdataset")
 NAMES = HARD_NAMES[2:7]
 
 
 def check(out: Path, spec: str, records: list[Record]) -> None:
-    assert captions_of(rows_of(spec)) == expected(records)
+    if spec == "sidecar":
+        texts = [path.read_text() for path in out.rglob("*.txt")]
+        assert sorted(texts) == sorted(f"{each.caption.text}\n" for each in records)
+    else:
+        assert captions_of(rows_of(spec)) == expected(records)
     assert leftovers(out) == []
     assert list(out.rglob("*.before-*")) == [], "what a killed run left is known for our own"
+
+
+def spec_of(kind: str, out: Path) -> str:
+    return kind if kind == "sidecar" else f"{kind}:{out / 'captions'}"
 
 
 class Runs:
@@ -31,13 +39,13 @@ class Runs:
 
     def __init__(self, folder: Path, kind: str, *, is_first: bool) -> None:
         self.out, self._begun = folder / "out", folder / "begun"
-        self.spec = f"{kind}:{self.out / 'captions'}"
+        self.spec = spec_of(kind, self.out)
         old = records_of(folder / "media", NAMES[:3])
         self.records = [*old[:1], *records_of(folder / "media", NAMES, "second")[1:]]
         self._compact = not is_first
         self._begun.mkdir()
         if not is_first:
-            run(self._begun, old, f"{kind}:{self._begun / 'captions'}", records_per_shard=2)
+            run(self._begun, old, spec_of(kind, self._begun), records_per_shard=2, captions=self._begun / "captions")
 
     def reset(self) -> None:
         if self.out.exists():
@@ -45,7 +53,11 @@ class Runs:
         shutil.copytree(self._begun, self.out)
 
     def go(self) -> list[Wants]:
-        return run(self.out, self.records, self.spec, records_per_shard=2, compact=self._compact)
+        return self.write(self.records)
+
+    def write(self, records: list[Record]) -> list[Wants]:
+        captions = self.out / "captions"
+        return run(self.out, records, self.spec, records_per_shard=2, compact=self._compact, captions=captions)
 
     def check(self) -> None:
         check(self.out, self.spec, self.records)
@@ -64,7 +76,7 @@ def test_killed_at_every_step(runs: Runs, stride: int) -> None:
         runs.reset()
         was_killed = killed_at(step, runs.go, torn_bytes=torn_bytes)
         if step % 3 == 0:
-            run(runs.out, [], runs.spec)
+            runs.write([])
             assert leftovers(runs.out) == [], "also where nothing is written again"
         runs.go()
         runs.check()
@@ -89,14 +101,15 @@ def test_full_at_every_step(runs: Runs, stride: int) -> None:
 def test_killed_again_and_again(in_memory: Path, kind: str) -> None:
     records = records_of(in_memory / "media", [f"{number // 7}/{number}.png" for number in range(20)])
     chosen = random.Random(kind)
-    spec = f"{kind}:{in_memory / 'out' / 'captions'}"
+    out = in_memory / "out"
+    spec = spec_of(kind, out)
 
     def work() -> None:
-        run(in_memory / "out", records, spec, records_per_shard=4)
+        run(out, records, spec, records_per_shard=4, captions=out / "captions")
 
     kills = 0
     while killed_at(chosen.randrange(5, 30), work, torn_bytes=3):
         kills += 1
         assert kills < 200, "every run gets a little further"
     assert kills > 2
-    check(in_memory / "out", spec, records)
+    check(out, spec, records)

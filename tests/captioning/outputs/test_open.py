@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.captioning.manifest.manifest import Manifest
-from qwen35mm.captioning.outputs import Output, OutputSettings, OutputSpec, Wants, open_outputs, parse_output
+from qwen35mm.captioning.outputs import Output, OutputSettings, OutputSpec, open_outputs, parse_output
 from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import captions_of, expected, leftovers, records_of, rows_of
 from tests.children import environment
@@ -39,24 +39,6 @@ def test_forms(text: str, spec: OutputSpec) -> None:
 def test_other_forms_are_refused(text: str) -> None:
     with pytest.raises(CaptioningError, match="webdataset:FOLDER"):
         parse_output(text)
-
-
-def test_several_at_once(tmp_path: Path) -> None:
-    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
-    texts = ["sidecar", "sidecar:.caption", f"jsonl:{tmp_path / 'c.jsonl'}", f"dataset:{tmp_path / 'd'}", "sidecar"]
-    specs = [parse_output(text) for text in (*texts, f"parquet:{tmp_path / 'p'}", f"webdataset:{tmp_path / 'w'}")]
-    outputs = open_outputs(specs, manifest, OutputSettings())
-    assert [output.label for output in outputs] == [".txt files", ".caption files", "c.jsonl", "d", "p", "w"]
-    for each in records_of(tmp_path / "media", ["a.png", "b.png"]):
-        manifest.finish(each.key, each.caption)
-        for output in outputs:
-            assert output.wants(each.item, None) is Wants.CAPTION
-            output.write(each)
-            assert output.wants(each.item, each.key) is Wants.DONE
-    for output in outputs:
-        output.finish()
-        output.close()
-    manifest.close()
 
 
 @pytest.mark.parametrize("other", ["dataset:{}", "parquet:{}/metadata.jsonl", "jsonl:{}/x/../metadata.jsonl"])

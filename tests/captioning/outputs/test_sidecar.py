@@ -1,10 +1,8 @@
-"""Text files beside media: which name, which mode, whose text; killed and out of room at every step."""
+"""Text files beside media: which name, which mode, whose text."""
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,7 @@ from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Mode, OutputSettings, Sidecars, Wants
 from qwen35mm.captioning.records import Record
 from qwen35mm.errors import CaptioningError, OutputError
-from tests.captioning.kills import full_at, killed_at, needs_fork, stops, strides
-from tests.captioning.outputs.helpers import HARD_NAMES, leftovers, picture, put, record, records_of, run
+from tests.captioning.outputs.helpers import HARD_NAMES, moved, picture, put, record, records_of, run
 
 
 def texts(folder: Path, suffix: str = ".txt") -> dict[str, str]:
@@ -77,9 +74,7 @@ def test_a_renamed_medium_takes_its_name(tmp_path: Path) -> None:
     """What is gone gives its name back; its text file is taken over."""
     first = record(put(tmp_path, "a.jpg", 1), "one")
     run(tmp_path, [first], "sidecar")
-    (tmp_path / "a.jpg").rename(tmp_path / "a.png")
-    moved = record(Item("a.png", tmp_path / "a.png", "image", tmp_path / "a.png"), "one")
-    assert run(tmp_path, [moved], "sidecar") == [Wants.DONE]
+    assert run(tmp_path, [moved(first, tmp_path, "a.png")], "sidecar") == [Wants.DONE]
     assert texts(tmp_path) == {"a.txt": "one\n"}
 
 
@@ -246,57 +241,3 @@ def test_one_locked_folder_fails_its_items_only(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(CaptioningError, match="can't be written") as error:
         run(tmp_path, [made], "sidecar")
     assert not isinstance(error.value, OutputError)
-
-
-MODES: tuple[Mode, ...] = ("skip", "overwrite", "append", "prepend")
-SIDECAR_NAMES = ("a.jpg", "A.JPG", "a.png", "new\nline.png")
-
-
-def person(folder: Path) -> None:
-    """A person's texts at some places."""
-    (folder / "a.txt").write_text("mine")
-    (folder / "new\nline.txt").write_text("mine too\n")
-
-
-def expected_texts(records: list[Record], mode: Mode) -> dict[str, str]:
-    one, two, three, four = (each.caption.text for each in records)
-    first, last = {
-        "skip": ("mine", "mine too\n"),
-        "overwrite": (f"{one}\n", f"{four}\n"),
-        "append": (f"mine\n{one}\n", f"mine too\n{four}\n"),
-        "prepend": (f"{one}\nmine\n", f"{four}\nmine too\n"),
-    }[mode]
-    return {"a.txt": first, "A.JPG.txt": f"{two}\n", "a.png.txt": f"{three}\n", "new\nline.txt": last}
-
-
-@needs_fork
-@strides
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ends", [killed_at, full_at])
-def test_stopped_at_every_step(in_memory: Path, mode: Mode, ends: Callable[..., bool], stride: int) -> None:
-    for step, _ in stops(stride):
-        out = in_memory / str(step)
-        records = records_of(out, SIDECAR_NAMES)
-        person(out)
-        was_stopped = ends(step, lambda out=out, records=records: run(out, records, "sidecar", mode=mode))
-        run(out, records, "sidecar", mode=mode)
-        assert texts(out) == expected_texts(records, mode), step
-        assert leftovers(out) == []
-        shutil.rmtree(out)
-        if not was_stopped:
-            break
-    assert step > 15
-
-
-@needs_fork
-def test_leftovers_of_items_that_are_gone_are_removed(in_memory: Path) -> None:
-    """The killed write is never done again, so the next run has to clean up by itself."""
-    mine, seen = one(in_memory), False
-    for step in range(20):
-        killed_at(step, lambda: run(in_memory, [mine], "sidecar"))
-        seen |= leftovers(in_memory) != []
-        run(in_memory, [], "sidecar")
-        assert leftovers(in_memory) == []
-        shutil.rmtree(in_memory / ".qwen35mm")
-        (in_memory / "a.txt").unlink(missing_ok=True)
-    assert seen, "some kill left something"

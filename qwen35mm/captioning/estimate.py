@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
@@ -66,9 +65,12 @@ async def estimate(
     """
     found = Estimate()
     to_try: list[CaptionRequest] = []
-    async with aclosing(_needs(entries, ledger)) as all_needs:
-        async for needs in all_needs:
-            if isinstance(needs, Failed | Unreadable):
+    remaining = iter(entries)
+    while batch := await asyncio.to_thread(lambda: list(islice(remaining, _LOOKS_AT_ONCE))):
+        items = [entry for entry in batch if isinstance(entry, Item)]
+        found.num_unreadable += len(batch) - len(items)
+        for needs in await asyncio.gather(*map(ledger.needs, items)):
+            if isinstance(needs, Failed):
                 found.num_unreadable += 1
             elif isinstance(needs, Wants):
                 found.num_kept += needs is Wants.KEPT
@@ -85,18 +87,6 @@ async def estimate(
                     to_try.append(needs)
     await _try(found, to_try, captioner, workers)
     return found
-
-
-async def _needs(
-    entries: Iterable[Item | Unreadable], ledger: Ledger
-) -> AsyncGenerator[CaptionRequest | Wants | Failed | Unreadable, None]:
-    async def one(entry: Item | Unreadable) -> CaptionRequest | Wants | Failed | Unreadable:
-        return entry if isinstance(entry, Unreadable) else await ledger.needs(entry)
-
-    remaining = iter(entries)
-    while batch := await asyncio.to_thread(lambda: list(islice(remaining, _LOOKS_AT_ONCE))):
-        for needs in await asyncio.gather(*map(one, batch)):
-            yield needs
 
 
 async def _try(

@@ -138,8 +138,8 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             stack.enter_context(closing(output))
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         requests = RequestBuilder(job.prompts, settings, captioner.describe())
-        options = {"retry_failed": job.run.retry_failed, "max_distance": job.run.max_distance}
-        ledger = Ledger(manifest, outputs, requests, workers, **options)
+        retry, distance = job.run.retry_failed, job.run.max_distance
+        ledger = Ledger(manifest, outputs, requests, workers, retry_failed=retry, max_distance=distance)
         run = Run(job.entries(manifest), ledger, captioner, workers, job.run)
         if begun is not None:
             await begun(run)
@@ -162,8 +162,8 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
         sidecars = open_outputs(specs, manifest, job.output_settings)
         requests = RequestBuilder(job.prompts, settings, captioner.describe(), with_plan=True)
-        options = {"wants_all": len(specs) < len(job.outputs), "retry_failed": job.run.retry_failed}
-        ledger = Ledger(manifest, sidecars, requests, workers, **options)
+        others, retry = len(specs) < len(job.outputs), job.run.retry_failed
+        ledger = Ledger(manifest, sidecars, requests, workers, wants_all=others, retry_failed=retry)
         try:
             return await estimate(job.entries(manifest), ledger, captioner, workers, limit=job.run.limit)
         finally:

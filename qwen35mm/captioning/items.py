@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any
 
+from qwen35mm.captioning.manifest.files import PIECE_BYTES, pieces
 from qwen35mm.errors import ContextTooLongError, EngineError, RefusedError, RequestError
 from qwen35mm_preprocess import (
     MediaDecodeError,
@@ -18,8 +20,6 @@ from qwen35mm_preprocess import (
     MediaSourceError,
 )
 from qwen35mm_preprocess.media import HEAD_BYTES, MediaFormat, sniff
-
-_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -42,32 +42,34 @@ class Medium:
     name: str
     source: Path | FileSlice | bytes
 
-    def open(self) -> BinaryIO:
-        """The medium's own bytes, from the first to the last; they can't be sought in where they are part of a file."""
+    def pieces(self, piece_bytes: int = PIECE_BYTES) -> Generator[bytes]:
+        """The medium's own bytes, from the first to the last, a few at a time."""
         if isinstance(self.source, bytes):
-            return io.BytesIO(self.source)
-        if isinstance(self.source, FileSlice):
-            return cast("BinaryIO", io.BufferedReader(_SliceReader(self.source)))
-        return self.source.open("rb")
+            yield self.source
+            return
+        part = self.source if isinstance(self.source, FileSlice) else FileSlice(self.source, 0, sys.maxsize)
+        with part.path.open("rb") as file:
+            file.seek(part.offset)
+            yield from pieces(file, part.num_bytes, piece_bytes)
 
     def read(self) -> Path | bytes:
         """What `MediaProcessor` reads: the file, or the medium's bytes."""
-        if isinstance(self.source, Path):
-            return self.source
-        with self.open() as file:
-            return file.read()
+        return self.source if isinstance(self.source, Path) else b"".join(self.pieces())
+
+    def head(self) -> bytes:
+        """Its first bytes, which tell its format."""
+        with closing(self.pieces(HEAD_BYTES)) as first:
+            return next(first, b"")[:HEAD_BYTES]
 
     def sniff(self) -> MediaFormat | None:
-        """Its format, by its first bytes."""
-        with self.open() as file:
-            return sniff(file.read(HEAD_BYTES))
+        """Its format."""
+        return sniff(self.head())
 
     def digest(self) -> bytes:
         """SHA-256 of its bytes."""
         sha256 = hashlib.sha256()
-        with self.open() as file:
-            while piece := file.read(_PIECE_BYTES):
-                sha256.update(piece)
+        for piece in self.pieces():
+            sha256.update(piece)
         return sha256.digest()
 
     @property
@@ -152,24 +154,3 @@ _FAILURE_KINDS: Mapping[type[Exception], str] = {
 def failure_kind(error: Exception) -> str:
     """How `failures.jsonl` calls why there is no caption; `prompt` where it is for none of these reasons."""
     return next((kind for each, kind in _FAILURE_KINDS.items() if isinstance(error, each)), "prompt")
-
-
-class _SliceReader(io.RawIOBase):
-    """A part of a file as a file of its own."""
-
-    def __init__(self, part: FileSlice) -> None:
-        self._file = part.path.open("rb")
-        self._file.seek(part.offset)
-        self._num_left = part.num_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        num_read = self._file.readinto(memoryview(buffer)[: self._num_left])
-        self._num_left -= num_read
-        return num_read
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()

@@ -12,8 +12,6 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind, MediaPlan
 
-_PIECE_BYTES = 1 << 20
-
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
@@ -67,8 +65,8 @@ class Record:
     def pieces(self) -> Iterator[bytes]:
         """The medium's bytes. Raises CaptioningError, at their end where they aren't what was captioned."""
         sha256 = hashlib.sha256()
-        with still_there(self.item), self.item.open() as file:
-            while piece := file.read(_PIECE_BYTES):
+        with still_there(self.item):
+            for piece in self.item.pieces():
                 sha256.update(piece)
                 yield piece
         if sha256.digest() != self.content:

@@ -21,7 +21,7 @@ from qwen35mm.errors import CaptioningError, OutputError
 
 _TEMPORARY = ".qwen35mm-writing-"
 _LOCK = ".qwen35mm-lock-"
-_PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
 _BINARY = getattr(os, "O_BINARY", 0)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -102,9 +102,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def pieces(file: BinaryIO, num_bytes: int = sys.maxsize) -> Iterator[bytes]:
+def pieces(file: BinaryIO, num_bytes: int = sys.maxsize, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
     """The next bytes of a file, a few at a time; fewer where it ends before. Raises OSError."""
-    while num_bytes and (piece := file.read(min(num_bytes, _PIECE_BYTES))):
+    while num_bytes and (piece := file.read(min(num_bytes, piece_bytes))):
         num_bytes -= len(piece)
         yield piece
 

@@ -13,7 +13,7 @@ from qwen35mm.captioning.items import Item, Medium, Unreadable, failure_kind
 from qwen35mm.captioning.records import printable
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaError, MediaKind, MediaLimits, MediaSourceError, describe, detect_kind
-from qwen35mm_preprocess.media import GIF, HEAD_BYTES, check_num_bytes, read_format
+from qwen35mm_preprocess.media import GIF, check_num_bytes, read_format
 
 # A file with one of these is meant to be a medium, whatever is in it.
 MEDIA_SUFFIXES = frozenset(
@@ -90,8 +90,7 @@ def _kind(candidate: Candidate, name: str, limits: MediaLimits) -> MediaKind:
     own_name = Path(name)
     check_num_bytes(candidate.num_bytes, limits.max_bytes(None), own_name)
     try:
-        with candidate.open() as file:
-            found = read_format(io.BytesIO(file.read(HEAD_BYTES)), own_name)
+        found = read_format(io.BytesIO(candidate.head()), own_name)
         # Whether a GIF moves is said behind its first picture.
         return detect_kind(candidate.read(), limits) if found is GIF else found.kind
     except OSError:

@@ -91,7 +91,6 @@ class DiskTier:
         self._own_root: tuple[Kind, bytes] = ("root", root)
         self._dirty: OrderedDict[tuple[Kind, bytes], GetTensors] = OrderedDict()
         self._pending: list[tuple[Future[bool], int]] = []
-        background.write(lambda: store.write(*self._own_root, {}))
 
     def mark(self, kind: Kind, address: bytes, get_tensors: GetTensors) -> None:
         """Notes that an entry is to be written some time, and who has it."""
@@ -124,7 +123,7 @@ class DiskTier:
         tensors = get_tensors(address)
         if tensors is not None:
             num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-            self._pending.append((self._background.write(lambda: self._store.write(kind, address, tensors)), num_bytes))
+            self._pending.append((self._background.write(lambda: self._write(kind, address, tensors)), num_bytes))
 
     def touch(self, addresses: Sequence[bytes]) -> None:
         """Marks a chain as used, its first segment as the most recent."""
@@ -147,6 +146,10 @@ class DiskTier:
     def load_vision(self, addresses: Sequence[bytes]) -> Future[dict[bytes, torch.Tensor]]:
         """Reads those of the vision units' embeddings that are there."""
         return self._background.read(lambda: self._load_vision(addresses))
+
+    def _write(self, kind: Kind, address: bytes, tensors: Tensors) -> bool:
+        self._store.write(*self._own_root, {})  # with every entry, so that it leaves after them
+        return self._store.write(kind, address, tensors)
 
     def _load_vision(self, addresses: Sequence[bytes]) -> dict[bytes, torch.Tensor]:
         entries = {address: self._store.read("vision", address) for address in addresses}

@@ -101,7 +101,7 @@ class Watch:
         assert self.most_states <= self.state_bytes
         assert self.most_vision <= self.vision_bytes
         if on_disk:
-            num_bytes = sum(path.stat().st_size for path in self.directory.glob("v1/*/*"))
+            num_bytes = sum(path.stat().st_size for path in self.directory.glob("v2/*.*"))
             self.most_disk = max(self.most_disk, num_bytes)
             assert self.most_disk <= self.disk_bytes
 
@@ -167,7 +167,7 @@ def test_nothing_is_kept_of_what_is_asked_to_leave_nothing(loaded: LoadedModel, 
     runtime = engine.runtime
     assert (runtime.prefixes.num_segments, runtime.prefixes.states.num_bytes, runtime.vision.num_bytes) == (0, 0, 0)
     assert runtime.disk is not None
-    assert list(tmp_path.glob("v1/*/*")) == []
+    assert list(tmp_path.glob("v2/*.*")) == []
 
 
 def test_captions_put_only_what_they_share_on_the_disk(loaded: LoadedModel, tmp_path: Path) -> None:

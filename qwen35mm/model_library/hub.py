@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 from qwen35mm.config import SUPPORTED_MODEL_TYPES
 from qwen35mm.errors import CheckpointError, Qwen35mmError
@@ -40,41 +40,27 @@ class DownloadCancelled(Exception):
 
 
 @dataclass(frozen=True)
-class Blob:
-    """A file's content as the Hub names it: `sha256` of it, or git's SHA-1 of small files."""
+class _RemoteFile:
+    """A file as the Hub lists it.
 
-    name: str
+    Attributes:
+        digest: what its content is called: the SHA-256 of it, or git's SHA-1 of small files.
+    """
+
+    path: str
+    digest: str
     num_bytes: int
-    kind: Literal["sha256", "git"]
-
-    def partial(self, blobs: Path) -> Path:
-        """Where what has come so far lies."""
-        return blobs / f"{self.name}.qwen35mm.incomplete"
-
-    def bytes_here(self, blobs: Path) -> int:
-        """How much of it is on the disk."""
-        for path in (blobs / self.name, self.partial(blobs)):
-            if path.is_file():
-                return min(path.stat().st_size, self.num_bytes)
-        return 0
+    is_git: bool
 
     def matches(self, path: Path) -> bool:
         """Whether a file holds exactly this."""
         if path.stat().st_size != self.num_bytes:
             return False
-        digest = hashlib.sha256() if self.kind == "sha256" else hashlib.sha1(usedforsecurity=False)
-        if self.kind == "git":
-            digest.update(b"blob %d\0" % self.num_bytes)
+        digest = hashlib.sha1(b"blob %d\0" % self.num_bytes, usedforsecurity=False) if self.is_git else hashlib.sha256()
         with path.open("rb") as file:
             while chunk := file.read(_READ_BYTES):
                 digest.update(chunk)
-        return digest.hexdigest() == self.name
-
-
-@dataclass(frozen=True)
-class _RemoteFile:
-    path: str
-    blob: Blob
+        return digest.hexdigest() == self.digest
 
 
 def download(
@@ -100,35 +86,107 @@ def download(
     if not is_hub_id(hub_id):
         raise CheckpointError(f"'{hub_id}' isn't a Hub id: expected an owner and a name, such as Qwen/Qwen3.5-2B.")
     try:
-        return _download(hub_id, progress, cancelled)
+        return _Download(hub_id, progress, cancelled).run()
     except (Qwen35mmError, DownloadCancelled):
         raise
     except Exception as error:
         raise _in_words(hub_id, error) from error
 
 
-def _download(hub_id: str, progress: OnProgress, cancelled: Callable[[], bool]) -> Path:
-    from huggingface_hub import snapshot_download
+class _Download:
+    def __init__(self, hub_id: str, progress: OnProgress, cancelled: Callable[[], bool]) -> None:
+        self._hub_id = hub_id
+        self._progress = progress
+        self._cancelled = cancelled
+        self._revision, self._files = _list_files(hub_id)
+        self._total_bytes = sum(file.num_bytes for file in self._files)
+        self._done_bytes = 0  # of the files before the one in hand
+        self._blobs = repository_folder(hub_id) / "blobs"
 
-    revision, files = _list_files(hub_id)
-    blobs = repository_folder(hub_id) / "blobs"
-    blobs.mkdir(parents=True, exist_ok=True)
-    total = sum(file.blob.num_bytes for file in files)
-    here = {file.path: file.blob.bytes_here(blobs) for file in files}
-    missing = total - sum(here.values())
-    _check_disk(missing)
-    done = 0
-    # The small files first: what is wrong with the model is then known before its weights come.
-    for file in sorted(files, key=lambda file: file.blob.num_bytes):
+    def run(self) -> Path:
+        """Fetches what is missing; the checkpoint's folder."""
+        from huggingface_hub import snapshot_download
 
-        def report(num_bytes: int, before: int = done, name: str = file.path) -> None:
-            progress(before + num_bytes, total, name)
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        _check_disk(self._total_bytes - sum(map(self._bytes_here, self._files)))
+        # The small files first: what is wrong with the model is then known before its weights come.
+        for file in sorted(self._files, key=lambda file: file.num_bytes):
+            self._fetch(file)
+            self._done_bytes += file.num_bytes
+            if file.path == "config.json":
+                _check_family(self._hub_id, self._target(file))
+        return Path(snapshot_download(self._hub_id, allow_patterns=HUB_PATTERNS))
 
-        fetch(hub_id, revision, file.path, file.blob, blobs, report, cancelled)
-        done += file.blob.num_bytes
-        if file.path == "config.json":
-            _check_family(hub_id, blobs / file.blob.name)
-    return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS))
+    def _target(self, file: _RemoteFile) -> Path:
+        return self._blobs / file.digest
+
+    def _partial(self, file: _RemoteFile) -> Path:
+        """Where what has come so far lies."""
+        return self._blobs / f"{file.digest}.qwen35mm.incomplete"
+
+    def _bytes_here(self, file: _RemoteFile) -> int:
+        """How much of it is on the disk."""
+        found = [path for path in (self._target(file), self._partial(file)) if path.is_file()]
+        return min(found[0].stat().st_size, file.num_bytes) if found else 0
+
+    def _tell(self, file: _RemoteFile, num_bytes: int) -> None:
+        self._progress(self._done_bytes + num_bytes, self._total_bytes, file.path)
+
+    def _fetch(self, file: _RemoteFile) -> None:
+        """Brings a file into the blobs. A connection that ends early is taken up again, up to five times without a
+        byte."""
+        if self._cancelled():
+            raise DownloadCancelled
+        target, partial = self._target(file), self._partial(file)
+        if target.is_file():
+            self._tell(file, file.num_bytes)
+            return
+        failures = 0
+        while (before := self._bytes_here(file)) < file.num_bytes or not partial.exists():
+            try:
+                with partial.open("ab") as out:
+                    self._stream(file, out)
+            except _transport_errors() as error:
+                here = self._bytes_here(file)
+                logger.info("%s was cut off after %d bytes: %s", file.path, here, type(error).__name__)
+                failures = 0 if here > before else failures + 1
+                if failures >= _MAX_FAILURES:
+                    raise
+                if failures:
+                    time.sleep(_PAUSE_S)
+        if not file.matches(partial):
+            partial.unlink()
+            raise CheckpointError(f"{file.path} came damaged: its checksum isn't the Hub's. Start the download again.")
+        partial.replace(target)
+
+    def _stream(self, file: _RemoteFile, out: BinaryIO) -> None:
+        """Appends to what has come so far until the file is whole or the connection ends."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+        start = out.tell()
+        # Compressed, the positions would be others.
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        url = hf_hub_url(self._hub_id, file.path, revision=self._revision)
+        with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as response:
+            if response.status_code == 429 or response.status_code >= 500:
+                raise ConnectionError(f"the server answered {response.status_code}")
+            hf_raise_for_status(response)
+            if start and response.status_code != 206:
+                out.seek(0)
+                out.truncate()
+                start = 0
+            self._tell(file, start)
+            for chunk in response.iter_bytes():
+                if self._cancelled():
+                    raise DownloadCancelled
+                out.write(chunk[: file.num_bytes - start])
+                start = min(start + len(chunk), file.num_bytes)
+                self._tell(file, start)
+        if start < file.num_bytes:
+            raise ConnectionError("the server ended the file early")
 
 
 def _list_files(hub_id: str) -> tuple[str, list[_RemoteFile]]:
@@ -136,12 +194,9 @@ def _list_files(hub_id: str) -> tuple[str, list[_RemoteFile]]:
 
     info = HfApi().model_info(hub_id, files_metadata=True, timeout=20)
     files = [
-        _RemoteFile(
-            file.rfilename,
-            Blob(file.lfs.sha256, file.lfs.size, "sha256")
-            if file.lfs is not None
-            else Blob(file.blob_id or "", file.size or 0, "git"),
-        )
+        _RemoteFile(file.rfilename, file.lfs.sha256, file.lfs.size, is_git=False)
+        if file.lfs is not None
+        else _RemoteFile(file.rfilename, file.blob_id or "", file.size or 0, is_git=True)
         for file in info.siblings or []
         if any(fnmatchcase(file.rfilename, pattern) for pattern in HUB_PATTERNS)
     ]
@@ -151,7 +206,7 @@ def _list_files(hub_id: str) -> tuple[str, list[_RemoteFile]]:
             f"'{hub_id}' has no config.json with *.safetensors files on the Hub, so it can't be run here (GGUF files "
             "and pickled weights can't be read). Choose the original checkpoint."
         )
-    if not all(file.blob.name.isalnum() for file in files):
+    if not all(file.digest.isalnum() for file in files):
         raise CheckpointError(f"The Hub lists '{hub_id}' without checksums, so it can't be checked. Try again later.")
     return info.sha or "main", files
 
@@ -199,86 +254,6 @@ def _in_words(hub_id: str, error: Exception) -> CheckpointError:
         f"'{hub_id}' couldn't be downloaded ({type(error).__name__}). Check the network and start it again: it goes on "
         "from where it was."
     )
-
-
-def fetch(
-    hub_id: str,
-    revision: str,
-    name: str,
-    blob: Blob,
-    blobs: Path,
-    progress: Callable[[int], None],
-    cancelled: Callable[[], bool],
-) -> None:
-    """Brings a file into `blobs`; does nothing where it is there.
-
-    A connection that ends early is taken up again, up to five times without a byte.
-
-    Raises:
-        DownloadCancelled: `cancelled` said so.
-        CheckpointError: what came isn't what the Hub says it is.
-        Exception: huggingface_hub's or its HTTP library's, where the network doesn't give it.
-    """
-    if cancelled():
-        raise DownloadCancelled
-    target, partial = blobs / blob.name, blob.partial(blobs)
-    if target.is_file():
-        progress(blob.num_bytes)
-        return
-    failures = 0
-    while blob.bytes_here(blobs) < blob.num_bytes or not partial.exists():
-        before = blob.bytes_here(blobs)
-        try:
-            with partial.open("ab") as file:
-                _stream(hub_id, revision, name, blob, file, progress, cancelled)
-        except _transport_errors() as error:
-            logger.info("%s was cut off after %d bytes: %s", name, blob.bytes_here(blobs), type(error).__name__)
-            failures = 0 if blob.bytes_here(blobs) > before else failures + 1
-            if failures >= _MAX_FAILURES:
-                raise
-            if blob.bytes_here(blobs) == before:
-                time.sleep(_PAUSE_S)
-    if not blob.matches(partial):
-        partial.unlink()
-        raise CheckpointError(f"{name} came damaged: its checksum isn't the Hub's. Start the download again.")
-    partial.replace(target)
-
-
-def _stream(
-    hub_id: str,
-    revision: str,
-    name: str,
-    blob: Blob,
-    file: BinaryIO,
-    progress: Callable[[int], None],
-    cancelled: Callable[[], bool],
-) -> None:
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
-
-    start = file.tell()
-    # Compressed, the positions would be others.
-    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    url = hf_hub_url(hub_id, name, revision=revision)
-    with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as response:
-        if response.status_code == 429 or response.status_code >= 500:
-            raise ConnectionError(f"the server answered {response.status_code}")
-        hf_raise_for_status(response)
-        if start and response.status_code != 206:
-            file.seek(0)
-            file.truncate()
-            start = 0
-        progress(start)
-        for chunk in response.iter_bytes():
-            if cancelled():
-                raise DownloadCancelled
-            file.write(chunk[: blob.num_bytes - start])
-            start = min(start + len(chunk), blob.num_bytes)
-            progress(start)
-    if start < blob.num_bytes:
-        raise ConnectionError("the server ended the file early")
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

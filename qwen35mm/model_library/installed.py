@@ -48,10 +48,12 @@ def installed_models() -> list[InstalledModel]:
     Other kinds of models and half downloaded ones are left out; a checkpoint of the family that can't be used is
     listed with the reason. Nothing that is found on the disk raises an error.
     """
-    found: dict[Path, InstalledModel] = {}
-    for model in (*_bundled(), *_from_cache(), *_from_folders()):
-        found.setdefault(model.folder, model)
-    return list(found.values())
+    found: list[InstalledModel] = []
+    for folder, name, source, tell_damage in _places():
+        model = _inspect(folder, name, source, tell_damage=tell_damage)
+        if model and not any(model.folder == other.folder or source == other.source for other in found):
+            found.append(model)
+    return found
 
 
 def find_model(source: str | Path) -> InstalledModel:
@@ -74,10 +76,11 @@ def find_model(source: str | Path) -> InstalledModel:
         raise CheckpointError(
             f"There is no folder '{path.name}', and it isn't a Hub id such as Qwen/Qwen3.5-2B either."
         )
-    model = _best_snapshot(name)
-    if model is None:
-        raise CheckpointError(f"'{name}' isn't on this machine, or not completely: download it first.")
-    return model
+    for folder in _snapshots(name):
+        model = _inspect(folder, name, name, tell_damage=False)
+        if model is not None:
+            return model
+    raise CheckpointError(f"'{name}' isn't on this machine, or not completely: download it first.")
 
 
 def is_hub_id(name: str) -> bool:
@@ -88,41 +91,20 @@ def is_hub_id(name: str) -> bool:
     return allowed and not name.startswith((".", "-")) and ".." not in name and "--" not in name
 
 
-def _bundled() -> Iterator[InstalledModel]:
-    try:
-        folder = demo_model_path()
-    except ConfigError:
-        return
-    model = _inspect(folder, folder.name, str(folder), tell_damage=True)
-    if model is not None:
-        yield model
-
-
-def _from_cache() -> Iterator[InstalledModel]:
-    for hub_id in cached_models():
-        model = _best_snapshot(hub_id)
-        if model is not None:
-            yield model
-
-
-def _best_snapshot(hub_id: str) -> InstalledModel | None:
-    found = (_inspect(folder, hub_id, hub_id, tell_damage=False) for folder in snapshots(hub_id))
-    return next((model for model in found if model is not None), None)
-
-
-def _from_folders() -> Iterator[InstalledModel]:
+def _places() -> Iterator[tuple[Path, str, str, bool]]:
+    """Folders that may be checkpoints, with what `_inspect` asks of each; the better ones of a source first."""
+    with contextlib.suppress(ConfigError):
+        demo = demo_model_path()
+        yield demo, demo.name, str(demo), True
+    for hub_id in _cached_models():
+        for folder in _snapshots(hub_id):
+            yield folder, hub_id, hub_id, False
     for name in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep):
-        if not name.strip():
-            continue
-        folder = Path(name.strip()).expanduser()
-        try:
-            children = [folder, *sorted(folder.iterdir())]
-        except OSError:
-            continue
-        for child in children:
-            model = _inspect(child, child.name, str(child), tell_damage=True)
-            if model is not None:
-                yield model
+        if name.strip():
+            folder = Path(name.strip()).expanduser()
+            with contextlib.suppress(OSError):
+                for child in (folder, *sorted(folder.iterdir())):
+                    yield child, child.name, str(child), True
 
 
 def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> InstalledModel | None:
@@ -168,7 +150,7 @@ def repository_folder(hub_id: str) -> Path:
     return cache_folder() / (_PREFIX + hub_id.replace("/", "--"))
 
 
-def cached_models() -> Iterator[str]:
+def _cached_models() -> Iterator[str]:
     """Hub ids of the models that the cache has anything of, sorted."""
     try:
         names = sorted(path.name for path in cache_folder().iterdir())
@@ -180,7 +162,7 @@ def cached_models() -> Iterator[str]:
             yield "/".join(parts)
 
 
-def snapshots(hub_id: str) -> list[Path]:
+def _snapshots(hub_id: str) -> list[Path]:
     """A model's snapshots, perhaps incomplete: first the one that `main` names, then the others, newest first."""
     repository = repository_folder(hub_id)
     found: list[tuple[float, Path]] = []

@@ -1,21 +1,8 @@
 """Images and videos for Qwen3.5: planned under a token budget, decoded safely, cut into patches. Without torch.
 
-    plan = processor.plan("holiday.mp4")          # from the header and the packet times: what will it cost?
-    media = processor.prepare("holiday.mp4", plan)
-    media.pixel_values, media.plan.grid_thw, media.plan.timestamps_s, media.plan.digest
-
-errors        every error, all under MediaError
-types         grids, a checkpoint's processing, hard limits, budgets
-media_plan    MediaPlan and PreparedMedia
-media         sources: path, bytes, data URI, PIL image; which formats are read, told apart by content
-sizes         smart resize
-patches       8-bit frames to patches, and what normalises them; digests
-image         images
-video_probe   a video's frames and their times, and which of them to use; over video_rotation
-video         decoding of the chosen frames
-budget        plans
-processor     MediaProcessor
-positions     M-RoPE positions and rope_delta
+plan = processor.plan("holiday.mp4")          # from the header and the packet times: what will it cost?
+media = processor.prepare("holiday.mp4", plan)
+media.pixel_values, media.plan.grid_thw, media.plan.timestamps_s, media.plan.digest
 """
 
 from qwen35mm_preprocess.errors import (
@@ -32,7 +19,7 @@ from qwen35mm_preprocess.errors import (
 from qwen35mm_preprocess.media import MediaSource, describe, detect_kind
 from qwen35mm_preprocess.media_plan import MediaPlan, PreparedMedia, timestamp_text
 from qwen35mm_preprocess.patches import Patches
-from qwen35mm_preprocess.positions import Run, TextRun, VisionRun, mrope_positions
+from qwen35mm_preprocess.positions import TextRun, VisionRun, mrope_positions
 from qwen35mm_preprocess.processor import MediaProcessor, read_processing
 from qwen35mm_preprocess.types import (
     GridTHW,
@@ -40,7 +27,6 @@ from qwen35mm_preprocess.types import (
     MediaBudget,
     MediaKind,
     MediaLimits,
-    Progress,
     VideoProcessing,
 )
 
@@ -64,8 +50,6 @@ __all__ = [
     "MediaSourceError",
     "Patches",
     "PreparedMedia",
-    "Progress",
-    "Run",
     "TextRun",
     "VideoProcessing",
     "VisionRun",

@@ -1,32 +1,10 @@
 """Every error that qwen35mm_preprocess raises on purpose.
 
-    MediaError(ValueError)
-    ├── MediaConfigError    a preprocessor_config.json or a setting that can't be used
-    ├── MediaSourceError    nothing to read: no such file, a folder, an address, a bad data URI, an empty file
-    ├── MediaFormatError    not a kind of image or video that is read here; a file with sound only
-    ├── MediaDecodeError    damaged or cut off
-    ├── MediaLimitError     over a hard limit: bytes, pixels, frames, seconds, aspect ratio
-    ├── MediaBudgetError    doesn't fit the token budget, however few and small its frames
-    └── MediaPlanError      a media plan that is damaged or was made for another checkpoint
-        └── MediaChangedError   the medium is no longer the one that its plan was made for
-
-A message says what was expected, what came and what to do. It is fit to be shown to a person:
-it names a file by its last component only, and quotes no library.
+A message says what was expected, what came and what to do. It is fit to be shown to a person: it names a file by its
+last component only, and quotes no library.
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "MediaBudgetError",
-    "MediaChangedError",
-    "MediaConfigError",
-    "MediaDecodeError",
-    "MediaError",
-    "MediaFormatError",
-    "MediaLimitError",
-    "MediaPlanError",
-    "MediaSourceError",
-]
 
 
 class MediaError(ValueError):
@@ -42,7 +20,7 @@ class MediaSourceError(MediaError):
 
 
 class MediaFormatError(MediaError):
-    """The content is not of a format or codec that is read here, or it has no picture."""
+    """The content is not of a format or codec that is read here, or it has no picture: a file with sound only."""
 
 
 class MediaDecodeError(MediaError):
@@ -50,7 +28,7 @@ class MediaDecodeError(MediaError):
 
 
 class MediaLimitError(MediaError):
-    """The medium is over a hard limit of `MediaLimits`."""
+    """The medium is over a hard limit of `MediaLimits`: bytes, pixels, frames, seconds, aspect ratio."""
 
 
 class MediaBudgetError(MediaError):

@@ -18,10 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import ExifTags, Image, ImageFile
 
-from qwen35mm_preprocess.errors import MediaDecodeError, MediaError, MediaFormatError, MediaLimitError
+from qwen35mm_preprocess.errors import (
+    MediaChangedError,
+    MediaDecodeError,
+    MediaError,
+    MediaFormatError,
+    MediaLimitError,
+)
 from qwen35mm_preprocess.media import SUPPORTED_IMAGES, MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
-from qwen35mm_preprocess.patches import Patches, PatchWriter, UnitDigest
+from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
 from qwen35mm_preprocess.types import ImageProcessing, MediaLimits, Size
 
 # EXIF's orientation to the operation that puts the picture upright; 5 to 8 swap width and height.
@@ -97,14 +103,23 @@ def image_patches(
 
     Their values equal those of transformers' Qwen2VLImageProcessorPil bit for bit when the plan's size is the
     checkpoint's own.
+
+    Raises:
+        MediaChangedError: its size is not the one that the plan was made for.
+        MediaError: see `load_image`.
     """
+    picture = load_image(source, limits)
+    if (picture.height, picture.width) != plan.source_size:
+        raise MediaChangedError(
+            f"{describe(source)} is not the image that was planned: {plan.source_size[1]} x {plan.source_size[0]} "
+            f"pixels were expected, {picture.width} x {picture.height} came. Bring the old file back, or send the new "
+            f"one in a new message."
+        )
     height, width = plan.size
-    frame = np.asarray(load_image(source, limits).resize((width, height), Image.Resampling.BICUBIC))
-    writer = PatchWriter(plan.grid_thw, processing, num_frames=1)
-    writer.write(frame, 0)
-    digest = UnitDigest(processing, plan.size)
-    digest.update(frame)
-    return writer.patches, digest.hexdigest()
+    frame = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
+    patches = empty_patches(plan.grid_thw, processing, num_frames=1)
+    write_frame(frame, patches, plan.grid_thw, processing, unit=0)
+    return patches, unit_digest(processing, plan.size, [frame])
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

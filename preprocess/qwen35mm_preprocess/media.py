@@ -39,6 +39,7 @@ class MediaFormat:
         media_type: the registered one.
         suffixes: of its files' names; the first is given to media that have none of them.
         pillow, libav: its decoder in Pillow and its demuxer in libav; None where that library is not asked.
+        magic: what its files start with; empty where that doesn't tell it.
     """
 
     name: str
@@ -47,18 +48,22 @@ class MediaFormat:
     suffixes: tuple[str, ...]
     pillow: str | None = None
     libav: str | None = None
+    magic: tuple[bytes, ...] = ()
 
 
-JPEG = MediaFormat("JPEG", "image", "image/jpeg", (".jpg", ".jpeg"), pillow="JPEG")
-PNG = MediaFormat("PNG", "image", "image/png", (".png",), pillow="PNG")
+JPEG = MediaFormat("JPEG", "image", "image/jpeg", (".jpg", ".jpeg"), pillow="JPEG", magic=(b"\xff\xd8\xff",))
+PNG = MediaFormat("PNG", "image", "image/png", (".png",), pillow="PNG", magic=(b"\x89PNG\r\n\x1a\n",))
 WEBP = MediaFormat("WebP", "image", "image/webp", (".webp",), pillow="WEBP")
 BMP = MediaFormat("BMP", "image", "image/bmp", (".bmp",), pillow="BMP")
-TIFF = MediaFormat("TIFF", "image", "image/tiff", (".tif", ".tiff"), pillow="TIFF")
+_TIFF_MAGIC = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
+TIFF = MediaFormat("TIFF", "image", "image/tiff", (".tif", ".tiff"), pillow="TIFF", magic=_TIFF_MAGIC)
 AVIF = MediaFormat("AVIF", "image", "image/avif", (".avif",), pillow="AVIF")
 # A still GIF is an image and an animated one a video; the first frame of either can be asked for as an image.
-GIF = MediaFormat("GIF", "image", "image/gif", (".gif",), pillow="GIF", libav="gif")
+GIF = MediaFormat("GIF", "image", "image/gif", (".gif",), pillow="GIF", libav="gif", magic=(b"GIF87a", b"GIF89a"))
 MP4 = MediaFormat("MP4/MOV", "video", "video/mp4", (".mp4", ".mov", ".m4v"), libav="mov")
-MATROSKA = MediaFormat("WebM/MKV", "video", "video/webm", (".webm", ".mkv"), libav="matroska")
+MATROSKA = MediaFormat(
+    "WebM/MKV", "video", "video/webm", (".webm", ".mkv"), libav="matroska", magic=(b"\x1aE\xdf\xa3",)
+)
 AVI = MediaFormat("AVI", "video", "video/x-msvideo", (".avi",), libav="avi")
 MPEG_TS = MediaFormat("MPEG-TS", "video", "video/mp2t", (".ts", ".m2ts", ".mts"), libav="mpegts")
 # Recognised only to say so.
@@ -72,18 +77,8 @@ SUPPORTED_VIDEOS = "MP4, MOV, WebM, MKV, AVI, MPEG-TS or animated GIF"
 
 def sniff(head: bytes) -> MediaFormat | None:
     """The format of a file that starts with `head` (HEAD_BYTES of it are enough), or None."""
-    for magic, found in (
-        (b"\xff\xd8\xff", JPEG),
-        (b"\x89PNG\r\n\x1a\n", PNG),
-        (b"GIF87a", GIF),
-        (b"GIF89a", GIF),
-        (b"II*\x00", TIFF),
-        (b"MM\x00*", TIFF),
-        (b"II+\x00", TIFF),
-        (b"MM\x00+", TIFF),
-        (b"\x1aE\xdf\xa3", MATROSKA),
-    ):
-        if head.startswith(magic):
+    for found in (JPEG, PNG, GIF, TIFF, MATROSKA):
+        if head.startswith(found.magic):
             return found
     if head.startswith(b"RIFF"):
         return {b"WEBP": WEBP, b"AVI ": AVI}.get(head[8:12])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -13,10 +13,32 @@ from qwen35mm_preprocess.errors import MediaPlanError
 from qwen35mm_preprocess.patches import Patches
 from qwen35mm_preprocess.types import GridTHW, MediaKind, Size
 
+# <|vision_start|> and <|vision_end|> around every span.
+NUM_MARKS = 2
+
 
 def timestamp_text(time_s: float) -> str:
     """The text before a temporal patch of a video, as in transformers' Qwen3VLProcessor."""
     return f"<{time_s:.1f} seconds>"
+
+
+def patch_timestamps(times_s: Sequence[float], temporal_patch_size: int) -> tuple[float, ...]:
+    """One time for each temporal patch: the mean of its first and last frame's.
+
+    The last frame stands in for those missing in the last patch. Equal to `_calculate_timestamps` of transformers'
+    Qwen3VLProcessor.
+    """
+    padded = list(times_s) + [times_s[-1]] * (-len(times_s) % temporal_patch_size)
+    firsts, lasts = padded[::temporal_patch_size], padded[temporal_patch_size - 1 :: temporal_patch_size]
+    return tuple((first + last) / 2 for first, last in zip(firsts, lasts, strict=True))
+
+
+def num_prompt_tokens(num_tokens: int, timestamps_s: Sequence[float] | None = None) -> int:
+    """The most tokens of placeholders with their marks and, in a video, the timestamps of its temporal patches."""
+    if timestamps_s is None:
+        return num_tokens + NUM_MARKS
+    # A tokenizer makes at most one token of a character of these texts.
+    return num_tokens + sum(NUM_MARKS + len(timestamp_text(time)) for time in timestamps_s)
 
 
 @dataclass(frozen=True)
@@ -82,6 +104,29 @@ class MediaPlan:
     def unpinned(self) -> MediaPlan:
         """The same plan with its digests forgotten: `prepare` then accepts whatever content fits it."""
         return replace(self, digest=None, unit_digests=None)
+
+    def with_frames(
+        self, frame_indices: Sequence[int], temporal_patch_size: int, notes: Sequence[str] = ()
+    ) -> MediaPlan:
+        """A video's plan reduced to some of its frames, with its costs counted again and `notes` added."""
+        assert self.frame_indices is not None
+        assert self.frame_times_s is not None
+        times_of = dict(zip(self.frame_indices, self.frame_times_s, strict=True))
+        times = tuple(times_of[index] for index in frame_indices)
+        timestamps = patch_timestamps(times, temporal_patch_size)
+        num_tokens = self.num_tokens // self.grid_thw.t * len(timestamps)
+        num_in_prompt = num_prompt_tokens(num_tokens, timestamps)
+        return replace(
+            self,
+            grid_thw=self.grid_thw._replace(t=len(timestamps)),
+            num_tokens=num_tokens,
+            num_prompt_tokens=num_in_prompt,
+            cache_bytes=self.cache_bytes // self.num_prompt_tokens * num_in_prompt,
+            frame_indices=tuple(frame_indices),
+            frame_times_s=times,
+            timestamps_s=timestamps,
+            notes=(*self.notes, *notes),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` gives an equal plan back."""

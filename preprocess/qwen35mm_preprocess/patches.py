@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,56 +62,53 @@ class Patches:
         return values.reshape(num_patches, -1)
 
 
-class PatchWriter:
-    """Cuts frame by frame into patches, so that no more than one decoded frame is ever held.
-
-    Rows go through the temporal patches, then through the merge blocks, then through the patches of a block
-    (transformers' `patchify`).
+def empty_patches(
+    grid_thw: GridTHW, processing: ImageProcessing | VideoProcessing, num_frames: int | None = None
+) -> Patches:
+    """Patches to be filled by `write_frame`, so that no more than one decoded frame is ever held.
 
     Args:
         num_frames: frames of a temporal patch that differ; None: all of them.
     """
+    temporal = processing.temporal_patch_size
+    pixels = np.empty((grid_thw.num_patches, 3, num_frames or temporal, processing.patch_size**2), np.uint8)
+    return Patches(pixels, normalized_values(processing), temporal)
 
-    def __init__(
-        self, grid_thw: GridTHW, processing: ImageProcessing | VideoProcessing, num_frames: int | None = None
-    ) -> None:
-        merge, patch, temporal = processing.merge_size, processing.patch_size, processing.temporal_patch_size
-        num_frames = num_frames or temporal
-        pixels = np.empty((grid_thw.num_patches, 3, num_frames, patch**2), np.uint8)
-        self.patches = Patches(pixels, normalized_values(processing), temporal)
-        rows, columns = grid_thw.h // merge, grid_thw.w // merge
-        # [t, block row, block column, merge row, merge column, channel, frame, patch row, patch column]
-        self._blocks = pixels.reshape(grid_thw.t, rows, columns, merge, merge, 3, num_frames, patch, patch)
-        self._frame_shape = (rows, merge, patch, columns, merge, patch, 3)
 
-    def write(self, frame: np.ndarray, unit: int, slot: int = 0) -> None:
-        """Writes one frame, uint8 [H, W, 3], into a slot of a temporal patch."""
-        self._blocks[unit, ..., slot, :, :] = frame.reshape(self._frame_shape).transpose(0, 3, 1, 4, 6, 2, 5)
+def write_frame(
+    frame: np.ndarray, patches: Patches, grid_thw: GridTHW, processing: Processing, unit: int, slot: int = 0
+) -> None:
+    """Cuts a frame, uint8 [H, W, 3], into a slot of a temporal patch."""
+    merge, patch = processing.merge_size, processing.patch_size
+    cut = frame.reshape(grid_thw.h // merge, merge, patch, grid_thw.w // merge, merge, patch, 3)
+    _blocks(patches, grid_thw, processing)[unit, ..., slot, :, :] = cut.transpose(0, 3, 1, 4, 6, 2, 5)
 
 
 def read_frame(patches: Patches, grid_thw: GridTHW, processing: Processing, unit: int, slot: int) -> np.ndarray:
-    """The frame that `PatchWriter` wrote into a slot of a temporal patch, uint8 [H, W, 3]."""
+    """The frame that `write_frame` wrote into a slot of a temporal patch, uint8 [H, W, 3]."""
+    blocks = _blocks(patches, grid_thw, processing)
+    frame = blocks[unit, ..., min(slot, blocks.shape[6] - 1), :, :].transpose(0, 2, 5, 1, 3, 6, 4)
+    return frame.reshape(grid_thw.h * processing.patch_size, grid_thw.w * processing.patch_size, 3)
+
+
+def _blocks(patches: Patches, grid_thw: GridTHW, processing: Processing) -> np.ndarray:
+    """[t, block row, block column, merge row, merge column, channel, frame, patch row, patch column], as a view.
+
+    Rows go through the temporal patches, then through the merge blocks, then through the patches of a block
+    (transformers' `patchify`).
+    """
     merge, patch = processing.merge_size, processing.patch_size
-    num_frames = patches.pixels.shape[2]
-    rows, columns = grid_thw.h // merge, grid_thw.w // merge
-    blocks = patches.pixels.reshape(grid_thw.t, rows, columns, merge, merge, 3, num_frames, patch, patch)
-    # [block row, merge row, patch row, block column, merge column, patch column, channel]
-    frame = blocks[unit, ..., min(slot, num_frames - 1), :, :].transpose(0, 2, 5, 1, 3, 6, 4)
-    return frame.reshape(grid_thw.h * patch, grid_thw.w * patch, 3)
+    blocks = (grid_thw.t, grid_thw.h // merge, grid_thw.w // merge)
+    return patches.pixels.reshape(*blocks, merge, merge, 3, -1, patch, patch)
 
 
-class UnitDigest:
-    """SHA-256 of the frames of one unit (an image, or a temporal patch), their size and the processing."""
-
-    def __init__(self, processing: Processing, size: tuple[int, int]) -> None:
-        self._hash = hashlib.sha256(f"qwen35mm unit {processing.fingerprint()} {size[0]}x{size[1]}".encode())
-
-    def update(self, frame: np.ndarray) -> None:
-        """Adds a frame, uint8 [H, W, 3]."""
-        self._hash.update(frame.tobytes())
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
+def unit_digest(processing: Processing, size: tuple[int, int], frames: Iterable[np.ndarray]) -> str:
+    """SHA-256 of the frames, uint8 [H, W, 3], of one unit (an image, or a temporal patch), their size and the
+    processing."""
+    digest = hashlib.sha256(f"qwen35mm unit {processing.fingerprint()} {size[0]}x{size[1]}".encode())
+    for frame in frames:
+        digest.update(frame.tobytes())
+    return digest.hexdigest()
 
 
 def media_digest(unit_digests: tuple[str, ...]) -> str:

@@ -7,14 +7,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qwen35mm_preprocess.budget import plan_image, plan_video
-from qwen35mm_preprocess.errors import MediaChangedError, MediaConfigError, MediaPlanError
+from qwen35mm_preprocess.errors import MediaBudgetError, MediaChangedError, MediaConfigError, MediaPlanError
 from qwen35mm_preprocess.image import image_patches, probe_image
 from qwen35mm_preprocess.media import MediaSource, describe, detect_kind
-from qwen35mm_preprocess.media_plan import MediaPlan, PreparedMedia
+from qwen35mm_preprocess.media_plan import (
+    NUM_MARKS,
+    MediaPlan,
+    PreparedMedia,
+    num_prompt_tokens,
+    patch_timestamps,
+    timestamp_text,
+)
 from qwen35mm_preprocess.patches import media_digest
-from qwen35mm_preprocess.types import ImageProcessing, MediaBudget, MediaKind, MediaLimits, Progress, VideoProcessing
+from qwen35mm_preprocess.sizes import image_size, shrink_to_tokens, video_size
+from qwen35mm_preprocess.types import (
+    GridTHW,
+    ImageProcessing,
+    MediaBudget,
+    MediaKind,
+    MediaLimits,
+    Progress,
+    Size,
+    VideoProcessing,
+)
 from qwen35mm_preprocess.video import video_patches
+from qwen35mm_preprocess.video_probe import VideoInfo, count_frames, probe_video, sample_frames
 
 
 @dataclass(frozen=True)
@@ -50,15 +67,21 @@ class MediaProcessor:
         )
 
     def plan(self, source: MediaSource, kind: MediaKind | None = None) -> MediaPlan:
-        """Plans a medium under the budget, before its pixels are decoded; `kind` None looks at the content.
+        """Decides from a medium's header, and a video's packet times, what will be made of it and what that costs.
+
+        A video is sampled at the wanted fps. If that passes its token budget, it gets fewer frames, of the size that
+        they would have had, down to the checkpoint's `min_frames`; if that isn't enough, smaller frames.
+
+        Args:
+            kind: None looks at the content.
 
         Raises:
-            MediaError: see `plan_image` and `plan_video`.
+            MediaBudgetError: it passes its token budget even at the smallest size and with the fewest frames.
+            MediaError: it can't be read, is of another kind or format, or is over a limit.
         """
-        common = (self.budget, self.limits, self.cache_bytes_per_token)
         if (kind or detect_kind(source, self.limits)) == "image":
-            return plan_image(source, self.image_processing, *common)
-        return plan_video(source, self.video_processing, *common)
+            return self._plan_image(source)
+        return self._plan_video(source)
 
     def prepare(
         self,
@@ -89,7 +112,6 @@ class MediaProcessor:
             )
         final, warnings = plan, ()
         if plan.kind == "image":
-            _check_same_image(source, plan, self.limits)
             if progress is not None:
                 progress(0, 1)
             patches, unit = image_patches(source, plan, self.image_processing, self.limits)
@@ -110,6 +132,76 @@ class MediaProcessor:
             final = plan
         return PreparedMedia(final, patches, warnings)
 
+    def _plan_image(self, source: MediaSource) -> MediaPlan:
+        processing, limit = self.image_processing, self.budget.max_image_tokens
+        info = probe_image(source, self.limits)
+        size = image_size(info.size, processing)
+        notes = []
+        if info.num_pictures > 1:
+            notes.append(f"{describe(source)} holds {info.num_pictures} pictures; the first is used.")
+        if limit is not None:
+            if limit <= NUM_MARKS:
+                raise MediaBudgetError(
+                    f"An image takes at least {NUM_MARKS + 1} tokens; the limit is {limit}. Raise it."
+                )
+            wanted, size = size, shrink_to_tokens(size, info.size, processing.factor, limit - NUM_MARKS)
+            if size != wanted:
+                notes.append(_smaller_note(wanted, size, limit))
+        return self._planned(processing, size, source_size=info.size, notes=tuple(notes))
+
+    def _plan_video(self, source: MediaSource) -> MediaPlan:
+        processing, budget = self.video_processing, self.budget
+        info = probe_video(source, self.limits)
+        notes = list(info.warnings)
+        fps = budget.fps or processing.fps
+        max_frames = budget.max_frames or processing.max_frames
+        min_frames = min(processing.min_frames, max_frames)
+        count = count_frames(info, fps, min_frames, max_frames)
+        if count == max_frames < count_frames(info, fps, min_frames, info.num_frames):
+            notes.append(f"{count} frames are used, not {fps:g} a second: at most {max_frames} are taken from a video.")
+        indices = sample_frames(info, count, min_frames)
+        size = video_size(info.size, len(indices), processing)
+        if budget.max_video_tokens is not None:
+            indices, size, reductions = _fit_video(info, indices, size, min_frames, processing, budget.max_video_tokens)
+            notes += reductions
+        times = info.frame_times(indices)
+        return self._planned(
+            processing,
+            size,
+            patch_timestamps(times, processing.temporal_patch_size),
+            source_size=info.size,
+            source_frames=info.num_frames,
+            duration_s=info.duration_s,
+            frame_indices=indices,
+            frame_times_s=times,
+            similar_difference=budget.similar_difference if budget.drop_similar else None,
+            notes=tuple(notes),
+        )
+
+    def _planned(
+        self,
+        processing: ImageProcessing | VideoProcessing,
+        size: Size,
+        timestamps_s: tuple[float, ...] | None = None,
+        **fields: Any,
+    ) -> MediaPlan:
+        """The plan with its costs; without timestamps it is an image's."""
+        num_units = 1 if timestamps_s is None else len(timestamps_s)
+        grid = GridTHW(num_units, size[0] // processing.patch_size, size[1] // processing.patch_size)
+        num_tokens = grid.num_tokens(processing.merge_size)
+        num_in_prompt = num_prompt_tokens(num_tokens, timestamps_s)
+        return MediaPlan(
+            kind="image" if timestamps_s is None else "video",
+            size=size,
+            grid_thw=grid,
+            num_tokens=num_tokens,
+            num_prompt_tokens=num_in_prompt,
+            cache_bytes=num_in_prompt * self.cache_bytes_per_token,
+            processing=processing.fingerprint(),
+            timestamps_s=timestamps_s,
+            **fields,
+        )
+
 
 def read_processing(folder: str | Path) -> tuple[ImageProcessing, VideoProcessing]:
     """The processing that a checkpoint's folder asks for.
@@ -127,16 +219,6 @@ def read_processing(folder: str | Path) -> tuple[ImageProcessing, VideoProcessin
     return ImageProcessing.from_dict(image), VideoProcessing.from_dict(video)
 
 
-def _check_same_image(source: MediaSource, plan: MediaPlan, limits: MediaLimits) -> None:
-    size = probe_image(source, limits).size
-    if size != plan.source_size:
-        raise MediaChangedError(
-            f"{describe(source)} is not the image that was planned: {plan.source_size[1]} x {plan.source_size[0]} "
-            f"pixels were expected, {size[1]} x {size[0]} came. Bring the old file back, or send the new one in a new "
-            f"message."
-        )
-
-
 def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
@@ -144,3 +226,43 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise MediaConfigError(f"{path.name} of the checkpoint is not readable JSON. Download it again.") from None
+
+
+def _fit_video(
+    info: VideoInfo,
+    indices: tuple[int, ...],
+    size: Size,
+    min_frames: int,
+    processing: VideoProcessing,
+    max_tokens: int,
+) -> tuple[tuple[int, ...], Size, list[str]]:
+    """Fewer frames, then smaller ones, until the prompt's share is at most `max_tokens`; with notes on both."""
+    patch, notes = processing.temporal_patch_size, []
+    overhead = NUM_MARKS + len(timestamp_text(float(info.times_s[-1])))
+    patches = -(-len(indices) // patch)
+    affordable = max_tokens // (size[0] * size[1] // processing.factor**2 + overhead)
+    if affordable >= patches:
+        return indices, size, notes
+    least = -(-min(min_frames, len(indices)) // patch)
+    count = min(max(affordable, least) * patch, len(indices))
+    if count < len(indices):
+        fewer = sample_frames(info, count, min_frames)
+        notes.append(f"{len(fewer)} frames are used, not {len(indices)}, to stay within {max_tokens:,} tokens.")
+        indices = fewer
+    if affordable < least:
+        tokens_per_patch = max_tokens // least - overhead
+        if tokens_per_patch < 1:
+            raise MediaBudgetError(
+                f"A video of {min(min_frames, len(indices))} frames takes at least {least * (overhead + 1)} tokens; "
+                f"the limit is {max_tokens}. Raise it."
+            )
+        smaller = shrink_to_tokens(size, info.size, processing.factor, tokens_per_patch)
+        notes.append(_smaller_note(size, smaller, max_tokens))
+        size = smaller
+    return indices, size, notes
+
+
+def _smaller_note(wanted: Size, size: Size, max_tokens: int) -> str:
+    return (
+        f"Reduced to {size[1]} x {size[0]} pixels, not {wanted[1]} x {wanted[0]}, to stay within {max_tokens:,} tokens."
+    )

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from qwen35mm_preprocess.errors import MediaConfigError
@@ -77,15 +77,7 @@ class Processing:
 
     def fingerprint(self) -> str:
         """Hex digest of what decides the values of `pixel_values` for given resized frames."""
-        values = (
-            type(self).__name__,
-            self.patch_size,
-            self.temporal_patch_size,
-            self.merge_size,
-            self.image_mean,
-            self.image_std,
-            self.rescale_factor,
-        )
+        values = [type(self).__name__, *(getattr(self, field.name) for field in fields(Processing))]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
 
 
@@ -125,13 +117,8 @@ class VideoProcessing(Processing):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(self, "fps", self.fps > 0, "positive")
-        _check(self, "min_frames", 0 < self.min_frames <= self.max_frames, "positive and at most max_frames")
-        _check(
-            self,
-            "min_total_pixels",
-            0 < self.min_total_pixels <= self.max_total_pixels,
-            "positive and at most max_total_pixels",
-        )
+        for least, most in (("min_frames", "max_frames"), ("min_total_pixels", "max_total_pixels")):
+            _check(self, least, 0 < getattr(self, least) <= getattr(self, most), f"positive and at most {most}")
         _check(self, "max_frame_tokens", self.max_frame_tokens is None or self.max_frame_tokens > 0, "positive")
 
     @classmethod
@@ -218,26 +205,15 @@ def _check(owner: object, name: str, ok: bool, expected: str) -> None:
 
 def _shared(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields of `Processing` from a processor's configuration."""
-    missing = [
-        key
-        for key in ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
-        if config.get(key) is None
-    ]
-    if missing:
+    required = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+    if missing := [key for key in required if config.get(key) is None]:
         raise MediaConfigError(f"{name} lacks {', '.join(missing)}: the checkpoint's copy is incomplete.")
     for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         if config.get(key, True) is False:
             raise MediaConfigError(f"{name} sets {key} to false; only the processing of Qwen3.5 is supported: true.")
     if config.get("resample", PIL_BICUBIC) != PIL_BICUBIC:
         raise MediaConfigError(f"{name} sets resample to {config['resample']}; only bicubic ({PIL_BICUBIC}) is known.")
-    return {
-        "patch_size": config["patch_size"],
-        "temporal_patch_size": config["temporal_patch_size"],
-        "merge_size": config["merge_size"],
-        "image_mean": tuple(config["image_mean"]),
-        "image_std": tuple(config["image_std"]),
-        "rescale_factor": config.get("rescale_factor", 1 / 255),
-    }
+    return {key: config[key] for key in required} | {"rescale_factor": config.get("rescale_factor", 1 / 255)}
 
 
 def _pixel_bounds(config: Mapping[str, Any], name: str) -> tuple[int, int]:

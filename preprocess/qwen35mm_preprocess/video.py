@@ -5,6 +5,7 @@ Frames are found by seeking where that is cheaper than decoding everything befor
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -15,14 +16,13 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from PIL import Image
 
-from qwen35mm_preprocess.budget import with_frames
 from qwen35mm_preprocess.errors import MediaChangedError, MediaDecodeError
 from qwen35mm_preprocess.image import to_rgb
 from qwen35mm_preprocess.media import MediaSource, describe
 from qwen35mm_preprocess.media_plan import MediaPlan
-from qwen35mm_preprocess.patches import Patches, PatchWriter, UnitDigest
+from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
 from qwen35mm_preprocess.types import MediaLimits, Progress, VideoProcessing
-from qwen35mm_preprocess.video_probe import VideoInfo, frame_times, open_video, probe_video
+from qwen35mm_preprocess.video_probe import VideoInfo, open_video, probe_video
 
 # The frames of one temporal patch: (index, uint8 [H, W, 3]).
 _Unit = list[tuple[int, np.ndarray]]
@@ -46,8 +46,10 @@ def video_patches(
     """
     info = probe_video(source, limits)
     _check_same_video(info, plan, source)
-    units = _units(_resized_frames(source, info, plan, limits, progress), processing.temporal_patch_size)
-    writer = PatchWriter(plan.grid_thw, processing)
+    frames = _resized_frames(source, info, plan, limits, progress)
+    temporal = processing.temporal_patch_size
+    units = iter(lambda: list(itertools.islice(frames, temporal)), [])
+    patches = empty_patches(plan.grid_thw, processing)
     used: list[int] = []
     digests: list[str] = []
     num_similar = 0
@@ -55,19 +57,16 @@ def video_patches(
         if not keep:
             num_similar += len(unit)
             continue
-        digest = UnitDigest(processing, plan.size)
         # The last frame stands in for those missing in the last patch.
-        for slot in range(processing.temporal_patch_size):
-            frame = unit[min(slot, len(unit) - 1)][1]
-            writer.write(frame, len(digests), slot)
-            digest.update(frame)
+        pictures = [unit[min(slot, len(unit) - 1)][1] for slot in range(temporal)]
+        for slot, picture in enumerate(pictures):
+            write_frame(picture, patches, plan.grid_thw, processing, len(digests), slot)
         used += [index for index, _ in unit]
-        digests.append(digest.hexdigest())
+        digests.append(unit_digest(processing, plan.size, pictures))
     if not used:
         raise MediaDecodeError(
             f"{describe(source)} could not be decoded: none of its frames is readable. Copy or upload it again."
         )
-    patches = writer.patches
     num_patches = len(digests) * plan.grid_thw.h * plan.grid_thw.w
     if num_patches < len(patches):
         # A copy, to let go of the rest.
@@ -79,8 +78,7 @@ def video_patches(
         warnings.append(notes[-1])
     if num_similar:
         notes.append(f"{num_similar} frames are left out: they show the same as those before them.")
-    final = with_frames(plan, used, processing.temporal_patch_size, notes)
-    return final, patches, tuple(digests), tuple(warnings)
+    return plan.with_frames(used, temporal, notes), patches, tuple(digests), tuple(warnings)
 
 
 def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> None:
@@ -88,7 +86,7 @@ def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> 
     assert plan.frame_times_s is not None
     same = info.size == plan.source_size and info.num_frames == plan.source_frames
     # To the millisecond: another version of libav may round the rate of the same file in another way.
-    if not same or not np.allclose(frame_times(info, plan.frame_indices), plan.frame_times_s, rtol=0, atol=1e-3):
+    if not same or not np.allclose(info.frame_times(plan.frame_indices), plan.frame_times_s, rtol=0, atol=1e-3):
         raise MediaChangedError(
             f"{describe(source)} is not the video that was planned: {plan.source_frames} frames of "
             f"{plan.source_size[1]} x {plan.source_size[0]} pixels were expected, {info.num_frames} of "
@@ -107,18 +105,6 @@ def _resized_frames(
         yield index, np.asarray(frame.resize((width, height), Image.Resampling.BICUBIC))
         if progress is not None:
             progress(done, len(plan.frame_indices))
-
-
-def _units(frames: Iterable[tuple[int, np.ndarray]], temporal_patch_size: int) -> Iterator[_Unit]:
-    """Gathers frames into temporal patches; the last may have fewer."""
-    unit: _Unit = []
-    for frame in frames:
-        unit.append(frame)
-        if len(unit) == temporal_patch_size:
-            yield unit
-            unit = []
-    if unit:
-        yield unit
 
 
 def _mark_similar(units: Iterable[_Unit], cell: int, difference: float | None) -> Iterator[tuple[_Unit, bool]]:
@@ -191,6 +177,7 @@ def _decode(
     source: MediaSource, info: VideoInfo, indices: list[int], limits: MediaLimits, *, seek: bool
 ) -> Iterator[tuple[int, Image.Image]]:
     with open_video(source, limits) as video:
+        video.stream.thread_type = "AUTO"
         for key, run in seek_runs(info.is_key, indices) if seek else [(None, indices)]:
             if key is not None:
                 try:

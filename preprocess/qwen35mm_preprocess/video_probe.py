@@ -7,16 +7,19 @@ protocol is allowed, and a request to open anything else (a playlist's segments,
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import av
 import numpy as np
 from av.container import InputContainer
 from av.error import FFmpegError
+from av.packet import Packet
 from av.stream import Disposition
+from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from PIL import Image
 
@@ -33,7 +36,6 @@ from qwen35mm_preprocess.media import (
     read_format,
 )
 from qwen35mm_preprocess.types import MediaLimits, Size
-from qwen35mm_preprocess.video_rotation import SWAPS_SIDES, read_transpose
 
 # Names of libav's decoders; a codec is refused if libav was built without any of its decoders here.
 _DECODERS = (
@@ -43,15 +45,27 @@ _DECODERS = (
 _READ_BUFFER_BYTES = 2**18
 # Titles are often not UTF-8; PyAV 19 replaces what it can't read by itself and dropped the argument.
 _METADATA: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+# A decoder that reorders frames gives the first one later.
+_MAX_PACKETS_FOR_A_FRAME = 64
+# Signs of (a, b, c, d) of a display matrix, with y pointing down: a pixel (x, y) is shown at (ax + cy, bx + dy).
+_TRANSPOSE = {
+    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
+    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
+    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
+    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
+}
+_SWAP_SIDES = [turn for (a, *_), turn in _TRANSPOSE.items() if a == 0]
 
 
 class OpenVideo(NamedTuple):
-    """An open container, its video stream, its format and the bytes under it."""
+    """An open container, its video stream and its format."""
 
     container: InputContainer
     stream: VideoStream
     format: MediaFormat
-    file: BinaryIO
 
 
 @contextmanager
@@ -97,8 +111,7 @@ def open_video(source: MediaSource, limits: MediaLimits) -> Iterator[OpenVideo]:
         with container:
             stream = _video_stream(container, name)
             stream.codec_context.options = {"max_pixels": str(limits.max_source_pixels)}
-            stream.thread_type = "AUTO"
-            yield OpenVideo(container, stream, found, file)
+            yield OpenVideo(container, stream, found)
 
 
 def _video_stream(container: InputContainer, name: str) -> VideoStream:
@@ -152,9 +165,13 @@ class VideoInfo:
     def num_frames(self) -> int:
         return len(self.pts)
 
+    def frame_times(self, indices: Sequence[int]) -> tuple[float, ...]:
+        """Presentation times of frames in seconds, from the file's first frame."""
+        return tuple(self.times_s[list(indices)].tolist())
+
 
 def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
-    """Reads a video's header and packet times.
+    """Reads a video's header and packet times; its first frame is decoded, where the container may say to turn it.
 
     Raises:
         MediaError: not a video that is read here, damaged, without a single frame, or over a limit.
@@ -162,21 +179,21 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
     name = describe(source)
     with open_video(source, limits) as video:
         codec = video.stream.codec_context
-        transpose = _read_transpose(video)
-        size = (codec.width, codec.height) if transpose in SWAPS_SIDES else (codec.height, codec.width)
+        size = (codec.height, codec.width)
         if min(size) < 1:
             raise MediaDecodeError(
                 f"{name} does not tell how large its pictures are: it is damaged, or they have more than "
                 f"{limits.max_source_pixels / 1e6:g} million pixels. Copy or upload it again, or make it smaller."
             )
         check_source_size(size, name, limits)
-        pts, is_key, last_duration = _packet_times(video, name, limits)
+        can_seek = can_be_turned = video.format in (MP4, MATROSKA)
+        pts, is_key, last_duration, first = _read_packets(video, name, limits, decode_first=can_be_turned)
         time_base = float(video.stream.time_base or 0)
         times = (pts - pts[0]).astype(np.float64) * time_base
         declared = float(video.stream.average_rate or 0)
         announced_s = (video.container.duration or 0) / av.time_base
         announced_frames = video.stream.frames
-        can_seek = video.format in (MP4, MATROSKA)
+    transpose = None if first is None else _transpose(first)
     fps, is_constant = _frame_rate(times, declared)
     if is_constant:
         times = np.arange(len(pts)) / fps
@@ -186,7 +203,7 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
             f"{name} is {duration:,.0f} seconds long; at most {limits.max_duration_s:,.0f} are read. Cut it."
         )
     return VideoInfo(
-        size=size,
+        size=(size[1], size[0]) if transpose in _SWAP_SIDES else size,
         transpose=transpose,
         pts=pts,
         is_key=is_key,
@@ -199,22 +216,20 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
     )
 
 
-def _read_transpose(video: OpenVideo) -> Image.Transpose | None:
-    # libav reads the same stream and must find it where it left it.
-    position = video.file.tell()
-    try:
-        place = video.container.streams.video.index(video.stream)
-        return read_transpose(video.file, video.format, video.stream.id, place)
-    finally:
-        video.file.seek(position)
-
-
-def _packet_times(video: OpenVideo, name: str, limits: MediaLimits) -> tuple[np.ndarray, np.ndarray, int]:
-    """pts [N] and keyframe flags [N], sorted and without repeats, and the last frame's duration in ticks (or 0)."""
+def _read_packets(
+    video: OpenVideo, name: str, limits: MediaLimits, *, decode_first: bool
+) -> tuple[np.ndarray, np.ndarray, int, VideoFrame | None]:
+    """pts [N] and keyframe flags [N], sorted and without repeats, the last frame's duration in ticks (or 0), and the
+    first picture, where it is asked for and can be decoded."""
+    num_to_decode = _MAX_PACKETS_FOR_A_FRAME if decode_first else 0
+    first: VideoFrame | None = None
     frames: dict[int, tuple[bool, int]] = {}
     is_vp8 = video.stream.codec_context.name in ("vp8", "libvpx")
     try:
         for packet in video.container.demux(video.stream):
+            if first is None and num_to_decode:
+                num_to_decode -= 1
+                first = _first_frame(packet)
             pts = packet.pts if packet.pts is not None else packet.dts
             # The empty packet at the end, what an edit list cuts away, half a packet at the end of a cut-off file.
             if pts is None or packet.size == 0 or packet.is_discard or packet.is_corrupt:
@@ -231,7 +246,30 @@ def _packet_times(video: OpenVideo, name: str, limits: MediaLimits) -> tuple[np.
     if not frames:
         raise MediaDecodeError(f"{name} holds no frame: the file is damaged or cut off. Copy or upload it again.")
     order = sorted(frames)
-    return np.array(order, np.int64), np.array([frames[pts][0] for pts in order]), frames[order[-1]][1]
+    is_key = np.array([frames[pts][0] for pts in order])
+    return np.array(order, np.int64), is_key, frames[order[-1]][1], first
+
+
+def _first_frame(packet: Packet) -> VideoFrame | None:
+    try:
+        return next((frame for frame in packet.decode() if isinstance(frame, VideoFrame)), None)
+    # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
+    except (FFmpegError, ValueError):
+        return None
+
+
+def _transpose(frame: VideoFrame) -> Image.Transpose | None:
+    """What puts it upright, to quarter turns; libav shows what a container says of that on decoded frames only."""
+    try:
+        side_data: Any = frame.side_data
+        matrix = side_data["DISPLAYMATRIX"]
+    # Also a ValueError, where the frame has side data of a kind that PyAV has no name for.
+    except (KeyError, ValueError):
+        return None
+    a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
+    longest = max(abs(a), abs(b), abs(c), abs(d))
+    a, b, c, d = (0 if abs(value) <= longest / 2 else (1 if value > 0 else -1) for value in (a, b, c, d))
+    return _TRANSPOSE.get((a, b, c, d))
 
 
 def _frame_rate(times: np.ndarray, declared: float) -> tuple[float, bool]:
@@ -283,20 +321,3 @@ def sample_frames(info: VideoInfo, num_frames: int, min_frames: int = 1) -> tupl
 def _spread(num_frames: int, count: int) -> tuple[int, ...]:
     """`count` of `num_frames` indices, spread evenly from the first to the last."""
     return tuple(np.linspace(0, num_frames - 1, count).round().astype(int).tolist())
-
-
-def frame_times(info: VideoInfo, indices: Sequence[int]) -> tuple[float, ...]:
-    """Presentation times of frames in seconds, from the file's first frame."""
-    return tuple(info.times_s[list(indices)].tolist())
-
-
-def patch_timestamps(times_s: Sequence[float], temporal_patch_size: int) -> tuple[float, ...]:
-    """One time for each temporal patch: the mean of its first and last frame's.
-
-    The last frame stands in for those missing in the last patch. Equal to `_calculate_timestamps` of transformers'
-    Qwen3VLProcessor.
-    """
-    padded = list(times_s) + [times_s[-1]] * (-len(times_s) % temporal_patch_size)
-    return tuple(
-        (padded[at] + padded[at + temporal_patch_size - 1]) / 2 for at in range(0, len(padded), temporal_patch_size)
-    )

@@ -17,7 +17,6 @@ from qwen35mm.chat.say import Said, say, size, tokens
 from qwen35mm.chat.settings import Settings
 from qwen35mm.errors import PromptError
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlan, MediaProcessor, VideoProcessing
-from qwen35mm_preprocess.budget import with_frames
 
 # Less room than this for an answer isn't worth sending for.
 _LEAST_ANSWER = 128
@@ -198,7 +197,7 @@ def _came_of(complete: MediaPlan, plan: MediaPlan, processing: VideoProcessing) 
     if not set(bare.frame_indices) <= set(plan.frame_indices):
         return False
     notes = bare.notes[len(plan.notes) :]
-    reduced = with_frames(plan, bare.frame_indices, processing.temporal_patch_size, notes)
+    reduced = plan.with_frames(bare.frame_indices, processing.temporal_patch_size, notes)
     num_missing = len(plan.frame_indices) - len(bare.frame_indices)
     return bare == replace(reduced, similar_difference=None) and sum(map(_num_told, notes)) == num_missing
 

@@ -14,7 +14,6 @@ from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import new_id
 from qwen35mm_preprocess import MediaError, MediaProcessor
-from qwen35mm_preprocess.budget import with_frames
 from tests.chat.chat_kit import CLIP, PICTURE, ChatKit
 from tests.chat.english import english
 from tests.chat.fake_backend import complete
@@ -178,9 +177,9 @@ def test_a_complete_plan_is_used_again_if_it_came_of_the_same(kit: ChatKit) -> N
     # Frames that could not be read are told of.
     size = processor.video_processing.temporal_patch_size
     kept = plan.frame_indices[:-2]
-    fewer = with_frames(plan, kept, size, ["2 of 9 frames could not be decoded and are left out."])
+    fewer = plan.with_frames(kept, size, ["2 of 9 frames could not be decoded and are left out."])
     assert again(complete(fewer))
-    assert not again(complete(with_frames(plan, kept, size)))
+    assert not again(complete(plan.with_frames(kept, size)))
     assert not again(complete(plan), fewer)
     other = [replace(clip, digest="00" * 32, plan=read)]
     assert completed(plan, clip.digest, other, processor.video_processing) is plan

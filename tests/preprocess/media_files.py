@@ -65,9 +65,9 @@ def encode_video(
         return path.read_bytes()
 
 
-def turned(video: bytes, quarters: int, container: str = "mp4") -> bytes:
-    """An MP4 with a display matrix that turns it clockwise by quarters; the muxer carries it to other containers."""
-    a, b, c, d = ((1, 0, 0, 1), (0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0))[quarters]
+def turned(video: bytes, matrix: tuple[int, int, int, int], container: str = "mp4") -> bytes:
+    """An MP4 with a display matrix (a, b, c, d); the muxer carries it to other containers."""
+    a, b, c, d = matrix
     data = bytearray(video)
     at = data.index(b"tkhd") + 4 + 40
     struct.pack_into(">5i", data, at, a * 65536, b * 65536, 0, c * 65536, d * 65536)

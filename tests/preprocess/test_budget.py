@@ -18,7 +18,7 @@ from qwen35mm_preprocess import (
     MediaProcessor,
     MediaSource,
     VideoProcessing,
-    budget,
+    processor,
     timestamp_text,
     video,
 )
@@ -32,7 +32,7 @@ VIDEO = VideoProcessing(16, 2, 2, HALF, HALF)
 
 def _plan(info: VideoInfo, video_processing: VideoProcessing = VIDEO, **settings: object) -> MediaPlan:
     """The plan of a video that has these frames."""
-    with mock.patch.object(budget, "probe_video", return_value=info):
+    with mock.patch.object(processor, "probe_video", return_value=info):
         return MediaProcessor(
             IMAGE,
             video_processing,

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm_preprocess import GridTHW, Run, TextRun, VisionRun, mrope_positions
+from qwen35mm_preprocess import GridTHW, TextRun, VisionRun, mrope_positions
+from qwen35mm_preprocess.positions import Run
 from tests.preprocess import oracles
 
 _texts = st.builds(TextRun, st.integers(0, 9))
@@ -73,11 +74,6 @@ def test_two_images_in_a_row_worked_out_by_hand() -> None:
         [0, 1, 2, 3, 4, 5, 5, 7],
     ]
     assert delta == 0
-
-
-def test_rope_delta_shrinks_positions() -> None:
-    _, delta = mrope_positions([TextRun(3), VisionRun(1, 4, 4)])
-    assert delta == 3 + 4 - (3 + 16)
 
 
 def test_height_and_width_are_not_swapped() -> None:

@@ -29,7 +29,6 @@ from qwen35mm_preprocess import (
     describe,
     timestamp_text,
 )
-from qwen35mm_preprocess.budget import with_frames
 from qwen35mm_preprocess.image import load_image, probe_image
 from qwen35mm_preprocess.media import open_stream, read_format
 from qwen35mm_preprocess.types import Size
@@ -129,7 +128,7 @@ def _encode_frames(source: MediaSource, media: MediaProcessor) -> EncodedMedium:
     warnings = list(info.warnings)
     if lost := len(plan.frame_indices) - len(used):
         warnings.append(f"{lost} of {len(plan.frame_indices)} frames could not be decoded and are left out.")
-        plan = with_frames(plan, used, media.video_processing.temporal_patch_size, warnings[-1:])
+        plan = plan.with_frames(used, media.video_processing.temporal_patch_size, warnings[-1:])
     return EncodedMedium(tuple(parts), plan, tuple(warnings))
 
 

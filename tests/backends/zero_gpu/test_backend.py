@@ -204,7 +204,8 @@ async def test_a_call_that_ends_without_a_word_is_an_error(demo: LoadedModel) ->
 
 def error_classes() -> list[type[Exception]]:
     modules = (qwen35mm.errors, qwen35mm_preprocess.errors)
-    return [getattr(module, name) for module in modules for name in module.__all__]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    return [each for each in found if issubclass(each, Exception)]
 
 
 @pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.__name__)

@@ -23,7 +23,7 @@ from qwen35mm.captioning.media.similar import (
     similarity,
 )
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
-from qwen35mm_preprocess.patches import PatchWriter
+from qwen35mm_preprocess.patches import empty_patches, write_frame
 from training import drawing, scenes
 
 
@@ -234,10 +234,10 @@ def test_a_video_is_hashed_by_its_first_middle_and_last_frame() -> None:
     num_frames = plan.grid_thw.t * processing.temporal_patch_size
     assert num_frames > 4
     frames = [np.asarray(p.resize((width, height))) for p in itertools.islice(pictures().values(), num_frames)]
-    writer = PatchWriter(plan.grid_thw, processing)
+    patches = empty_patches(plan.grid_thw, processing)
     for number, frame in enumerate(frames):
         unit, slot = divmod(number, processing.temporal_patch_size)
-        writer.write(frame, unit, slot)
+        write_frame(frame, patches, plan.grid_thw, processing, unit, slot)
     middle = plan.grid_thw.t // 2 * processing.temporal_patch_size
     expected = similarity([frames[0], frames[middle], frames[-1]])
-    assert media_similarity(PreparedMedia(plan, writer.patches), processing) == expected
+    assert media_similarity(PreparedMedia(plan, patches), processing) == expected

@@ -100,24 +100,6 @@ class MediaStore:
             return False
         return True
 
-    def older_than(self, min_age_s: float) -> Iterator[str]:
-        """The digests of the files that were added, or added again, at least `min_age_s` ago."""
-        newest_s = time.time() - min_age_s
-        for path in self._folder.glob("??/*"):
-            if re.fullmatch(DIGEST, path.name) and _is_older(path, newest_s):
-                yield path.name
-
-    def remove_leftovers(self) -> int:
-        """Removes what processes left that were killed while they wrote; returns how many files."""
-        newest_s = time.time() - _LEFTOVER_AGE_S
-        num_removed = 0
-        for path in self._folder.glob(f"{_TEMPORARY}*"):
-            if _is_older(path, newest_s):
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                    num_removed += 1
-        return num_removed
-
     def hold(self, owner: str, digest: str) -> None:
         """Marks an upload as this owner's, until a message with it is added, `release`, or for a day.
 
@@ -157,8 +139,15 @@ class MediaStore:
         Returns:
             How many files were deleted.
         """
-        num_deleted = self.remove_leftovers()
-        old = self.older_than(min_age_s)
+        now_s = time.time()
+        num_deleted = 0
+        for path in self._folder.glob(f"{_TEMPORARY}*"):
+            if _is_older(path, now_s - _LEFTOVER_AGE_S):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    num_deleted += 1
+        files = self._folder.glob("??/*")
+        old = (path.name for path in files if re.fullmatch(DIGEST, path.name) and _is_older(path, now_s - min_age_s))
         while digests := list(islice(old, _DELETED_AT_ONCE)):
             num_deleted += self.discard(digests)
         # Last, since the database may need the room that the files took.
@@ -181,7 +170,7 @@ class MediaStore:
         make_folder(path.parent)
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size == num_bytes:
-                os.utime(path)  # so that it is as new to `older_than` as a file that is added now
+                os.utime(path)  # so that it is as new to `collect_garbage` as a file that is added now
                 return
         temporary.replace(path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from qwen35mm.chat.documents import as_context
 from qwen35mm.chat.media import MediaStore
@@ -11,7 +10,6 @@ from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import PromptError
 from qwen35mm.prompt import Image, Message, Part, Text, Video
-from qwen35mm_preprocess import MediaPlan
 
 _SUMMARY = "A summary of the conversation so far:\n\n"
 
@@ -71,21 +69,6 @@ def prompt_messages(path: Sequence[Node], media: MediaStore, system: str = "") -
         else:
             messages.append(Message("assistant", (Text(node.text),), reasoning=node.reasoning or None))
     return messages
-
-
-def pin(node: Node, plans: Sequence[MediaPlan]) -> Node:
-    """The message with its media's plans, one for each in order: later prompts then see the same pixels."""
-    remaining = iter(plans)
-    attachments = tuple(
-        attachment if attachment.kind == "text" else replace(attachment, plan=next(remaining))
-        for attachment in node.attachments
-    )
-    return replace(node, attachments=attachments)
-
-
-def num_media(node: Node) -> int:
-    """Images and videos of a message."""
-    return sum(attachment.kind != "text" for attachment in node.attachments)
 
 
 def with_names(text: str, attachments: Sequence[Attachment]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.chat.prompting import num_media, pin, with_names
+from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.records import Node
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, Result, TextDelta
@@ -47,11 +47,6 @@ class Work:
     params: SamplingParams
     enable_thinking: bool
     tenant: str | None = None
-
-    @property
-    def continues(self) -> bool:
-        """Whether a reply that ended early goes on."""
-        return self.messages[-1].role == "assistant"
 
 
 class Reply:
@@ -141,7 +136,7 @@ class Reply:
             conversation=self.work.conversation_id,
             retain="conversation",
             tenant=self.work.tenant,
-            continue_reply=self.work.continues,
+            continue_reply=self.work.messages[-1].role == "assistant",
         )
         try:
             async for event in events:
@@ -169,19 +164,21 @@ class Reply:
             self.node = replace(self.node, status=status, stats=stats_of(event.result))
 
     def _take_plans(self, event: MediaPlanned) -> None:
-        """Keeps each medium's plan with its message; tells what was reduced of the new ones and of the question's."""
+        """Keeps each medium's plan with its message, so that later prompts see the same pixels.
+
+        Tells what was reduced of the new ones and of the question's.
+        """
         plans = iter(event.plans)
         told = {note for node in self.work.path for note in node.notes}
         question = next((node for node in reversed(self.work.path) if node.role == "user"), None)
         fresh: dict[str, None] = {}
         for node in self.work.path:
-            mine = [next(plans) for _ in range(num_media(node))]
-            pinned = pin(node, mine)
-            if pinned.attachments != node.attachments:
-                self._pinned[node.id] = pinned
+            files = tuple(file if file.kind == "text" else replace(file, plan=next(plans)) for file in node.attachments)
+            if files != node.attachments:
+                self._pinned[node.id] = replace(node, attachments=files)
             if node is question or node.id in self._pinned:
-                for note in (note for plan in mine for note in plan.notes):
-                    fresh[with_names(note, node.attachments)] = None
+                for note in (note for file in files if file.plan for note in file.plan.notes):
+                    fresh[with_names(note, files)] = None
         files = [attachment for node in self.work.path for attachment in node.attachments]
         for warning in event.warnings:
             fresh[with_names(warning, files)] = None

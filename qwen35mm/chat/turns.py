@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.documents import as_context
 from qwen35mm.chat.drafts import Draft, Drafts
 from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.prompting import prompt_messages, prompt_path, prompt_path_before
@@ -263,28 +264,25 @@ class Turns:
         Raises:
             RequestError: there are none, or not even the last one fits.
         """
-        path, media = tree.path(conversation.head), self._store.media
+        path, title = tree.path(conversation.head), f"{conversation.title or 'conversation'}.md"
         if not path:
             raise RequestError("There is nothing to sum up yet.")
 
-        def ask(start: int) -> Node:
+        def text_from(start: int) -> str:
             messages = Tree([replace(path[start], parent=None), *path[start + 1 :]])
-            data = export_markdown(messages, path[-1].id, conversation.title).encode()
-            digest, num_bytes = media.add(io.BytesIO(data), max_bytes=len(data))
-            media.hold(person.owner, digest)
-            file = Attachment(digest, "text", f"{conversation.title or 'conversation'}.md", num_bytes)
-            return _node(None, "user", text=_SUMMARISE, attachments=(file,))
+            return export_markdown(messages, path[-1].id, conversation.title)
 
         def fits(start: int) -> bool:
-            question = ask(start)
-            fitting = self.drafts.fits(Draft((), question, settings))
-            media.release(person.owner, question.attachments[0].digest)
-            return fitting
+            question = _node(None, "user", text=f"{as_context(title, text_from(start))}\n\n{_SUMMARISE}")
+            return self.drafts.fits(Draft((), question, settings))
 
         start = bisect.bisect_left(range(len(path)), True, key=fits)
         if start == len(path):
             raise RequestError("Not even the last message fits into the context: begin a new chat.")
-        return ask(start)
+        data = text_from(start).encode()
+        digest, num_bytes = self._store.media.add(io.BytesIO(data), max_bytes=len(data))
+        self._store.media.hold(person.owner, digest)
+        return _node(None, "user", text=_SUMMARISE, attachments=(Attachment(digest, "text", title, num_bytes),))
 
     def _reply_to(self, question: Node) -> Node:
         return _node(question.id, "assistant", status="running", model=self._backend.loaded.name)

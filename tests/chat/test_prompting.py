@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.chat.prompting import num_media, pin, prompt_messages, prompt_path, prompt_path_before, with_names
+from qwen35mm.chat.prompting import prompt_messages, prompt_path, prompt_path_before
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.tree import Tree
@@ -88,17 +88,3 @@ def test_a_text_file_that_is_gone_or_damaged(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a\xffb")
     damaged = Node("0" * 32, None, "user", 1.0, "x", attachments=(kit.attach(tmp_path / "a", kind="text"),))
     assert "a\ufffdb" in prompt_messages([damaged], kit.store.media)[0].text
-
-
-def test_plans_are_pinned_in_order(tmp_path: Path) -> None:
-    kit = ChatKit(tmp_path)
-    plan = kit.backend.media.plan(PICTURE, "image")
-    files = tuple(Attachment(f"{number:064x}", kind, "x", 1) for number, kind in enumerate(("image", "text", "image")))
-    node = pin(Node("0" * 32, None, "user", 1.0, attachments=files), [plan, plan.unpinned()])
-    assert [attachment.plan for attachment in node.attachments] == [plan, None, plan]
-    assert num_media(node) == 2
-
-
-def test_files_are_called_by_their_names() -> None:
-    file = Attachment("ab" * 32, "image", "holiday.png", 1)
-    assert with_names(f"'{file.digest}' is damaged, {file.digest}!", [file]) == "'holiday.png' is damaged, holiday.png!"

@@ -31,8 +31,8 @@ export function takePicture() {
     };
     const record = button("plain", t("Record a clip"), onRecord, { disabled: true });
     const close = button("plain", t("Close"), () => dialog.close());
-    const buttons = h("div.dialog-buttons", shoot, record, close);
-    const dialog = h("dialog.dialog.camera", { "aria-label": t("Camera") }, view, words, buttons);
+    const buttons = h("div.dialog-buttons.row", shoot, record, close);
+    const dialog = h("dialog.dialog.card", { "aria-label": t("Camera") }, view, words, buttons);
     showDialog(dialog);
     dialog.addEventListener("close", () => {
       end(stream);

@@ -39,20 +39,20 @@ export class Composer {
       this.attach(this.picker.files ?? []);
       this.picker.value = "";
     });
-    this.strip = h("div.strip", { role: "group", "aria-label": t("Attached files") });
-    this.limits = h("div.limits", { hidden: true });
+    this.strip = h("div.strip.row", { role: "group", "aria-label": t("Attached files") });
+    this.limits = h("div.limits.row.quiet", { hidden: true });
     this.banner = h(
-      "div.editing",
+      "div.editing.row",
       { hidden: true },
       h("span", t("You are changing an earlier message: a new branch begins there.")),
       iconButton("close", t("Leave it as it was"), () => this.draft.stopEditing()),
     );
-    this.trouble = h("div.trouble", { hidden: true, role: "alert" });
-    this.room = h("span.room", { id: "qwen35mm-room" });
+    this.trouble = h("div.trouble.row", { hidden: true, role: "alert" });
+    this.room = h("span.room.quiet", { id: "qwen35mm-room" });
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
     this.stopButton = iconButton("stop", t("Stop"), () => page.state.stop(), { class: "round stop", hidden: true });
     const bar = h(
-      "div.bar",
+      "div.bar.row",
       iconButton("clip", t("Add pictures, videos, texts or PDFs"), () => this.picker.click(), { class: "attach" }),
       iconButton("camera", t("Take a picture or a clip"), () => this.shoot(), { class: "shoot" }),
       this.room,
@@ -152,7 +152,6 @@ export class Composer {
   draw() {
     const { files, editing } = this.draft;
     this.banner.hidden = !editing;
-    this.strip.classList.toggle("filled", files.length > 0);
     redraw(
       this.strip,
       files.map((file) => this.thumbnail(file)),
@@ -186,13 +185,13 @@ export class Composer {
     const uploading = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
     const words = error ?? (digest ? said(label ?? "") : uploading);
     return h(
-      "div.thumbnail",
+      "div.thumbnail.row.card",
       { class: error ? "bad" : null, title: [name, words, ...notes].join("\n") },
       h("div.shot", picture, kind === "video" && h("span.badge", t("clip"))),
       h(
         "div.about",
         h("span.name", name),
-        h("span.label", words),
+        h("span.label.quiet", words),
         pdf && button("link", t("Use its pages as pictures"), () => this.draft.usePages(file)),
       ),
       iconButton("close", t("Remove {name}", { name }), () => {
@@ -241,7 +240,7 @@ export class Composer {
       state.changeSettings({ ...state.settings, [name]: amount });
     });
     tell(value);
-    return h("label", h("span", said(label)), input, output);
+    return h("label.row", h("span", said(label)), input, output);
   }
 
   drawCost(/** @type {Cost | null} */ cost) {

@@ -8,16 +8,15 @@ const LOGIN = new URL("../../login", import.meta.url);
 /** Asks for a name and a password in an element; the page is loaded again with whom they let in. */
 export async function showLogin(/** @type {Element} */ root) {
   document.documentElement.lang = await useLanguage(undefined);
-  document.body.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);
   const trouble = h("p.refused", { role: "alert" });
   const name = h("input", { required: true, name: "username", autocomplete: "username" });
   const kind = { type: "password", autocomplete: "current-password" };
   const password = h("input", { required: true, name: "password", ...kind });
   const form = h(
-    "form.login",
+    "form.login.card",
     h("h1", "qwen35mm"),
-    h("label", t("Name"), name),
-    h("label", t("Password"), password),
+    h("label.block-field.quiet", t("Name"), name),
+    h("label.block-field.quiet", t("Password"), password),
     trouble,
     h("button.strong", { type: "submit" }, t("Log in")),
   );

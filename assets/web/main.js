@@ -51,14 +51,14 @@ export class Page {
       "aria-controls": this.panel.element.id,
       "aria-expanded": "false",
     });
-    const model = h("span.model", { title: t("The model that answers") }, app.model);
+    const model = h("span.model.card.quiet", { title: t("The model that answers") }, app.model);
     this.element = h(
       "div.app",
       this.sidebar.element,
       h("div.shade", { onclick: () => this.toggleSidebar(false) }),
       h(
         "div.main",
-        h("header.top", this.menuButton, this.title, model, this.gauge, this.settingsButton),
+        h("header.top.row", this.menuButton, this.title, model, this.gauge, this.settingsButton),
         app.is_demo && demoBanner(),
         this.transcript.element,
         this.composer.element,
@@ -278,8 +278,7 @@ function meter(/** @type {number} */ share, /** @type {string} */ title, /** @ty
 }
 
 function useColours(/** @type {string | undefined} */ colours) {
-  const isDark = colours ? colours === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.body.classList.toggle("dark", isDark);
+  document.documentElement.style.colorScheme = colours || "light dark";
 }
 
 /** Builds the page in an element; the login, where the program asks for one. */

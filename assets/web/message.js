@@ -23,7 +23,7 @@ export class Row {
   constructor({ id, role }, page) {
     this.page = page;
     this.body = h("div.body");
-    this.tools = h("div.tools");
+    this.tools = h("div.tools.row.quiet");
     const label = role === "user" ? t("You") : t("Answer");
     this.element = h("article.message", { class: role, "data-id": id, "aria-label": label }, this.body, this.tools);
   }
@@ -52,7 +52,7 @@ export class Row {
     if (of < 2) return null;
     const go = (/** @type {string | null} */ node) => node && this.page.state.showBranch(node);
     return h(
-      "span.branches",
+      "span.branches.row",
       { role: "group", "aria-label": t("Branches") },
       iconButton("left", t("The branch before"), () => go(previous), { disabled: !previous }),
       h("span.count", `${at}/${of}`),
@@ -70,7 +70,7 @@ export class QuestionRow extends Row {
   /** @override */
   draw(/** @type {Question} */ message) {
     const files = message.attachments.map((each) => this.file(each));
-    redraw(this.body, files.length > 0 && h("div.files", files), message.text && h("div.bubble", message.text));
+    redraw(this.body, files.length > 0 && h("div.files.row", files), message.text && h("div.bubble", message.text));
     this.drawTools(
       message,
       iconButton("edit", t("Edit"), () => this.page.composer.edit(message)),
@@ -80,7 +80,8 @@ export class QuestionRow extends Row {
 
   file(/** @type {Attachment} */ { digest, kind, name, size }) {
     const [media, thumbnail] = [mediaUrl(digest), thumbnailUrl(digest)];
-    if (kind === "text") return h("a.document", { href: media, target: "_blank", rel: "noopener" }, icon("file"), name);
+    if (kind === "text")
+      return h("a.document.row.card", { href: media, target: "_blank", rel: "noopener" }, icon("file"), name);
     const labels = { title: name, "aria-label": name };
     // A GIF is a video for the model, and a picture for a browser.
     const moves = kind === "video" && /\.gif$/i.test(name);
@@ -107,10 +108,15 @@ export class AnswerRow extends Row {
    */
   constructor(message, page) {
     super(message, page);
-    this.notes = h("details.fold.notes", { hidden: true });
+    this.notes = h("details.fold.quiet.notes", { hidden: true });
     this.thoughtTitle = h("span");
     this.thoughtText = h("div.prose");
-    this.thought = h("details.fold.thinking", { hidden: true }, h("summary", this.thoughtTitle), this.thoughtText);
+    this.thought = h(
+      "details.fold.quiet.thinking",
+      { hidden: true },
+      h("summary", this.thoughtTitle),
+      this.thoughtText,
+    );
     this.thought.addEventListener("toggle", () => {
       if (!this.#isToggling) this.#wasToggled = true;
       this.#isToggling = false;
@@ -119,7 +125,7 @@ export class AnswerRow extends Row {
     this.problem = h("div.problem", { hidden: true });
     this.bar = h("progress", { "aria-hidden": "true" });
     this.label = h("span");
-    this.work = h("div.work", { hidden: true }, this.bar, this.label);
+    this.work = h("div.work.row.quiet", { hidden: true }, this.bar, this.label);
     this.body.append(this.notes, this.thought, this.answer, this.problem, this.work);
   }
 

@@ -44,8 +44,8 @@ export class Models {
     const label = h("p", { role: "status" });
     const stop = button("plain", t("Stop the download"), () => this.requests.ask("cancel_change", {}));
     const title = t("Another model");
-    const foot = change.is_new && h("div.dialog-buttons", stop);
-    const dialog = h("dialog.dialog", { "aria-label": title }, h("h2", title), label, bar, foot);
+    const foot = change.is_new && h("div.dialog-buttons.row", stop);
+    const dialog = h("dialog.dialog.card", { "aria-label": title }, h("h2", title), label, bar, foot);
     dialog.addEventListener("cancel", (event) => event.preventDefault());
     showDialog(dialog);
     /** @type {ChangeState | null} */

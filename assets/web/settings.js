@@ -31,7 +31,7 @@ export class SettingsPanel {
       "aside.settings",
       { id: "qwen35mm-settings", "aria-label": t("Settings"), hidden: true },
       h(
-        "header",
+        "header.row",
         h("h2", t("Settings")),
         iconButton("close", t("Close the settings"), () => page.toggleSettings(false)),
       ),
@@ -93,7 +93,7 @@ export class SettingsPanel {
     const box = h("input", { type: "checkbox", checked: this.values.thinking ?? this.defaults.thinking });
     box.addEventListener("change", () => this.set("thinking", box.checked));
     const hint = h("small", t("Slower, and better at hard questions."));
-    return h("label.check", box, h("span", t("Think first"), hint));
+    return h("label.check.row", box, h("span", t("Think first"), hint));
   }
 
   /** A field, and a slider beside it where the range is small. */
@@ -146,7 +146,7 @@ export class SettingsPanel {
     ]);
     const remove = () => presets.value && this.deletePreset(presets.value);
     return h(
-      "div.presets",
+      "div.presets.row",
       presets,
       button("plain", t("Save as preset"), () => this.savePreset()),
       names.length > 0 && iconButton("trash", t("Delete the chosen preset"), remove),

@@ -29,7 +29,7 @@ export class Sidebar {
       t("Settings"),
     );
     this.newButton = h(
-      "button.new-chat",
+      "button.new-chat.row.card",
       { type: "button", onclick: () => page.newChat() },
       icon("plus"),
       t("New chat"),
@@ -37,12 +37,12 @@ export class Sidebar {
     this.element = h(
       "aside.sidebar",
       { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
-      h("div.brand", h("img", { src: "pwa_icon", alt: "" }), h("span", "qwen35mm")),
+      h("div.brand.row", h("img", { src: "pwa_icon", alt: "" }), h("span", "qwen35mm")),
       this.newButton,
       h("div.search", icon("search"), this.search),
       this.list,
       h(
-        "div.side-foot",
+        "div.side-foot.row",
         iconButton("upload", t("Take in an archive"), () => this.picker.click()),
         iconButton("download", t("Save all conversations"), () => download("zip", [])),
         this.settingsButton,
@@ -61,8 +61,8 @@ export class Sidebar {
     redraw(
       this.list,
       conversations.map((each) => this.line(each)),
-      more && h("li.hint", t("There are more: search for them.")),
-      !conversations.length && h("li.hint", none),
+      more && h("li.hint.quiet", t("There are more: search for them.")),
+      !conversations.length && h("li.hint.quiet", none),
     );
     this.mark(this.#current);
   }
@@ -82,7 +82,7 @@ export class Sidebar {
       event.preventDefault();
       this.page.open(id);
     };
-    const line = h("li.chat", h("a", { href: `#${id}`, title, onclick: open }, title || t("Untitled")));
+    const line = h("li.chat.row", h("a", { href: `#${id}`, title, onclick: open }, title || t("Untitled")));
     line.append(
       menu(t("More about {title}", { title }), [
         ["edit", t("Rename"), () => this.rename(chat, line)],
@@ -149,7 +149,7 @@ export class Sidebar {
  * @param {[Drawing, string, () => unknown][]} entries
  */
 function menu(label, entries) {
-  const summary = h("summary", { "aria-label": label }, icon("more"));
+  const summary = h("summary.icon-button", { "aria-label": label }, icon("more"));
   const close = () => {
     details.open = false;
     // Where a dialog returns the focus to.
@@ -160,9 +160,9 @@ function menu(label, entries) {
       close();
       run();
     };
-    return h("button", { type: "button", onclick: choose }, icon(drawing), words);
+    return h("button.row", { type: "button", onclick: choose }, icon(drawing), words);
   });
-  const list = h("div.menu-list", rows);
+  const list = h("div.menu-list.card", rows);
   // Details of one name close each other.
   const details = h("details.menu", { name: "conversation" }, summary, list);
   details.addEventListener("toggle", () => {

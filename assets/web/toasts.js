@@ -28,7 +28,7 @@ export class Toasts {
     same?.remove();
     if (this.element.children.length >= MAX_SHOWN) this.leastNeeded().remove();
     const close = iconButton("close", t("Close the notice"), () => this.close(toast));
-    const toast = h("div.toast", { class: tone }, h("span", words), close);
+    const toast = h("div.toast.row.card", { class: tone }, h("span", words), close);
     this.element.append(toast);
     if (tone !== "bad") goLater(toast);
   }

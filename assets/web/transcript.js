@@ -21,7 +21,7 @@ export class Transcript {
   constructor(/** @type {Page} */ page) {
     this.page = page;
     this.list = h("div.messages", { role: "log", "aria-live": "off", "aria-label": t("Conversation") });
-    this.leftOut = h("p.left-out-above", t("Messages above are left out of the prompt"));
+    this.leftOut = h("p.left-out-above.row.quiet", t("Messages above are left out of the prompt"));
     const labels = { tabindex: "0", role: "region", "aria-label": t("Conversation") };
     this.element = h("div.transcript", labels, this.list);
     const scrolled = () => {

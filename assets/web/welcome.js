@@ -9,7 +9,7 @@ import { t } from "./words.js";
 export function welcome(/** @type {Page} */ page) {
   const drawn = page.app.examples.map((example, number) =>
     h(
-      "button.example",
+      "button.example.card",
       { type: "button", onclick: () => page.sendExample(number) },
       h("span.shot", shot(example)),
       h("span.words", example.text),
@@ -18,7 +18,7 @@ export function welcome(/** @type {Page} */ page) {
   return h(
     "div.welcome",
     h("h2", t("Ask about pictures and videos")),
-    h("p", t("Add one below, or try an example.")),
+    h("p.quiet", t("Add one below, or try an example.")),
     h("div.examples", drawn),
   );
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, validate_call
@@ -36,11 +37,22 @@ MAX_PREFERENCES_CHARS = 200_000
 # A page of another site can't set it without asking first, which is never allowed.
 HEADER = "x-qwen35mm"
 
-# Arguments are what they say: no "5" for 5.
-_request = validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 _ARGUMENTS = TypeAdapter(dict[str, Any])
 Offset = Annotated[int, Field(ge=0, lt=2**53)]
 Length = Annotated[int, Field(gt=0)]
+
+
+def _request(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """A request; its arguments are what they say: no "5" for 5. One that isn't asynchronous runs in a thread."""
+    checked = validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(method)
+    if iscoroutinefunction(method):
+        return checked
+
+    @functools.wraps(checked)
+    async def in_thread(*args: Any, **named: Any) -> Any:
+        return await asyncio.to_thread(checked, *args, **named)
+
+    return in_thread
 
 
 class Api:
@@ -98,25 +110,18 @@ class Api:
     @_request
     async def start(self, person: Person) -> Any:
         """What a page needs when it begins."""
-        preferences, presets, listed = await asyncio.gather(
-            asyncio.to_thread(self._store.preferences, person.owner),
-            asyncio.to_thread(self._store.presets, person.owner),
-            self.list(person),
-        )
-        running = [reply.node.id for reply in self._replies.of(person.owner)]
         return {
             "app": self._describe_app(),
-            "preferences": preferences,
-            "presets": presets,
-            "running": running,
-            **listed,
+            "preferences": await asyncio.to_thread(self._store.preferences, person.owner),
+            "presets": await asyncio.to_thread(self._store.presets, person.owner),
+            **await self.list(person),
+            "running": [reply.node.id for reply in self._replies.of(person.owner)],
         }
 
     @_request
-    async def list(self, person: Person, query: str | None = None, offset: Offset = 0) -> Any:
+    def list(self, person: Person, query: str | None = None, offset: Offset = 0) -> Any:
         """The conversations of the sidebar; `query` searches them."""
-        limit = MAX_LISTED + 1
-        found = await asyncio.to_thread(self._store.find, person.owner, query=query or "", limit=limit, offset=offset)
+        found = self._store.find(person.owner, query=query or "", limit=MAX_LISTED + 1, offset=offset)
         lines = [conversation_line(each) for each in found[:MAX_LISTED]]
         return {"conversations": lines, "more": len(found) > MAX_LISTED}
 
@@ -131,9 +136,9 @@ class Api:
         return await asyncio.to_thread(read)
 
     @_request
-    async def rename(self, person: Person, conversation: str, title: str) -> Any:
+    def rename(self, person: Person, conversation: str, title: str) -> Any:
         """Renames a conversation."""
-        await asyncio.to_thread(self._store.change, person.owner, conversation, title=title.strip()[:200])
+        self._store.change(person.owner, conversation, title=title.strip()[:200])
         return {}
 
     @_request
@@ -181,19 +186,14 @@ class Api:
         return await self._shown(person, *await self._turns.send(person, question))
 
     @_request
-    async def example(self, person: Person, number: int) -> Any:
+    def example(self, person: Person, number: int) -> Any:
         """An example's file, ready to be sent."""
         if number not in range(len(self._examples)):
             raise NotFoundError("There is no such example.")
         sample, media = self._examples[number], self._store.media
-
-        def take() -> tuple[str, int]:
-            with sample.path.open("rb") as file:
-                digest, num_bytes = media.add(file, max_bytes=sample.path.stat().st_size)
-            media.hold(person.owner, digest)
-            return digest, num_bytes
-
-        digest, num_bytes = await asyncio.to_thread(take)
+        with sample.path.open("rb") as file:
+            digest, num_bytes = media.add(file, max_bytes=sample.path.stat().st_size)
+        media.hold(person.owner, digest)
         name = sample.path.name
         return {"attachment": {"digest": digest, "kind": sample.kind, "name": name, "num_bytes": num_bytes}}
 
@@ -227,37 +227,35 @@ class Api:
     # Settings
 
     @_request
-    async def settings(
-        self, person: Person, settings: dict[str, Any] | None = None, conversation: str | None = None
-    ) -> Any:
+    def settings(self, person: Person, settings: dict[str, Any] | None = None, conversation: str | None = None) -> Any:
         """Checks settings, and keeps them with a conversation where one is named."""
         checked = Settings.read(settings or {})
         if conversation is not None:
-            await asyncio.to_thread(self._store.change, person.owner, conversation, settings=checked.values)
+            self._store.change(person.owner, conversation, settings=checked.values)
         return {"settings": dict(checked.values)}
 
     @_request
-    async def preferences(self, person: Person, preferences: dict[str, Any]) -> Any:
+    def preferences(self, person: Person, preferences: dict[str, Any]) -> Any:
         """Keeps what belongs to no conversation: language, colours, settings of new chats."""
         if len(json.dumps(preferences)) > MAX_PREFERENCES_CHARS:
             raise PromptError("Preferences must be an object, and not a large one.")
-        await asyncio.to_thread(self._store.set_preferences, person.owner, preferences)
+        self._store.set_preferences(person.owner, preferences)
         return {}
 
     @_request
-    async def save_preset(self, person: Person, name: str, settings: dict[str, Any] | None = None) -> Any:
+    def save_preset(self, person: Person, name: str, settings: dict[str, Any] | None = None) -> Any:
         """Keeps settings under a name."""
         name = name.strip()[:100]
         if not name:
             raise PromptError("A preset needs a name.")
-        await asyncio.to_thread(self._store.save_preset, person.owner, name, Settings.read(settings or {}).values)
-        return {"presets": await asyncio.to_thread(self._store.presets, person.owner)}
+        self._store.save_preset(person.owner, name, Settings.read(settings or {}).values)
+        return {"presets": self._store.presets(person.owner)}
 
     @_request
-    async def delete_preset(self, person: Person, name: str) -> Any:
+    def delete_preset(self, person: Person, name: str) -> Any:
         """Forgets a preset."""
-        await asyncio.to_thread(self._store.delete_preset, person.owner, name)
-        return {"presets": await asyncio.to_thread(self._store.presets, person.owner)}
+        self._store.delete_preset(person.owner, name)
+        return {"presets": self._store.presets(person.owner)}
 
     # The model
 
@@ -290,9 +288,9 @@ class Api:
         return {}
 
     @_request
-    async def memory(self, person: Person) -> Any:
+    def memory(self, person: Person) -> Any:
         """What the cache holds."""
-        return describe_memory(await asyncio.to_thread(self._backend.memory))
+        return describe_memory(self._backend.memory())
 
     @property
     def _changeable(self) -> Models:

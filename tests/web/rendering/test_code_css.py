@@ -12,17 +12,18 @@ from tests.web.rendering.contrast import contrast
 
 CSS = asset_path("web/styles/code.css").read_text("utf-8")
 PAGE = asset_path("web/styles/base.css").read_text("utf-8")
-COLOUR = re.compile(r"(--[\w-]+): (#[0-9a-f]{6});")
+COLOUR = re.compile(r"(--[\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\);")
 
 
-def palettes(css: str, name: str) -> list[dict[str, str]]:
-    """The light and the dark values of the variables, from the two blocks that set `name`."""
-    return [dict(COLOUR.findall(block)) for block in re.findall(r"\{([^}]*)\}", css) if f"{name}:" in block]
+def palettes(css: str) -> list[dict[str, str]]:
+    """The light and the dark values of the variables."""
+    found = COLOUR.findall(css)
+    return [{name: colours[theme] for name, *colours in found} for theme in (0, 1)]
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_every_colour_can_be_read(theme: int) -> None:
-    colours, page = palettes(CSS, "--hl-keyword")[theme], palettes(PAGE, "--surface")[theme]
+    colours, page = palettes(CSS)[theme], palettes(PAGE)[theme]
     assert len(colours) == 8
     for name, colour in colours.items():
         for surface in ("--ground", "--surface", "--raised"):
@@ -42,5 +43,4 @@ def test_each_rule_names_a_class_there_is() -> None:
 
 
 def test_each_variable_is_set_and_used() -> None:
-    light, dark = palettes(CSS, "--hl-keyword")
-    assert set(light) == set(dark) == set(re.findall(r"var\((--hl-\w+)\)", CSS))
+    assert set(palettes(CSS)[0]) == set(re.findall(r"var\((--hl-\w+)\)", CSS))

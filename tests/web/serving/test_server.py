@@ -84,14 +84,6 @@ def test_the_page_is_told_what_it_shows(server: Server) -> None:
     assert httpx.get(f"{server.url}qwen35mm/web/main.js").status_code == 200
 
 
-def test_only_the_demo_has_a_banner() -> None:
-    server = serve(FakeBackend(), port=0)
-    try:
-        assert ask(server, "start").json()["app"]["is_demo"] is False
-    finally:
-        server.close()
-
-
 def test_a_name_that_was_pointed_here_is_not_served(server: Server) -> None:
     for path in ("", "config", "qwen35mm/web/main.js"):
         response = httpx.get(server.url + path, headers={"host": "127.0.0.1.example.org"})
@@ -116,8 +108,9 @@ def test_people_who_log_in_have_own_conversations() -> None:
             for name, password in (("ann", "secret"), ("bob", "other"))
         ]
         assert ask(server, "save_preset", cookies[0], name="mine", settings={}).status_code == 200
-        presets = [ask(server, "start", each).json()["presets"] for each in cookies]
-        assert presets == [{"mine": {}}, {}]
+        starts = [ask(server, "start", each).json() for each in cookies]
+        assert [start["presets"] for start in starts] == [{"mine": {}}, {}]
+        assert [start["app"]["is_demo"] for start in starts] == [False, False]
         assert ask(server, "start", dict.fromkeys(cookies[0], "made up")).status_code == 401
     finally:
         server.close()
@@ -138,10 +131,9 @@ def test_strangers_have_private_cookies(monkeypatch: pytest.MonkeyPatch) -> None
         server.close()
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_conversations_outlive_the_server_where_they_have_a_folder(tmp_path: Path, kept: bool) -> None:
-    for presets in ({}, {"mine": {}} if kept else {}):
-        server = serve(FakeBackend(), port=0, data_dir=tmp_path if kept else None)
+def test_conversations_outlive_the_server_where_they_have_a_folder(tmp_path: Path) -> None:
+    for presets in ({}, {"mine": {}}):
+        server = serve(FakeBackend(), port=0, data_dir=tmp_path)
         try:
             assert ask(server, "start").json()["presets"] == presets
             ask(server, "save_preset", name="mine", settings={})

@@ -1,4 +1,5 @@
-"""Fixtures of the browser tests. They live for a module, which holds no asynchronous test: see `open_browser`."""
+"""Fixtures of the browser tests. They live for this folder, which holds no asynchronous test: see
+`open_browser`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, OpenPage, chat_pages, find_chromium, open_browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if find_chromium() is None:
         reason = "no Chromium was found; install one, or name it in QWEN35MM_CHROMIUM"
@@ -26,7 +27,7 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def fake_server() -> Iterator[tuple[FakeBackend, Server]]:
     backend = FakeBackend()
     server = serve(backend, port=0)
@@ -56,7 +57,7 @@ def open_page(browser: Browser, fake_server: tuple[FakeBackend, Server]) -> Iter
         yield opener
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def tab(browser: Browser, fake_server: tuple[FakeBackend, Server]) -> Iterator[ChatPage]:
     page = ChatPage(browser, fake_server[1].url)
     page.leave()
@@ -66,7 +67,7 @@ def tab(browser: Browser, fake_server: tuple[FakeBackend, Server]) -> Iterator[C
 
 @pytest.fixture
 def page(tab: ChatPage) -> Iterator[ChatPage]:
-    """A page on the fake backend as at a first visit, in a tab that all tests of a module share."""
+    """A page on the fake backend as at a first visit, in a tab that all tests of this folder share."""
     tab.visit()
     yield tab
     tab.leave()

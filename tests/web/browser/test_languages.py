@@ -41,31 +41,6 @@ def test_an_english_page_writes_what_the_tests_read(page: ChatPage) -> None:
     assert [write(page, words) for words in WORDS] == [english(words) for words in WORDS]
 
 
-@pytest.mark.parametrize(
-    ("locale", "speed", "share", "small", "large", "cost"),
-    [
-        ("de-DE", "1.234,6 Tokens/s", "50 %", "1.023 Byte", "1,5 GiB", "1 Token, 1,5 GiB Cache"),
-        ("fr-FR", "1 234,6 tokens/s", "50 %", "1 023 octets", "1,5 GiB", "1 token, 1,5 GiB de cache"),
-        ("es-ES", "1234,6 tokens/s", "50 %", "1023 bytes", "1,5 GiB", "1 token, 1,5 GiB de caché"),
-        ("zh-CN", "每秒 1,234.6 个 token", "50%", "1,023字节", "1.5 GiB", "1 个 token，缓存 1.5 GiB"),
-    ],
-)
-def test_numbers_are_written_as_the_language_does(
-    open_page: OpenPage, locale: str, speed: str, share: str, small: str, large: str, cost: str
-) -> None:
-    page = open_page(locale=locale)
-    words = [
-        say("{n} tokens/s", n=decimal(1234.56, 1)),
-        percent(0.5),
-        size(1023),
-        size(1.5 * 2**30),
-        say("{tokens}, {size} of cache", tokens=say("1 token"), size=size(1.5 * 2**30)),
-    ]
-    # Which of its spaces a language takes is the browser's to know.
-    written = [re.sub(r"\s", " ", write(page, each)) for each in words]
-    assert written == [speed, share, small, large, cost]
-
-
 def test_a_german_page_is_german_where_python_speaks(open_page: OpenPage, backend: FakeBackend, samples: Path) -> None:
     page = open_page(locale="de-DE")
     page.page.locator(".composer input[type=file]").set_input_files(samples / "moves-right.mp4")
@@ -90,13 +65,10 @@ def test_a_german_page_is_german_where_python_speaks(open_page: OpenPage, backen
     expect(gauge).to_have_attribute(
         "aria-label", re.compile(r"Cache: Schlüssel und Werte 1,0 MiB von 2,0 MiB, Zustände")
     )
-
-
-def test_a_german_page_offers_what_fits_in_german(open_page: OpenPage) -> None:
-    page = open_page(locale="de-DE")
     page.box.fill("echo " + "alte Worte " * 900)
     page.box.press("Enter")
+    expect(page.answers).to_have_count(2)
     expect(page.cost).to_contain_text("Tokens")
     page.box.fill("neue Worte " * 400)
     offers = page.page.locator(".trouble button")
-    expect(offers).to_have_text(["Neuen Chat mit einer Zusammenfassung von diesem beginnen"])
+    expect(offers).to_contain_text(["Neuen Chat mit einer Zusammenfassung von diesem beginnen"])

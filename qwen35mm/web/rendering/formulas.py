@@ -52,7 +52,7 @@ _ENVIRONMENTS = (
     "pmatrix|split|Vmatrix|vmatrix"
 )
 _OPENING = re.compile(rf"\$\$|\\\[|\\begin\{{((?:{_ENVIRONMENTS})\*?)\}}")
-_INLINE_PAIRS = {r"\(": r"\)", r"\[": r"\]", "$$": "$$"}
+_PAIRS = {r"\(": r"\)", r"\[": r"\]", "$$": "$$"}
 
 
 def math_plugin(md: MarkdownIt) -> None:
@@ -139,58 +139,42 @@ def _inline_html(token) -> str:
 
 def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
     """A formula that begins a line and ends one, or is still written where the text ends."""
-    if state.sCount[start_line] - state.blkIndent >= 4:
-        return False
     begin = state.bMarks[start_line] + state.tShift[start_line]
-    if not (opening := _OPENING.match(state.src, begin, state.eMarks[start_line])):
+    opening = _OPENING.match(state.src, begin, state.eMarks[start_line])
+    if opening is None or state.is_code_block(start_line):
         return False
-    closing = _closing(opening)
+    closing = _PAIRS.get(opening.group()) or f"\\end{{{opening[1]}}}"
+    closed = ""
     lines: list[str] = []
-    line, position, is_open = start_line, opening.end(), True
-    while line < end_line:
-        if line > start_line:
+    for line in range(start_line, end_line):
+        position = opening.end()
+        if lines:
             if state.isEmpty(line):
                 return False  # A formula has no blank lines: these are words.
             if state.sCount[line] < state.blkIndent:
                 break
             position = state.bMarks[line] + state.tShift[line]
-        text = state.src[position : state.eMarks[line]]
-        found = text.find(closing)
-        line += 1
-        if found >= 0:
-            if text[found + len(closing) :].strip(" \t.,;"):
-                return False
-            lines.append(text[:found])
-            is_open = False
-            break
+        text, closed, rest = state.src[position : state.eMarks[line]].partition(closing)
+        if rest.strip(" \t.,;"):
+            return False
         lines.append(text)
-    if is_open and not "".join(lines).strip():
-        return False  # Two dollars, and nothing yet.
+        if closed:
+            break
+    content = "\n".join(lines)
+    if not closed:
+        if not content.strip():
+            return False  # Two dollars, and nothing yet.
+        halves = (closing[:length] for length in range(len(closing) - 1, 0, -1))
+        content = content.removesuffix(next(filter(content.endswith, halves), ""))
     if not silent:
-        content = "\n".join(lines)
         token = state.push("math_block", "math", 0)
         token.block = True
-        token.map = [start_line, line]
-        token.meta = {"open": is_open}
+        token.map = [start_line, start_line + len(lines)]
+        token.meta = {"open": not closed}
         token.markup = opening.group()
-        token.content = _without_half_closing(content, closing) if is_open else content
-        if opening[1]:
-            token.content = f"{opening.group()}{token.content}" + ("" if is_open else closing)
-    state.line = line
+        token.content = f"{opening.group()}{content}{closed}" if opening[1] else content
+    state.line = start_line + len(lines)
     return True
-
-
-def _closing(opening: re.Match[str]) -> str:
-    if opening[1]:
-        return f"\\end{{{opening[1]}}}"
-    return "$$" if opening.group() == "$$" else r"\]"
-
-
-def _without_half_closing(content: str, closing: str) -> str:
-    for length in range(len(closing) - 1, 0, -1):
-        if content.endswith(closing[:length]):
-            return content[:-length]
-    return content
 
 
 def _math_inline(state: StateInline, silent: bool) -> bool:
@@ -199,8 +183,8 @@ def _math_inline(state: StateInline, silent: bool) -> bool:
     if source[position] not in "\\$":
         return False
     pair = source[position : position + 2]
-    if pair in _INLINE_PAIRS:
-        opening, closing = pair, _INLINE_PAIRS[pair]
+    if pair in _PAIRS:
+        opening, closing = pair, _PAIRS[pair]
         end = _find(source, closing, position + 2, state.posMax)
     else:
         if source[position] != "$" or not _can_open(source, position):

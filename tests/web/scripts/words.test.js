@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { afterEach, mock, suite, test } from "node:test";
 
 import { endingOf } from "../../../assets/web/message.js";
 import { isWithin } from "../../../assets/web/settings.js";
-import { number, said, t, useLanguage } from "../../../assets/web/words.js";
+import { said, t, useLanguage } from "../../../assets/web/words.js";
 import { makeNews } from "./helpers.js";
 
 /** @import { Field, Said } from "../../../assets/web/types.d.ts" */
@@ -39,11 +40,25 @@ suite("languages", () => {
     assert.equal(await useLanguage(undefined), "fr");
   });
 
-  test("numbers are written as the language does", async () => {
-    serve({});
-    await useLanguage("de");
-    assert.deepEqual([number(12345.5, 1), number(1234), said({ share: 0.5 })], ["12.345,5", "1.234", "50\u00a0%"]);
-  });
+  const cost = {
+    text: "{tokens}, {size} of cache",
+    values: { tokens: { text: "1 token", values: {} }, size: { bytes: 1.5 * 2 ** 30 } },
+  };
+  const speed = { text: "{n} tokens/s", values: { n: { number: 1234.56, digits: 1 } } };
+  for (const [language, ...written] of [
+    ["de", "1.234,6 Tokens/s", "50 %", "1.023 Byte", "1 Token, 1,5 GiB Cache"],
+    ["fr", "1 234,6 tokens/s", "50 %", "1 023 octets", "1 token, 1,5 GiB de cache"],
+    ["es", "1234,6 tokens/s", "50 %", "1023 bytes", "1 token, 1,5 GiB de caché"],
+    ["zh", "每秒 1,234.6 个 token", "50%", "1,023字节", "1 个 token，缓存 1.5 GiB"],
+  ])
+    test(`numbers are written as ${language} does`, async () => {
+      const path = new URL(`../../../assets/web/languages/${language}.json`, import.meta.url);
+      serve(JSON.parse(readFileSync(path, "utf-8")));
+      await useLanguage(language);
+      // Which of its spaces a language takes is its own to know.
+      const found = [speed, { share: 0.5 }, { bytes: 1023 }, cost].map((words) => said(words).replace(/\s/g, " "));
+      assert.deepEqual(found, written);
+    });
 });
 
 suite("what the program says", () => {

@@ -54,7 +54,9 @@ class ChatPage:
     def __init__(self, browser: Browser, url: str, **context: Any) -> None:
         self.url = url
         self.problems: list[str] = []
-        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 850}, **context})
+        # The examples' clips would play all along otherwise.
+        own = {"viewport": {"width": 1200, "height": 850}, "reduced_motion": "reduce"}
+        self.context = browser.new_context(**{**own, **context})
         self.context.set_default_timeout(PATIENCE_MS)
         self.context.on("weberror", lambda error: self.problems.append(f"error: {error.error}"))
         self.context.on("console", lambda message: self._note_console(message.type, message.text))

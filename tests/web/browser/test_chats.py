@@ -109,18 +109,6 @@ def test_a_reload_in_the_middle_of_an_answer_loses_nothing(page: ChatPage, backe
     page.wait_answered()
 
 
-def test_closing_the_page_ends_the_work(
-    open_page: OpenPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = open_page()
-    page.ask("slow")
-    expect(page.answers.locator(".answer")).to_contain_text("word word")
-    monkeypatch.setattr(fake_server[1].replies, "_grace_s", 0.1)
-    closed, page.page = page.page, page.context.new_page()
-    closed.close()
-    page.wait_until(lambda: backend.active == 0)
-
-
 def test_another_tab_of_the_same_person_keeps_it_going(
     open_page: OpenPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

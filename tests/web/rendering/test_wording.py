@@ -6,7 +6,6 @@ import pytest
 
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.reply import stats_of
-from qwen35mm.chat.say import tokens
 from qwen35mm.engine.events import Progress
 from qwen35mm.web.rendering.wording import describe_memory, describe_stats, work_of
 from tests.chat.english import english
@@ -92,11 +91,6 @@ def test_what_a_first_answer_cost() -> None:
     assert line.endswith("prompt of 1 token")
     assert rows["From the cache"] == "nothing: more had been evicted"
     assert describe_stats(None) is None
-
-
-@pytest.mark.parametrize(("number", "words"), [(0, "no tokens"), (1, "1 token"), (1234, "1,234 tokens")])
-def test_tokens_are_counted(number: int, words: str) -> None:
-    assert english(tokens(number)) == words
 
 
 @pytest.mark.parametrize(

@@ -128,17 +128,6 @@ suite("files", () => {
 });
 
 suite("sending", () => {
-  test("takes the text and its files along, and empties the draft", async () => {
-    draft.text = "Which?";
-    attach("a.png");
-    await uploads[0].arrive(picture);
-    await draft.submit();
-    assert.deepEqual(sent, [
-      { conversation: "one", parent: "last", settings: {}, text: "Which?", attachments: [picture] },
-    ]);
-    assert.ok(draft.isEmpty);
-  });
-
   test("waits for files that are on their way", async () => {
     attach("a.png");
     const done = draft.submit();
@@ -193,14 +182,6 @@ suite("sending", () => {
 suite("changing an earlier message", () => {
   const earlier = makeMessage({ parent: "before", text: "Which?", attachments: [picture] });
 
-  test("begins a branch where it stands, with its files", async () => {
-    draft.edit(earlier);
-    draft.text = "Which shape?";
-    await draft.submit();
-    assert.deepEqual([sent[0].parent, sent[0].text, sent[0].attachments], ["before", "Which shape?", [picture]]);
-    assert.equal(draft.editing, null);
-  });
-
   test("can be left", () => {
     draft.edit(earlier);
     draft.stopEditing();
@@ -217,15 +198,6 @@ suite("changing an earlier message", () => {
 
 suite("what it costs", () => {
   const cost = { media: [{ digest: "aa", label: "9 tokens", notes: [], error: null }], fits: true };
-
-  test("is said of the message, and of each medium", async () => {
-    attach("a.png");
-    await uploads[0].arrive(picture);
-    draft.measure();
-    await program.find("measure").answer(cost);
-    assert.deepEqual(said, [cost]);
-    assert.equal(draft.files[0].label, "9 tokens");
-  });
 
   test("is the cost of what stands there now", async () => {
     draft.text = "One";

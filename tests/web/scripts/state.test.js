@@ -120,11 +120,6 @@ suite("changing a conversation", () => {
     assert.deepEqual([drawn, program.told], [[], ["Too much."]]);
   });
 
-  test("a message goes below the last one", async () => {
-    await show("one", { messages: [makeMessage({ id: "a" }), makeMessage({ id: "b" })] });
-    assert.deepEqual(state.place, { conversation: "one", parent: "b", settings: {} });
-  });
-
   test("who has gone on to another conversation isn't taken back, and the answer is watched all the same", async () => {
     await show("one");
     state.send({ ...state.place, text: "Hello", attachments: [] });
@@ -161,15 +156,6 @@ suite("changing a conversation", () => {
     const settings = { seed: 3 };
     assert.deepEqual(program.find("again").args, { conversation: "one", node: "question", settings });
     assert.deepEqual(program.find("continue").args, { conversation: "one", node: "answer", settings });
-  });
-
-  test("an example is sent as a new conversation", async () => {
-    const sent = state.sendExample(0);
-    await program.find("example").answer({ attachment: { digest: "00", kind: "image", name: "a.png", num_bytes: 1 } });
-    const { conversation, text, attachments } = program.find("send").args;
-    assert.deepEqual([conversation, text, attachments.length], [null, "Which shape?", 1]);
-    await program.find("send").answer({ chat: makeChat("one"), reply: "reply" });
-    assert.equal(await sent, true);
   });
 
   test("an example that is gone is not sent", async () => {
@@ -275,13 +261,6 @@ suite("answers in progress", () => {
     state.checkSilence();
     assert.equal(watched.length, 2);
   });
-
-  test("all of the conversation are stopped", async () => {
-    await show("one", { running: ["a", "b"] });
-    state.stop();
-    await program.find("stop").answer({});
-    assert.deepEqual(program.find("stop").args, { node: "b" });
-  });
 });
 
 suite("settings", () => {
@@ -344,24 +323,6 @@ suite("what is taken where something doesn't fit", () => {
   test("smaller media", async () => {
     await state.take({ kind: "media", label, settings: { max_frames: 4 } });
     assert.deepEqual(state.settings, { top_k: 5, max_frames: 4 });
-  });
-
-  test("fewer messages", async () => {
-    await show("one");
-    state.take({ kind: "shorten", label, first: "b" });
-    assert.deepEqual(program.find("shorten").args, { conversation: "one", first: "b" });
-  });
-
-  test("a new conversation with a summary", async () => {
-    await show("one");
-    state.take({ kind: "summary", label });
-    await program.find("summarise").answer({ chat: makeChat("two"), reply: "reply" });
-    assert.deepEqual(drawn, [["chat", "two", true], ["end"], ["list"]]);
-  });
-
-  test("a longer context", async () => {
-    await state.take({ kind: "context", label, context_length: 8192 });
-    assert.deepEqual(drawn, [["model", { context_length: 8192 }]]);
   });
 });
 

@@ -7,12 +7,12 @@ edit, another answer, or another conversation will ask for.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from qwen35mm.prompt import Segment
 
 MAX_STATES_PER_CHAIN = 6
-MAX_SIGHTINGS = 16_384
+MAX_RECENT_ADDRESSES = 16_384
 # Where a chat is gone on with, where its last answer is asked for again, and where its last question is edited.
 _RECENT_TURN_ENDS = 3
 
@@ -42,18 +42,18 @@ def states_to_keep(
     return frozenset(list(wanted)[:max_states])
 
 
-class Sightings:
-    """Which addresses were asked for before, as what comes twice is worth keeping; old ones are forgotten."""
+class RecentAddresses:
+    """Addresses that something happened to, without what they are of; old ones are forgotten."""
 
     def __init__(self) -> None:
         self._addresses: OrderedDict[bytes, None] = OrderedDict()
 
-    def add(self, addresses: Sequence[bytes]) -> int:
-        """Notes a chain's addresses; returns how many of its first ones had been seen before."""
-        seen = next((i for i, address in enumerate(addresses) if address not in self._addresses), len(addresses))
+    def __contains__(self, address: bytes) -> bool:
+        return address in self._addresses
+
+    def add(self, addresses: Iterable[bytes]) -> None:
         for address in addresses:
             self._addresses[address] = None
             self._addresses.move_to_end(address)
-        while len(self._addresses) > MAX_SIGHTINGS:
+        while len(self._addresses) > MAX_RECENT_ADDRESSES:
             self._addresses.popitem(last=False)
-        return seen

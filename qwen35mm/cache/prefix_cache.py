@@ -17,7 +17,7 @@ import torch
 from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk_tier import DiskTier, Loaded, Tensors
 from qwen35mm.cache.placement import stack_in_place
-from qwen35mm.cache.policy import Sightings
+from qwen35mm.cache.policy import RecentAddresses
 from qwen35mm.cache.report import MissReason, Tier
 from qwen35mm.cache.segment_index import CachedSegment, SegmentIndex
 from qwen35mm.cache.sequence import CachePools, SequenceCache
@@ -58,12 +58,12 @@ class PrefixCache:
         self, pools: CachePools, *, state_bytes: int, host_kv_bytes: int = 0, disk: DiskTier | None = None
     ) -> None:
         self.states = TensorStore("state", max_bytes=state_bytes, disk=disk, on_evict=self._state_evicted)
+        self._host_kv = TensorStore("kv", max_bytes=host_kv_bytes, disk=disk, on_evict=self._host_kv_evicted)
         self._pools = pools
         self._disk = disk
-        self._max_host_bytes = host_kv_bytes
         self._index = SegmentIndex()
-        self._host_bytes = 0
-        self._sightings = Sightings()
+        self._asked_for = RecentAddresses()
+        self._dropped = RecentAddresses()  # they tell an eviction from new content
         pools.kv.reclaim = self.reclaim
 
     @property
@@ -109,23 +109,17 @@ class PrefixCache:
         if state is not None:
             self._pools.states.load(sequence.slot, state)
             sequence.rope_delta = chain.rope_deltas[num_segments - 1]
-            self._hold(chain, start, state)
+            self._pin(chain, num_segments, start, is_new=False)
+            self.states.put(chain.addresses[num_segments - 1], state, is_new=False)
+            self.states.touch(chain.addresses[:num_segments])
+            if self._disk is not None:
+                self._disk.touch(chain.addresses[:num_segments])
         return start
 
     def publish(self, chain: Chain, index: int, sequence: SequenceCache, start: Start, *, keep_state: bool) -> None:
         """Enters segment `index`, which a sequence has just computed, and its state where that is to be kept."""
         assert sequence.length == chain.segments[index].stop, "a segment is published at its end"
-        for missing in range(index + 1):
-            segment = self._index.get(chain, missing)
-            if segment is None:
-                if self._index.find(chain.addresses[missing]) is not None:
-                    return  # another content under this address: SHA-256 doesn't do that, and we don't trust it blindly
-                segment = self._add(chain, missing, sequence)
-            if segment not in start.pinned:
-                segment.pins += 1
-                start.pinned.append(segment)
-        self._index.touch(chain, index + 1)
-        if keep_state:
+        if self._pin(chain, index + 1, start, is_new=True) and keep_state:
             if chain.addresses[index] not in self.states:
                 self.states.offload(but_newest=True)
                 state = self._pools.states.save(sequence.slot, stack=stack_in_place)
@@ -147,7 +141,10 @@ class PrefixCache:
 
     def sight(self, chain: Chain) -> int:
         """How many of a chain's first segments were asked for before; from now on, all of them were."""
-        return max(self._sightings.add(chain.addresses), self._num_held(chain))
+        unseen = (index for index, address in enumerate(chain.addresses) if address not in self._asked_for)
+        num_seen = next(unseen, len(chain))
+        self._asked_for.add(chain.addresses)
+        return max(num_seen, self._num_held(chain))
 
     def unpin(self, start: Start) -> None:
         """A running sequence is over; what nobody can go on from any more is dropped."""
@@ -173,9 +170,10 @@ class PrefixCache:
         self._pools.check_integrity(sequences, blocks)
         self._index.check_integrity()
         self.states.check_integrity()
+        self._host_kv.check_integrity()
         assert self.states.addresses <= {segment.address for segment in self._index}, "a state has lost its segment"
-        assert self._host_bytes == sum(s.host_bytes for s in self._index), "the host KV's bytes are off"
-        assert self._host_bytes <= self._max_host_bytes, "the host KV is over its budget"
+        off_device = {segment.address for segment in self._index if segment.blocks is None}
+        assert self._host_kv.addresses == off_device, "a segment's KV is in one place"
         pins = Counter(segment.address for start in pinned for segment in start.pinned)
         assert pins == {s.address: s.pins for s in self._index if s.pins}, "the pins are off"
 
@@ -193,7 +191,7 @@ class PrefixCache:
         if num_segments == len(chain):
             return None
         address, salt = chain.addresses[num_segments], chain.salt_of(num_segments)
-        if self._index.find(address) is not None or self._index.was_dropped(address):
+        if self._index.find(address) is not None or address in self._dropped:
             return "evicted"
         if chain.segments[num_segments].span_indices:
             # Another tenant's segments are nobody's business, not even as a reason.
@@ -213,10 +211,10 @@ class PrefixCache:
         for index, segment in enumerate(found):
             if segment is None:
                 copies.append(("disk", loaded[index]))
-            elif segment.host_kv is not None:
-                copies.append(("host", segment.host_kv))
+            elif segment.blocks is None:
+                copies.append(("host", self._kv_of(segment)))
             elif copies:
-                copies.append(("device", self._export(segment)))
+                copies.append(("device", self._kv_of(segment)))
             else:
                 shared.append(segment)
         tokens_from: Counter[Tier] = Counter()
@@ -229,39 +227,46 @@ class PrefixCache:
         assert sequence.length == chain.stop(num_segments), "a sequence of another length"
         return dict(tokens_from)
 
-    def _hold(self, chain: Chain, start: Start, state: Tensors) -> None:
-        """Enters what came from the disk, moves what came from the host to the device, and pins the chain."""
-        for index in range(start.num_segments):
+    def _pin(self, chain: Chain, num_segments: int, start: Start, *, is_new: bool) -> bool:
+        """Enters those of a chain's first segments that are missing, and pins all of them, on the device.
+
+        Args:
+            start: its sequence has their KV.
+            is_new: whether the disk lacks what was missing.
+
+        Returns:
+            False where an address has another content: SHA-256 doesn't do that, and we don't trust it blindly.
+        """
+        for index in range(num_segments):
+            bounds, address = chain.segments[index], chain.addresses[index]
             segment = self._index.get(chain, index)
             if segment is None:
-                segment = self._add(chain, index, start.sequence, is_new=False)
-            elif segment.host_kv is not None:
-                self._host_bytes -= segment.host_bytes
-                segment.host_kv = None
-                segment.blocks = start.sequence.share(segment.start, segment.stop)
-            segment.pins += 1
-            start.pinned.append(segment)
-        addresses = chain.addresses[: start.num_segments]
-        self.states.put(addresses[-1], state, is_new=False)
-        self._index.touch(chain, start.num_segments)
-        self.states.touch(addresses)
-        if self._disk is not None:
-            self._disk.touch(addresses)
-
-    def _add(self, chain: Chain, index: int, sequence: SequenceCache, *, is_new: bool = True) -> CachedSegment:
-        bounds, address = chain.segments[index], chain.addresses[index]
-        blocks = sequence.share(bounds.start, bounds.stop)
-        ids, salt = chain.ids(index).copy(), chain.salt_of(index)
-        segment = CachedSegment(address, chain.parent(index), ids, bounds.start, salt, blocks)
-        self._index.add(segment)
-        if self._disk is not None and is_new:
-            self._disk.mark("kv", address, self._kv_tensors)
-        return segment
+                if self._index.find(address) is not None:
+                    return False
+                ids = chain.ids(index).copy()
+                segment = CachedSegment(address, chain.parent(index), ids, bounds.start, chain.salt_of(index))
+                self._index.add(segment)
+                if self._disk is not None and is_new:
+                    self._disk.mark("kv", address, self._kv_tensors)
+            if segment.blocks is None:
+                segment.blocks = start.sequence.share(bounds.start, bounds.stop)
+                self._host_kv.pop(address)
+            if segment not in start.pinned:
+                segment.pins += 1
+                start.pinned.append(segment)
+        self._index.touch(chain, num_segments)
+        return True
 
     def _state_evicted(self, address: bytes) -> None:
         """A state gave way to newer ones: KV that leads nowhere goes too."""
-        self._index.remember(address)
+        self._dropped.add([address])
         self._prune(self._index.find(address))
+
+    def _host_kv_evicted(self, address: bytes) -> None:
+        """A segment's KV gave way to that of others."""
+        segment = self._index.find(address)
+        assert segment is not None, "KV in host memory has a segment"
+        self._remove(segment)
 
     def _prune(self, segment: CachedSegment | None) -> None:
         """Drops KV that leads to no state: from this segment towards the root."""
@@ -278,22 +283,12 @@ class PrefixCache:
     def _evict(self, segment: CachedSegment) -> None:
         """Takes a segment's KV off the device: to host memory where there is room, else away with it."""
         assert segment.blocks is not None
-        num_bytes = len(segment.token_ids) * self._pools.kv.token_bytes
-        if num_bytes <= self._max_host_bytes:
-            for other in self._index.unpinned():
-                if self._host_bytes + num_bytes <= self._max_host_bytes:
-                    break
-                if other.host_kv is not None:
-                    self._remove(other)
-        if self._index.find(segment.address) is not segment:
-            return  # it was below one of those
-        if self._host_bytes + num_bytes > self._max_host_bytes:
+        if len(segment.token_ids) * self._pools.kv.token_bytes > self._host_kv.max_bytes:
             self._remove(segment)
             return
-        segment.host_kv = self._export(segment)
+        self._host_kv.put(segment.address, self._kv_of(segment), is_new=False)
         self._pools.kv.allocator.release(segment.blocks)
         segment.blocks = None
-        self._host_bytes += segment.host_bytes
 
     def _remove(self, segment: CachedSegment) -> None:
         """Drops a segment, with its children's whole trees, which nobody could reach any more."""
@@ -304,24 +299,24 @@ class PrefixCache:
             self._disk.save("kv", segment.address)
         if segment.address in self.states:
             self.states.evict(segment.address)
+        self._host_kv.pop(segment.address)
         if segment.blocks is not None:
             self._pools.kv.allocator.release(segment.blocks)
-            segment.blocks = None
-        self._host_bytes -= segment.host_bytes
-        segment.host_kv = None
         self._index.remove(segment)
+        self._dropped.add([segment.address])
 
-    def _export(self, segment: CachedSegment) -> dict[str, torch.Tensor]:
-        assert segment.blocks is not None
+    def _kv_of(self, segment: CachedSegment) -> Tensors:
+        """A segment's KV in host memory (see KVBlockPool.export), copied there where it is on the device."""
+        if segment.blocks is None:
+            host_kv = self._host_kv.get(segment.address)
+            assert host_kv is not None, "a segment has lost its KV"
+            return host_kv
         offset = segment.start % self._pools.kv.block_size
         return self._pools.kv.export(segment.blocks, offset, offset + len(segment.token_ids))
 
     def _kv_tensors(self, address: bytes) -> Tensors | None:
         segment = self._index.find(address)
-        if segment is None:
-            return None
-        kv = segment.host_kv if segment.host_kv is not None else self._export(segment)
-        return {**kv, "token_ids": torch.from_numpy(segment.token_ids)}
+        return None if segment is None else {**self._kv_of(segment), "token_ids": torch.from_numpy(segment.token_ids)}
 
 
 def _overlay(segments: Sequence[CachedSegment], block_size: int) -> list[int]:

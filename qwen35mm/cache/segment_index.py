@@ -7,16 +7,12 @@ never leaves a child without its parent.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from qwen35mm.cache.chain import Chain
-
-# Addresses of dropped entries, remembered to tell an eviction from new content.
-_MAX_GHOSTS = 16_384
 
 
 @dataclass(eq=False)
@@ -28,8 +24,8 @@ class CachedSegment:
         token_ids: int64, compared on a hit.
         start: its first token's place in the sequence.
         salt: of the tenant whose it is; empty for what everybody shares.
-        blocks: those of the KV pool that hold its tokens; the first and last may be shared with its neighbours.
-        host_kv: its KV in host memory (see KVBlockPool.export), once it had to leave the device.
+        blocks: those of the KV pool that hold its tokens; the first and last may be shared with its neighbours. None
+            once its KV had to leave the device for host memory.
         pins: running sequences that stand on it.
     """
 
@@ -39,16 +35,11 @@ class CachedSegment:
     start: int
     salt: bytes = b""
     blocks: tuple[int, ...] | None = None
-    host_kv: Mapping[str, torch.Tensor] | None = None
     pins: int = 0
 
     @property
     def stop(self) -> int:
         return self.start + len(self.token_ids)
-
-    @property
-    def host_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.host_kv.values()) if self.host_kv else 0
 
 
 class SegmentIndex:
@@ -57,7 +48,6 @@ class SegmentIndex:
     def __init__(self) -> None:
         self._segments: OrderedDict[bytes, CachedSegment] = OrderedDict()
         self._children: dict[bytes, set[bytes]] = {}
-        self._ghosts: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -86,7 +76,6 @@ class SegmentIndex:
         assert segment.address not in self._segments, "a segment is added twice"
         self._segments[segment.address] = segment
         self._children.setdefault(segment.parent, set()).add(segment.address)
-        self._ghosts.pop(segment.address, None)
 
     def remove(self, segment: CachedSegment) -> None:
         del self._segments[segment.address]
@@ -94,7 +83,6 @@ class SegmentIndex:
         siblings.remove(segment.address)
         if not siblings:
             del self._children[segment.parent]
-        self.remember(segment.address)
 
     def touch(self, chain: Chain, num_segments: int) -> None:
         """Marks a chain's first segments as used just now, parents last."""
@@ -109,16 +97,6 @@ class SegmentIndex:
     def num_children(self, address: bytes) -> int:
         return len(self._children.get(address, ()))
 
-    def remember(self, address: bytes) -> None:
-        """Notes that something of this address was dropped."""
-        self._ghosts[address] = None
-        self._ghosts.move_to_end(address)
-        if len(self._ghosts) > _MAX_GHOSTS:
-            self._ghosts.popitem(last=False)
-
-    def was_dropped(self, address: bytes) -> bool:
-        return address in self._ghosts
-
     def check_integrity(self) -> None:
         """Asserts that parents outlive their children and come after them in order of use."""
         place = {address: index for index, address in enumerate(self._segments)}
@@ -131,4 +109,3 @@ class SegmentIndex:
             else:
                 assert parent.stop == segment.start, "a segment doesn't begin where its parent ends"
                 assert place[parent.address] > place[segment.address], "a parent is older than its child"
-            assert (segment.blocks is None) != (segment.host_kv is None), "a segment's KV is in one place"

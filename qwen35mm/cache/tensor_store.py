@@ -1,15 +1,16 @@
-"""What is kept in host memory under a budget of bytes, least recently used first: states, and vision embeddings."""
+"""What is kept in host memory under a budget of bytes, least recently used first: states, vision embeddings, and KV
+that had to leave a GPU."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 
 import torch
 
 from qwen35mm.cache.disk import Kind
 from qwen35mm.cache.disk_tier import DiskTier, Tensors
-from qwen35mm.cache.policy import Sightings
+from qwen35mm.cache.policy import RecentAddresses
 
 
 class TensorStore:
@@ -33,7 +34,7 @@ class TensorStore:
         on_evict: Callable[[bytes], None] = lambda address: None,
     ) -> None:
         self._kind: Kind = kind
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._disk = disk
         self._on_evict = on_evict
         self._entries: OrderedDict[bytes, Tensors] = OrderedDict()
@@ -62,9 +63,9 @@ class TensorStore:
     def put(self, address: bytes, tensors: Tensors, *, is_new: bool = True) -> None:
         """Keeps an entry; `is_new` says that the disk doesn't have it."""
         num_bytes = _num_bytes(tensors)
-        if address in self._entries or num_bytes > self._max_bytes:
+        if address in self._entries or num_bytes > self.max_bytes:
             return
-        while self._num_bytes + num_bytes > self._max_bytes:
+        while self._num_bytes + num_bytes > self.max_bytes:
             oldest = next(iter(self._entries))
             self.evict(oldest)
             self._on_evict(oldest)
@@ -79,13 +80,17 @@ class TensorStore:
         """Takes an entry out of memory; what the disk was to have is handed to it."""
         if self._disk is not None:
             self._disk.save(self._kind, address)
-        self._num_bytes -= _num_bytes(self._entries.pop(address))
+        self.pop(address)
 
     def drop(self, address: bytes) -> None:
         """Takes an entry out of memory and off the disk."""
-        self._num_bytes -= _num_bytes(self._entries.pop(address))
+        self.pop(address)
         if self._disk is not None:
             self._disk.discard(self._kind, address)
+
+    def pop(self, address: bytes) -> None:
+        """Takes an entry out of memory, if it is there, whatever the disk has."""
+        self._num_bytes -= _num_bytes(self._entries.pop(address, {}))
 
     def touch(self, addresses: Sequence[bytes]) -> None:
         """Marks those that are here as used just now, the first as the last."""
@@ -105,7 +110,7 @@ class TensorStore:
     def check_integrity(self) -> None:
         """Asserts that the bytes are counted right and within the budget."""
         assert self._num_bytes == sum(map(_num_bytes, self._entries.values())), f"the bytes of {self._kind} are off"
-        assert self._num_bytes <= self._max_bytes, f"{self._kind} is over its budget"
+        assert self._num_bytes <= self.max_bytes, f"{self._kind} is over its budget"
 
     def _on_host(self, address: bytes) -> Tensors | None:
         tensors = self._entries.get(address)
@@ -120,7 +125,7 @@ class VisionCache(TensorStore):
 
     def __init__(self, *, max_bytes: int, disk: DiskTier | None = None) -> None:
         super().__init__("vision", max_bytes=max_bytes, disk=disk)
-        self._sightings = Sightings()
+        self._asked_for = RecentAddresses()
 
     def features(self, address: bytes) -> torch.Tensor | None:
         """The features of a unit, None where they aren't kept."""
@@ -132,9 +137,11 @@ class VisionCache(TensorStore):
         """Keeps features; `is_new` says that the disk doesn't have them."""
         self.put(address, {"features": features}, is_new=is_new)
 
-    def sight(self, addresses: Iterable[bytes]) -> frozenset[bytes]:
+    def sight(self, addresses: Collection[bytes]) -> frozenset[bytes]:
         """Which of these were asked for before; from now on, all of them were."""
-        return frozenset(address for address in addresses if self._sightings.add([address]))
+        seen = frozenset(address for address in addresses if address in self._asked_for)
+        self._asked_for.add(addresses)
+        return seen
 
 
 def _num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -34,7 +34,7 @@ def counting(patch: pytest.MonkeyPatch) -> None:
 
     def evicted(self: PrefixCache, segment: Any) -> str:
         num_bytes = len(segment.token_ids) * self._pools.kv.token_bytes
-        return "evicted a segment" if num_bytes > self._max_host_bytes else "moved a segment to the host"
+        return "evicted a segment" if num_bytes > self._host_kv.max_bytes else "moved a segment to the host"
 
     watch(PrefixCache, "_evict", evicted)
     watch(PrefixCache, "_state_evicted", lambda *_: "dropped a state")

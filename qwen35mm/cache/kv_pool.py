@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import torch
 
-from qwen35mm.cache.placement import Devices, layer_devices, stack_on_host
+from qwen35mm.cache.placement import Devices, layer_devices, mib, stack
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ContextTooLongError
 
@@ -82,17 +83,14 @@ class BlockAllocator:
         self._num_free -= count
         return taken
 
-    def _free_runs(self) -> list[tuple[int, int]]:
+    def _free_runs(self) -> Iterator[tuple[int, int]]:
         """(start, length) of every run of free blocks."""
-        runs: list[tuple[int, int]] = []
-        start = None
-        for block, count in enumerate([*self._counts, 1]):
-            if count == 0 and start is None:
-                start = block
-            elif count != 0 and start is not None:
-                runs.append((start, block - start))
-                start = None
-        return runs
+        start = 0
+        for is_free, run in groupby(self._counts, key=lambda count: count == 0):
+            length = sum(1 for _ in run)
+            if is_free:
+                yield start, length
+            start += length
 
     def check_integrity(self, holders: Mapping[int, int]) -> None:
         """Asserts that the counts are exactly `holders` (block -> how many sequences and cached segments list it)."""
@@ -125,6 +123,7 @@ class KVBlockPool:
 
     Attributes:
         layers: K and V of all blocks of each layer.
+        filled: of each block, how many rows belong to somebody, from its start.
         reclaim: called with the number of blocks that are missing, before `take` fails for want of them.
     """
 
@@ -144,7 +143,7 @@ class KVBlockPool:
         self.block_bytes = block_size * config.kv_bytes_per_token(dtype)
         self.allocator = BlockAllocator(num_blocks)
         self.reclaim: Callable[[int], None] | None = None
-        self._filled = [0] * num_blocks
+        self.filled = [0] * num_blocks
         on = layer_devices(text, device)
         self.layers = {
             layer_idx: (
@@ -175,23 +174,14 @@ class KVBlockPool:
         if count > free:
             raise OutOfBlocksError(
                 f"The KV cache is full: {count * self.block_size} more tokens need {count} blocks of "
-                f"{self.block_size} tokens ({_mib(count * self.block_bytes)}), and {free} of "
-                f"{self.allocator.num_blocks} are free ({_mib(free * self.block_bytes)}). "
+                f"{self.block_size} tokens ({mib(count * self.block_bytes)}), and {free} of "
+                f"{self.allocator.num_blocks} are free ({mib(free * self.block_bytes)}). "
                 "Shorten the conversation or give the cache more memory."
             )
         blocks = self.allocator.take(count, after=after)
         for block in blocks:
-            self._filled[block] = 0
+            self.filled[block] = 0
         return blocks
-
-    def filled(self, block: int) -> int:
-        """Rows of the block that belong to somebody, from its start."""
-        return self._filled[block]
-
-    def set_filled(self, block: int, num_rows: int) -> None:
-        """Claims rows of a block, or gives claimed ones up that nobody else knows of."""
-        assert 0 <= num_rows <= self.block_size
-        self._filled[block] = num_rows
 
     def copy_block(self, source: int, target: int) -> None:
         """Copies one block's K and V in all layers."""
@@ -204,7 +194,7 @@ class KVBlockPool:
         """Copies places `start` to `stop` of these blocks to host memory: k and v, [attention layers, n, Hkv, D]."""
         rows = self._rows(blocks, start, stop)
         pairs = [[each.index_select(0, rows.to(each.device)) for each in pair] for pair in self.layers.values()]
-        return {name: stack_on_host([pair[index] for pair in pairs]) for index, name in enumerate(("k", "v"))}
+        return {name: stack([pair[index] for pair in pairs]) for index, name in enumerate(("k", "v"))}
 
     def fits(self, tensors: Mapping[str, torch.Tensor], num_tokens: int) -> bool:
         """Whether tensors are what `export` gives for that many tokens of this pool."""
@@ -226,7 +216,3 @@ class KVBlockPool:
             torch.tensor(blocks, dtype=torch.int64)[places // self.block_size] * self.block_size
             + places % self.block_size
         )
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB"

@@ -1,9 +1,9 @@
-"""Pools whose layers lie on several devices."""
+"""What all pools share: layers that may lie on several devices, and sizes in words."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -11,7 +11,6 @@ from qwen35mm.config import TextConfig
 
 # One device for all layers, or one for each decoder layer.
 Devices = torch.device | str | Sequence[torch.device]
-Stack = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
 def layer_devices(text: TextConfig, devices: Devices) -> tuple[torch.device, ...]:
@@ -32,19 +31,24 @@ def largest_share(text: TextConfig, placed: Sequence[torch.device], device: torc
     return max(parts)
 
 
-def stack_in_place(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """torch.stack on the rows' device; in host memory where they lie on several."""
-    return torch.stack(list(rows)) if len({row.device for row in rows}) == 1 else stack_on_host(rows)
+def stack(rows: Sequence[torch.Tensor], *, on_host: bool = True) -> torch.Tensor:
+    """torch.stack, with one transfer from each device.
 
-
-def stack_on_host(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """torch.stack in host memory, with one transfer from each device."""
+    Args:
+        on_host: whether the result is in host memory; rows of several devices go there in any case.
+    """
     by_device: dict[torch.device, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         by_device[row.device].append(index)
     if len(by_device) == 1:
-        return torch.stack(list(rows)).to("cpu")
+        stacked = torch.stack(list(rows))
+        return stacked.to("cpu") if on_host else stacked
     out = torch.empty(len(rows), *rows[0].shape, dtype=rows[0].dtype)
     for indices in by_device.values():
         out[torch.tensor(indices)] = torch.stack([rows[index] for index in indices]).to("cpu")
     return out
+
+
+def mib(num_bytes: int) -> str:
+    """Bytes for a person."""
+    return f"{num_bytes / 2**20:,.1f} MiB"

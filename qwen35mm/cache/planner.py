@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from qwen35mm.cache.placement import Devices, largest_share, layer_devices
+from qwen35mm.cache.placement import Devices, largest_share, layer_devices, mib
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 
@@ -82,12 +82,12 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """One line for the log."""
-        host = f", {_mib(self.host_kv_bytes)} of KV in host memory" if self.host_kv_bytes else ""
+        host = f", {mib(self.host_kv_bytes)} of KV in host memory" if self.host_kv_bytes else ""
         return (
             f"Cache on {self.device}: KV of {self.num_kv_tokens:,} tokens x {_kib(self.kv_token_bytes)} = "
-            f"{_mib(self.kv_bytes)} (one context: {self.context_length:,} tokens), running states of {self.num_slots} "
-            f"slots and one commit {_mib(self.slot_bytes)}; kept at most: {_mib(self.state_bytes)} of states, "
-            f"{_mib(self.vision_bytes)} of vision embeddings{host}."
+            f"{mib(self.kv_bytes)} (one context: {self.context_length:,} tokens), running states of {self.num_slots} "
+            f"slots and one commit {mib(self.slot_bytes)}; kept at most: {mib(self.state_bytes)} of states, "
+            f"{mib(self.vision_bytes)} of vision embeddings{host}."
         )
 
 
@@ -145,21 +145,21 @@ def plan_memory(
         share = min(share, _MAX_CONTEXTS * context_bytes)
         kv_bytes = max(context_bytes, min(share, available_bytes - slot_bytes))
     context = (
-        f"one sequence of {context_length:,} tokens needs {_mib(context_bytes)} ({context_length:,} x "
+        f"one sequence of {context_length:,} tokens needs {mib(context_bytes)} ({context_length:,} x "
         f"{_kib(token_bytes)} of KV a token, in blocks of {block_size})"
     )
     if kv_bytes < context_bytes:
         raise ConfigError(
-            f"The KV budget is too small: {context}, and {_mib(kv_bytes)} are given, which hold "
-            f"{kv_bytes // block_bytes * block_size:,} tokens. Give the cache at least {_mib(context_bytes)}, or ask "
+            f"The KV budget is too small: {context}, and {mib(kv_bytes)} are given, which hold "
+            f"{kv_bytes // block_bytes * block_size:,} tokens. Give the cache at least {mib(context_bytes)}, or ask "
             "for a shorter context."
         )
     num_kv_tokens = kv_bytes // block_bytes * block_size
     kv_bytes = num_kv_tokens * token_bytes
     if kv_bytes + slot_bytes > available_bytes:
         raise ConfigError(
-            f"The cache doesn't fit into the memory of {name}: KV takes {_mib(kv_bytes)} ({context}), the states of "
-            f"{num_slots} slots and one commit take {_mib(slot_bytes)}, and there are {_mib(available_bytes)}. Ask for "
+            f"The cache doesn't fit into the memory of {name}: KV takes {mib(kv_bytes)} ({context}), the states of "
+            f"{num_slots} slots and one commit take {mib(slot_bytes)}, and there are {mib(available_bytes)}. Ask for "
             "a shorter context, fewer slots or a smaller cache."
         )
     chosen_state_bytes = max(MIN_CACHED_STATES * one_state, min(_MAX_STATE_BYTES, host_bytes // 16))
@@ -228,10 +228,6 @@ def _budget(given: int | None, chosen: int, settings: CacheSettings) -> int:
     if not settings.reuse:
         return 0  # What is not kept needs no room.
     return chosen if given is None else given
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"
 
 
 def _kib(num_bytes: int) -> str:

@@ -16,7 +16,6 @@ import torch
 
 from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk_tier import DiskTier, Loaded, Tensors
-from qwen35mm.cache.placement import stack_in_place
 from qwen35mm.cache.policy import RecentAddresses
 from qwen35mm.cache.report import MissReason, Tier
 from qwen35mm.cache.segment_index import CachedSegment, SegmentIndex
@@ -122,7 +121,7 @@ class PrefixCache:
         if self._pin(chain, index + 1, start, is_new=True) and keep_state:
             if chain.addresses[index] not in self.states:
                 self.states.offload(but_newest=True)
-                state = self._pools.states.save(sequence.slot, stack=stack_in_place)
+                state = self._pools.states.save(sequence.slot, on_host=False)
                 self.states.put(chain.addresses[index], state)
             self.states.touch(chain.addresses[: index + 1])
 

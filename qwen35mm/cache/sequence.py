@@ -23,10 +23,9 @@ class SequenceCache:
             cached tokens and goes wherever they go.
     """
 
-    def __init__(self, kv_pool: KVBlockPool, state_pool: StatePool, *, slot: int) -> None:
+    def __init__(self, pools: CachePools, *, slot: int) -> None:
         self.rope_delta = 0
-        self._kv_pool = kv_pool
-        self._state_pool = state_pool
+        self._pools = pools
         self._slot: int | None = slot
         self._blocks: list[int] = []
         self._length = 0
@@ -53,7 +52,7 @@ class SequenceCache:
     @property
     def layers(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
         """Of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots."""
-        return {**self._kv_pool.layers, **self._state_pool.layers}
+        return self._pools.layers
 
     @property
     def block_table(self) -> tuple[int, ...]:
@@ -63,7 +62,7 @@ class SequenceCache:
     @property
     def block_size(self) -> int:
         """Tokens of a block."""
-        return self._kv_pool.block_size
+        return self._pools.kv.block_size
 
     @property
     def freed(self) -> bool:
@@ -81,31 +80,31 @@ class SequenceCache:
             self._copy_last(stop)
         else:
             self._grow(stop)
-        size = self._kv_pool.block_size
+        size = self._pools.kv.block_size
         for index in range(self._length // size, -(-stop // size)):
-            self._kv_pool.set_filled(self._blocks[index], min(stop - index * size, size))
+            self._pools.kv.filled[self._blocks[index]] = min(stop - index * size, size)
         self._claimed = max(stop, self._claimed)
 
     def advance(self, num_tokens: int) -> None:
         """Counts `num_tokens` as cached; every layer has seen them."""
-        assert self._length + num_tokens <= len(self._blocks) * self._kv_pool.block_size, "advance without prepare"
+        assert self._length + num_tokens <= len(self._blocks) * self._pools.kv.block_size, "advance without prepare"
         self._length += num_tokens
 
     def adopt(self, blocks: Sequence[int], length: int) -> None:
         """Begins this empty sequence with blocks that others hold too; their first `length` places are filled."""
         assert self._length == 0, "only an empty sequence can adopt blocks"
-        assert len(blocks) == self._kv_pool.blocks_for(length), "blocks and length don't match"
-        self._kv_pool.allocator.share(blocks)
-        self._kv_pool.allocator.release(self._blocks)
+        assert len(blocks) == self._pools.kv.blocks_for(length), "blocks and length don't match"
+        self._pools.kv.allocator.share(blocks)
+        self._pools.kv.allocator.release(self._blocks)
         self._blocks = list(blocks)
         self._length = self._claimed = self._shared = length
 
     def share(self, start: int, stop: int) -> tuple[int, ...]:
         """The blocks that hold places `start` to `stop`, with one more holder: the caller, who releases them."""
         assert 0 <= start < stop <= self._length
-        size = self._kv_pool.block_size
-        blocks = tuple(self._blocks[start // size : self._kv_pool.blocks_for(stop)])
-        self._kv_pool.allocator.share(blocks)
+        size = self._pools.kv.block_size
+        blocks = tuple(self._blocks[start // size : self._pools.kv.blocks_for(stop)])
+        self._pools.kv.allocator.share(blocks)
         self._shared = max(self._shared, stop)
         return blocks
 
@@ -117,12 +116,12 @@ class SequenceCache:
         """
         num_tokens = tensors["k"].shape[1]
         self.prepare(num_tokens)
-        self._kv_pool.restore(self._blocks, self._length, tensors)
+        self._pools.kv.restore(self._blocks, self._length, tensors)
         self.advance(num_tokens)
 
     def export(self) -> dict[str, torch.Tensor]:
         """Copies the KV of all tokens to host memory (see KVBlockPool.export)."""
-        return self._kv_pool.export(self._blocks, 0, self._length)
+        return self._pools.kv.export(self._blocks, 0, self._length)
 
     def clone(self) -> SequenceCache:
         """A sequence that goes on from here on its own: blocks shared, states copied.
@@ -132,13 +131,13 @@ class SequenceCache:
         Raises:
             OutOfSlotsError: no state slot is free; nothing has changed.
         """
-        slot = self._state_pool.take_copy(self.slot)
-        other = SequenceCache(self._kv_pool, self._state_pool, slot=slot)
+        slot = self._pools.states.take_copy(self.slot)
+        other = SequenceCache(self._pools, slot=slot)
         other.rope_delta, other._length = self.rope_delta, self._length
         other._claimed = other._shared = self._length
         self._shared = max(self._shared, self._length)
-        other._blocks = self._blocks[: self._kv_pool.blocks_for(self._length)]
-        self._kv_pool.allocator.share(other._blocks)
+        other._blocks = self._blocks[: self._pools.kv.blocks_for(self._length)]
+        self._pools.kv.allocator.share(other._blocks)
         return other
 
     def free(self) -> None:
@@ -146,21 +145,21 @@ class SequenceCache:
         if self._slot is None:
             return
         self._unclaim()
-        self._kv_pool.allocator.release(self._blocks)
-        self._state_pool.release(self._slot)
+        self._pools.kv.allocator.release(self._blocks)
+        self._pools.states.release(self._slot)
         self._blocks = []
         self._slot, self._length = None, 0
 
     def _must_copy_last(self) -> bool:
         """Whether the block that the next token belongs to is partly filled and somebody else's to go on in."""
-        row = self._length % self._kv_pool.block_size
+        row = self._length % self._pools.kv.block_size
         if row == 0 or self._claimed > self._length:
             return False
-        block = self._blocks[self._length // self._kv_pool.block_size]
-        return self._kv_pool.allocator.count(block) > 1 and self._kv_pool.filled(block) != row
+        block = self._blocks[self._length // self._pools.kv.block_size]
+        return self._pools.kv.allocator.count(block) > 1 and self._pools.kv.filled[block] != row
 
     def _copy_last(self, num_tokens: int) -> None:
-        pool, index = self._kv_pool, self._length // self._kv_pool.block_size
+        pool, index = self._pools.kv, self._length // self._pools.kv.block_size
         missing = max(pool.blocks_for(num_tokens) - len(self._blocks), 0)
         fresh = pool.take(1 + missing)
         pool.copy_block(self._blocks[index], fresh[0])
@@ -169,14 +168,14 @@ class SequenceCache:
 
     def _unclaim(self) -> None:
         """Lets whoever else holds the block where the shared places end go on in it in place."""
-        size = self._kv_pool.block_size
+        size = self._pools.kv.block_size
         if self._claimed > self._shared and self._shared % size:
-            self._kv_pool.set_filled(self._blocks[self._shared // size], self._shared % size)
+            self._pools.kv.filled[self._blocks[self._shared // size]] = self._shared % size
 
     def _grow(self, num_tokens: int) -> None:
-        missing = self._kv_pool.blocks_for(num_tokens) - len(self._blocks)
+        missing = self._pools.kv.blocks_for(num_tokens) - len(self._blocks)
         if missing > 0:
-            self._blocks = self._blocks + self._kv_pool.take(missing, after=self._blocks[-1] if self._blocks else None)
+            self._blocks = self._blocks + self._pools.kv.take(missing, after=self._blocks[-1] if self._blocks else None)
 
 
 class CachePools:
@@ -212,7 +211,7 @@ class CachePools:
         Raises:
             OutOfSlotsError: no slot is free.
         """
-        return SequenceCache(self.kv, self.states, slot=self.states.take())
+        return SequenceCache(self, slot=self.states.take())
 
     def check_integrity(self, sequences: Iterable[SequenceCache], cached: Iterable[Sequence[int]] = ()) -> None:
         """Asserts that `sequences`, and the `cached` segments' blocks, are all that is held, and every count agrees."""

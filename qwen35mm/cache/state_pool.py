@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from qwen35mm.cache.placement import Devices, Stack, layer_devices, stack_on_host
+from qwen35mm.cache.placement import Devices, layer_devices, mib, stack
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import RequestError
 
@@ -66,14 +66,14 @@ class StatePool:
                 states[slot].copy_(states[source])
         return slot
 
-    def save(self, slot: int, *, stack: Stack = stack_on_host) -> dict[str, torch.Tensor]:
-        """Copies a slot's states, to host memory if not told otherwise.
+    def save(self, slot: int, *, on_host: bool = True) -> dict[str, torch.Tensor]:
+        """Copies a slot's states, to host memory if not told otherwise (see `stack`).
 
         Returns:
             conv [linear layers, C, kernel - 1] in the model's dtype, recurrent [linear layers, Hv, K, V] float32.
         """
         return {
-            name: stack([pair[index][slot] for pair in self.layers.values()])
+            name: stack([pair[index][slot] for pair in self.layers.values()], on_host=on_host)
             for index, name in enumerate(("conv", "recurrent"))
         }
 
@@ -107,7 +107,7 @@ class StatePool:
     def _take(self) -> int:
         if False not in self._taken:
             raise OutOfSlotsError(
-                f"All {self.num_slots} slots are taken ({self.num_slots * self.slot_bytes / 2**20:.1f} MiB of states): "
+                f"All {self.num_slots} slots are taken ({mib(self.num_slots * self.slot_bytes)} of states): "
                 "wait for a running request to end, or start with more slots."
             )
         slot = self._taken.index(False)

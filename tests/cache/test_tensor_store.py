@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35mm.cache import prefix_cache
 from qwen35mm.cache.policy import MAX_STATES_PER_CHAIN
 from qwen35mm.cache.tensor_store import TensorStore, VisionCache
 from qwen35mm.engine import Engine
@@ -95,11 +94,12 @@ def test_host_features_need_no_copy() -> None:
 def test_a_prompt_of_many_cuts_copies_the_states_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.Tensor] = []
 
-    def stack(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    def stack(rows: Sequence[torch.Tensor], *, on_host: bool) -> torch.Tensor:
+        assert not on_host
         made.append(on_card(torch.stack(list(rows))))
         return made[-1]
 
-    monkeypatch.setattr(prefix_cache, "stack_in_place", stack)
+    monkeypatch.setattr("qwen35mm.cache.state_pool.stack", stack)
     loaded = chat_model(DENSE)
     chat, engine = Chat(loaded), Engine(loaded, SETTINGS)
     messages = [message for turn in range(16) for message in (user(words(turn, count=22)), assistant("yes"))]

@@ -155,20 +155,6 @@ def test_a_forged_image_with_a_right_checksum_is_a_miss(
     expect_removed(store, address, path, log, "not a safetensors image")
 
 
-def test_damage_in_the_middle_of_a_large_file_is_a_miss(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
-    store = DiskStore(tmp_path, max_bytes=64 << 20)
-    address = put(store, 0, size=1 << 20)
-    path = file_of(tmp_path, "state", address)
-    size = path.stat().st_size
-    assert size > 4 << 20
-    with path.open("r+b") as file:
-        file.seek(size // 2)
-        byte = file.read(1)
-        file.seek(size // 2)
-        file.write(bytes([byte[0] ^ 4]))
-    expect_removed(store, address, path, log, "damaged")
-
-
 def test_files_of_something_else_are_misses(store: DiskStore, tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     address, other = put(store, 0), put(store, 1)
     put(store, 0, kind="kv")

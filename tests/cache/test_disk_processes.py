@@ -45,7 +45,7 @@ def wait_for(path: Path) -> None:
 
 
 @needs_fork
-@pytest.mark.parametrize("num_kills", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [12, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_killed_writer_leaves_nothing_wrong(tmp_path: Path, num_kills: int) -> None:
     # About 1 MiB an entry, and room for six or so: the writers evict too.
     size, budget = 16 << 14, 7 << 20
@@ -73,7 +73,7 @@ def test_a_killed_writer_leaves_nothing_wrong(tmp_path: Path, num_kills: int) ->
         assert holds(store, kill, size)
         assert bytes_in(tmp_path) <= budget
     # Else the kills missed the writes and all of this proves nothing.
-    assert num_unfinished >= num_kills // 20
+    assert num_unfinished >= max(1, num_kills // 20)
     assert num_entries >= num_kills
 
 
@@ -87,22 +87,6 @@ def test_two_processes_that_write_stay_within_the_budget(tmp_path: Path) -> None
     store = DiskStore(tmp_path, max_bytes=budget)
     for kind, address in entries_in(tmp_path):
         assert same(store.read(kind, address), tensors_of(kind, address))
-
-
-def test_two_threads_that_write_into_one_folder_stay_within_the_budget(tmp_path: Path) -> None:
-    budget = budget_for(5)
-    stores = [DiskStore(tmp_path, max_bytes=budget) for _ in range(2)]
-    for start in range(0, 90, 30):
-        threads = [
-            threading.Thread(target=lambda s=store, n=n: [put(s, start + 15 * n + i) for i in range(15)])  # noqa: B023
-            for n, store in enumerate(stores)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert 3 * file_bytes() < bytes_in(tmp_path) <= budget
-    assert all(same(stores[0].read(kind, address), tensors_of(kind, address)) for kind, address in entries_in(tmp_path))
 
 
 def test_a_reader_goes_on_while_another_store_evicts(tmp_path: Path) -> None:

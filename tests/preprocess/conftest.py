@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from qwen35mm_preprocess import ImageProcessing, MediaBudget, MediaProcessor, VideoProcessing
-from tests.preprocess.media_files import HALF, encode_video, scene
+from qwen35mm_preprocess import MediaBudget, MediaProcessor
+from tests.preprocess.media_files import IMAGE, VIDEO, encode_video, scene
 
 
 @pytest.fixture(scope="session")
-def image_processing() -> ImageProcessing:
-    """That of the Qwen3.5 checkpoints."""
-    return ImageProcessing(16, 2, 2, HALF, HALF, min_pixels=65536, max_pixels=16777216)
-
-
-@pytest.fixture(scope="session")
-def video_processing() -> VideoProcessing:
-    """That of the Qwen3.5 checkpoints."""
-    return VideoProcessing(16, 2, 2, HALF, HALF, min_total_pixels=4096, max_total_pixels=25165824)
-
-
-@pytest.fixture(scope="session")
-def processor(image_processing: ImageProcessing, video_processing: VideoProcessing) -> MediaProcessor:
-    return MediaProcessor(image_processing, video_processing, MediaBudget())
+def processor() -> MediaProcessor:
+    """That of the Qwen3.5 checkpoints, without a budget."""
+    return MediaProcessor(IMAGE, VIDEO, MediaBudget())
 
 
 @pytest.fixture(scope="session")

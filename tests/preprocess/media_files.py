@@ -14,7 +14,15 @@ import numpy as np
 import skimage.data
 from PIL import Image
 
+from qwen35mm_preprocess import ImageProcessing, MediaLimits, VideoProcessing
+
 HALF = (0.5, 0.5, 0.5)
+# That of the Qwen3.5 checkpoints, and one that makes small pictures.
+IMAGE = ImageProcessing(16, 2, 2, HALF, HALF, min_pixels=65536, max_pixels=16777216)
+SMALL_IMAGE = ImageProcessing(16, 2, 2, HALF, HALF, min_pixels=12288, max_pixels=16384)
+VIDEO = VideoProcessing(16, 2, 2, HALF, HALF, min_total_pixels=4096, max_total_pixels=25165824)
+SMALL_VIDEO = VideoProcessing(16, 2, 2, HALF, HALF, min_total_pixels=65536, max_total_pixels=98304, max_frames=8)
+LIMITS = MediaLimits()
 # Those that scikit-image's wheel carries.
 PHOTOGRAPHS = Path(skimage.data.__file__).parent
 

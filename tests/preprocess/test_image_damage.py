@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,15 +21,19 @@ from qwen35mm_preprocess import (
     MediaLimits,
     MediaProcessor,
 )
-from qwen35mm_preprocess.image import load_image, probe_image
+from qwen35mm_preprocess.image import load_image
 from qwen35mm_preprocess.media import HAS_AVIF
-from tests.preprocess.media_files import PHOTOGRAPHS, encode_image
+from tests.preprocess.media_files import LIMITS, PHOTOGRAPHS, encode_image
 
-LIMITS = MediaLimits()
 with Image.open(PHOTOGRAPHS / "chelsea.png") as photograph:
     PHOTO = photograph.convert("RGB")
-FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"] + (["AVIF"] if HAS_AVIF else [])
-FILES = {format: encode_image(PHOTO, format) for format in FORMATS}
+FILES = {
+    **{format: encode_image(PHOTO, format) for format in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")},
+    **({"AVIF": encode_image(PHOTO, "AVIF")} if HAS_AVIF else {}),
+    **{name: encode_image(PHOTO, "TIFF", compression=name) for name in ("tiff_lzw", "tiff_deflate", "jpeg")},
+}
+SILENT = ("jpeg", 0.95)
+HALF_A_JPEG = FILES["JPEG"][: len(FILES["JPEG"]) // 2]
 
 
 @pytest.fixture
@@ -42,25 +45,20 @@ def lenient_pillow() -> Iterator[None]:
     ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
-@pytest.mark.parametrize("format", FORMATS)
-def test_cut_off_is_refused(format: str, share: float) -> None:
-    data = FILES[format]
+# What is missing at the end of a JPEG inside a TIFF, libtiff makes up.
+@pytest.mark.parametrize(
+    ("name", "share"), [(name, share) for name in FILES for share in (0.02, 0.3, 0.66, 0.95) if (name, share) != SILENT]
+)
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_cut_off_is_refused(name: str, share: float) -> None:
+    data = FILES[name]
     with pytest.raises(MediaDecodeError, match="damaged or cut off"):
         load_image(data[: int(len(data) * share)], LIMITS)
 
 
-@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_deflate", "jpeg"])
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_cut_off_compressed_tiff_is_refused(compression: str) -> None:
-    data = encode_image(PHOTO, "TIFF", compression=compression)
-    with pytest.raises(MediaDecodeError):
-        load_image(data[: len(data) * 2 // 3], LIMITS)
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "BMP"])
-def test_cut_off_is_refused_whatever_pillow_was_told(format: str, lenient_pillow: None) -> None:
-    data = FILES[format]
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "BMP"])
+def test_cut_off_is_refused_whatever_pillow_was_told(name: str, lenient_pillow: None) -> None:
+    data = FILES[name]
     with pytest.raises(MediaDecodeError):
         load_image(data[: len(data) // 2], LIMITS)
     assert load_image(data, LIMITS).size == PHOTO.size
@@ -68,14 +66,14 @@ def test_cut_off_is_refused_whatever_pillow_was_told(format: str, lenient_pillow
 
 def test_a_lazy_pil_image_that_is_cut_off(tmp_path: Path, processor: MediaProcessor) -> None:
     path = tmp_path / "half.jpg"
-    path.write_bytes(FILES["JPEG"][: len(FILES["JPEG"]) // 2])
+    path.write_bytes(HALF_A_JPEG)
     with Image.open(path) as half, pytest.raises(MediaDecodeError, match="the picture is damaged or cut off"):
         processor.prepare(half)
 
 
-@given(st.sampled_from(FORMATS), st.integers(0, 10**6), st.binary(min_size=1, max_size=40))
-def test_damage_never_raises_anything_else(format: str, at: int, patch: bytes) -> None:
-    data = bytearray(FILES[format])
+@given(st.sampled_from(list(FILES)), st.integers(0, 10**6), st.binary(min_size=1, max_size=40))
+def test_damage_never_raises_anything_else(name: str, at: int, patch: bytes) -> None:
+    data = bytearray(FILES[name])
     at %= len(data)
     data[at : at + len(patch)] = patch
     with contextlib.suppress(MediaError):
@@ -97,23 +95,28 @@ def test_decompression_bomb_is_refused_by_its_header(width: int, height: int, pr
             step(_png_header(width, height))
 
 
-def test_pixel_limit_is_exact() -> None:
-    picture = Image.new("RGB", (100, 50))
-    assert load_image(picture, MediaLimits(max_source_pixels=5000)).size == (100, 50)
-    with pytest.raises(MediaLimitError, match="100 x 50 pixels"):
-        load_image(picture, MediaLimits(max_source_pixels=4999))
+@pytest.mark.parametrize(
+    ("size", "limits", "message"),
+    [
+        ((100, 50), MediaLimits(max_source_pixels=4999), "100 x 50 pixels"),
+        ((201, 1), LIMITS, "more than 200 times"),
+        ((1, 201), LIMITS, "more than 200 times"),
+        ((2010, 10), LIMITS, "more than 200 times"),
+    ],
+)
+def test_a_picture_over_a_limit_is_refused(size: tuple[int, int], limits: MediaLimits, message: str) -> None:
+    with pytest.raises(MediaLimitError, match=message):
+        load_image(Image.new("L", size), limits)
 
 
-def test_aspect_ratio() -> None:
-    assert probe_image(Image.new("L", (200, 1)), LIMITS).size == (1, 200)
-    for size in ((201, 1), (1, 201), (2010, 10)):
-        with pytest.raises(MediaLimitError, match="more than 200 times"):
-            probe_image(Image.new("L", size), LIMITS)
+def test_limits_are_exact() -> None:
+    assert load_image(Image.new("L", (100, 50)), MediaLimits(max_source_pixels=5000)).size == (100, 50)
+    assert load_image(Image.new("L", (200, 1)), LIMITS).size == (200, 1)
 
 
 def test_a_picture_without_pixels() -> None:
     with pytest.raises(MediaDecodeError, match="0 x 5"):
-        probe_image(Image.new("L", (0, 5)), LIMITS)
+        load_image(Image.new("L", (0, 5)), LIMITS)
 
 
 def test_a_video_is_not_an_image(clip: bytes, processor: MediaProcessor) -> None:
@@ -131,10 +134,9 @@ def test_the_pixels_are_not_decoded_for_a_plan(processor: MediaProcessor) -> Non
 
 
 def test_messages_name_the_file_and_no_folder(tmp_path: Path, processor: MediaProcessor) -> None:
-    path = tmp_path / "half.png"
-    path.write_bytes(FILES["PNG"][: len(FILES["PNG"]) // 2])
-    with pytest.raises(MediaDecodeError, match=r"'half\.png' is damaged") as caught:
+    path = tmp_path / "half.jpg"
+    path.write_bytes(HALF_A_JPEG)
+    with pytest.raises(MediaDecodeError, match=r"'half\.jpg' is damaged") as caught:
         processor.prepare(path)
     assert str(tmp_path) not in str(caught.value)
     assert caught.value.__cause__ is None
-    assert np.array_equal(processor.prepare(PHOTO).pixel_values, processor.prepare(FILES["BMP"]).pixel_values)

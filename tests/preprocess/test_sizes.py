@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -10,18 +12,18 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from qwen35mm_preprocess import ImageProcessing, VideoProcessing
 from qwen35mm_preprocess.sizes import image_size, shrink_to_tokens, video_size
 from tests.preprocess import oracles
-from tests.preprocess.media_files import HALF
+from tests.preprocess.media_files import HALF, IMAGE, SMALL_IMAGE, SMALL_VIDEO, VIDEO
 
 _sides = st.one_of(st.integers(1, 100), st.integers(1, 9000))
 IMAGES = [
-    ImageProcessing(16, 2, 2, HALF, HALF, min_pixels=65536, max_pixels=16777216),
-    ImageProcessing(16, 2, 2, HALF, HALF, min_pixels=12288, max_pixels=16384),
+    IMAGE,
+    SMALL_IMAGE,
     ImageProcessing(14, 2, 2, HALF, HALF, min_pixels=3136, max_pixels=1003520),
 ]
 VIDEOS = [
-    VideoProcessing(16, 2, 2, HALF, HALF, min_total_pixels=4096, max_total_pixels=25165824),
-    VideoProcessing(16, 2, 2, HALF, HALF, min_total_pixels=65536, max_total_pixels=98304),
-    VideoProcessing(16, 2, 2, HALF, HALF, max_frame_tokens=64),
+    VIDEO,
+    SMALL_VIDEO,
+    replace(VIDEO, max_frame_tokens=64),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -27,45 +27,39 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def test_image_processing_from_a_checkpoint() -> None:
-    processing = ImageProcessing.from_dict(CONFIG)
-    assert (processing.min_pixels, processing.max_pixels) == (4096, 25165824)
-    assert processing.image_mean == (0.5, 0.5, 0.5)
-    assert processing.factor == 32
-    assert processing.patch_dim == 1536
+_SHARED: dict[str, Any] = {
+    key: CONFIG[key] for key in ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+}
+# The defaults of transformers.
+_VIDEO = VideoProcessing(
+    **_SHARED, fps=2.0, min_frames=4, max_frames=768, min_total_pixels=4096, max_total_pixels=25165824
+)
+_FRAMES: dict[str, Any] = {"fps": 4, "min_frames": 2, "max_frames": 8}
 
 
-def test_older_names_of_the_pixel_bounds_win() -> None:
-    processing = ImageProcessing.from_dict({**CONFIG, "min_pixels": 100, "max_pixels": 200})
-    assert (processing.min_pixels, processing.max_pixels) == (100, 200)
-
-
-def test_video_processing_has_the_defaults_of_transformers() -> None:
-    processing = VideoProcessing.from_dict(CONFIG)
-    assert (processing.fps, processing.min_frames, processing.max_frames) == (2, 4, 768)
-    assert (processing.min_total_pixels, processing.max_total_pixels) == (4096, 25165824)
-    assert processing.max_frame_tokens is None
-
-
-def test_video_processing_reads_what_the_file_sets() -> None:
-    processing = VideoProcessing.from_dict(
-        {**CONFIG, "fps": 4, "min_frames": 2, "max_frames": 8, "cap_pixels_per_frame": True, "max_video_tokens": 100}
-    )
-    assert (processing.fps, processing.min_frames, processing.max_frames) == (4, 2, 8)
-    assert processing.max_frame_tokens == 100
-
-
-@pytest.mark.parametrize("key", ["patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std"])
-def test_a_missing_key_is_named(key: str) -> None:
-    config = {name: value for name, value in CONFIG.items() if name != key}
-    for processing in (ImageProcessing, VideoProcessing):
-        with pytest.raises(MediaConfigError, match=key):
-            processing.from_dict(config)
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, ImageProcessing(**_SHARED, min_pixels=4096, max_pixels=25165824)),
+        # Older names of the bounds win.
+        ({"min_pixels": 100, "max_pixels": 200}, ImageProcessing(**_SHARED, min_pixels=100, max_pixels=200)),
+        ({}, _VIDEO),
+        (
+            {**_FRAMES, "cap_pixels_per_frame": True, "max_video_tokens": 100},
+            replace(_VIDEO, **_FRAMES, max_frame_tokens=100),
+        ),
+    ],
+)
+def test_processing_from_a_checkpoint(more: dict[str, Any], expected: ImageProcessing | VideoProcessing) -> None:
+    processing = type(expected).from_dict({**CONFIG, **more})
+    assert processing == expected
+    assert (processing.factor, processing.patch_dim) == (32, 1536)
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
+        *(({key: None}, f"lacks {key}") for key in _SHARED),
         ({"size": {"height": 3, "width": 3}}, "size.shortest_edge"),
         ({"resample": 2}, "bicubic"),
         ({"do_resize": False}, "do_resize"),
@@ -114,12 +108,9 @@ def test_default_budgets_are_those_of_the_design() -> None:
     assert (MediaBudget.for_gpu().max_image_tokens, MediaBudget.for_gpu().max_video_tokens) == (4096, 16384)
 
 
-@pytest.mark.parametrize("field", ["max_image_tokens", "max_video_tokens", "max_frames", "fps", "similar_difference"])
-def test_budgets_are_positive(field: str) -> None:
-    with pytest.raises(MediaConfigError, match=field):
-        MediaBudget(**{field: 0})  # type: ignore[arg-type]
-
-
-def test_limits_are_positive() -> None:
-    with pytest.raises(MediaConfigError, match="max_duration_s"):
-        MediaLimits(max_duration_s=0)
+@pytest.mark.parametrize("settings", [MediaBudget, MediaLimits])
+def test_budgets_and_limits_are_positive(settings: Any) -> None:
+    for field in fields(settings):
+        if field.name != "drop_similar":
+            with pytest.raises(MediaConfigError, match=field.name):
+                settings(**{field.name: 0})

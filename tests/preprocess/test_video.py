@@ -16,17 +16,21 @@ from qwen35mm_preprocess import (
     GridTHW,
     MediaBudget,
     MediaChangedError,
-    MediaLimits,
     MediaProcessor,
     VideoProcessing,
 )
 from qwen35mm_preprocess.video import decode_frames, seek_runs
 from qwen35mm_preprocess.video_probe import VideoInfo, probe_video
 from tests.preprocess import oracles
-from tests.preprocess.media_files import HALF, PHOTOGRAPHS, encode_image, encode_video, scene
-
-SMALL = VideoProcessing(16, 2, 2, HALF, HALF, min_total_pixels=65536, max_total_pixels=98304, max_frames=8)
-DEFAULT = VideoProcessing(16, 2, 2, HALF, HALF)
+from tests.preprocess.media_files import (
+    LIMITS,
+    PHOTOGRAPHS,
+    SMALL_VIDEO,
+    VIDEO,
+    encode_image,
+    encode_video,
+    scene,
+)
 
 
 def _as_transformers(data: bytes, processing: VideoProcessing) -> tuple[np.ndarray, tuple, list[int], list[float]]:
@@ -45,16 +49,16 @@ def _as_transformers(data: bytes, processing: VideoProcessing) -> tuple[np.ndarr
 @pytest.mark.parametrize(
     ("container", "codec", "num_frames", "fps", "processing"),
     [
-        ("mp4", "libx264", 30, 10, DEFAULT),
-        ("mp4", "libx264", 50, 24, SMALL),
-        ("mov", "mpeg4", 5, 25, DEFAULT),
-        ("matroska", "libx264", 33, 30, SMALL),
-        ("webm", "libvpx-vp9", 24, 12, DEFAULT),
-        ("webm", "libvpx", 13, 5, SMALL),
-        ("avi", "libx264", 20, 10, DEFAULT),
-        ("avi", "mpeg4", 20, 10, SMALL),
-        ("mpegts", "libx264", 20, 10, SMALL),
-        ("gif", "gif", 20, 10, DEFAULT),
+        ("mp4", "libx264", 30, 10, VIDEO),
+        ("mp4", "libx264", 50, 24, SMALL_VIDEO),
+        ("mov", "mpeg4", 5, 25, VIDEO),
+        ("matroska", "libx264", 33, 30, SMALL_VIDEO),
+        ("webm", "libvpx-vp9", 24, 12, VIDEO),
+        ("webm", "libvpx", 13, 5, SMALL_VIDEO),
+        ("avi", "libx264", 20, 10, VIDEO),
+        ("avi", "mpeg4", 20, 10, SMALL_VIDEO),
+        ("mpegts", "libx264", 20, 10, SMALL_VIDEO),
+        ("gif", "gif", 20, 10, VIDEO),
     ],
 )
 def test_whole_way_equals_the_oracles(
@@ -167,7 +171,6 @@ def test_another_video_is_refused_before_decoding(clip: bytes, long_clip: bytes,
             processor.prepare(other, plan)
 
 
-LIMITS = MediaLimits()
 CLOSED = {"g": "20", "keyint_min": "20", "sc_threshold": "0"}
 
 

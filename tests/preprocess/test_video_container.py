@@ -23,9 +23,8 @@ from qwen35mm_preprocess import (
 from qwen35mm_preprocess.media import MediaFormat
 from qwen35mm_preprocess.video import decode_frames
 from qwen35mm_preprocess.video_probe import open_video, probe_video
-from tests.preprocess.media_files import encode_image, encode_sound, encode_video, scene
+from tests.preprocess.media_files import LIMITS, encode_image, encode_sound, encode_video, scene
 
-LIMITS = MediaLimits()
 PICTURE = Image.new("RGB", (40, 40))
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm_preprocess import MediaDecodeError, MediaLimitError, MediaLimits, VideoProcessing
+from qwen35mm_preprocess import MediaDecodeError, MediaLimitError, MediaLimits
 from qwen35mm_preprocess.media_plan import patch_timestamps
 from qwen35mm_preprocess.video import decode_frames
 from qwen35mm_preprocess.video_probe import (
@@ -22,9 +22,8 @@ from qwen35mm_preprocess.video_probe import (
     sample_frames,
 )
 from tests.preprocess import oracles
-from tests.preprocess.media_files import HALF, encode_video, scene, turned
+from tests.preprocess.media_files import LIMITS, VIDEO, encode_video, scene, turned
 
-LIMITS = MediaLimits()
 CONTAINERS = [
     ("mp4", "libx264"),
     ("mov", "mpeg4"),
@@ -165,9 +164,6 @@ def test_a_matrix_of_zeros_turns_nothing() -> None:
     assert probe_video(turned(encode_video([scene(0)], codec="mpeg4"), (0, 0, 0, 0)), LIMITS).transpose is None
 
 
-PROCESSING = VideoProcessing(16, 2, 2, HALF, HALF)
-
-
 def constant(num_frames: int, fps: float) -> VideoInfo:
     return VideoInfo(
         size=(48, 64),
@@ -201,7 +197,7 @@ _rates = st.one_of(st.sampled_from([24.0, 25.0, 30.0, 60.0, 30000 / 1001, 24000 
 def test_constant_rate_equals_the_oracle(
     num_frames: int, rate: float, fps: float, min_frames: int, max_frames: int
 ) -> None:
-    processing = replace(PROCESSING, fps=fps, min_frames=min_frames, max_frames=max_frames)
+    processing = replace(VIDEO, fps=fps, min_frames=min_frames, max_frames=max_frames)
     info = constant(num_frames, rate)
     indices = sample_frames(info, count_frames(info, fps, min_frames, max_frames), min_frames)
     assert list(indices) == oracles.sample_frames(num_frames, rate, processing)

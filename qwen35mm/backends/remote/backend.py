@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, get_args
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, NamedTuple, get_args
 
 import anyio
 
-from qwen35mm.backends.remote.connection import Address, Connection, Deadline, RemoteTimeouts
+from qwen35mm.backends.remote.connection import Address, Connection, RemoteTimeouts
 from qwen35mm.backends.remote.faults import Fault, delay_s
 from qwen35mm.backends.remote.media import VideoMode, default_media, encode_medium, encode_message
-from qwen35mm.backends.remote.wire import DamageError, Delta, Reply, WithheldError, sampling_fields
-from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Retain, TextDelta
+from qwen35mm.backends.remote.wire import Reply, sampling_fields
+from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Result, Retain, TextDelta
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
 from qwen35mm.prompt import EncodedMedium, Image, Message, Video, iter_media
 from qwen35mm.prompt.messages import check_conversation
@@ -114,23 +115,25 @@ class RemoteBackend:
             ConfigError: it has no model, or several and none was named.
             RequestError, EngineError: it refused, or can't be reached.
         """
-        await self._connect(Deadline.after(self._timeout_s))
+        deadline = Deadline.after(self._timeout_s)
+        with self._faults_in_words():
+            async with _until(deadline):
+                await self._connect(deadline)
 
     async def _connect(self, deadline: Deadline) -> None:
         for num_tried in itertools.count(1):
             try:
-                models = await self._connection.list_models(deadline)
+                models = await self._connection.list_models()
                 break
             except Fault as fault:
-                failure = fault
-            # Some servers list no models, and the one of transformers only those of its cache, if it has one.
-            if self._model is not None and failure.status not in (None, 401, 403):
-                return
-            await self._pause(failure, num_tried, deadline)
+                # Some servers list no models, and the one of transformers only those of its cache, if it has one.
+                if self._model is not None and fault.status not in (None, 401, 403):
+                    return
+                await self._pause(fault, num_tried, deadline)
         if self._model is not None:
             return
         if len(models) != 1:
-            names = self._connection.faults.safe(", ".join(f"'{name}'" for name in models[:20]))
+            names = self._connection.safe(", ".join(f"'{name}'" for name in models[:20]))
             found = f"it has {names}" if models else "it has none"
             raise ConfigError(f"Name the model to use of the server at {self._address.host}: {found}.")
         self._model = models[0]
@@ -147,9 +150,8 @@ class RemoteBackend:
         tenant: str | None = None,
         timeout_s: float | None = None,
         continue_reply: bool = False,
-        whole: bool = True,
     ) -> AsyncGenerator[Event, None]:
-        """Answers the last message.
+        """Answers the last message; its text comes when it is complete, since what breaks off is asked for again.
 
         Args:
             messages: the conversation. Plans of its media aren't looked at.
@@ -158,8 +160,6 @@ class RemoteBackend:
             tools, continue_reply: can't be had of a server.
             conversation, retain, tenant: a server's cache is its own; these change nothing.
             timeout_s: the most that this may take, waiting for its turn and reading its media included.
-            whole: text comes when the answer is complete, so that one that breaks off can be asked for again. Without
-                it text comes as it is written, and what breaks off after its first words is an error.
 
         Yields:
             Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the iterator
@@ -175,91 +175,82 @@ class RemoteBackend:
             raise RequestError(f"{what} can't be asked of a server. Use a model in this process.")
         check_conversation(messages)
         fields = sampling_fields(params, enable_thinking=enable_thinking)
-        deadline = None if timeout_s is None else Deadline.after(timeout_s)
-        start_s = time.monotonic()
-        seed = fields.get("seed")
-        if not self._places.value:
-            before = _num_waiting(self._places) + _num_waiting(self._turns)
-            yield Progress("wait", before + 1, before + 1)
-        async with self._place(self._places, deadline):
-            media: list[EncodedMedium] = []
-            parts = list(iter_media(messages))
-            reading = Deadline.after(self._timeout_s).or_sooner(deadline)
-            for number, part in enumerate(parts):
-                yield Progress("read", number, len(parts))
-                media.append(await self._encode(part, reading))
-            if media:
-                yield MediaPlanned(
-                    tuple(medium.plan for medium in media), tuple(text for m in media for text in m.warnings)
-                )
-            if not self._turns.value:
-                before = _num_waiting(self._turns)
+        asked_s = time.monotonic()
+        deadline = Deadline.after(math.inf if timeout_s is None else timeout_s)
+        with self._faults_in_words():
+            if not self._places.value:
+                before = _num_waiting(self._places) + _num_waiting(self._turns)
                 yield Progress("wait", before + 1, before + 1)
-            async with self._place(self._turns, deadline):
-                turn = Deadline.after(self._timeout_s).or_sooner(deadline)
-                await self._find_model(turn)
-                body = await asyncio.to_thread(_body, self.name, messages, media, fields)
-                media.clear()
-                answering = self._answer(body, tuple(fields), turn, start_s, seed, whole=whole)
-                async with contextlib.aclosing(answering) as events:
-                    async for event in events:
-                        yield event
+            async with _place(self._places, deadline):
+                media: list[EncodedMedium] = []
+                parts = list(iter_media(messages))
+                reading = min(deadline, Deadline.after(self._timeout_s))
+                for number, part in enumerate(parts):
+                    yield Progress("read", number, len(parts))
+                    media.append(await self._encode(part, reading))
+                if media:
+                    yield MediaPlanned(
+                        tuple(medium.plan for medium in media), tuple(text for m in media for text in m.warnings)
+                    )
+                if not self._turns.value:
+                    before = _num_waiting(self._turns)
+                    yield Progress("wait", before + 1, before + 1)
+                async with _place(self._turns, deadline):
+                    turn = min(deadline, Deadline.after(self._timeout_s))
+                    async with _until(turn):
+                        result = await self._answer(messages, media, fields, turn, asked_s)
+            if result.reasoning:
+                yield TextDelta(result.reasoning, "reasoning")
+            if result.text:
+                yield TextDelta(result.text)
+            yield Finished(result)
 
     async def aclose(self) -> None:
         """Closes the connections; running streams end with an error."""
         await self._connection.aclose()
 
     async def _answer(
-        self, body: bytes, sent: Sequence[str], deadline: Deadline, start_s: float, seed: int | None, *, whole: bool
-    ) -> AsyncGenerator[Event, None]:
-        for num_tried in itertools.count(1):
-            reply, has_told = Reply(start_s, seed), False
-            try:
-                async with contextlib.aclosing(self._connection.chat(body, sent, deadline)) as deltas:
-                    async for delta in deltas:
-                        reply.add(delta)
-                        if not whole:
-                            for event in _text_deltas(delta):
-                                has_told = True
-                                yield event
-                result = reply.result()
-            except Fault as fault:
-                failure = fault
-            except DamageError as error:
-                failure = self._connection.faults.of_damage(str(error))
-            except WithheldError:
-                failure = self._connection.faults.of_withheld()
-            else:
-                if whole:
-                    for event in _text_deltas(Delta(result.text, result.reasoning or "")):
-                        yield event
-                yield Finished(result)
-                return
-            if has_told:
-                raise failure.error
-            yield Progress("wait", 0, 0)
-            await self._pause(failure, num_tried, deadline)
-
-    async def _pause(self, fault: Fault, num_failed: int, deadline: Deadline) -> None:
-        """Waits before the next attempt, or raises the fault's error if there is none."""
-        self._connection.check_open()
-        if not fault.is_passing:
-            raise fault.error
-        pause_s = delay_s(num_failed, self._jitter(), fault.retry_after_s)
-        if num_failed >= self._max_attempts or pause_s >= deadline.left_s():
-            times = "once" if num_failed == 1 else f"{num_failed} times"
-            raise type(fault.error)(f"{fault.error} It was tried {times}.")
-        await self._sleep(pause_s)
-
-    async def _find_model(self, deadline: Deadline) -> None:
-        async with self._place(self._connecting, deadline):
+        self,
+        messages: Sequence[Message],
+        media: list[EncodedMedium],
+        fields: dict[str, Any],
+        deadline: Deadline,
+        asked_s: float,
+    ) -> Result:
+        """Asks as often as it can help, and gathers the answer; `media` is empty then."""
+        async with self._connecting:
             if self._model is None:
                 await self._connect(deadline)
+        body = await asyncio.to_thread(_body, self.name, messages, media, fields)
+        num_failed = 0
+        while True:
+            try:
+                return await self._connection.chat(body, Reply(asked_s, fields))
+            except Fault as fault:
+                num_failed += 1
+                await self._pause(fault, num_failed, deadline)
+
+    async def _pause(self, fault: Fault, num_failed: int, deadline: Deadline) -> None:
+        """Waits before the next attempt, or raises the fault if there is none."""
+        self._connection.check_open()
+        if fault.is_passing:
+            pause_s = delay_s(num_failed, self._jitter(), fault.retry_after_s)
+            if num_failed < self._max_attempts and pause_s < deadline.left_s():
+                return await self._sleep(pause_s)
+            fault.words += f" It was tried {'once' if num_failed == 1 else f'{num_failed} times'}."
+        raise fault
+
+    @contextlib.contextmanager
+    def _faults_in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except Fault as fault:
+            raise self._connection.error_of(fault) from None
 
     async def _encode(self, part: Image | Video, deadline: Deadline) -> EncodedMedium:
         encoding = asyncio.to_thread(encode_medium, part, self.media, self._video)
         try:
-            with anyio.fail_after(max(deadline.left_s(), 0)):
+            with anyio.fail_after(deadline.left_s()):
                 return await encoding
         except TimeoutError:
             raise RequestTimeoutError(
@@ -267,14 +258,43 @@ class RemoteBackend:
                 f"ones, or allow more time."
             ) from None
 
-    @contextlib.asynccontextmanager
-    async def _place(self, places: anyio.Semaphore, deadline: Deadline | None) -> AsyncIterator[None]:
-        """Waits for one of so many places, in the order of asking, and holds it."""
-        await self._connection.within(places.acquire(), deadline)
-        try:
+
+class Deadline(NamedTuple):
+    """When something must be over, by `time.monotonic`, and how long that was from the beginning."""
+
+    at_s: float
+    timeout_s: float
+
+    @classmethod
+    def after(cls, timeout_s: float) -> Deadline:
+        return cls(time.monotonic() + timeout_s, timeout_s)
+
+    def left_s(self) -> float:
+        return max(self.at_s - time.monotonic(), 0.0)
+
+
+@contextlib.asynccontextmanager
+async def _until(deadline: Deadline) -> AsyncIterator[None]:
+    """Ends what is in it at the deadline. Raises Fault."""
+    try:
+        # Not asyncio's wait_for, which up to Python 3.11 loses a cancellation that comes with the result.
+        with anyio.fail_after(deadline.left_s()):
             yield
-        finally:
-            places.release()
+    except TimeoutError:
+        words = f"gave no whole answer within {deadline.timeout_s:g} s. "
+        words += "Allow more time, or send it fewer requests at a time."
+        raise Fault(RequestTimeoutError, words) from None
+
+
+@contextlib.asynccontextmanager
+async def _place(places: anyio.Semaphore, deadline: Deadline) -> AsyncIterator[None]:
+    """Waits for one of so many places, in the order of asking, and holds it."""
+    async with _until(deadline):
+        await places.acquire()
+    try:
+        yield
+    finally:
+        places.release()
 
 
 def _num_waiting(places: anyio.Semaphore) -> int:
@@ -282,18 +302,12 @@ def _num_waiting(places: anyio.Semaphore) -> int:
 
 
 def _body(model: str, messages: Sequence[Message], media: list[EncodedMedium], fields: dict[str, Any]) -> bytes:
-    remaining = list(media)
     values = {
         "model": model,
-        "messages": [encode_message(message, remaining) for message in messages],
+        "messages": [encode_message(message, media) for message in messages],
         "stream": True,
         "stream_options": {"include_usage": True},
         **fields,
     }
     # A file's name in a prompt may hold halves of characters, which no server reads.
     return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
-
-
-def _text_deltas(delta: Delta) -> list[Event]:
-    events: list[Event] = [TextDelta(delta.reasoning, "reasoning")] if delta.reasoning else []
-    return [*events, TextDelta(delta.answer)] if delta.answer else events

@@ -1,20 +1,22 @@
-"""One request to a server over HTTP, with every wait bounded; every failure is a `Fault` with its words."""
+"""One request to a server over HTTP: how long it may be silent, and a `Fault` for every way to fail."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import anyio
 import httpx
 
-from qwen35mm.backends.remote.faults import FaultWriter, read_retry_after
-from qwen35mm.backends.remote.wire import DONE, DamageError, Delta, EventReader, read_chunk, read_models
-from qwen35mm.errors import ConfigError
+from qwen35mm.backends.remote.faults import Fault, foreign, read_retry_after, read_said, refused
+from qwen35mm.backends.remote.wire import DONE, EventReader, Reply
+from qwen35mm.engine import Result
+from qwen35mm.errors import ConfigError, EngineError, Qwen35mmError, RequestTimeoutError
 
 _MAX_BODY_BYTES = 2**20
 # What follows "[DONE]" comes with it, or never.
@@ -22,7 +24,8 @@ _END_S = 0.5
 # Less than the 5 s after which uvicorn hangs up: a request must not meet a connection that is just being closed.
 _KEPT_S = 3.0
 _VERSION = re.compile(r"v\d")
-_T = TypeVar("_T")
+# Of a server's own words in a message.
+_MAX_SAID = 300
 
 
 @dataclass(frozen=True)
@@ -43,25 +46,6 @@ class RemoteTimeouts:
         for name in self.__dataclass_fields__:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be a number of seconds above 0; got {getattr(self, name)!r}.")
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """When a request's whole time is over, by `time.monotonic`, and how long that time was."""
-
-    at_s: float
-    timeout_s: float
-
-    @classmethod
-    def after(cls, timeout_s: float) -> Deadline:
-        return cls(time.monotonic() + timeout_s, timeout_s)
-
-    def left_s(self) -> float:
-        return self.at_s - time.monotonic()
-
-    def or_sooner(self, other: Deadline | None) -> Deadline:
-        """The one of both that is over first; None never is."""
-        return other if other is not None and other.at_s <= self.at_s else self
 
 
 @dataclass(frozen=True)
@@ -121,7 +105,7 @@ class Connection:
             raise ConfigError("Give either an API key or a user in the address, not both.")
         self._address = address
         self._timeouts = timeouts
-        self.faults = FaultWriter(address.host, [api_key or "", address.auth[1] if address.auth else ""])
+        self._secrets = [secret for secret in (api_key, address.auth and address.auth[1]) if secret]
         self._client = httpx.AsyncClient(
             auth=address.auth,
             headers={"User-Agent": "qwen35mm"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
@@ -131,126 +115,135 @@ class Connection:
         )
         self._is_closed = False
 
-    async def list_models(self, deadline: Deadline) -> list[str]:
+    async def list_models(self) -> list[str]:
         """The names of the models that the server has.
 
         Raises:
-            Fault: it failed.
-            RequestTimeoutError: the deadline has passed.
-            EngineError: this connection was closed.
+            Fault: it failed, or this connection was closed.
         """
-        async with self._opened("GET", "/models", self._first(), deadline) as response:
-            body = await self._read_body(response, deadline)
-            self._check_status(response, body, ())
+        async with self._exchange("GET", "/models") as (response, silence):
+            body = await self._read_success(response, silence, ())
             try:
-                return read_models(body)
-            except DamageError:
-                raise self.faults.of_foreign(response.status_code, _content_type(response)) from None
+                return [str(model["id"]) for model in json.loads(body)["data"]]
+            except (ValueError, RecursionError, KeyError, TypeError):
+                raise foreign(response.status_code, _content_type(response)) from None
 
-    async def chat(self, body: bytes, sent: Collection[str], deadline: Deadline) -> AsyncGenerator[Delta, None]:
-        """The chunks of one streamed answer. Leaving the iterator closes the connection.
+    async def chat(self, body: bytes, reply: Reply) -> Result:
+        """Asks once, and gathers the streamed answer in `reply`.
 
         Args:
             body: the request, JSON.
-            sent: names of its parameters that a server may not know.
 
         Raises:
-            Fault: it failed, at once or amid its answer.
-            DamageError: what came is no stream of chunks.
-            RequestTimeoutError: the deadline has passed.
-            EngineError: this connection was closed.
+            Fault: it failed, at once or amid its answer, or this connection was closed.
         """
-        first = self._first()
-        async with self._opened("POST", "/chat/completions", first, deadline, body) as response:
+        async with self._exchange("POST", "/chat/completions", body) as (response, silence):
             if not response.is_success or _content_type(response) != "text/event-stream":
-                self._check_status(response, await self._read_body(response, deadline), sent)
-                raise self.faults.of_foreign(response.status_code, _content_type(response))
-            async with contextlib.aclosing(self._events(response, first, deadline)) as events:
-                async for data in events:
-                    delta = read_chunk(data)
-                    if delta.error is not None:
-                        raise self.faults.of_stream_error(delta.error, sent)
-                    yield delta
+                await self._read_success(response, silence, reply.sent)
+                raise foreign(response.status_code, _content_type(response))
+            reader, chunks = EventReader(), response.aiter_bytes()
+            while True:
+                chunk = await anext(chunks, b"")
+                for data in reader.feed(chunk):
+                    if data.strip() == DONE:
+                        # Only one that was read to its end leaves a connection that can be used again.
+                        silence.restart(math.inf)
+                        with anyio.move_on_after(_END_S), contextlib.suppress(httpx.HTTPError):
+                            while await anext(chunks, b""):
+                                pass
+                        return reply.result()
+                    silence.is_amid = True
+                    reply.add(data)
+                if not chunk:
+                    return reply.result()
+                # A server that sends comments is alive, however long its prefill takes.
+                silence.restart(self._timeouts.silence_s if silence.is_amid else self._timeouts.first_s)
 
-    async def within(self, waiting: Awaitable[_T], deadline: Deadline | None) -> _T:
-        """Waits, but not beyond the deadline. Raises RequestTimeoutError."""
-        return await waiting if deadline is None else await self._heard(waiting, deadline, deadline)
+    def error_of(self, fault: Fault) -> Qwen35mmError:
+        """What a fault becomes for a person."""
+        said = self.safe(fault.said)
+        words = fault.words.format(said=said, quoted=f': "{said}".' if said else ".")
+        return fault.kind(f"The server at {self._address.host} {words}")
+
+    def safe(self, text: str) -> str:
+        """A server's words as one short line without control characters and secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        text = "".join(char if char.isprintable() else " " for char in text)
+        text = " ".join(text.split())
+        return text if len(text) <= _MAX_SAID else f"{text[:_MAX_SAID]}..."
 
     def check_open(self) -> None:
         """Raises EngineError after `aclose`."""
         if self._is_closed:
-            raise self.faults.of_closing()
+            raise EngineError(
+                "The connection to the server was closed before it answered. Make a new one and ask again."
+            )
 
     async def aclose(self) -> None:
         """Closes all connections; who waits for an answer gets an error."""
         self._is_closed = True
         await self._client.aclose()
 
-    def _first(self) -> Deadline:
-        return Deadline.after(self._timeouts.first_s)
-
     @contextlib.asynccontextmanager
-    async def _opened(
-        self, method: str, path: str, first: Deadline, deadline: Deadline, body: bytes | None = None
-    ) -> AsyncIterator[httpx.Response]:
+    async def _exchange(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> AsyncIterator[tuple[httpx.Response, _Silence]]:
+        """An answer whose text is still to be read, and what ends this where the server is silent for too long."""
         self.check_open()
         headers = {} if body is None else {"Content-Type": "application/json"}
-        request = self._client.build_request(method, f"{self._address.base_url}{path}", content=body, headers=headers)
-        response = await self._heard(self._client.send(request, stream=True), first, deadline)
+        url = f"{self._address.base_url}{path}"
+        silence = _Silence(self._timeouts.first_s)
         try:
-            yield response
-        finally:
-            await response.aclose()
+            with silence.scope:
+                async with self._client.stream(method, url, content=body, headers=headers) as response:
+                    yield response, silence
+        except httpx.ConnectTimeout:
+            self.check_open()
+            what = "didn't take the connection in time. Check that it runs, and its address."
+            raise Fault(RequestTimeoutError, what, is_passing=True) from None
+        except httpx.HTTPError as error:
+            self.check_open()
+            if isinstance(error, httpx.ConnectError | httpx.ProxyError):
+                what = "can't be reached. Check that it runs, its address, its certificate and the network."
+            else:
+                what = "broke off the connection. Look at its log; it may have run out of memory or been restarted."
+            raise Fault(EngineError, what, is_passing=True) from None
+        if silence.scope.cancelled_caught:
+            limit = f"{silence.limit_s:g} s"
+            what = f"fell silent for {limit} amid its answer" if silence.is_amid else f"sent nothing for {limit}"
+            words = f"{what}. Look at its log, or send it fewer requests at a time."
+            raise Fault(RequestTimeoutError, words, is_passing=True)
 
-    async def _events(self, response: httpx.Response, first: Deadline, deadline: Deadline) -> AsyncGenerator[str, None]:
-        """The data of an answer's events, up to the one that says that it is done."""
-        reader, chunks = EventReader(), response.aiter_bytes()
-        silence, has_begun = first, False
-        chunk = b"there is one"
-        while chunk:
-            chunk = await self._heard(anext(chunks, b""), silence, deadline, has_begun=has_begun)
-            for data in reader.feed(chunk):
-                if data.strip() == DONE:
-                    # Only one that was read to its end leaves a connection that can be used again.
-                    with anyio.move_on_after(_END_S), contextlib.suppress(httpx.HTTPError):
-                        while await anext(chunks, b""):
-                            pass
-                    return
-                has_begun = True
-                yield data
-            # A server that sends comments is alive, however long its prefill takes.
-            silence = Deadline.after(self._timeouts.silence_s) if has_begun else self._first()
-
-    async def _read_body(self, response: httpx.Response, deadline: Deadline) -> bytes:
-        body, chunks = b"", response.aiter_bytes()
-        silence_s = self._timeouts.silence_s
-        while chunk := await self._heard(anext(chunks, b""), Deadline.after(silence_s), deadline):
+    async def _read_success(self, response: httpx.Response, silence: _Silence, sent: Collection[str]) -> bytes:
+        """The text of an answer, as far as it is of use. Raises Fault where it is none of success."""
+        body = b""
+        async for chunk in response.aiter_bytes():
+            silence.restart(self._timeouts.silence_s)
             body += chunk
             if len(body) > _MAX_BODY_BYTES:
                 break
-        return body
-
-    async def _heard(
-        self, waiting: Awaitable[_T], silence: Deadline, deadline: Deadline, *, has_begun: bool = False
-    ) -> _T:
-        """Waits for the server: as long as it may be silent, and not beyond the request's whole time."""
-        sooner = silence.or_sooner(deadline)
-        try:
-            # Not asyncio's wait_for, which up to Python 3.11 loses a cancellation that comes with the result.
-            with anyio.fail_after(max(sooner.left_s(), 0)):
-                return await waiting
-        except TimeoutError:
-            if sooner is deadline:
-                raise self.faults.of_deadline(deadline.timeout_s) from None
-            raise self.faults.of_silence(silence.timeout_s, has_begun=has_begun) from None
-        except httpx.HTTPError as error:
-            self.check_open()
-            raise self.faults.of_transport(error) from None
-
-    def _check_status(self, response: httpx.Response, body: bytes, sent: Collection[str]) -> None:
         if not response.is_success:
             retry_after_s = read_retry_after(response.headers.get("retry-after"), time.time())
-            raise self.faults.of_status(response.status_code, body, sent, retry_after_s)
+            raise refused(response.status_code, read_said(body), sent, retry_after_s)
+        return body
+
+
+class _Silence:
+    """How long a server may say nothing from now on: `scope` ends then.
+
+    Attributes:
+        is_amid: whether it has begun to answer.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.scope = anyio.CancelScope()
+        self.is_amid = False
+        self.restart(limit_s)
+
+    def restart(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.scope.deadline = anyio.current_time() + limit_s
 
 
 def _content_type(response: httpx.Response) -> str:

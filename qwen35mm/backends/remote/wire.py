@@ -17,14 +17,14 @@ import codecs
 import io
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qwen35mm.backends.remote.faults import Fault, damaged, stream_error
 from qwen35mm.cache import CacheReport
 from qwen35mm.engine import Result
 from qwen35mm.engine.events import FinishReason
-from qwen35mm.errors import RequestError
+from qwen35mm.errors import RefusedError, RequestError
 from qwen35mm.sampling import SamplingParams
 
 DONE = "[DONE]"
@@ -41,25 +41,6 @@ _FINISH_REASONS: dict[str, FinishReason] = {
     "stop_sequence": "stop",
     "length": "length",
 }
-
-
-class DamageError(Exception):
-    """What came is no stream of chat completion chunks; the text says why."""
-
-
-class WithheldError(Exception):
-    """The server's content filter ended the answer."""
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What one chunk of a streamed answer brings."""
-
-    answer: str = ""
-    reasoning: str = ""
-    finish_reason: str | None = None
-    usage: dict[str, Any] | None = None
-    error: Any = None
 
 
 def sampling_fields(params: SamplingParams | None, *, enable_thinking: bool | None) -> dict[str, Any]:
@@ -113,15 +94,15 @@ class EventReader:
         """The events that end within `chunk`; an empty one is the stream's end, where the last may lack its empty line.
 
         Raises:
-            DamageError: a line without an end, or text that isn't UTF-8.
+            Fault: a line without an end, or text that isn't UTF-8.
         """
         try:
             self._rest += self._text.decode(chunk, final=not chunk)
         except UnicodeDecodeError:
-            raise DamageError("text that isn't UTF-8") from None
+            raise damaged("text that isn't UTF-8") from None
         *events, self._rest = (self._rest if chunk else f"{self._rest}\n\n").split("\n\n")
         if len(self._rest) > _MAX_EVENT_CHARS:
-            raise DamageError(f"an event of more than {_MAX_EVENT_CHARS:,} characters")
+            raise damaged(f"an event of more than {_MAX_EVENT_CHARS:,} characters")
         for event in events:
             fields = (line.partition(":") for line in event.split("\n"))
             data = [value.removeprefix(" ") for name, _, value in fields if name == "data"]
@@ -129,49 +110,90 @@ class EventReader:
                 yield "\n".join(data)
 
 
-def read_chunk(data: str) -> Delta:
-    """One chunk of a streamed answer; objects without choices, usage and error bring nothing.
+class Reply:
+    """What one attempt has brought so far.
 
-    Raises:
-        DamageError: not a chunk.
+    Args:
+        asked_s: when the caller asked, by `time.monotonic`.
+        sent: the parameters of the request that a server may not know.
     """
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
-        raise DamageError("an event that isn't JSON") from None
-    if not isinstance(values, dict):
-        raise DamageError(f"an event that is a {type(values).__name__}, not an object")
-    if values.get("error"):
-        return Delta(error=values["error"])
-    choices, usage = values.get("choices") or [], values.get("usage")
-    choice = choices[0] if isinstance(choices, list) and choices else {}
-    delta = (choice.get("delta") or {}) if isinstance(choice, dict) else None
-    if not isinstance(delta, dict) or not isinstance(usage, dict | None):
-        raise DamageError("a chunk of another form than OpenAI's")
-    finish_reason = choice.get("finish_reason")
-    if not isinstance(finish_reason, str | None):
-        raise DamageError(f"a finish_reason that is a {type(finish_reason).__name__}, not a string")
-    return Delta(
-        answer=_text(delta.get("content")),
-        reasoning=_text(delta.get("reasoning_content")) or _text(delta.get("reasoning")),
-        finish_reason=finish_reason,
-        usage=usage,
-    )
+
+    def __init__(self, asked_s: float, sent: Mapping[str, Any]) -> None:
+        self.sent = sent
+        self._asked_s = asked_s
+        self._answer: list[str] = []
+        self._reasoning: list[str] = []
+        self._finish_reason: str | None = None
+        self._usage: dict[str, Any] = {}
+        self._first_s: float | None = None
+        self._last_s = asked_s
+
+    def add(self, data: str) -> None:
+        """Takes the next chunk; objects without choices, usage and error bring nothing.
+
+        Raises:
+            Fault: not a chunk, or one that tells of an error.
+        """
+        try:
+            values = json.loads(data)
+        except (ValueError, RecursionError):
+            raise damaged("an event that isn't JSON") from None
+        if not isinstance(values, dict):
+            raise damaged(f"an event that is a {type(values).__name__}, not an object")
+        if values.get("error"):
+            raise stream_error(values["error"], self.sent)
+        choices, usage = values.get("choices") or [], values.get("usage")
+        choice = choices[0] if isinstance(choices, list) and choices else {}
+        delta = (choice.get("delta") or {}) if isinstance(choice, dict) else None
+        if not isinstance(delta, dict) or not isinstance(usage, dict | None):
+            raise damaged("a chunk of another form than OpenAI's")
+        finish_reason = choice.get("finish_reason")
+        if not isinstance(finish_reason, str | None):
+            raise damaged(f"a finish_reason that is a {type(finish_reason).__name__}, not a string")
+        answer = _text(delta.get("content"))
+        reasoning = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
+        if answer or reasoning:
+            self._last_s = time.monotonic()
+            if self._first_s is None:
+                self._first_s = self._last_s
+        self._answer.append(answer)
+        self._reasoning.append(reasoning)
+        self._finish_reason = finish_reason or self._finish_reason
+        self._usage = usage or self._usage
+
+    def result(self) -> Result:
+        """The finished reply. Numbers of tokens are the server's, 0 where it gives none; token ids it never gives.
+
+        Raises:
+            Fault: it isn't finished, was withheld, or ended in a way that no reply should.
+        """
+        if self._finish_reason is None:
+            raise damaged("it ended before the reply was finished")
+        if self._finish_reason == "content_filter":
+            raise Fault(RefusedError, "withheld its answer: its content filter stepped in.")
+        if self._finish_reason not in _FINISH_REASONS:
+            raise damaged(f"it ended with the reason '{self._finish_reason}'")
+        num_prompt, num_generated = _count(self._usage, "prompt_tokens"), _count(self._usage, "completion_tokens")
+        num_cached = min(_count(self._usage, "prompt_tokens_details", "cached_tokens"), num_prompt)
+        decode_s = 0.0 if self._first_s is None else self._last_s - self._first_s
+        return Result(
+            text="".join(self._answer),
+            reasoning="".join(self._reasoning) or None,
+            finish_reason=_FINISH_REASONS[self._finish_reason],
+            token_ids=(),
+            prompt_token_ids=(),
+            num_prompt_tokens=num_prompt,
+            num_generated_tokens=num_generated,
+            ttft_s=None if self._first_s is None else self._first_s - self._asked_s,
+            decode_tokens_per_s=(num_generated - 1) / decode_s if num_generated > 1 and decode_s > 0 else None,
+            seed=self.sent.get("seed"),
+            cache=CacheReport(
+                num_cached_tokens=num_cached, num_prefilled_tokens=num_prompt - num_cached, decode_s=decode_s
+            ),
+        )
 
 
-def read_models(body: bytes) -> list[str]:
-    """The names in an answer to GET /models.
-
-    Raises:
-        DamageError: it is of another form.
-    """
-    try:
-        return [str(model["id"]) for model in json.loads(body)["data"]]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        raise DamageError("a list of models of another form than OpenAI's") from None
-
-
-def count(usage: dict[str, Any], *path: str) -> int:
+def _count(usage: dict[str, Any], *path: str) -> int:
     """A number of tokens in a usage object; 0 where the server doesn't say, or gives a number that none can be."""
     value: Any = usage
     for key in path:
@@ -182,65 +204,3 @@ def count(usage: dict[str, Any], *path: str) -> int:
 def _text(value: Any) -> str:
     # A JSON escape can hold half a character, which nothing could write to a file.
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
-
-
-class Reply:
-    """What one attempt has brought so far.
-
-    Args:
-        start_s: when the caller asked, by `time.monotonic`.
-        seed: of the sampling, where it was chosen.
-    """
-
-    def __init__(self, start_s: float, seed: int | None) -> None:
-        self._start_s = start_s
-        self._seed = seed
-        self._answer: list[str] = []
-        self._reasoning: list[str] = []
-        self._finish_reason: str | None = None
-        self._usage: dict[str, Any] = {}
-        self._first_s: float | None = None
-        self._last_s = start_s
-
-    def add(self, delta: Delta) -> None:
-        """Takes the next chunk."""
-        if delta.answer or delta.reasoning:
-            self._last_s = time.monotonic()
-            if self._first_s is None:
-                self._first_s = self._last_s
-        self._answer.append(delta.answer)
-        self._reasoning.append(delta.reasoning)
-        self._finish_reason = delta.finish_reason or self._finish_reason
-        self._usage = delta.usage or self._usage
-
-    def result(self) -> Result:
-        """The finished reply. Numbers of tokens are the server's, 0 where it gives none; token ids it never gives.
-
-        Raises:
-            DamageError: it isn't finished, or ended in a way that no reply should.
-            WithheldError: it was kept back.
-        """
-        if self._finish_reason is None:
-            raise DamageError("it ended before the reply was finished")
-        if self._finish_reason == "content_filter":
-            raise WithheldError
-        if self._finish_reason not in _FINISH_REASONS:
-            raise DamageError(f"it ended with the reason '{self._finish_reason}'")
-        num_prompt, num_generated = count(self._usage, "prompt_tokens"), count(self._usage, "completion_tokens")
-        num_cached = min(count(self._usage, "prompt_tokens_details", "cached_tokens"), num_prompt)
-        decode_s = 0.0 if self._first_s is None else self._last_s - self._first_s
-        return Result(
-            text="".join(self._answer),
-            reasoning="".join(self._reasoning) or None,
-            finish_reason=_FINISH_REASONS[self._finish_reason],
-            token_ids=(),
-            prompt_token_ids=(),
-            num_prompt_tokens=num_prompt,
-            num_generated_tokens=num_generated,
-            ttft_s=None if self._first_s is None else self._first_s - self._start_s,
-            decode_tokens_per_s=(num_generated - 1) / decode_s if num_generated > 1 and decode_s > 0 else None,
-            seed=self._seed,
-            cache=CacheReport(
-                num_cached_tokens=num_cached, num_prefilled_tokens=num_prompt - num_cached, decode_s=decode_s
-            ),
-        )

@@ -34,7 +34,7 @@ class Asker:
 
     async def ask(self, messages: Sequence[Message] = QUESTION, params: Any = None, **options: Any) -> Result:
         """One question to a new backend; what `stream` knows goes there, the rest to the constructor."""
-        asked = {name: options.pop(name) for name in list(options) if name in ("enable_thinking", "whole", "tools")}
+        asked = {name: options.pop(name) for name in list(options) if name in ("enable_thinking", "tools")}
         return result_of(await events_of(self.backend(**options), messages, params, **asked))
 
     async def aclose(self) -> None:

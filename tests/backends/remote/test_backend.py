@@ -19,7 +19,7 @@ from qwen35mm.errors import ConfigError, EngineError, PromptError, RequestError,
 from qwen35mm.prompt import Message, Text
 from qwen35mm.sampling import SamplingParams
 from tests.backends.remote.asking import QUESTION, Asker, events_of, result_of, until
-from tests.backends.remote.server import ModelServer, answers, chunk, event, fails, pieces, sends, stalls
+from tests.backends.remote.server import Handler, ModelServer, answers, chunk, event, fails, pieces, sends, stalls
 
 
 async def test_an_answer_and_its_numbers(server: ModelServer, asker: Asker) -> None:
@@ -47,11 +47,10 @@ async def test_a_cut_reply_says_so(server: ModelServer, asker: Asker) -> None:
     assert (await asker.ask()).finish_reason == "length"
 
 
-async def test_text_comes_as_it_is_written_only_if_asked_for(server: ModelServer, asker: Asker) -> None:
-    whole = [e for e in await events_of(asker.backend()) if isinstance(e, TextDelta)]
-    by_piece = [e for e in await events_of(asker.backend(), whole=False) if isinstance(e, TextDelta)]
-    assert [e.text for e in whole] == ["A red square."]
-    assert [e.text for e in by_piece] == ["A ", "red ", "square."]
+async def test_text_comes_when_it_is_complete(asker: Asker) -> None:
+    assert [event.text for event in await events_of(asker.backend()) if isinstance(event, TextDelta)] == [
+        "A red square."
+    ]
 
 
 async def test_conversations_keep_their_roles_and_thinking(server: ModelServer, asker: Asker) -> None:
@@ -142,19 +141,22 @@ async def test_at_most_so_many_requests_at_once_in_the_order_of_asking(server: M
 
 
 async def test_leaving_early_closes_the_connection_and_frees_the_turn(server: ModelServer, asker: Asker) -> None:
-    server.acts = [sends(pieces(["A "])[:2], then=stalls), sends([], then=stalls)]
+    num_begun = 0
+
+    def begun(handler: Handler) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        stalls(handler)
+
+    server.acts = [sends(parts, then=begun) for parts in (pieces(["A "])[:2], [])]
     backend = asker.backend(max_concurrent=1)
-    async with contextlib.aclosing(backend.stream(QUESTION, whole=False)) as events:
-        async for event in events:
-            if isinstance(event, TextDelta):
-                break
-    await until(lambda: server.num_gone == 1)
-    asking = asyncio.create_task(events_of(backend))
-    await until(lambda: len(server.bodies) == 2)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    await until(lambda: server.num_gone == 2)
+    for number in (1, 2):
+        asking = asyncio.create_task(events_of(backend))
+        await until(lambda number=number: num_begun == number)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await until(lambda number=number: server.num_gone == number)
     assert result_of(await events_of(backend)).text == "A red square."
 
 

@@ -10,8 +10,7 @@ from email.utils import formatdate
 import pytest
 
 from qwen35mm.backends.remote.connection import RemoteTimeouts
-from qwen35mm.backends.remote.faults import MAX_RETRY_AFTER_S, FaultWriter, delay_s, read_retry_after
-from qwen35mm.engine import TextDelta
+from qwen35mm.backends.remote.faults import MAX_RETRY_AFTER_S, delay_s, read_retry_after, stream_error
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
 from qwen35mm.prompt import Message, Text
 from qwen35mm.sampling import SamplingParams
@@ -210,8 +209,8 @@ def test_an_error_in_nothing_but_brackets_has_no_words() -> None:
     error: object = "CUDA"
     for _ in range(5000):
         error = {"error": [error]}
-    fault = FaultWriter("host", []).of_stream_error(error, ())
-    assert str(fault) == "The server at host failed with 500 (Internal Server Error). Look at its log."
+    fault = stream_error(error, ())
+    assert (fault.status, fault.said) == (500, "")
 
 
 async def test_a_count_without_measure_is_none(server: ModelServer, asker: Asker) -> None:
@@ -220,19 +219,6 @@ async def test_a_count_without_measure_is_none(server: ModelServer, asker: Asker
     server.acts = [sends([*parts[:-2], usage, parts[-1]], pause_s=0.01)]
     result = await asker.ask()
     assert (result.text, result.num_generated_tokens, result.decode_tokens_per_s) == ("A red", 0, None)
-
-
-async def test_text_that_was_given_out_is_not_asked_for_again(server: ModelServer, asker: Asker) -> None:
-    server.acts = [fails(503), BROKEN["closes amid the answer"]]
-    texts: list[str] = []
-
-    async def read() -> None:
-        async for item in asker.backend().stream(_question(), whole=False):
-            texts.extend([item.text] if isinstance(item, TextDelta) else [])
-
-    with pytest.raises(EngineError, match="broke off"):
-        await read()
-    assert (texts, len(server.bodies)) == (["A ", "blue "], 2)
 
 
 async def test_comments_keep_a_slow_answer_alive(server: ModelServer, asker: Asker) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35mm.backends.remote.wire import DamageError, Delta, EventReader, count, read_chunk, read_models
+from qwen35mm.backends.remote.faults import Fault
+from qwen35mm.backends.remote.wire import EventReader, Reply
+from qwen35mm.engine import Result
 
 
 def read(*parts: bytes) -> list[str]:
@@ -47,38 +51,37 @@ def test_the_last_event_may_lack_its_empty_line() -> None:
 
 
 def test_a_line_without_an_end_and_wrong_bytes_are_damage() -> None:
-    with pytest.raises(DamageError, match="more than 1,048,576 characters"):
-        read(*[b"x" * 65536] * 17)
-    with pytest.raises(DamageError, match="UTF-8"):
-        read(b"data: \xc3\n\n")
+    for match, parts in (("more than 1,048,576 characters", [b"x" * 65536] * 17), ("UTF-8", [b"data: \xc3\n\n"])):
+        with pytest.raises(Fault) as caught:
+            read(*parts)
+        assert match in caught.value.said
+
+
+def result_of(*chunks: str) -> Result:
+    reply = Reply(0.0, {})
+    for chunk in chunks:
+        reply.add(chunk)
+    reply.add('{"choices": [{"delta": {}, "finish_reason": "stop"}]}')
+    return reply.result()
 
 
 def test_half_a_character_in_an_escape_is_replaced() -> None:
-    assert read_chunk(r'{"choices": [{"delta": {"content": "a\ud83d"}}]}') == Delta("a?")
+    assert result_of(r'{"choices": [{"delta": {"content": "a\ud83d"}}]}').text == "a?"
 
 
 def test_objects_that_bring_nothing() -> None:
-    for data in ('{"type": "ping"}', '{"choices": []}', '{"choices": [{"delta": null}]}', '{"error": null}'):
-        assert read_chunk(data) == Delta()
+    nothing = ('{"type": "ping"}', '{"choices": []}', '{"choices": [{"delta": null}]}', '{"error": null}')
+    assert result_of(*nothing).text == ""
 
 
-def test_counts_are_numbers_or_zero() -> None:
-    usage = {"prompt_tokens": 3, "completion_tokens": None, "prompt_tokens_details": {"cached_tokens": "2"}}
-    assert count(usage, "prompt_tokens") == 3
-    assert count(usage, "completion_tokens") == 0
-    assert count(usage, "prompt_tokens_details", "cached_tokens") == 0
-    assert count({"total": True}, "total", "deeper") == 0
-    assert count({"completion_tokens": 10**400}, "completion_tokens") == 0
-
-
-@pytest.mark.parametrize("reason", ['["stop"]', '{"a": 1}', "1", "true"])
-def test_a_finish_reason_that_is_no_string_is_damage(reason: str) -> None:
-    with pytest.raises(DamageError, match="a finish_reason that is a"):
-        read_chunk(f'{{"choices": [{{"delta": {{}}, "finish_reason": {reason}}}]}}')
-
-
-def test_lists_of_models() -> None:
-    assert read_models(b'{"data": [{"id": "a"}, {"id": "b"}]}') == ["a", "b"]
-    for body in (b"{}", b"[]", b"<html>", b'{"data": [1]}', b'{"data": null}'):
-        with pytest.raises(DamageError):
-            read_models(body)
+@pytest.mark.parametrize(
+    ("usage", "numbers"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": None, "prompt_tokens_details": {"cached_tokens": "2"}}, (3, 0, 0)),
+        ({"prompt_tokens": True, "prompt_tokens_details": 1}, (0, 0, 0)),
+        ({"prompt_tokens": 2, "completion_tokens": 10**400, "prompt_tokens_details": {"cached_tokens": 9}}, (2, 0, 2)),
+    ],
+)
+def test_counts_are_numbers_or_zero(usage: dict[str, Any], numbers: tuple[int, int, int]) -> None:
+    result = result_of(json.dumps({"choices": [], "usage": usage}))
+    assert (result.num_prompt_tokens, result.num_generated_tokens, result.cache.num_cached_tokens) == numbers

@@ -19,16 +19,6 @@ from qwen35mm.errors import ConfigError
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
-# A size that `make_random` doesn't write; a cache doesn't know experts from other feed-forward layers.
-MORE_SIZES = {"397B-A17B": (4096, 60, 32, 2, 64, 1024, 27, 1152, 16, 4304)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def all_sizes():
-    with pytest.MonkeyPatch.context() as patch:
-        for size, numbers in MORE_SIZES.items():
-            patch.setitem(make_random.SIZES, size, numbers)
-        yield
 
 
 def config_of(size: str) -> ModelConfig:
@@ -49,14 +39,6 @@ def plan(size: str = "0.8B", **changes: Any) -> MemoryPlan:
 
 
 @pytest.mark.parametrize(
-    ("size", "kib_per_token"),
-    [("0.8B", 12), ("2B", 12), ("4B", 32), ("9B", 32), ("27B", 64), ("35B-A3B", 20), ("397B-A17B", 30)],
-)
-def test_kv_of_a_token(size, kib_per_token):
-    assert plan(size).kv_token_bytes == kib_per_token * KIB
-
-
-@pytest.mark.parametrize(
     ("length", "mib"), [(4_096, 80), (32_768, 640), (65_536, 1_280), (131_072, 2_560), (262_144, 5_120)]
 )
 def test_kv_of_a_context_of_35b(length, mib):
@@ -65,19 +47,6 @@ def test_kv_of_a_context_of_35b(length, mib):
     assert plan("35B-A3B", context_length=length, settings=settings).num_kv_tokens == length
     with pytest.raises(ConfigError, match="KV budget is too small"):
         plan("35B-A3B", context_length=length, settings=CacheSettings(kv_bytes=mib * MIB - 1))
-
-
-@pytest.mark.parametrize(("size", "mib"), [("0.8B", 18.6), ("2B", 18.6), ("4B", 49.1), ("9B", 49.1), ("27B", 147)])
-def test_a_state(size, mib):
-    # The plan has a state for each slot and one for commits.
-    assert plan(size, num_slots=1).slot_bytes / 2 / MIB == pytest.approx(mib, abs=0.05 if mib < 100 else 0.5)
-
-
-def test_states_of_35b_with_conv_in_fp32():
-    """llama.cpp reports 251 MiB for 4 slots, whatever the context length."""
-    for length in (4_096, 262_144):
-        slots = plan("35B-A3B", num_slots=3, dtype=torch.float32, context_length=length).slot_bytes
-        assert slots / MIB == pytest.approx(251, abs=0.5)
 
 
 def test_choices_on_a_cpu():

@@ -39,38 +39,6 @@ def states(sequence: SequenceCache, layer_idx: int) -> tuple[torch.Tensor, torch
     return conv[sequence.slot], recurrent[sequence.slot]
 
 
-def test_what_is_written_is_read(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    assert sequence.length == 0
-    assert content(sequence) == []
-    for start, count in ((0, 3), (3, 1), (4, 9), (13, 2)):
-        append(sequence, start, count)
-        assert content(sequence) == list(range(start + count))
-    assert len(sequence.block_table) == 4
-    pools.check_integrity([sequence])
-
-
-def test_a_sequence_that_grows_alone_lies_in_consecutive_blocks(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    for start in range(10):
-        append(sequence, start, 1)
-    assert sequence.block_table == (0, 1, 2)
-
-
-def test_scattered_blocks_are_gathered(pools: CachePools) -> None:
-    first, second = pools.new_sequence(), pools.new_sequence()
-    append(first, 0, 4)
-    append(second, 100, 4)
-    # Eight blocks: each grows into the other's neighbourhood sooner or later.
-    append(first, 4, 16)
-    append(second, 104, 6)
-    tables = [sequence.block_table for sequence in (first, second)]
-    assert any(table != tuple(range(table[0], table[0] + len(table))) for table in tables)
-    assert content(first) == list(range(20))
-    assert content(second) == list(range(100, 110))
-    pools.check_integrity([first, second])
-
-
 def test_states_start_at_zero_and_are_the_sequences_own(pools: CachePools) -> None:
     first = pools.new_sequence()
     for layer_idx in LINEAR:

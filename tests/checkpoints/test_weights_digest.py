@@ -96,14 +96,6 @@ def test_other_names_and_another_config_count(folder):
     assert len(digests) == 3
 
 
-def test_a_single_file_is_a_checkpoint_too(folder):
-    (folder / "model.safetensors.index.json").unlink()
-    (folder / "a.safetensors").rename(folder / "model.safetensors")
-    before = weights_digest(folder, None)
-    (folder / "b.safetensors").write_bytes(b"not part of it")
-    assert weights_digest(folder, None) == before
-
-
 @pytest.mark.parametrize("missing", ["a.safetensors", "config.json"])
 def test_a_missing_file_is_named(folder, missing):
     (folder / missing).unlink()

@@ -67,25 +67,22 @@ class ModelConfig:
         top = Section("", data)
         model_type = top.value("model_type")
         if model_type not in SUPPORTED_MODEL_TYPES:
-            raise ConfigError(
-                f"config.json: model_type is {model_type!r}; supported are {' and '.join(SUPPORTED_MODEL_TYPES)} "
-                "(the multimodal Qwen3.5 checkpoints)."
-            )
+            supported = " and ".join(SUPPORTED_MODEL_TYPES)
+            what = f"is {model_type!r}; supported are {supported} (the multimodal Qwen3.5 checkpoints)."
+            raise top.error("model_type", what)
         text_section, vision_section = top.section("text_config"), top.section("vision_config")
         for section in (top, text_section):
             _refuse_quantized(section)
         text = read_text(text_section, is_moe=model_type == "qwen3_5_moe")
         vision = read_vision(vision_section)
         if vision.out_hidden_size != text.hidden_size:
-            raise ConfigError(
-                f"config.json: vision_config.out_hidden_size ({vision.out_hidden_size}) must equal "
-                f"text_config.hidden_size ({text.hidden_size})."
-            )
+            what = f"({vision.out_hidden_size}) must equal text_config.hidden_size ({text.hidden_size})."
+            raise vision_section.error("out_hidden_size", what)
         names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
         ids = {name: top.integer(name, minimum=0) for name in names}
         for name, token_id in ids.items():
             if token_id >= text.vocab_size:
-                raise ConfigError(f"config.json: {name} is {token_id}, outside the vocabulary of {text.vocab_size}.")
+                raise top.error(name, f"is {token_id}, outside the vocabulary of {text.vocab_size}.")
         return cls(
             model_type=model_type,
             text=text,
@@ -127,6 +124,6 @@ def _read_eos(top: Section, text: Section) -> tuple[int, ...]:
         for token_id in value if isinstance(value, list | tuple) else [value]:
             if token_id is not None and token_id not in ids:
                 if type(token_id) is not int or token_id < 0:
-                    raise ConfigError(f"config.json: {section.name}eos_token_id holds {token_id!r}, not a token id.")
+                    raise section.error("eos_token_id", f"holds {token_id!r}, not a token id.")
                 ids.append(token_id)
     return tuple(ids)

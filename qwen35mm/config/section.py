@@ -16,37 +16,51 @@ class Section:
     name: str
     data: Mapping[str, Any]
 
+    def error(self, key: str, what: str) -> ConfigError:
+        return ConfigError(f"config.json: {self.name}{key} {what}")
+
     def value(self, key: str) -> Any:
         if self.data.get(key) is None:
-            raise ConfigError(f"config.json: {self.name}{key} is missing.")
+            raise self.error(key, "is missing.")
         return self.data[key]
 
     def section(self, key: str) -> Section:
         value = self.value(key)
         if not isinstance(value, Mapping):
-            raise ConfigError(f"config.json: {self.name}{key} must be an object; got {value!r}.")
+            raise self.error(key, f"must be an object; got {value!r}.")
         return Section(f"{self.name}{key}.", value)
 
     def integer(self, key: str, minimum: int = 1) -> int:
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ConfigError(f"config.json: {self.name}{key} must be an integer of at least {minimum}; got {value!r}.")
+            raise self.error(key, f"must be an integer of at least {minimum}; got {value!r}.")
         return value
+
+    def integers(self, *keys: str) -> dict[str, int]:
+        return {key: self.integer(key) for key in keys}
 
     def number(self, key: str) -> float:
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ConfigError(f"config.json: {self.name}{key} must be a number above 0; got {value!r}.")
+            raise self.error(key, f"must be a number above 0; got {value!r}.")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.data.get(key)
         if not isinstance(value, bool | None):
-            raise ConfigError(f"config.json: {self.name}{key} must be true or false; got {value!r}.")
+            raise self.error(key, f"must be true or false; got {value!r}.")
         return default if value is None else value
+
+    def require_multiple(self, many: str, few: str) -> None:
+        if self.integer(many) % self.integer(few):
+            raise self.error(many, f"({self.data[many]}) must be a multiple of {few} ({self.data[few]}).")
+
+    def require_empty(self, key: str) -> None:
+        if self.data.get(key):
+            raise self.error(key, "must be empty: it isn't supported.")
 
     def require(self, key: str, wanted: Any, *, default: Any) -> None:
         """Refuses any value of `key` but `wanted`; `default` is what its absence means."""
         value = self.data.get(key, default)
         if value != wanted:
-            raise ConfigError(f"config.json: {self.name}{key} is {value!r}; only {wanted!r} is supported.")
+            raise self.error(key, f"is {value!r}; only {wanted!r} is supported.")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from qwen35mm.config.section import Section
-from qwen35mm.errors import ConfigError
 
 LayerType = Literal["linear_attention", "full_attention"]
 
@@ -88,8 +87,7 @@ def read_text(section: Section, *, is_moe: bool) -> TextConfig:
     section.require("attn_output_gate", True, default=True)
     section.require("norm_topk_prob", True, default=True)
     section.require("mamba_ssm_dtype", "float32", default="float32")
-    if section.data.get("mlp_only_layers"):
-        raise ConfigError(f"config.json: {section.name}mlp_only_layers must be empty: such layers aren't supported.")
+    section.require_empty("mlp_only_layers")
     moe = None
     if is_moe:
         moe = MoEConfig(
@@ -99,56 +97,46 @@ def read_text(section: Section, *, is_moe: bool) -> TextConfig:
             shared_intermediate_size=section.integer("shared_expert_intermediate_size"),
         )
         if moe.num_experts_per_tok > moe.num_experts:
-            raise ConfigError(
-                f"config.json: {section.name}num_experts_per_tok ({moe.num_experts_per_tok}) is more than "
-                f"num_experts ({moe.num_experts})."
-            )
-    head_dim = section.integer("head_dim")
-    text = TextConfig(
-        vocab_size=section.integer("vocab_size"),
-        hidden_size=section.integer("hidden_size"),
+            what = f"({moe.num_experts_per_tok}) is more than num_experts ({moe.num_experts})."
+            raise section.error("num_experts_per_tok", what)
+    section.require_multiple("num_attention_heads", "num_key_value_heads")
+    section.require_multiple("linear_num_value_heads", "linear_num_key_heads")
+    sizes = section.integers(
+        "vocab_size",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "max_position_embeddings",
+    )
+    return TextConfig(
+        **sizes,
         layer_types=_read_layer_types(section),
-        num_attention_heads=section.integer("num_attention_heads"),
-        num_key_value_heads=section.integer("num_key_value_heads"),
-        head_dim=head_dim,
-        rope=_read_rope(section, head_dim),
-        linear_num_key_heads=section.integer("linear_num_key_heads"),
-        linear_num_value_heads=section.integer("linear_num_value_heads"),
-        linear_key_head_dim=section.integer("linear_key_head_dim"),
-        linear_value_head_dim=section.integer("linear_value_head_dim"),
+        rope=_read_rope(section, sizes["head_dim"]),
         linear_conv_kernel_dim=section.integer("linear_conv_kernel_dim", minimum=2),
         rms_norm_eps=section.number("rms_norm_eps"),
-        max_position_embeddings=section.integer("max_position_embeddings"),
         intermediate_size=None if is_moe else section.integer("intermediate_size"),
         moe=moe,
     )
-    for many, few in (
-        ("num_attention_heads", "num_key_value_heads"),
-        ("linear_num_value_heads", "linear_num_key_heads"),
-    ):
-        if getattr(text, many) % getattr(text, few):
-            raise ConfigError(
-                f"config.json: {section.name}{many} ({getattr(text, many)}) must be a multiple of "
-                f"{few} ({getattr(text, few)})."
-            )
-    return text
 
 
 def _read_layer_types(section: Section) -> tuple[LayerType, ...]:
     num_layers = section.integer("num_hidden_layers")
     if section.data.get("layer_types") is None:
         if section.data.get("full_attention_interval") is None:
-            raise ConfigError(
-                f"config.json: {section.name}layer_types is missing (and no full_attention_interval is there)."
-            )
+            raise section.error("layer_types", "is missing (and no full_attention_interval is there).")
         interval = section.integer("full_attention_interval")
         return tuple("linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers))
     kinds = section.value("layer_types")
     if not isinstance(kinds, list | tuple) or len(kinds) != num_layers:
-        raise ConfigError(f"config.json: {section.name}layer_types must list {num_layers} layers; got {kinds!r}.")
+        raise section.error("layer_types", f"must list {num_layers} layers; got {kinds!r}.")
     for kind in kinds:
         if kind not in ("linear_attention", "full_attention"):
-            raise ConfigError(f"config.json: {section.name}layer_types holds {kind!r}, which isn't supported.")
+            raise section.error("layer_types", f"holds {kind!r}, which isn't supported.")
     return cast("tuple[LayerType, ...]", tuple(kinds))
 
 
@@ -159,10 +147,8 @@ def _read_rope(section: Section, head_dim: int) -> RopeConfig:
     rope_type = inner.data.get("rope_type", inner.data.get("type", "default"))
     # "mrope" is how Qwen2-VL's time spelled the default type with sections.
     if rope_type not in ("default", "mrope"):
-        raise ConfigError(
-            f"config.json: {inner.name}rope_type is {rope_type!r}; only 'default' is supported yet. "
-            "Context extension (YaRN and others) isn't."
-        )
+        what = f"is {rope_type!r}; only 'default' is supported yet. Context extension (YaRN and others) isn't."
+        raise inner.error("rope_type", what)
     inner.require("mrope_interleaved", True, default=True)
 
     def owner(name: str) -> Section:
@@ -172,11 +158,9 @@ def _read_rope(section: Section, head_dim: int) -> RopeConfig:
     sections = inner.value("mrope_section")
     valid = isinstance(sections, list | tuple) and len(sections) == 3
     if not valid or not all(type(size) is int and size > 0 for size in sections):
-        raise ConfigError(f"config.json: {inner.name}mrope_section must be three positive integers; got {sections!r}.")
+        raise inner.error("mrope_section", f"must be three positive integers; got {sections!r}.")
     if rotary_dim % 2 or rotary_dim > head_dim or sum(sections) != rotary_dim // 2:
-        raise ConfigError(
-            f"config.json: {inner.name}mrope_section {list(sections)} must sum to half the rotary dimensions "
-            f"(partial_rotary_factor x head_dim = {rotary_dim})."
-        )
+        what = f"{list(sections)} must sum to half the rotary dimensions (partial_rotary_factor x head_dim = "
+        raise inner.error("mrope_section", f"{what}{rotary_dim}).")
     section_t, section_h, section_w = sections
     return RopeConfig(owner("rope_theta").number("rope_theta"), rotary_dim, (section_t, section_h, section_w))

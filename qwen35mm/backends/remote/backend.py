@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import math
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import anyio
 
-from qwen35mm.backends.remote.connection import Address, Connection, RemoteTimeouts
+from qwen35mm.backends.remote.connection import Connection, RemoteTimeouts
 from qwen35mm.backends.remote.faults import Fault, delay_s
 from qwen35mm.backends.remote.media import VideoMode, default_media, encode_medium, encode_message
 from qwen35mm.backends.remote.wire import Reply, sampling_fields
@@ -27,6 +26,8 @@ from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 # A request's media are read while as many requests as are answered at once are under way.
 _READ_AHEAD = 2
+
+_T = TypeVar("_T")
 
 
 class RemoteBackend:
@@ -78,13 +79,12 @@ class RemoteBackend:
             raise ConfigError(f"timeout_s must be a number of seconds above 0; got {timeout_s!r}.")
         if video not in get_args(VideoMode):
             raise ConfigError(f"video must be one of {', '.join(get_args(VideoMode))}; got {video!r}.")
-        self._address = Address.parse(url)
         self.media = default_media(budget, limits, video)
         self._model = model
         self._video: VideoMode = video
         self._timeout_s = timeout_s
         self._max_attempts = max_attempts
-        self._connection = Connection(self._address, api_key, timeouts or RemoteTimeouts())
+        self._connection = Connection(url, api_key, timeouts or RemoteTimeouts())
         self._sleep = sleep
         self._jitter = jitter
         # Who finds a place free takes it at once: else those behind couldn't tell how many are before them.
@@ -106,7 +106,7 @@ class RemoteBackend:
         Raises:
             ConfigError: see `name`.
         """
-        return f"{self._address.base_url} {self.name}"
+        return f"{self._connection.base_url} {self.name}"
 
     async def connect(self) -> None:
         """Finds out whether the server answers and lets us in, and its model where none was named.
@@ -121,21 +121,22 @@ class RemoteBackend:
                 await self._connect(deadline)
 
     async def _connect(self, deadline: Deadline) -> None:
-        for num_tried in itertools.count(1):
+        async def list_models() -> list[str]:
             try:
-                models = await self._connection.list_models()
-                break
+                return await self._connection.list_models()
             except Fault as fault:
                 # Some servers list no models, and the one of transformers only those of its cache, if it has one.
-                if self._model is not None and fault.status not in (None, 401, 403):
-                    return
-                await self._pause(fault, num_tried, deadline)
+                if self._model is None or fault.status in (None, 401, 403):
+                    raise
+                return [self._model]
+
+        models = await self._attempt(list_models, deadline)
         if self._model is not None:
             return
         if len(models) != 1:
             names = self._connection.safe(", ".join(f"'{name}'" for name in models[:20]))
             found = f"it has {names}" if models else "it has none"
-            raise ConfigError(f"Name the model to use of the server at {self._address.host}: {found}.")
+            raise ConfigError(f"Name the model to use of the server at {self._connection.host}: {found}.")
         self._model = models[0]
 
     async def stream(
@@ -217,28 +218,29 @@ class RemoteBackend:
         deadline: Deadline,
         asked_s: float,
     ) -> Result:
-        """Asks as often as it can help, and gathers the answer; `media` is empty then."""
+        """`media` is used up by it: what goes out is large, and is there once."""
         async with self._connecting:
             if self._model is None:
                 await self._connect(deadline)
         body = await asyncio.to_thread(_body, self.name, messages, media, fields)
+        return await self._attempt(lambda: self._connection.chat(body, Reply(asked_s, fields)), deadline)
+
+    async def _attempt(self, request: Callable[[], Awaitable[_T]], deadline: Deadline) -> _T:
+        """Makes a request as often as it can help. Raises the last Fault."""
         num_failed = 0
         while True:
             try:
-                return await self._connection.chat(body, Reply(asked_s, fields))
+                return await request()
             except Fault as fault:
+                self._connection.check_open()
+                if not fault.is_passing:
+                    raise
                 num_failed += 1
-                await self._pause(fault, num_failed, deadline)
-
-    async def _pause(self, fault: Fault, num_failed: int, deadline: Deadline) -> None:
-        """Waits before the next attempt, or raises the fault if there is none."""
-        self._connection.check_open()
-        if fault.is_passing:
-            pause_s = delay_s(num_failed, self._jitter(), fault.retry_after_s)
-            if num_failed < self._max_attempts and pause_s < deadline.left_s():
-                return await self._sleep(pause_s)
-            fault.words += f" It was tried {'once' if num_failed == 1 else f'{num_failed} times'}."
-        raise fault
+                pause_s = delay_s(num_failed, self._jitter(), fault.retry_after_s)
+                if num_failed >= self._max_attempts or pause_s >= deadline.left_s():
+                    fault.words += f" It was tried {'once' if num_failed == 1 else f'{num_failed} times'}."
+                    raise
+            await self._sleep(pause_s)
 
     @contextlib.contextmanager
     def _faults_in_words(self) -> Iterator[None]:

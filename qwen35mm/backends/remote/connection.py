@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 import httpx
@@ -48,66 +48,36 @@ class RemoteTimeouts:
                 raise ConfigError(f"{name} must be a number of seconds above 0; got {getattr(self, name)!r}.")
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a server is, and what it is shown to let us in.
-
-    Attributes:
-        base_url: up to and with the API's version, such as `http://localhost:8000/v1`; without credentials.
-        host: host and port, for messages.
-        auth: user and password that stood in the address.
-    """
-
-    base_url: str
-    host: str
-    auth: tuple[str, str] | None = field(default=None, repr=False)
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """Reads an address; one whose path names no version of the API gets `/v1`.
-
-        Raises:
-            ConfigError: not the address of an HTTP server.
-        """
-        try:
-            parsed = httpx.URL(url.strip())
-        except (httpx.InvalidURL, TypeError, AttributeError):
-            parsed = None
-        if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ConfigError("A server's address must begin with http:// or https://, as http://localhost:8000/v1.")
-        if parsed.query or parsed.fragment:
-            raise ConfigError(
-                "A server's address ends with its path, as in http://localhost:8000/v1: leave out what follows ? or #."
-            )
-        path = parsed.path.rstrip("/")
-        if not any(_VERSION.match(part) for part in path.split("/")):
-            path += "/v1"
-        auth = (parsed.username, parsed.password) if parsed.userinfo else None
-        return cls(str(parsed.copy_with(path=path, userinfo=b"")), parsed.netloc.decode("ascii"), auth)
-
-
 class Connection:
     """The requests that a backend makes of one server. To be used from one event loop.
 
     Args:
-        address: the server's.
+        url: the server's address; one whose path names no version of the API gets `/v1`.
         api_key: sent as a bearer token.
         timeouts: how long it may be silent.
 
+    Attributes:
+        base_url: up to and with the API's version, such as `http://localhost:8000/v1`; without credentials.
+        host: host and port, for messages.
+
     Raises:
-        ConfigError: a key that can't stand in a header, or a second way to be let in; the message doesn't hold it.
+        ConfigError: not the address of an HTTP server, a key that can't stand in a header, or a second way to be let
+            in; the message doesn't hold it.
     """
 
-    def __init__(self, address: Address, api_key: str | None, timeouts: RemoteTimeouts) -> None:
+    def __init__(self, url: str, api_key: str | None, timeouts: RemoteTimeouts) -> None:
+        address = _parse(url)
+        auth = (address.username, address.password) if address.userinfo else None
         if api_key is not None and not re.fullmatch(r"[\x21-\x7e]+", api_key):
             raise ConfigError("The API key must be one word of ASCII characters, without spaces or line breaks.")
-        if api_key is not None and address.auth is not None:
+        if api_key is not None and auth is not None:
             raise ConfigError("Give either an API key or a user in the address, not both.")
-        self._address = address
+        self.base_url = str(address.copy_with(userinfo=b""))
+        self.host = address.netloc.decode("ascii")
         self._timeouts = timeouts
-        self._secrets = [secret for secret in (api_key, address.auth and address.auth[1]) if secret]
+        self._secrets = [secret for secret in (api_key, auth and auth[1]) if secret]
         self._client = httpx.AsyncClient(
-            auth=address.auth,
+            auth=auth,
             headers={"User-Agent": "qwen35mm"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
             # Other waits are bounded here, since they differ before and amid an answer. Turns bound the connections.
             timeout=httpx.Timeout(None, connect=timeouts.connect_s),
@@ -163,7 +133,7 @@ class Connection:
         """What a fault becomes for a person."""
         said = self.safe(fault.said)
         words = fault.words.format(said=said, quoted=f': "{said}".' if said else ".")
-        return fault.kind(f"The server at {self._address.host} {words}")
+        return fault.kind(f"The server at {self.host} {words}")
 
     def safe(self, text: str) -> str:
         """A server's words as one short line without control characters and secrets."""
@@ -192,7 +162,7 @@ class Connection:
         """An answer whose text is still to be read, and what ends this where the server is silent for too long."""
         self.check_open()
         headers = {} if body is None else {"Content-Type": "application/json"}
-        url = f"{self._address.base_url}{path}"
+        url = f"{self.base_url}{path}"
         silence = _Silence(self._timeouts.first_s)
         try:
             with silence.scope:
@@ -244,6 +214,22 @@ class _Silence:
     def restart(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self.scope.deadline = anyio.current_time() + limit_s
+
+
+def _parse(url: str) -> httpx.URL:
+    try:
+        address = httpx.URL(url.strip())
+    except (httpx.InvalidURL, TypeError, AttributeError):
+        address = None
+    if address is None or address.scheme not in ("http", "https") or not address.host:
+        raise ConfigError("A server's address must begin with http:// or https://, as http://localhost:8000/v1.")
+    if address.query or address.fragment:
+        raise ConfigError(
+            "A server's address ends with its path, as in http://localhost:8000/v1: leave out what follows ? or #."
+        )
+    path = address.path.rstrip("/")
+    has_version = any(_VERSION.match(part) for part in path.split("/"))
+    return address.copy_with(path=path if has_version else f"{path}/v1")
 
 
 def _content_type(response: httpx.Response) -> str:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.engine.events import (
@@ -58,26 +58,18 @@ The area is $\\pi r^2$, <b>not</b> markup. ![a](http://example.com/a.png)
 _SIZES = {"bytes": 1 << 20, "budget_bytes": 2 << 20}
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of `stream`."""
-
-    messages: tuple[Message, ...]
-    params: SamplingParams
-    enable_thinking: bool | None
-    conversation: str | None
-    retain: str
-    tenant: str | None
-    continue_reply: bool
-
-
 @dataclass
 class FakeBackend:
-    """See the module. `active` counts open streams; with `completes_plans` media get digests, as if they were read."""
+    """See the module.
+
+    calls               the arguments of each `stream`
+    active              open streams
+    completes_plans     media get digests, as if they were read
+    """
 
     is_demo: bool = False
     context_length: int = 4096
-    calls: list[Call] = field(default_factory=list)
+    calls: list[SimpleNamespace] = field(default_factory=list)
     active: int = 0
     completes_plans: bool = False
 
@@ -99,24 +91,15 @@ class FakeBackend:
         self._phases.release()
 
     async def stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool | None = None,
-        conversation: str | None = None,
-        retain: Literal["conversation", "shared", "nothing"] = "conversation",
-        tenant: str | None = None,
-        continue_reply: bool = False,
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **how: Any
     ) -> AsyncIterator[Event]:
         """The answer that the last message asks for."""
-        chosen: SamplingParams = params or self.loaded.generation
-        self.calls.append(Call(tuple(messages), chosen, enable_thinking, conversation, retain, tenant, continue_reply))
+        self.calls.append(SimpleNamespace(messages=messages, params=params or self.loaded.generation, **how))
         self.active += 1
         try:
             if plans := tuple(make_plan(part) for message in messages for part in message.media):
                 yield MediaPlanned(tuple(map(complete, plans)) if self.completes_plans else plans)
-            if continue_reply:
+            if how.get("continue_reply"):
                 yield TextDelta("and its end.")
                 yield Finished(make_result("and its end."))
                 return

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qwen35mm.chat.reply import BUG_MESSAGE, UPDATE_INTERVAL_S
-from qwen35mm.engine.events import Event, Finished, TextDelta
 from qwen35mm.errors import StorageError
 from tests.chat.chat_kit import GRACE_S, ME, OTHER, PICTURE, ChatKit, Timers
 from tests.chat.english import english
-from tests.chat.fake_backend import FakeBackend, make_result
 
 
 class Gate:
@@ -78,21 +74,6 @@ async def test_10_to_20_drawings_a_second_whatever_the_models_speed(
     assert reply.shown.text == reply.node.text
 
 
-async def test_every_view_is_in_the_store(kit: ChatKit) -> None:
-    conversation, reply_id = await kit.send("slow")
-    seen: list[int] = []
-
-    def check(view: dict[str, Any]) -> bool:
-        num_words = "".join(view["blocks"]).count("word")
-        assert num_words <= kit.node(conversation, reply_id).text.count("word")
-        seen.append(num_words)
-        return num_words > 60
-
-    await kit.watch(reply_id, until=check)
-    assert len(set(seen)) > 2
-    await kit.api.stop(ME, reply_id)
-
-
 async def test_a_full_disk_does_not_end_a_reply_and_is_told(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:
     conversation, reply_id = await kit.send("echo all of it")
     Gate(kit, monkeypatch, is_open=True, fails=1000)
@@ -123,25 +104,6 @@ async def test_what_could_not_be_stored_is_stored_later(kit: ChatKit, monkeypatc
     question = kit.path(conversation)[0]
     assert question.attachments[0].plan is not None
     assert question.attachments[0].plan.digest == "ab" * 32
-
-
-async def test_all_that_could_not_be_stored_is_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = asyncio.Event()
-
-    class Pausing(FakeBackend):
-        async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Event]:
-            yield TextDelta("A thought.", "reasoning")
-            await told.wait()
-            yield TextDelta("An answer.")
-            yield Finished(make_result("An answer."))
-
-    kit = ChatKit(tmp_path, Pausing())
-    conversation, reply_id = await kit.send("?")
-    Gate(kit, monkeypatch, is_open=True, fails=1)
-    view = await kit.watch(reply_id, until=lambda view: told.set() if view["unsaved"] else None)
-    assert view["unsaved"] is None
-    node = kit.node(conversation, reply_id)
-    assert (node.reasoning, node.text, node.status) == ("A thought.", "An answer.", "finished")
 
 
 async def test_a_slow_write_never_overwrites_the_end(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:

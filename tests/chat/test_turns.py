@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.chat.records import Attachment
-from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Question
+from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS
 from qwen35mm.errors import ConfigError, NotFoundError, PromptError, QueueFullError, RequestError
 from qwen35mm_preprocess import MediaError
 from tests.chat.chat_kit import ME, OTHER, PICTURE, ChatKit
@@ -184,30 +184,6 @@ async def test_a_file_that_is_gone_is_said_to_be(kit: ChatKit) -> None:
     kit.store.media.delete(picture.digest)
     with pytest.raises(NotFoundError, match="Add it again"):
         await kit.send("x", files=[picture])
-
-
-async def test_another_person_finds_nothing(kit: ChatKit) -> None:
-    asked = await kit.ask("echo one")
-    question = kit.path(asked.conversation)[0].id
-    before = kit.store.read(ME.owner, asked.conversation)
-    conversation, reply_id = asked.conversation, asked.reply
-    for attempt in (
-        kit.api.open(OTHER, conversation),
-        kit.turns.measure(OTHER, Question(conversation=conversation, parent=reply_id, text="x")),
-        kit.send("x", conversation, reply_id, person=OTHER),
-        kit.turns.answer_again(OTHER, conversation, question),
-        kit.turns.go_on(OTHER, conversation, reply_id),
-        kit.api.delete_message(OTHER, conversation, question),
-        kit.api.delete(OTHER, conversation),
-        kit.api.branch(OTHER, conversation, question),
-        kit.api.shorten(OTHER, conversation, reply_id),
-        kit.turns.summarise(OTHER, conversation),
-    ):
-        with pytest.raises(NotFoundError):
-            await attempt
-    after = kit.store.read(ME.owner, asked.conversation)
-    assert (after[0], dict(after[1].nodes)) == (before[0], dict(before[1].nodes))
-    assert kit.store.find(OTHER.owner) == []
 
 
 async def test_deleting_ends_what_is_written_there_only(kit: ChatKit) -> None:

@@ -190,22 +190,16 @@ async def test_another_answer_to_the_same_question_reads_nothing_again(kit: Chat
     assert backend.num_decoded == 1
 
 
-async def test_an_edited_question_reads_nothing_again(kit: ChatKit, backend: WatchedBackend) -> None:
+@pytest.mark.parametrize("how", ["edited question", "new chat"])
+async def test_a_known_picture_is_not_encoded_again(kit: ChatKit, backend: WatchedBackend, how: str) -> None:
     session = Session(kit, backend)
     await session.ask(QUESTIONS[0], PICTURE)
+    if how == "new chat":
+        session.new_chat()
     await session.ask(QUESTIONS[1], PICTURE, edit=True)
     assert session.stats["num_cached_tokens"] > 0
     assert session.stats["num_encoded_units"] == 0
-    assert backend.num_decoded == 1
-
-
-async def test_a_known_picture_in_a_new_chat(kit: ChatKit, backend: WatchedBackend) -> None:
-    session = Session(kit, backend)
-    await session.ask(QUESTIONS[0], PICTURE)
-    session.new_chat()
-    await session.ask(QUESTIONS[1], PICTURE)
-    assert session.stats["num_cached_tokens"] > 0
-    assert session.stats["num_encoded_units"] == 0
+    assert backend.num_decoded == (1 if how == "edited question" else 2)
 
 
 async def test_on_a_shared_server_nobody_finds_another_one_s_picture(kit: ChatKit, backend: WatchedBackend) -> None:

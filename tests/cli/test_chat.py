@@ -35,23 +35,6 @@ def test_every_way_of_ending_it_is_a_clean_one(tmp_path: Path, number: signal.Si
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_no_disk_cache_leaves_the_disk_alone(tmp_path: Path) -> None:
-    chat = PageProcess([*CHAT, "--no-disk-cache"], tmp_path)
-    chat.wait_for_url()
-    assert chat.end() == (0, "")
-    assert not (tmp_path / "caches").exists()
-
-
-def test_without_a_usable_cache_folder_it_starts_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "caches").write_text("not a folder")
-    chat = PageProcess(CHAT, tmp_path)
-    chat.wait_for_url()
-    code, errors = chat.end()
-    assert code == 0
-    assert "There is no disk cache, so a restart forgets everything" in errors
-    assert errors.count("\n") == 1
-
-
 def test_a_folder_that_was_asked_for_must_be_usable(qwen35mm: Run, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("not a folder")
     done = qwen35mm("chat", "--port", "0", "--cache-dir", tmp_path / "taken")
@@ -84,6 +67,18 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
         }
         assert how.keys() <= inspect.signature(serve).parameters.keys()
     assert (home / "caches" / "qwen35mm").is_dir()
+
+
+def test_no_disk_cache_leaves_the_disk_alone(home: Path) -> None:
+    with open_page(ModelOptions(device="cpu", no_disk_cache=True), PageOptions()):
+        assert list(home.iterdir()) == []
+
+
+def test_without_a_usable_cache_folder_it_starts_all_the_same(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (home / "caches").write_text("not a folder")
+    with open_page(ModelOptions(device="cpu"), PageOptions()):
+        (record,) = caplog.records
+    assert record.getMessage().startswith("There is no disk cache, so a restart forgets everything")
 
 
 def test_strangers_find_tight_limits_and_nothing_is_kept(home: Path) -> None:

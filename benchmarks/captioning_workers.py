@@ -58,7 +58,7 @@ class Pipeline(Served):
             "style": CaptionStyle(max_attempts=1, keep_unfinished=True),
             "outputs": (parse_output("sidecar"),),
             "num_workers": arguments.media_workers,
-            "run": RunSettings(slots=slots, ahead=max(slots, 2)),
+            "run": RunSettings(slots=slots),
         }
         self._steps_s = _time_steps()
 

@@ -39,14 +39,12 @@ class RunSettings:
 
     Attributes:
         slots: captions at one time.
-        ahead: prepared media that wait for a slot; each is as large as its pixels.
         limit: items that are captioned at most; None is all.
         retry_failed: whether items that failed for a lasting reason are tried again.
         max_distance: bits by which near-duplicates that share a caption may differ; None shares none.
     """
 
     slots: int = 4
-    ahead: int = 4
     limit: int | None = None
     retry_failed: bool = False
     max_distance: int | None = None
@@ -96,13 +94,14 @@ class Run:
         Raises:
             Exception: a bug; everything that was captioned is stored.
         """
-        slots, ahead = self._settings.slots, self._settings.ahead
+        slots = self._settings.slots
+        # In slots; prepared and waiting for one, each as large as its pixels; on the way there.
+        num_at_once = slots + max(slots, 2) + slots
         try:
             self.missing = await self._ledger.open()
             for _ in range(slots):
                 self._free.put_nowait(monotonic())
-            # In slots, waiting for one, and on the way there.
-            self._tasks = [asyncio.create_task(self._work()) for _ in range(slots + ahead + slots)]
+            self._tasks = [asyncio.create_task(self._work()) for _ in range(num_at_once)]
             await asyncio.gather(*self._tasks)
             self._tasks.append(asyncio.create_task(self._do_suspicious()))
             await self._tasks[-1]

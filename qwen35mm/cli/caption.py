@@ -52,7 +52,7 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
             captioner = await stack.enter_async_context(_open_captioner(job, model, options))
         else:
             captioner = await stack.enter_async_context(_open_cluster(options.ray, job, model, options.ray_actors))
-            job = replace(job, run=replace(job.run, slots=captioner.num_at_once, ahead=captioner.num_at_once))
+            job = replace(job, run=replace(job.run, slots=captioner.num_at_once))
         if captioner.is_demo:
             typer.echo(f"{DEMO_NOTE} It understands --preset plain.", err=True)
         if options.dry_run:

@@ -128,7 +128,6 @@ class CaptionOptions:
         from qwen35mm.captioning.run import RunSettings
         from qwen35mm.captioning.sources.scan import ScanOptions
 
-        slots = model.slots or DEFAULT_SLOTS
         job = Job(
             sources,
             self._prompts(),
@@ -159,8 +158,7 @@ class CaptionOptions:
             state=self.state_dir,
             num_workers=self.media_workers or default_workers(),
             run=RunSettings(
-                slots=slots,
-                ahead=max(slots, 2),
+                slots=model.slots or DEFAULT_SLOTS,
                 limit=self.limit,
                 retry_failed=self.retry_failed,
                 max_distance=self.share_similar,

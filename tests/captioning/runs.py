@@ -21,7 +21,7 @@ def job(media: Path, *questions: str, outputs: Sequence[str] = ("sidecar",), **o
 
 
 def settings(**options: Any) -> RunSettings:
-    return RunSettings(**{"slots": 2, "ahead": 2, **options})
+    return RunSettings(**{"slots": 2, **options})
 
 
 async def run(job: Job, model: FakeModel, identity: str = "fake", begun: Any = None) -> Outcome:

@@ -53,7 +53,7 @@ def go(media: Path) -> tuple[int, int, int]:
             *(OutputSpec(kind, str(media.parent / place)) for kind, place in places.items()),
         ],
         output_settings=OutputSettings(records_per_shard=16),
-        run=RunSettings(slots=SLOTS, ahead=4),
+        run=RunSettings(slots=SLOTS),
     )
     model = FakeModel(delay_s=0.002)
     outcome = asyncio.run(carry_out(job, model.captioner()))

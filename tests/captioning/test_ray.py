@@ -78,9 +78,7 @@ def job_of(media: Path, *names: str) -> Job:
     for path in paths[len(names) :]:
         path.unlink()
     prompts = PromptSet([Question("{stem}")])
-    return Job(
-        [str(media)], prompts, {"max_tokens": 8}, outputs=[parse_output("sidecar")], run=RunSettings(slots=2, ahead=2)
-    )
+    return Job([str(media)], prompts, {"max_tokens": 8}, outputs=[parse_output("sidecar")], run=RunSettings(slots=2))
 
 
 async def test_an_engine_that_dies_is_started_again_and_nothing_is_lost(media: Path, tmp_path: Path) -> None:

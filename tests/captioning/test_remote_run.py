@@ -21,7 +21,6 @@ from qwen35mm.captioning.run import RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.sampling import SamplingParams
 from tests.backends.remote.server import ModelServer, running_server
-from tests.captioning.fake_model import picture
 from tests.captioning.media.test_workers import HOSTILE
 
 
@@ -33,7 +32,7 @@ def server() -> Iterator[ModelServer]:
 
 async def run(folder: Path, server: ModelServer, **options: Any) -> Outcome:
     backend = RemoteBackend(server.url, model="tiny", max_concurrent=2)
-    settings = RunSettings(**{"slots": 2, "ahead": 2, **options})
+    settings = RunSettings(**{"slots": 2, **options})
     outputs = [parse_output(f"jsonl:{folder}/all.jsonl")]
     job = Job([str(folder)], PromptSet([Question("What?")]), outputs=outputs, num_workers=2, run=settings)
     try:
@@ -68,24 +67,6 @@ async def test_a_caption_is_kept_under_the_digest_of_what_was_sent(folder: Path,
     lines = listed(folder / "all.jsonl")
     assert {line["sha256"] for line in lines} == sent_digests(server)
     assert {(line["width"], line["height"]) for line in lines} == {(48, 32)}
-
-
-@pytest.mark.usefixtures("media_in_process")
-async def test_a_file_that_changes_before_it_is_sent_is_a_failure(
-    folder: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare = workers.MediaWorkers.prepare
-
-    async def changing(self: Any, item: Any, *arguments: Any, **options: Any) -> Any:
-        if item.name == "1.png":
-            picture(99).save(folder / "1.png")
-        return await prepare(self, item, *arguments, **options)
-
-    monkeypatch.setattr(workers.MediaWorkers, "prepare", changing)
-    outcome = await run(folder, server)
-    assert (outcome.counts.num_captioned, outcome.counts.num_failed) == (5, 1)
-    assert [each["kind"] for each in listed(folder / ".qwen35mm" / "failures.jsonl")] == ["changed"]
-    assert len(server.bodies) == 5
 
 
 async def test_a_file_on_which_the_decoder_dies_is_a_failure(

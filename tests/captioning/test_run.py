@@ -25,9 +25,9 @@ from tests.captioning.runs import failures, job, run, settings, texts
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
 
-async def test_everything_gets_its_caption_once(folder: Path) -> None:
-    model = FakeModel(delay_s=0.05)
-    outcome = await run(job(folder, outputs=("sidecar", f"jsonl:{folder}/all.jsonl"), run=settings()), model)
+async def test_everything_gets_its_caption_once_and_a_second_run_asks_nothing(folder: Path) -> None:
+    model, one = FakeModel(delay_s=0.05), job(folder, outputs=("sidecar", f"jsonl:{folder}/all.jsonl"), run=settings())
+    outcome = await run(one, model)
     assert (outcome.exit_code, outcome.counts.num_captioned, outcome.stopped) == (0, 6, None)
     assert sorted(texts(folder)) == ["0.txt", "1.txt", "2.txt", "3.txt", "more/4.txt", "more/5.txt"]
     lines = [json.loads(line) for line in (folder / "all.jsonl").read_text().splitlines()]
@@ -35,13 +35,9 @@ async def test_everything_gets_its_caption_once(folder: Path) -> None:
     assert len(lines) == len(set(by_name.values())) == 6
     assert {name.replace(".png", ".txt"): f"{text}\n" for name, text in by_name.items()} == texts(folder)
     assert model.most_at_once == 2
-
-
-async def test_a_second_run_asks_nothing(folder: Path) -> None:
-    await run(job(folder), FakeModel())
-    model = FakeModel()
-    outcome = await run(job(folder), model)
-    assert (outcome.counts.num_present, model.asked, outcome.exit_code) == (6, [], 0)
+    again = FakeModel()
+    outcome = await run(one, again)
+    assert (outcome.counts.num_present, again.asked, outcome.exit_code) == (6, [], 0)
 
 
 async def test_another_prompt_or_model_is_new_work_and_a_renamed_file_is_not(folder: Path) -> None:
@@ -327,14 +323,6 @@ async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path
     found = await look_over(job(folder), model.captioner())
     assert (found.num_to_caption, found.num_known) == (3, 2)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == state
-
-
-async def test_a_second_run_at_the_same_time_is_refused(folder: Path) -> None:
-    async def begun(_: Run) -> None:
-        with pytest.raises(CaptioningError, match=str(os.getpid())):
-            await run(job(folder), FakeModel())
-
-    await run(job(folder), FakeModel(), begun=begun)
 
 
 async def test_shards_share_the_work(folder: Path) -> None:

@@ -109,13 +109,13 @@ def pieces(file: BinaryIO, num_bytes: int = sys.maxsize, piece_bytes: int = PIEC
         yield piece
 
 
-def crc_of(file: BinaryIO, num_bytes: int) -> int:
-    """The CRC-32 of the next bytes; one that no file has where there are fewer. Raises OSError."""
+def crc_of(file: BinaryIO, num_bytes: int) -> int | None:
+    """The CRC-32 of the next bytes; None where there are fewer. Raises OSError."""
     crc = 0
     for piece in pieces(file, num_bytes):
         num_bytes -= len(piece)
         crc = zlib.crc32(piece, crc)
-    return crc if num_bytes == 0 else -1
+    return crc if num_bytes == 0 else None
 
 
 def is_whole(path: Path, num_bytes: int, crc: int) -> bool:

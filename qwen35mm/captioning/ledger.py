@@ -132,21 +132,18 @@ class Ledger:
         if similarity is not None:
             self._index(key, similarity, name)
 
-    async def deliver(self, request: CaptionRequest, caption: Caption) -> None:
-        """Writes a kept caption to every output that lacks it.
-
-        Raises:
-            CaptioningError: an output can't take this item; the others have it.
-        """
+    async def deliver(self, request: CaptionRequest, caption: Caption) -> Failed | None:
+        """Writes a kept caption to every output that lacks it; `Failed` where one can't take this item."""
         record = Record(request.item, request.key, request.content, caption)
 
-        def write() -> None:
+        def write() -> Failed | None:
             refused = _each(self._outputs, lambda output: output.write(record))
             if refused is not None:
-                raise refused
+                return Failed("output", str(refused))
             self.manifest.forget_failure(record.item.name)
+            return None
 
-        await self.do(write)
+        return await self.do(write)
 
     async def close(self, *, complete: bool) -> None:
         """Ends the writing.

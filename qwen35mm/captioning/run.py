@@ -23,7 +23,7 @@ from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.records import Caption, shared
 from qwen35mm.captioning.requests import CaptionRequest
-from qwen35mm.errors import CaptioningError, EngineError, OutputError
+from qwen35mm.errors import EngineError, OutputError
 
 # As many in a row aren't the media's fault.
 _MAX_FAILURES_IN_A_ROW = 10
@@ -256,14 +256,10 @@ class Run:
 
     async def _deliver(self, request: CaptionRequest, caption: Caption) -> bool:
         """Writes a kept caption to the outputs; False where it failed, and that is noted."""
-        try:
-            await self._ledger.deliver(request, caption)
-        except OutputError:
-            raise
-        except CaptioningError as error:
-            await self._fail(request.item, request.key, Failed("output", str(error)))
-            return False
-        return True
+        failed = await self._ledger.deliver(request, caption)
+        if failed is not None:
+            await self._fail(request.item, request.key, failed)
+        return failed is None
 
     async def _fail_work(self, key: bytes, failed: Failed) -> None:
         """Notes a failure for every item that waits for this work."""

@@ -141,17 +141,14 @@ class Manifest:
 
     def digest(self, path: Path, status: os.stat_result) -> bytes | None:
         """The digest that was remembered for a file, if it has been left alone since."""
-        row = self.row(
-            "SELECT digest FROM digests WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?",
-            *(self.place(path), *file_state(status)),
-        )
+        query = "SELECT digest FROM digests WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?"
+        row = self.row(query, self.place(path), *file_state(status))
         return None if row is None else row[0]
 
     def remember_digest(self, path: Path, status: os.stat_result, digest: bytes) -> None:
         """Remembers a file's digest."""
-        self.change(
-            "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)", self.place(path), *file_state(status), digest
-        )
+        statement = "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)"
+        self.change(statement, self.place(path), *file_state(status), digest)
 
     def caption(self, key: bytes) -> Caption | None:
         """The finished caption of this work."""

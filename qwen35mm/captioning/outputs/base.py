@@ -50,13 +50,7 @@ class Wants(Enum):
 
 
 class Output(ABC):
-    """Something that captions are written to. One thread uses it at a time.
-
-    Attributes:
-        label: for messages, such as `captions.jsonl` or `.txt files`.
-    """
-
-    label: str
+    """Something that captions are written to. One thread uses it at a time."""
 
     @abstractmethod
     def wants(self, item: Item, key: bytes | None) -> Wants:

@@ -132,12 +132,11 @@ class Claims:
 
     def without_entry(self, output: bytes) -> list[tuple[bytes, str]]:
         """The owners that have no entry in the output of records `output`, with their names."""
-        rows = self._manifest.rows(
+        query = (
             "SELECT owner, place FROM claims WHERE output = ? AND NOT EXISTS "
-            "(SELECT 1 FROM entries WHERE entries.output = ? AND entries.owner = claims.owner)",
-            *(self._output, output),
+            "(SELECT 1 FROM entries WHERE entries.output = ? AND entries.owner = claims.owner)"
         )
-        return [(owner, os.fsdecode(place)) for owner, place in rows]
+        return [(owner, os.fsdecode(place)) for owner, place in self._manifest.rows(query, self._output, output)]
 
     def release(self, owner: bytes) -> None:
         """Gives a name back."""

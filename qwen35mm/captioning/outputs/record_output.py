@@ -25,6 +25,7 @@ class RecordOutput(Output):
     """A file or folder of records that the manifest knows as `output`; one entry an owner, see `owner_of`.
 
     Args:
+        label: for messages, such as `captions.jsonl`.
         locked: the file that only one run may write, or one that stands for a folder's.
 
     Raises:
@@ -71,11 +72,11 @@ class RecordOutput(Output):
             taken: positions that records got which aren't put yet.
         """
         own = owner_of(record.item, self._manifest)
-        rows = self._manifest.rows(
+        query = (
             "SELECT position, owner, name FROM entries WHERE output = ?1 AND name = ?2 "
-            "UNION ALL SELECT position, owner, name FROM entries WHERE output = ?1 AND key = ?3 AND name != ?2",
-            *(self._output, os.fsencode(record.item.name), record.key),
+            "UNION ALL SELECT position, owner, name FROM entries WHERE output = ?1 AND key = ?3 AND name != ?2"
         )
+        rows = self._manifest.rows(query, self._output, os.fsencode(record.item.name), record.key)
         for position, owner, name in sorted(rows, key=lambda row: row[1] != own):
             if position not in taken and (owner == own or self._is_gone(owner, name)):
                 return position
@@ -96,9 +97,16 @@ class RecordOutput(Output):
         connection.execute(
             "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(replaced, self._output, owner_of(item, self._manifest), os.fsencode(item.name)),
-                *(record.key, record.content, None if item.path is None else os.fsencode(item.path)),
-                *(json_text(dict(item.metadata)), shard, row),
+                replaced,
+                self._output,
+                owner_of(item, self._manifest),
+                os.fsencode(item.name),
+                record.key,
+                record.content,
+                None if item.path is None else os.fsencode(item.path),
+                json_text(dict(item.metadata)),
+                shard,
+                row,
             ),
         )
 

@@ -60,7 +60,6 @@ class Sidecars(Output):
     """
 
     def __init__(self, manifest: Manifest, suffix: str, settings: OutputSettings) -> None:
-        self.label = f"{suffix} files"
         self._manifest = manifest
         self._suffix = suffix
         self._folder = settings.folder

@@ -112,9 +112,9 @@ class Manifest:
         """The first row of a query."""
         return next(iter(self.rows(query, *arguments)), None)
 
-    def change(self, statement: str, *arguments: object) -> None:
-        """A transaction of one statement, as durable as the next durable one."""
-        with self.writing(durable=False) as connection:
+    def change(self, statement: str, *arguments: object, durable: bool = False) -> None:
+        """A transaction of one statement; see `writing`."""
+        with self.writing(durable=durable) as connection:
             connection.execute(statement, arguments)
 
     def many_rows(self, query: str, *arguments: object) -> Iterator[tuple]:

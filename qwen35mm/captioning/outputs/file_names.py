@@ -121,12 +121,10 @@ class Claims:
             folded = os.fsencode(fold(name))
             row = self._manifest.row("SELECT medium FROM claims WHERE output = ? AND folded = ?", self._output, folded)
             if is_free(name) if row is None else self._is_gone(row[0]):
-                with self._manifest.writing(durable=self._durable) as connection:
-                    # In place of who had the name.
-                    connection.execute(
-                        "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?)",
-                        (self._output, owner, os.fsencode(name), folded, place),
-                    )
+                # In place of who had the name.
+                values = (self._output, owner, os.fsencode(name), folded, place)
+                statement = "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?)"
+                self._manifest.change(statement, *values, durable=self._durable)
                 return name
         raise AssertionError("the names to choose from have no end")
 

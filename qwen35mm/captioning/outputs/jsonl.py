@@ -123,10 +123,8 @@ class JsonLines(RecordOutput):
                     head_length = file.tell()
                     file.seek(0)
                     crc = crc_of(file, head_length)
-        with self._manifest.writing() as connection:
-            connection.execute(
-                "INSERT INTO line_files VALUES (?, ?, ?, ?, 0, x'')", (self._output, head_length, crc, head_length)
-            )
+        statement = "INSERT INTO line_files VALUES (?, ?, ?, ?, 0, x'')"
+        self._manifest.change(statement, self._output, head_length, crc, head_length, durable=True)
 
     def _open(self) -> BinaryIO:
         """Opens the file as the manifest knows it, mended or written anew where it is otherwise."""
@@ -171,12 +169,11 @@ class JsonLines(RecordOutput):
         length, crc = 0, 0
 
         def remember() -> None:
-            with self._manifest.writing() as connection:
-                connection.execute(
-                    "UPDATE line_files SET length = ?, crc = ?, head_length = ?, num_stale = 0, intent = x'' "
-                    "WHERE place = ?",
-                    (length, crc, self._head_length, self._output),
-                )
+            statement = (
+                "UPDATE line_files SET length = ?, crc = ?, head_length = ?, num_stale = 0, intent = x'' "
+                "WHERE place = ?"
+            )
+            self._manifest.change(statement, length, crc, self._head_length, self._output, durable=True)
 
         with replacing(self._path, before_rename=remember) as file:
             for piece in self._pieces():

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import OutputSettings
-from qwen35mm.captioning.outputs.shards import Shards, ShardWriter
+from qwen35mm.captioning.outputs.shards import Shards
 from qwen35mm.captioning.records import Record, printable
 from qwen35mm.errors import MissingExtraError
 
@@ -38,25 +38,19 @@ class ParquetShards(Shards):
         self._schema = _schema(embed_media=settings.embed_media)
         super().__init__(manifest, folder, settings)
 
-    def _writer(self, file: BinaryIO, form: Any) -> ShardWriter:
-        return _ParquetWriter(file, form or self._schema)
-
     def _form(self, path: Path) -> Any:
         return pyarrow.parquet.read_schema(path)
 
-
-class _ParquetWriter(ShardWriter):
-    def __init__(self, file: BinaryIO, schema: Any) -> None:
-        self._schema = schema
-        self._writer = pyarrow.parquet.ParquetWriter(pyarrow.PythonFile(file, mode="w"), schema)
+    def _start(self, file: BinaryIO, form: Any) -> None:
+        self._writer = pyarrow.parquet.ParquetWriter(pyarrow.PythonFile(file, mode="w"), form or self._schema)
         self._rows: list[dict[str, Any]] = []
         self._num_bytes = 0
 
-    def add(self, record: Record) -> None:
+    def _add(self, file: BinaryIO, record: Record) -> None:
         row = record.to_dict()
         for name in _JSON_COLUMNS:
             row[name] = json_text(row[name]) if name in row else None
-        if "image" in self._schema.names and record.caption.kind == "image":
+        if "image" in self._writer.schema.names and record.caption.kind == "image":
             medium = b"".join(record.pieces())
             row["image"] = {"bytes": medium, "path": printable(record.item.name)}
             self._num_bytes += len(medium)
@@ -64,7 +58,7 @@ class _ParquetWriter(ShardWriter):
         if len(self._rows) >= _ROWS_AT_ONCE or self._num_bytes >= _BYTES_AT_ONCE:
             self._flush()
 
-    def copy(self, path: Path, rows: Sequence[int]) -> None:
+    def _copy(self, file: BinaryIO, path: Path, rows: Sequence[int]) -> None:
         wanted, first = set(rows), 0
         with pyarrow.parquet.ParquetFile(path) as old:
             for batch in old.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False):
@@ -73,17 +67,17 @@ class _ParquetWriter(ShardWriter):
                     self._writer.write_batch(batch.take(pyarrow.array(taken)))
                 first += len(batch)
 
-    def end(self) -> None:
+    def _end(self, file: BinaryIO) -> None:
         self._flush()
         self._writer.close()
 
-    def abandon(self) -> None:
+    def _drop(self) -> None:
         # Else it would write the file's end when it is collected.
         self._writer.is_open = False
 
     def _flush(self) -> None:
         if self._rows:
-            self._writer.write_table(pyarrow.Table.from_pylist(self._rows, schema=self._schema))
+            self._writer.write_table(pyarrow.Table.from_pylist(self._rows, schema=self._writer.schema))
         self._rows, self._num_bytes = [], 0
 
 

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -41,25 +41,6 @@ from qwen35mm.errors import CaptioningError, OutputError
 _log = logging.getLogger(__name__)
 
 
-class ShardWriter(ABC):
-    """Writes one shard's format into a file."""
-
-    @abstractmethod
-    def add(self, record: Record) -> None:
-        """Adds a record, or nothing of it after an exception. Raises OSError, CaptioningError."""
-
-    @abstractmethod
-    def copy(self, path: Path, rows: Sequence[int]) -> None:
-        """Adds these rows, in rising order, of another shard of the same form. Raises OSError."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Writes what the format has at its end. Raises OSError."""
-
-    def abandon(self) -> None:  # noqa: B027 - most have nothing to give back
-        """The file will be closed and removed without an end."""
-
-
 @dataclass
 class _OpenShard:
     """A shard that is being written.
@@ -71,7 +52,6 @@ class _OpenShard:
 
     number: int
     file: BinaryIO
-    writer: ShardWriter
     moved: list[tuple[int, int]] = field(default_factory=list)
     added: dict[bytes, tuple[Record, int | None]] = field(default_factory=dict)
 
@@ -95,9 +75,23 @@ class Shards(RecordOutput):
         # One lock for the folder, whatever the shards' kind: leftovers of every kind are removed from it.
         super().__init__(manifest, folder.name, output, folder / "shards", settings)
 
+    def _start(self, file: BinaryIO, form: Any) -> None:
+        """Begins a shard of this form; None is that of this run's records. Raises OSError."""
+
     @abstractmethod
-    def _writer(self, file: BinaryIO, form: Any) -> ShardWriter:
-        """A writer of a new shard of this form; None is that of this run's records."""
+    def _add(self, file: BinaryIO, record: Record) -> None:
+        """Adds a record, or nothing of it after an exception. Raises OSError, CaptioningError."""
+
+    @abstractmethod
+    def _copy(self, file: BinaryIO, path: Path, rows: Sequence[int]) -> None:
+        """Adds these rows, in rising order, of another shard of the same form. Raises OSError."""
+
+    @abstractmethod
+    def _end(self, file: BinaryIO) -> None:
+        """Writes what the format has at its end. Raises OSError."""
+
+    def _drop(self) -> None:
+        """The file will be closed and removed without an end."""
 
     def _form(self, path: Path) -> Any:
         """What shards have to have in common for rows of theirs to be in one."""
@@ -115,7 +109,7 @@ class Shards(RecordOutput):
                 shard = self._open_shard or self._new_shard()
                 # A record that isn't sealed yet has taken its place, too.
                 replaced = self._replaced_by(record, [taken for _, taken in shard.added.values() if taken is not None])
-                shard.writer.add(record)
+                self._add(shard.file, record)
                 shard.added[owner] = (record, replaced)
                 self._seal_full(shard)
 
@@ -148,7 +142,7 @@ class Shards(RecordOutput):
         """Leaves the shard that was being written to a later run."""
         shard, self._open_shard = self._open_shard, None
         if shard is not None:
-            shard.writer.abandon()
+            self._drop()
             with contextlib.suppress(OSError):
                 shard.file.close()
             with contextlib.suppress(OSError):
@@ -167,7 +161,8 @@ class Shards(RecordOutput):
     def _new_shard(self, form: Any = None) -> _OpenShard:
         number = max([-1, *(known[0] for known in self._known()), *self._numbers()]) + 1
         file = create(temporary_for(self._path(number)))
-        self._open_shard = _OpenShard(number, file, self._writer(file, form))
+        self._start(file, form)
+        self._open_shard = _OpenShard(number, file)
         return self._open_shard
 
     def _move(self, numbers: Sequence[int], form: Any) -> None:
@@ -180,7 +175,7 @@ class Shards(RecordOutput):
                     shard = self._open_shard or self._new_shard(form)
                     room = self._settings.records_per_shard - shard.num_records
                     moved, rows = rows[:room], rows[room:]
-                    shard.writer.copy(self._path(number), moved)
+                    self._copy(shard.file, self._path(number), moved)
                     shard.moved += [(number, row) for row in moved]
                     self._seal_full(shard)
             if self._open_shard is not None:
@@ -194,7 +189,7 @@ class Shards(RecordOutput):
     def _seal(self, shard: _OpenShard) -> None:
         """Ends a shard, gives its records to the manifest, and renames it."""
         with self._abandoned_on_error():
-            shard.writer.end()
+            self._end(shard.file)
             sync(shard.file)
             num_bytes = shard.file.tell()
             shard.file.close()

@@ -146,8 +146,8 @@ class Sidecars(Output):
         keys_written = (*keys_before, key) if self._appends else (key,)
         keys = b"".join(keys_before), b"".join(keys_written)
         values = (self._manifest.place(old.path), before, _digest(new), *keys, self._original(old))
-        with self._manifest.writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, 1)", values)
+        statement = "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, 1)"
+        self._manifest.change(statement, *values, durable=True)
 
     def _original(self, text: _Text) -> str | None:
         if text.content is None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from qwen35mm.captioning.manifest.files import json_text, pieces
 from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.outputs.base import OutputSettings
 from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
-from qwen35mm.captioning.outputs.shards import Shards, ShardWriter
+from qwen35mm.captioning.outputs.shards import Shards
 from qwen35mm.captioning.records import Record, still_there
 
 _MEMBERS = 3
@@ -23,52 +24,37 @@ class TarShards(Shards):
 
     suffix = ".tar"
 
-    def _writer(self, file: BinaryIO, form: Any) -> ShardWriter:
-        claims = Claims(self._manifest, b"webdataset:" + self._manifest.place(self._folder))
-        return _TarWriter(file, claims, self._manifest)
+    def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
+        self._claims = Claims(manifest, b"webdataset:" + manifest.place(folder))
+        super().__init__(manifest, folder, settings)
 
-
-class _TarWriter(ShardWriter):
-    def __init__(self, file: BinaryIO, claims: Claims, manifest: Manifest) -> None:
-        self._file = file
-        self._claims = claims
-        self._manifest = manifest
-
-    def add(self, record: Record) -> None:
+    def _add(self, file: BinaryIO, record: Record) -> None:
         key = self._key(record)
         with still_there(record.item):
             suffix, num_bytes = record.item.suffix(), record.item.num_bytes
         text = record.caption.text.encode("utf-8", "backslashreplace")
         values = json_text(record.to_dict()).encode()
-        begin = self._file.tell()
+        begin = file.tell()
         try:
-            self._member(key + suffix, num_bytes, record.pieces())
-            self._member(f"{key}.txt", len(text), iter([text]))
-            self._member(f"{key}.json", len(values), iter([values]))
+            _write_member(file, key + suffix, num_bytes, record.pieces())
+            _write_member(file, f"{key}.txt", len(text), [text])
+            _write_member(file, f"{key}.json", len(values), [values])
         except BaseException:
-            self._file.seek(begin)
-            self._file.truncate()
+            file.seek(begin)
+            file.truncate()
             raise
 
-    def copy(self, path: Path, rows: Sequence[int]) -> None:
+    def _copy(self, file: BinaryIO, path: Path, rows: Sequence[int]) -> None:
         wanted = set(rows)
-        with path.open("rb") as file:
-            for row, (begin, end) in enumerate(_samples(file)):
+        with path.open("rb") as old:
+            for row, (begin, end) in enumerate(_samples(old)):
                 if row in wanted:
-                    file.seek(begin)
-                    for piece in pieces(file, end - begin):
-                        self._file.write(piece)
+                    old.seek(begin)
+                    for piece in pieces(old, end - begin):
+                        file.write(piece)
 
-    def end(self) -> None:
-        self._file.write(bytes(2 * tarfile.BLOCKSIZE))
-
-    def _member(self, name: str, num_bytes: int, content: Iterator[bytes]) -> None:
-        info = tarfile.TarInfo(name)
-        info.size = num_bytes
-        self._file.write(info.tobuf(tarfile.PAX_FORMAT))
-        for piece in content:
-            self._file.write(piece)
-        self._file.write(bytes(-num_bytes % tarfile.BLOCKSIZE))
+    def _end(self, file: BinaryIO) -> None:
+        file.write(bytes(2 * tarfile.BLOCKSIZE))
 
     def _key(self, record: Record) -> str:
         """The sample's key: its name, with no dot in the last part, where readers end the key."""
@@ -84,3 +70,12 @@ def _samples(file: BinaryIO) -> Iterator[tuple[int, int]]:
     for at in range(0, len(members), _MEMBERS):
         begin, end = members[at][0], members[at + _MEMBERS - 1][1]
         yield begin, end + -end % tarfile.BLOCKSIZE
+
+
+def _write_member(file: BinaryIO, name: str, num_bytes: int, content: Iterable[bytes]) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = num_bytes
+    file.write(info.tobuf(tarfile.PAX_FORMAT))
+    for piece in content:
+        file.write(piece)
+    file.write(bytes(-num_bytes % tarfile.BLOCKSIZE))

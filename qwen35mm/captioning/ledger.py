@@ -90,7 +90,7 @@ class Ledger:
             known = await self.do(self._look, item)
             if isinstance(known, Wants):
                 return known
-            seen, with_plan = Inspected(known, None, None), self._requests.with_plan
+            seen, with_plan = Inspected(None, None, None), self._requests.with_plan
             if known is None or with_plan:
                 seen = await self._workers.inspect(item, with_digest=known is None, with_plan=with_plan)
                 if isinstance(seen, Failed):
@@ -172,14 +172,13 @@ class Ledger:
         except OSError:
             return None  # reading it will say why
 
-    def _ask(self, item: Item, content: bytes | None, seen: Inspected) -> CaptionRequest | Wants | Failed:
+    def _ask(self, item: Item, known: bytes | None, seen: Inspected) -> CaptionRequest | Wants | Failed:
         """The item's request, where an output wants its caption."""
-        if content is None:
-            content = seen.digest
-            assert content is not None, "it was asked for"
-            if seen.status is not None and time.time() - seen.status.st_mtime > _SETTLED_S:
-                assert isinstance(item.source, Path)
-                self.manifest.remember_digest(item.source, seen.status, content)
+        content = known or seen.digest
+        assert content is not None, "it was asked for"
+        if known is None and seen.status is not None and time.time() - seen.status.st_mtime > _SETTLED_S:
+            assert isinstance(item.source, Path)
+            self.manifest.remember_digest(item.source, seen.status, content)
         try:
             request = self._requests.build(item, content, seen.plan, self._original)
         except OutputError:

@@ -50,23 +50,21 @@ class FolderMetadata:
     def row(self, path: Path) -> dict[str, Any]:
         """What is said of a file, without its name; empty where it isn't in the metadata. Raises OutputError."""
         file_name = path.relative_to(self._path.parent).as_posix()
-        with self._manifest.reading() as connection:
-            found = connection.execute(
-                "SELECT content FROM metadata_rows WHERE place = ? AND file_name = ?", (self._place, _key(file_name))
-            ).fetchone()
+        query = "SELECT content FROM metadata_rows WHERE place = ? AND file_name = ?"
+        found = self._manifest.row(query, self._place, _key(file_name))
         return {} if found is None else json.loads(found[0])
 
     def _read(self) -> tuple[int, int]:
         """Reads the file into the manifest, where it isn't there yet; how many rows are good, and how many bad."""
         state = file_state(self._path.stat())
-        with self._manifest.reading() as connection:
-            known = connection.execute(
-                "SELECT num_rows, num_bad_rows FROM metadata_files "
-                "WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?",
-                (self._place, *state),
-            ).fetchone()
+        query = (
+            "SELECT num_rows, num_bad_rows FROM metadata_files "
+            "WHERE place = ? AND num_bytes = ? AND mtime_ns = ? AND inode = ?"
+        )
+        known = self._manifest.row(query, self._place, *state)
         if known is not None:
-            return known
+            num_rows, num_bad_rows = known
+            return num_rows, num_bad_rows
         num_rows = num_bad_rows = 0
         rows = _rows(self._path)
         with self._manifest.writing(durable=False) as connection:
@@ -81,11 +79,8 @@ class FolderMetadata:
                     "INSERT OR IGNORE INTO metadata_rows VALUES (?, ?, ?)", [(self._place, *row) for row in good]
                 )
         if time.time() - self._path.stat().st_mtime > _SETTLED_S:
-            with self._manifest.writing(durable=False) as connection:
-                connection.execute(
-                    "INSERT INTO metadata_files VALUES (?, ?, ?, ?, ?, ?)",
-                    (self._place, *state, num_rows, num_bad_rows),
-                )
+            statement = "INSERT INTO metadata_files VALUES (?, ?, ?, ?, ?, ?)"
+            self._manifest.change(statement, self._place, *state, num_rows, num_bad_rows)
         return num_rows, num_bad_rows
 
 

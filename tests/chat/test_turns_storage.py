@@ -72,7 +72,7 @@ async def test_going_on_changes_nothing_when_it_fails(kit: ChatKit, monkeypatch:
     asked = await kit.ask("length of it")
     before = state(kit)
     with monkeypatch.context() as patch:
-        fail_at(patch, "_update", 1)
+        fail_at(patch, "_update", 2)
         with pytest.raises(StorageError):
             await kit.turns.go_on(ME, asked.conversation, asked.reply)
     assert state(kit) == before

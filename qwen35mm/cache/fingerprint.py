@@ -21,8 +21,6 @@ import qwen35mm_preprocess
 from qwen35mm.cpu import cpu_capabilities
 from qwen35mm_kernels import select_backend
 
-__all__ = ["arithmetic", "fingerprint", "sources_digest"]
-
 _FINGERPRINT = b"qwen35mm fingerprint 1\n"
 _PACKAGE = Path(__file__).parents[1]
 # Its parts that decide which numbers are computed from a prompt, and beside which others.

@@ -131,7 +131,7 @@ class SequenceCache:
         Raises:
             OutOfSlotsError: no state slot is free; nothing has changed.
         """
-        slot = self._pools.states.take_copy(self.slot)
+        slot = self._pools.states.take(copy_of=self.slot)
         other = SequenceCache(self._pools, slot=slot)
         other.rope_delta, other._length = self.rope_delta, self._length
         other._claimed = other._shared = self._length

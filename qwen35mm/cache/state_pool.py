@@ -46,24 +46,22 @@ class StatePool:
     def num_free(self) -> int:
         return self._taken.count(False)
 
-    def take(self) -> int:
-        """Takes the lowest free slot; its states are zero.
+    def take(self, *, copy_of: int | None = None) -> int:
+        """Takes the lowest free slot; its states are zero, or those of another slot.
 
         Raises:
             OutOfSlotsError: none is free.
         """
-        slot = self._take()
+        if False not in self._taken:
+            raise OutOfSlotsError(
+                f"All {self.num_slots} slots are taken ({mib(self.num_slots * self.slot_bytes)} of states): "
+                "wait for a running request to end, or start with more slots."
+            )
+        slot = self._taken.index(False)
+        self._taken[slot] = True
         for pair in self.layers.values():
             for states in pair:
-                states[slot].zero_()
-        return slot
-
-    def take_copy(self, source: int) -> int:
-        """Takes the lowest free slot and copies the states of `source` into it; raises OutOfSlotsError."""
-        slot = self._take()
-        for pair in self.layers.values():
-            for states in pair:
-                states[slot].copy_(states[source])
+                states[slot] = 0 if copy_of is None else states[copy_of]
         return slot
 
     def save(self, slot: int, *, on_host: bool = True) -> dict[str, torch.Tensor]:
@@ -103,13 +101,3 @@ class StatePool:
         """Asserts that exactly the slots in `held` are taken."""
         taken = {slot for slot, is_taken in enumerate(self._taken) if is_taken}
         assert taken == held, f"slots {sorted(taken)} are taken and {sorted(held)} are held"
-
-    def _take(self) -> int:
-        if False not in self._taken:
-            raise OutOfSlotsError(
-                f"All {self.num_slots} slots are taken ({mib(self.num_slots * self.slot_bytes)} of states): "
-                "wait for a running request to end, or start with more slots."
-            )
-        slot = self._taken.index(False)
-        self._taken[slot] = True
-        return slot

@@ -20,7 +20,7 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.media import workers
-from qwen35mm.captioning.media.workers import Failed, Inspected, MediaWorkers, Prepared, inspect
+from qwen35mm.captioning.media.workers import CHANGED, Failed, Inspected, MediaWorkers, Prepared, inspect
 from qwen35mm.prompt import EncodedMedium, Image
 from qwen35mm_preprocess import MediaProcessor, PreparedMedia
 from tests.captioning.fake_model import picture
@@ -71,6 +71,10 @@ def digest(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
 
 
+async def look(made: MediaWorkers, each: Item) -> Inspected | Failed:
+    return await made.inspect(each, with_digest=True, with_plan=False)
+
+
 async def test_a_look_and_a_decoding(two: MediaWorkers, tmp_path: Path) -> None:
     each = item(tmp_path)
     assert each.path is not None
@@ -95,9 +99,7 @@ async def test_a_medium_for_a_server(two: MediaWorkers, tmp_path: Path) -> None:
     assert isinstance(encoded, Prepared)
     assert isinstance(encoded.medium, EncodedMedium)
     assert (encoded.medium.parts, encoded.medium.plan, encoded.medium.warnings) == (expected.parts, expected.plan, ())
-    changed = await two.prepare(each, bytes(32), "frames")
-    assert isinstance(changed, Failed)
-    assert (changed.kind, "changed while it was read" in changed.message) == ("changed", True)
+    assert await two.prepare(each, bytes(32), "frames") == CHANGED
 
 
 def test_a_process_that_reads_media_loads_no_model() -> None:
@@ -124,11 +126,9 @@ async def test_a_file_that_changed_or_went_is_its_own_failure(two: MediaWorkers,
     assert each.path is not None
     before = digest(each.path)
     item(tmp_path, seed=1)
-    changed = await two.prepare(each, before, "pixels")
-    assert isinstance(changed, Failed)
-    assert (changed.kind, "changed while it was read" in changed.message) == ("changed", True)
+    assert await two.prepare(each, before, "pixels") == CHANGED
     each.path.unlink()
-    for reading in (two.inspect(each, with_digest=True, with_plan=False), two.prepare(each, before, "pixels")):
+    for reading in (look(two, each), two.prepare(each, before, "pixels")):
         gone = await reading
         assert isinstance(gone, Failed)
         assert gone.kind == "unreadable"
@@ -145,27 +145,24 @@ async def test_a_process_that_dies_or_never_ends_takes_nobody_along(
     hostile: MediaWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, timeout_s: float
 ) -> None:
     first, bad, *others = [item(tmp_path, each, seed) for seed, each in enumerate(("a.png", name, "b.png", "c.png"))]
-    assert isinstance(await hostile.inspect(first, with_digest=True, with_plan=False), Inspected)
+    assert isinstance(await look(hostile, first), Inspected)
     with monkeypatch.context() as patch:
         patch.setattr(hostile, "_timeout_s", timeout_s)
-        failed = await hostile.inspect(bad, with_digest=True, with_plan=False)
+        failed = await look(hostile, bad)
     assert isinstance(failed, Failed)
     assert failed.kind == kind
-    for seen in await asyncio.gather(*(hostile.inspect(each, with_digest=True, with_plan=False) for each in others)):
+    for seen in await asyncio.gather(*(look(hostile, each) for each in others)):
         assert isinstance(seen, Inspected)
 
 
 async def test_what_a_library_prints_does_not_come_between(hostile: MediaWorkers, tmp_path: Path) -> None:
-    seen = await hostile.inspect(item(tmp_path, "chatty.png"), with_digest=True, with_plan=False)
-    assert isinstance(seen, Inspected)
+    assert isinstance(await look(hostile, item(tmp_path, "chatty.png")), Inspected)
 
 
 async def test_closing_ends_the_processes(tmp_path: Path) -> None:
     made = MediaWorkers(PROCESSOR, 2)
     before = {child.pid for child in psutil.Process().children()}
-    await asyncio.gather(
-        *(made.inspect(item(tmp_path, f"{n}.png", n), with_digest=True, with_plan=False) for n in range(6))
-    )
+    await asyncio.gather(*(look(made, item(tmp_path, f"{n}.png", n)) for n in range(6)))
     started = [child for child in psutil.Process().children() if child.pid not in before]
     assert 1 <= len(started) <= 2
     made.close()
@@ -173,8 +170,8 @@ async def test_closing_ends_the_processes(tmp_path: Path) -> None:
 
 
 async def test_closing_waits_for_no_decoder_that_is_stuck(hostile: MediaWorkers, tmp_path: Path) -> None:
-    await hostile.inspect(item(tmp_path), with_digest=True, with_plan=False)
-    stuck = asyncio.create_task(hostile.inspect(item(tmp_path, "stuck.png"), with_digest=True, with_plan=False))
+    await look(hostile, item(tmp_path))
+    stuck = asyncio.create_task(look(hostile, item(tmp_path, "stuck.png")))
     while not hostile._busy:
         await asyncio.sleep(0.01)
     # It would be given up after a minute: then as one that took too long.
@@ -214,7 +211,7 @@ async def test_where_no_process_can_be_started_each_item_says_so(
 ) -> None:
     monkeypatch.setattr(workers, "_COMMAND", (str(tmp_path / "no such program"),))
     made = MediaWorkers(PROCESSOR, 1)
-    failed = await made.inspect(item(tmp_path), with_digest=True, with_plan=False)
+    failed = await look(made, item(tmp_path))
     made.close()
     assert isinstance(failed, Failed)
     assert failed.kind == "worker"

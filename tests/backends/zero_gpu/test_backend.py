@@ -38,15 +38,18 @@ class PickledCalls:
 
     def __init__(self) -> None:
         self.durations: list[int] = []
-        # What a call does before the child's first value and between two of them.
-        self.before: Callable[[], None] = lambda: None
+        # A call begins when a GPU is lent.
+        self.begun = threading.Event()
+        self.lent = threading.Event()
+        self.lent.set()
         self.closed = threading.Event()
 
     def __call__(self, *, duration: Callable[[Job], int]) -> Callable[..., Any]:
         def decorate(task: Callable[[Job], Iterator[tuple[Item, ...]]]) -> Callable[[Job], Iterator[Any]]:
             def run(job: Job) -> Iterator[Any]:
                 self.durations.append(duration(job))
-                self.before()
+                self.begun.set()
+                assert self.lent.wait(PATIENCE_S)
                 values = task(pickle.loads(pickle.dumps(job)))
                 try:
                     for value in values:
@@ -159,38 +162,26 @@ async def test_a_newer_turn_ends_what_goes_on_behind_the_last_reply(
 
 
 async def test_no_more_calls_than_allowed_wait(demo: LoadedModel, calls: PickledCalls) -> None:
-    begun, lent = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        assert lent.wait(PATIENCE_S)
-
-    calls.before = wait
+    calls.lent.clear()
     backend = ZeroGpuBackend(demo, calls, settings=EngineSettings(max_waiting=1))
     first = asyncio.create_task(collect(backend.stream(HELLO, GREEDY)))
-    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    assert await asyncio.to_thread(calls.begun.wait, PATIENCE_S)
     with pytest.raises(QueueFullError, match="1 requests"):
         await collect(backend.stream(HELLO, GREEDY))
-    lent.set()
+    calls.lent.set()
     assert isinstance((await first)[-1], Finished)
 
 
 async def test_who_leaves_while_a_gpu_is_waited_for_is_not_kept_waiting(demo: LoadedModel, calls: PickledCalls) -> None:
-    begun, lent = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        assert lent.wait(PATIENCE_S)
-
-    calls.before = wait
+    calls.lent.clear()
     backend = ZeroGpuBackend(demo, calls)
     task = asyncio.create_task(collect(backend.stream(HELLO, GREEDY)))
-    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    assert await asyncio.to_thread(calls.begun.wait, PATIENCE_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not calls.closed.is_set()
-    lent.set()
+    calls.lent.set()
     assert await asyncio.to_thread(calls.closed.wait, PATIENCE_S)
 
 

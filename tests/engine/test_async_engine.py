@@ -119,10 +119,25 @@ async def test_a_refused_request_raises_and_others_go_on(demo: LoadedModel, make
 
 
 async def test_closing_ends_running_streams_with_an_error(demo: LoadedModel, make_request: MakeRequest) -> None:
-    engine = AsyncEngine(lambda background: Engine(demo, background=background))
+    told, closing = threading.Event(), threading.Event()
+
+    class Held(Engine):
+        """Doesn't come to the reply's end before it is being closed."""
+
+        def step(self) -> list[StepOutput]:
+            if told.is_set():
+                closing.wait(60)
+            return super().step()
+
+    engine = AsyncEngine(lambda background: Held(demo, background=background))
     events = engine.stream(make_request(Text("hello"), params=LONG))
     await anext(events)
-    await asyncio.to_thread(engine.close)
+    told.set()
+    close = asyncio.create_task(asyncio.to_thread(engine.close))
+    while not engine._closing:
+        await asyncio.sleep(0.01)
+    closing.set()
+    await close
     with pytest.raises(EngineError, match="shut down"):
         async for _ in events:
             pass

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -127,26 +127,6 @@ class MediaPlan:
             timestamps_s=timestamps,
             notes=(*self.notes, *notes),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` gives an equal plan back."""
-        values = asdict(self)
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> MediaPlan:
-        """Raises MediaPlanError for what `to_dict` didn't write."""
-        names = {field.name for field in fields(cls)}
-        if set(values) != names:
-            raise MediaPlanError(
-                f"The media plan is damaged or of another version: its keys differ in "
-                f"{', '.join(sorted(set(values) ^ names))}. Make a new plan."
-            )
-        read = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        try:
-            return cls(**{**read, "grid_thw": GridTHW(*read["grid_thw"])})
-        except TypeError:
-            raise MediaPlanError("The media plan is damaged: a value is of the wrong type. Make a new plan.") from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,11 +98,10 @@ def _sniff_ftyp(head: bytes) -> MediaFormat | None:
     """ISO base media: HEIF and AVIF pictures share the container of MP4."""
     size = int.from_bytes(head[:4], "big")
     brands = [head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))]
-    if any(brand in _AVIF_BRANDS for brand in brands[:1]) or (
-        brands[0] in _HEIF_BRANDS and any(brand in _AVIF_BRANDS for brand in brands)
-    ):
+    is_heif = brands[0] in _HEIF_BRANDS
+    if brands[0] in _AVIF_BRANDS or (is_heif and any(brand in _AVIF_BRANDS for brand in brands)):
         return AVIF if HAS_AVIF else replace(AVIF, pillow=None)
-    return HEIC if brands[0] in _HEIF_BRANDS else MP4
+    return HEIC if is_heif else MP4
 
 
 # A str is a path or a `data:` URI. Bytes are a whole file.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from qwen35mm_preprocess import MediaDecodeError, MediaLimitError, MediaLimits
 from qwen35mm_preprocess.media_plan import patch_timestamps
@@ -162,6 +163,13 @@ def test_a_turned_video_ends_upright(container: str, matrix: tuple[int, int, int
 
 def test_a_matrix_of_zeros_turns_nothing() -> None:
     assert probe_video(turned(encode_video([scene(0)], codec="mpeg4"), (0, 0, 0, 0)), LIMITS).transpose is None
+
+
+def test_a_movie_can_be_turned_as_a_whole() -> None:
+    data = bytearray(encode_video([scene(0)], codec="mpeg4"))
+    struct.pack_into(">5i", data, data.index(b"mvhd") + 4 + 36, 0, 65536, 0, -65536, 0)
+    info = probe_video(bytes(data), LIMITS)
+    assert (info.transpose, info.size) == (Image.Transpose.ROTATE_270, (64, 48))
 
 
 def constant(num_frames: int, fps: float) -> VideoInfo:

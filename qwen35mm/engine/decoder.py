@@ -1,4 +1,4 @@
-"""Decode steps of the running replies, sampling included.
+"""The replies that are being decoded: one token for each of them per step, and room in the pools for all of them.
 
 On a GPU no step waits for a token: a step's inputs that the host knows beforehand (slots, places in the cache, lengths)
 are written while the step before still runs, the tokens come from the sampler's table, where the step before leaves
@@ -9,15 +9,19 @@ enters the cache. On a CPU a step is over when it has run, and its tokens are re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from qwen35mm.cache import OutOfBlocksError, OutOfSlotsError
 from qwen35mm.engine.running_request import Reply, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.step_graph import StepGraph, can_capture
+
+logger = logging.getLogger(__name__)
 
 
 def runs_ahead(device: torch.device) -> bool:
@@ -40,17 +44,10 @@ def step_sizes(slots: int, device: torch.device, *, batch_invariant: bool) -> li
 
 @dataclass(frozen=True)
 class _Launched:
-    """A step that the device has not answered yet.
+    """A step that the device has not answered yet: its replies in the order of rows, what runs it, and which of the
+    graph's answers it writes."""
 
-    Attributes:
-        replies: of its rows, in order.
-        nums_cached: tokens in each reply's cache when its next token is chosen.
-        graph: what runs it.
-        answer: which of the graph's answers it writes.
-    """
-
-    replies: tuple[Reply, ...]
-    nums_cached: tuple[int, ...]
+    replies: Sequence[Reply]
     graph: StepGraph
     answer: int
 
@@ -61,93 +58,160 @@ class Decoder:
     Args:
         banned_ids: ids that are never chosen.
         batch_invariant: see `EngineSettings`.
+
+    Attributes:
+        running: replies in order of admission.
+        suspended: those that had to make room, which come back first.
     """
 
     def __init__(self, runtime: Runtime, banned_ids: Iterable[int], *, batch_invariant: bool) -> None:
-        self._model, pools = runtime.model, runtime.pools
+        self._model, self._pools = runtime.model, runtime.pools
+        self._context_length = runtime.context_length
         vocab_size = runtime.loaded.config.text.vocab_size
-        self.sampler = Sampler(pools.states.num_slots, vocab_size, banned_ids, self._model.head_device)
-        self._pools, self._max_blocks = pools, pools.kv.blocks_for(runtime.context_length)
+        self.sampler = Sampler(self._pools.states.num_slots, vocab_size, banned_ids, self._model.head_device)
+        self.running: list[Reply] = []
+        self.suspended: list[Reply] = []
         self._sizes = step_sizes(runtime.slots, self._model.device, batch_invariant=batch_invariant)
         self._runs_ahead = runs_ahead(self._model.device)
         # Each is captured when so many replies first run: a start waits for none of them.
         self._graphs: dict[int, StepGraph] = {}
         self._graph_memory = torch.cuda.graph_pool_handle() if can_capture(self._model) else None
         self._launched: _Launched | None = None
-        self._context_length = runtime.context_length
+        # What was drained before a reply had to leave.
+        self._known: list[StepResult] = []
         self._turn = 0
 
-    def admit(self, reply: Reply) -> None:
-        """A reply is in a slot that it hasn't been in before."""
-        assert reply.cache is not None
-        prompt, said = reply.request.prompt.token_ids, reply.output.token_ids
-        self.sampler.admit(reply.cache.slot, reply.request.params, reply.seed, prompt, said)
+    @property
+    def can_step(self) -> bool:
+        """Whether there is anything to run, or to tell of what has run."""
+        return bool(self.running or self._known)
 
     def begin(self, reply: Reply, logits: torch.Tensor) -> StepResult:
         """Enters a reply; its first token is chosen from the prompt's last logits [vocab]."""
-        assert reply.cache is not None
-        self.admit(reply)
-        token_id = None if reply.needs_host else self.sampler.sample_one(reply.cache.slot, 0, logits)
-        return StepResult(reply, reply.cache.length, token_id, logits)
+        slot = self._admit(reply)
+        return StepResult(reply, None if reply.needs_host else self.sampler.sample_one(slot, 0, logits), logits)
 
-    def step(self, replies: Sequence[Reply]) -> list[StepResult]:
+    def remove(self, reply: Reply) -> None:
+        """Takes a reply out, wherever it is."""
+        for replies in (self.running, self.suspended):
+            if reply in replies:
+                replies.remove(reply)
+
+    def resume(self) -> None:
+        """Brings suspended replies back, in order, as far as there is room for them and a token of everybody."""
+        while self.suspended and not self._known:
+            reply = self.suspended[0]
+            if self.running and not self.has_room(reply.num_suspended_tokens):
+                return
+            try:
+                reply.resume(self._pools)
+            except (OutOfBlocksError, OutOfSlotsError):
+                return
+            self._admit(self.suspended.pop(0))
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether so many tokens fit beside the running replies, each with a block to grow into."""
+        pool = self._pools.kv
+        held = {block for reply in self.running for block in reply.cache.block_table}
+        wanted = pool.blocks_for(num_tokens) + len(self.running) + 1
+        return wanted <= pool.allocator.num_blocks - len(held)
+
+    def make_room(self) -> bool:
+        """Makes room for one more token of every reply; the youngest ones leave for host memory where there is none.
+
+        A reply at the end of the context has its last token under way and needs no place for another one.
+
+        Returns:
+            Whether there is room. False where one reply alone doesn't find any: then somebody else must give way.
+        """
+        for reply in list(self.running):
+            while reply in self.running and reply.cache.length < self._context_length:
+                try:
+                    reply.cache.prepare(1)
+                    break
+                except OutOfBlocksError:
+                    if reply.running.prefill.unpin():
+                        continue
+                    if len(self.running) == 1:
+                        return False
+                    self._suspend(self.running[-1])
+        return True
+
+    def step(self) -> list[StepResult]:
         """Launches a step of the replies that go on, each with room for a token, and gives what is known by then.
 
         That is what the step before chose where steps run ahead, unless a reply needs the host between two tokens.
+
+        Returns:
+            What replies are to take, in order; it may be more or less than one token of each, and some may be left by
+            now.
         """
+        if self._known:
+            # They come first: what the next step begins with is among them.
+            known, self._known = self._known, []
+            return known
         before, self._launched = self._launched, None
         flying = set() if before is None else set(before.replies)
-        able = [reply for reply in replies if self._goes_on(reply, reply in flying)]
+        able = [reply for reply in self.running if self._goes_on(reply, reply in flying)]
         # States of neighbouring slots are one view on a CPU.
-        able.sort(key=lambda reply: reply.cache.slot if reply.cache else 0)
+        able.sort(key=lambda reply: reply.cache.slot)
         found: list[StepResult] = []
         for start in range(0, len(able), self._sizes[-1]):
-            found += self.drain()
+            found += self._drain()
             self._launched = self._launch(able[start : start + self._sizes[-1]], flying)
             # Two steps may be under way, no more.
             found += self._collect(before)
             before = None
         found += self._collect(before)
         if not self._runs_ahead or any(reply.needs_host for reply in able):
-            found += self.drain()
+            found += self._drain()
         return found
 
-    def drain(self) -> list[StepResult]:
-        """Waits for the step that is under way; what it chose."""
-        launched, self._launched = self._launched, None
-        return self._collect(launched, None if launched is None else launched.graph.logits)
+    def _admit(self, reply: Reply) -> int:
+        """A reply runs in a slot that it hasn't been in before."""
+        slot, prompt = reply.cache.slot, reply.request.prompt.token_ids
+        self.sampler.admit(slot, reply.request.params, reply.seed, prompt, reply.output.token_ids)
+        self.running.append(reply)
+        return slot
+
+    def _suspend(self, reply: Reply) -> None:
+        logger.info("request %s makes room for others; it goes on later", reply.request.id)
+        reply.running.prefill.unpin()
+        self._known += self._drain()
+        reply.suspend(self._pools)
+        self.running.remove(reply)
+        self.suspended.insert(0, reply)
 
     def _goes_on(self, reply: Reply, flying: bool) -> bool:
         """Whether a reply may have a token after the one that is under way, as far as is known now."""
-        assert reply.cache is not None
         limit = reply.request.params.max_tokens
         num_tokens = len(reply.output.token_ids) + flying
         return reply.cache.length < self._context_length and (limit is None or num_tokens < limit)
 
     def _launch(self, replies: Sequence[Reply], flying: set[Reply]) -> _Launched:
-        size = min(size for size in self._sizes if size >= len(replies))
-        graph, answer = self._graph(size), self._turn
+        graph, answer = self._graph(min(size for size in self._sizes if size >= len(replies))), self._turn
         self._turn = 1 - self._turn
-        nums_cached = []
         inputs = graph.inputs(answer)
         for row, reply in enumerate(replies):
-            cache = reply.cache
-            assert cache is not None
             known = None if reply in flying else reply.last_token_id
             step = len(reply.output.token_ids) + (reply in flying)
-            inputs.set(row, cache, token_id=known, step=step, is_sampled=not reply.needs_host)
-            nums_cached.append(cache.length + 1)
+            inputs.set(row, reply.cache, token_id=known, step=step, is_sampled=not reply.needs_host)
         graph.run(answer)
         for reply in replies:
-            assert reply.cache is not None
             reply.cache.advance(1)
-        return _Launched(tuple(replies), tuple(nums_cached), graph, answer)
+        return _Launched(replies, graph, answer)
 
     def _graph(self, size: int) -> StepGraph:
         if size not in self._graphs:
-            arguments = self._model, self._pools, self.sampler, size, self._max_blocks
+            max_blocks = self._pools.kv.blocks_for(self._context_length)
+            arguments = self._model, self._pools, self.sampler, size, max_blocks
             self._graphs[size] = StepGraph(*arguments, self._graph_memory)
         return self._graphs[size]
+
+    def _drain(self) -> list[StepResult]:
+        """Waits for the step that is under way; what it chose."""
+        launched, self._launched = self._launched, None
+        return self._collect(launched, None if launched is None else launched.graph.logits)
 
     def _collect(self, launched: _Launched | None, logits: torch.Tensor | None = None) -> list[StepResult]:
         """What a step chose; `logits` are its own, None where another one has run since."""
@@ -155,11 +219,6 @@ class Decoder:
             return []
         token_ids = launched.graph.token_ids(launched.answer)
         return [
-            StepResult(
-                reply,
-                num_cached,
-                None if reply.needs_host else token_ids[row],
-                None if logits is None else logits[row],
-            )
-            for row, (reply, num_cached) in enumerate(zip(launched.replies, launched.nums_cached, strict=True))
+            StepResult(reply, None if reply.needs_host else token_ids[row], None if logits is None else logits[row])
+            for row, reply in enumerate(launched.replies)
         ]

@@ -16,7 +16,6 @@ import torch
 
 from qwen35mm.cache import Background, CacheSettings, Inline, OutOfBlocksError
 from qwen35mm.engine.commits import Commits
-from qwen35mm.engine.decode_batch import DecodeBatch
 from qwen35mm.engine.decoder import Decoder
 from qwen35mm.engine.events import Finished, Progress
 from qwen35mm.engine.prefill import Prefill
@@ -70,9 +69,7 @@ class Engine:
         self._running: dict[str, RunningRequest] = {}
         self._prefilling: RunningRequest | None = None
         invariant = self.settings.batch_invariant
-        self._batch = DecodeBatch(
-            self.runtime, Decoder(self.runtime, ids_never_sampled(loaded), batch_invariant=invariant)
-        )
+        self._decoder = Decoder(self.runtime, ids_never_sampled(loaded), batch_invariant=invariant)
         self._commits = Commits(self.runtime)
 
     @property
@@ -100,7 +97,7 @@ class Engine:
     @property
     def blocked(self) -> bool:
         """Whether `step()` would only find that a file isn't read yet."""
-        if self._batch.running or self._batch.suspended:
+        if self._decoder.running or self._decoder.suspended:
             return False
         if self._prefilling is not None:
             return self._prefilling.prefill.blocked
@@ -151,12 +148,12 @@ class Engine:
         step, with a Qwen35mmError as their last event; the engine goes on.
         """
         outputs = self._schedule()
-        nobody_decodes = not self._batch.can_step
+        nobody_decodes = not self._decoder.can_step
         if self._prefilling is not None:
             outputs += self._run_prefill(self._prefilling)
-        if nobody_decodes and self._batch.can_step and not self._waiting:
+        if nobody_decodes and self._decoder.can_step and not self._waiting:
             return outputs  # a reply has begun: its first token is told before its second one is computed
-        if self._batch.can_step:
+        if self._decoder.can_step:
             outputs += self._run_decode()
         elif not (self.has_requests or outputs):
             self._run_idle()
@@ -182,7 +179,7 @@ class Engine:
     def _schedule(self) -> list[StepOutput]:
         """Ends who is late, brings suspended replies back, and takes the next request where no prompt is in hand."""
         outputs = self._end_late()
-        self._batch.resume()
+        self._decoder.resume()
         if self._prefilling is None:
             self.runtime.offload()
             outputs += self._admit()
@@ -201,13 +198,13 @@ class Engine:
 
     def _admit(self) -> list[StepOutput]:
         """Takes the next request out of the line, if there is a slot and room for it."""
-        if not self._waiting or self._batch.suspended:
+        if not self._waiting or self._decoder.suspended:
             return []
         request = next(iter(self._waiting.values()))
-        num_running = len(self._batch.running)
+        num_running = len(self._decoder.running)
         if num_running + request.num_choices > self.runtime.slots:
             return []
-        if num_running and not self._batch.has_room(len(request.prompt.token_ids)):
+        if num_running and not self._decoder.has_room(len(request.prompt.token_ids)):
             return []
         del self._waiting[request.id]
         try:
@@ -233,9 +230,9 @@ class Engine:
 
     def _wait_for_room(self, running: RunningRequest, error: OutOfBlocksError) -> list[StepOutput]:
         """The prompt in hand finds no blocks: a commit gives way, or it waits, or suspended replies go first."""
-        if self._commits.give_way() or self._batch.running or running.prefill.unpin():
+        if self._commits.give_way() or self._decoder.running or running.prefill.unpin():
             return []
-        if self._batch.suspended:
+        if self._decoder.suspended:
             self._requeue(running)
             return []
         return self._fail(error, running)
@@ -248,17 +245,17 @@ class Engine:
         for choice in range(running.request.num_choices):
             cache = prefill.cache if choice == 0 else prefill.cache.clone()
             running.replies.append(self._factory.make(running, choice, cache))
-        results = [self._batch.begin(reply, logits) for reply in running.replies]
+        results = [self._decoder.begin(reply, logits) for reply in running.replies]
         return [output for result in results for output in self._postprocess(result)]
 
     def _run_decode(self) -> list[StepOutput]:
         """One token of every running reply."""
-        if not self._batch.prepare():
-            return self._give_way_to(self._batch.running[0])
+        if not self._decoder.make_room():
+            return self._give_way_to(self._decoder.running[0])
         try:
-            results = self._batch.step()
+            results = self._decoder.step()
         except Exception as error:
-            return self._fail(error, *dict.fromkeys(reply.running for reply in self._batch.running))
+            return self._fail(error, *dict.fromkeys(reply.running for reply in self._decoder.running))
         return [output for result in results for output in self._postprocess(result)]
 
     def _run_idle(self) -> None:
@@ -275,15 +272,15 @@ class Engine:
         if self._running.get(request.id) is not reply.running or reply.output.finish_reason is not None:
             return []  # it ended while the device was a step ahead, or another of its choices has just failed
         try:
-            deltas = reply.take(result, self._batch.decoder.sampler, self.context_length)
+            deltas = reply.take(result, self._decoder.sampler, self.context_length)
         except Exception as error:
             return self._fail(error, reply.running)
         outputs = [StepOutput(request.id, delta, choice) for delta in deltas]
         if reply.output.finish_reason is not None:
             finished = reply.result(reply.output.finish_reason, self.runtime.pools)
             outputs.append(StepOutput(request.id, Finished(finished), choice))
-            reply.free()
-            self._batch.remove(reply)
+            reply.cache.free()
+            self._decoder.remove(reply)
             if all(other.output.finish_reason is not None for other in reply.running.replies):
                 self._close(reply.running)
         return outputs
@@ -324,5 +321,5 @@ class Engine:
         if self._prefilling is running:
             self._prefilling = None
         for reply in running.replies:
-            self._batch.remove(reply)
+            self._decoder.remove(reply)
         running.close()

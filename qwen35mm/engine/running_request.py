@@ -25,13 +25,11 @@ class StepResult:
     """What a step has for a reply.
 
     Attributes:
-        num_cached: tokens in its cache when the token is chosen, the chosen one not among them.
         token_id: what was chosen; None where the reply chooses it.
         logits: [vocab], until the next step runs; None where it does already.
     """
 
     reply: Reply
-    num_cached: int
     token_id: int | None
     logits: torch.Tensor | None
 
@@ -39,8 +37,12 @@ class StepResult:
 class Reply:
     """One of a request's replies while it grows.
 
+    Args:
+        choice: which of them.
+        matcher: follows the grammar of its answer; None where there is none.
+
     Attributes:
-        cache: None while the reply is suspended.
+        cache: freed while the reply is suspended.
         seed: of its draws.
         last_token_id: the newest token: chosen, not yet in the cache.
     """
@@ -52,16 +54,16 @@ class Reply:
         cache: SequenceCache,
         seed: int,
         output: OutputProcessor,
-        matcher: Matcher | None = None,
+        matcher: Matcher | None,
     ) -> None:
         self.running = running
         self.choice = choice
-        self.cache: SequenceCache | None = cache
+        self.cache = cache
         self.seed = seed
         self.output = output
         self._matcher = matcher
         self.last_token_id: int | None = None
-        self._suspended: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], int] | None = None
+        self._suspended: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
 
@@ -87,14 +89,13 @@ class Reply:
         self._first_token_s = self._first_token_s or self._last_token_s
         deltas = output.push(self.last_token_id)
         # The new token needs a place in the cache before the next one can follow.
-        if output.finish_reason is None and result.num_cached >= context_length:
+        if len(self.request.prompt.token_ids) + len(output.token_ids) > context_length:
             deltas += output.close("length")
         return deltas
 
     def _choose(self, logits: torch.Tensor | None, sampler: Sampler) -> int:
         """The token that must come next, or one that the grammar allows."""
         assert logits is not None, "there is neither a token nor logits"
-        assert self.cache is not None, "a suspended reply chooses nothing"
         slot, matcher = self.cache.slot, self._matcher
         forced = self.output.next_forced()
         if forced is not None:
@@ -109,10 +110,8 @@ class Reply:
 
     def suspend(self, pools: CachePools) -> None:
         """Moves the whole cache to host memory, bit for bit, so that others have its place."""
-        assert self.cache is not None
-        states = pools.states.save(self.cache.slot)
-        self._suspended = (self.cache.export(), states, self.cache.rope_delta)
-        self.free()
+        self._suspended = (self.cache.export(), pools.states.save(self.cache.slot))
+        self.cache.free()
 
     def resume(self, pools: CachePools) -> None:
         """Takes up again where `suspend` broke off.
@@ -121,7 +120,7 @@ class Reply:
             OutOfSlotsError, OutOfBlocksError: no room yet; nothing has changed.
         """
         assert self._suspended is not None
-        kv, states, rope_delta = self._suspended
+        kv, states = self._suspended
         cache = pools.new_sequence()
         try:
             cache.append(kv)
@@ -129,14 +128,8 @@ class Reply:
             cache.free()
             raise
         pools.states.load(cache.slot, states)
-        cache.rope_delta = rope_delta
+        cache.rope_delta = self.cache.rope_delta
         self.cache, self._suspended = cache, None
-
-    def free(self) -> None:
-        """Gives its blocks and its slot back."""
-        if self.cache is not None:
-            self.cache.free()
-            self.cache = None
 
     def result(self, finish_reason: FinishReason, pools: CachePools) -> Result:
         """The reply as it stands."""
@@ -149,9 +142,7 @@ class Reply:
             decode_s = self._last_token_s - self._first_token_s
             if decode_s > 0:
                 decode_tokens_per_s = (num_generated - 1) / decode_s
-        held = 0
-        if self.cache is not None:
-            held = len(self.cache.block_table) * pools.kv.block_bytes + pools.states.slot_bytes
+        held = len(self.cache.block_table) * pools.kv.block_bytes + pools.states.slot_bytes
         return Result(
             text=output.text,
             reasoning=output.reasoning,
@@ -179,7 +170,7 @@ class RunningRequest:
     def close(self) -> None:
         """Gives everything back; a second call does nothing."""
         for reply in self.replies:
-            reply.free()
+            reply.cache.free()
         self.prefill.close()
 
 

@@ -238,7 +238,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def one_step(self) -> None:
         self.now += 1
-        num_running = len(self.engine._batch.running)
+        num_running = len(self.engine._decoder.running)
         for output in self.engine.step():
             self.take(output, num_running)
         self.engine.check_integrity()

@@ -11,7 +11,7 @@ import pytest
 from qwen35mm.cache import PrefixCache, SequenceCache
 from qwen35mm.engine import Engine
 from qwen35mm.engine.commits import Commits
-from qwen35mm.engine.decode_batch import DecodeBatch
+from qwen35mm.engine.decoder import Decoder
 
 # What happened to all machines since it was cleared.
 seen: Counter[str] = Counter()
@@ -40,7 +40,7 @@ def counting(patch: pytest.MonkeyPatch) -> None:
     watch(PrefixCache, "_state_evicted", lambda *_: "dropped a state")
     watch(SequenceCache, "_copy_last", lambda *_: "copied a shared block")
     watch(Engine, "_wait_for_room", lambda *_: "waited for room")
-    watch(DecodeBatch, "_suspend", lambda *_: "swapped a reply out")
+    watch(Decoder, "_suspend", lambda *_: "swapped a reply out")
 
     def given_up(self: Engine, reply: Any) -> str | None:
         return None if self._commits.prefills or self._prefilling is None else "began again"

@@ -63,7 +63,7 @@ def test_slots_bound_how_many_run(demo: LoadedModel, make_request: MakeRequest) 
     while engine.has_work:
         engine.step()
         engine.check_integrity()
-        running = len(engine._batch.running) + (engine._prefilling is not None)
+        running = len(engine._decoder.running) + (engine._prefilling is not None)
         most = max(most, running)
         assert running <= 2
     assert most == 2
@@ -75,7 +75,7 @@ def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
     engine = Engine(demo, EngineSettings(piece_tokens=64))
     first = make_request(Text("hello"), params=SamplingParams(temperature=0.0, max_tokens=100))
     engine.add(first)
-    while not engine._batch.running:
+    while not engine._decoder.running:
         engine.step()
     calls: list[str] = []
     forward = Qwen35Model.forward
@@ -118,9 +118,9 @@ def test_choices_share_the_prompts_blocks_and_differ_by_seed(demo: LoadedModel, 
     sampled = SamplingParams(temperature=4.0, seed=7, max_tokens=12)
     request = make_request(Text("word " * 150), params=sampled, num_choices=3)
     engine.add(request)
-    while not engine._batch.running:
+    while not engine._decoder.running:
         engine.step()
-    tables = [set(reply.cache.block_table) for reply in engine._batch.running if reply.cache is not None]
+    tables = [set(reply.cache.block_table) for reply in engine._decoder.running]
     full = len(request.prompt.token_ids) // 64
     assert full >= 2
     assert len(set.intersection(*tables)) >= full
@@ -182,7 +182,7 @@ def test_a_failing_step_ends_the_running_requests_and_nothing_else(
     requests = [make_request(Text(text), params=LONG) for text in ("hello", "who are you", "what can you do")]
     for request in requests:
         engine.add(request)
-    while len(engine._batch.running) < 2:
+    while len(engine._decoder.running) < 2:
         engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(Qwen35Model, "forward", failing_in("decode", RuntimeError("broken")))
@@ -200,7 +200,7 @@ def test_a_failing_sampler_ends_only_its_own_request(
     good, bad = make_request(Text("hello"), params=LONG), make_request(Text("who are you"), params=LONG)
     engine.add(good)
     engine.add(bad)
-    while len(engine._batch.running) < 2:
+    while len(engine._decoder.running) < 2:
         engine.step()
 
     def fail(*_: object) -> int:
@@ -228,7 +228,7 @@ def test_replies_make_room_for_each_other_and_lose_nothing(demo: LoadedModel, ma
     while engine.has_work:
         outputs += engine.step()
         engine.check_integrity()
-        most_suspended = max(most_suspended, len(engine._batch.suspended))
+        most_suspended = max(most_suspended, len(engine._decoder.suspended))
     assert most_suspended > 0
     found = results_of(outputs)
     for request in requests:
@@ -243,9 +243,9 @@ def test_a_suspended_reply_can_be_cancelled(demo: LoadedModel, make_request: Mak
         engine.add(request)
     for _ in range(1000):
         engine.step()
-        if engine._batch.suspended:
+        if engine._decoder.suspended:
             break
-    victim = engine._batch.suspended[0].request
+    victim = engine._decoder.suspended[0].request
     engine.cancel(victim.id)
     engine.check_integrity()
     found = results_of(run(engine))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.engine import Engine, EngineSettings
-from qwen35mm.engine.decode_batch import DecodeBatch
+from qwen35mm.engine.decoder import Decoder
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message
 from qwen35mm.sampling import SamplingParams
@@ -64,7 +64,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, watched)
 
-    watch(DecodeBatch, "_suspend")
+    watch(Decoder, "_suspend")
     watch(Engine, "_give_way_to")
     watch(Engine, "_wait_for_room")
     return happened

@@ -82,8 +82,8 @@ def test_a_sampled_reply_is_the_same_alone_and_in_company_and_after_it_made_room
         requests = asked(chat, [replace(base, seed=seed, repetition_penalty=1 + seed / 10) for seed in range(4)])
         suspended: list[object] = []
         small = engine_of(loaded, num_tokens=512, batch_invariant=True)
-        suspend = small._batch._suspend
-        small._batch._suspend = lambda reply: (suspended.append(reply), suspend(reply))[1]
+        suspend = small._decoder._suspend
+        small._decoder._suspend = lambda reply: (suspended.append(reply), suspend(reply))[1]
         together = results(small, *requests)
         assert suspended
         for request in requests:
@@ -148,7 +148,7 @@ def test_a_reply_that_is_stopped_while_the_device_is_ahead_leaves_nothing_behind
         stopped, other = asked(Chat(loaded), [greedy(max_tokens=90), greedy(max_tokens=30)])
         engine.add(stopped)
         engine.add(other)
-        while len(engine._batch.running) < 2:
+        while len(engine._decoder.running) < 2:
             engine.step()
         engine.step()
         engine.cancel(stopped.id)

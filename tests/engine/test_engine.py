@@ -94,7 +94,7 @@ def test_a_first_token_is_told_before_the_second_is_computed(
     engine.add(make_request(Text("hello")))
     if others_wait:
         engine.add(make_request(Text("who are you")))
-    while not engine._batch.running:
+    while not engine._decoder.running:
         engine.step()
     # Where somebody waits, the next step reads a piece of their prompt first: the second token comes before that.
     assert len(decoded) == others_wait
@@ -120,7 +120,7 @@ def test_embeddings_leave_the_device_once_the_first_token_is_told(
     offloads = watch(monkeypatch, VisionCache, "offload")
     engine.step()
     before = len(offloads)
-    while not engine._batch.running:
+    while not engine._decoder.running:
         engine.step()
     assert len(offloads) == before
     engine.step()
@@ -131,7 +131,7 @@ def step_until(engine: Engine, phase: str) -> None:
     """Until the only admitted request has told of a phase, or decodes."""
     for _ in range(1000):
         phases = [output.event.phase for output in engine.step() if isinstance(output.event, Progress)]
-        if phase in phases or (phase == "decode" and engine._batch.running):
+        if phase in phases or (phase == "decode" and engine._decoder.running):
             return
     raise AssertionError(f"the request never came to {phase}")
 

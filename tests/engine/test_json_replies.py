@@ -166,8 +166,8 @@ def test_replies_that_make_room_for_others_go_on_in_their_grammar() -> None:
     settings = EngineSettings(context_length=512, slots=4, batch_invariant=True)
     small, large = (Engine(loaded, settings, cache_settings(loaded, num_tokens=count)) for count in (512, 4096))
     suspended: list[int] = []
-    suspend = small._batch._suspend
-    small._batch._suspend = lambda reply: (suspended.append(reply.choice), suspend(reply))[1]
+    suspend = small._decoder._suspend
+    small._decoder._suspend = lambda reply: (suspended.append(reply.choice), suspend(reply))[1]
     squeezed = serve(small, *requests)
     assert suspended
     for answer, expected in zip(squeezed, serve(large, *requests), strict=True):
@@ -220,10 +220,10 @@ def test_a_schema_that_cannot_be_followed_to_its_end_ends_its_own_request(monkey
     bad = chat.request([user("hi")], params=params(CAPTION))
     good = chat.request([user("ho")], params=params(CAPTION, max_tokens=20))
     engine.add(bad)
-    while not engine._batch.running:
+    while not engine._decoder.running:
         engine.step()
     # A forbidden token puts the parser into its error state, as a limit of it would.
-    matcher = engine._batch.running[0]._matcher
+    matcher = engine._decoder.running[0]._matcher
     assert matcher is not None
     matcher._state.consume_token(loaded.tokenizer.encode_plain("}")[0])
     engine.add(good)

@@ -81,10 +81,9 @@ def test_a_state_that_went_through_host_memory_comes_back_bit_for_bit(on_card: L
     engine = engine_of(on_card)
     (request,) = [Chat(on_card).request([user(words("state", count=80))], params=GREEDY)]
     engine.add(request)
-    while not engine._batch.running:
+    while not engine._decoder.running:
         engine.step()
-    cache, pools = engine._batch.running[0].cache, engine.runtime.pools
-    assert cache is not None
+    cache, pools = engine._decoder.running[0].cache, engine.runtime.pools
     saved = pools.states.save(cache.slot)
     other = pools.states.take()
     pools.states.load(other, saved)

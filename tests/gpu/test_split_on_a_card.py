@@ -70,10 +70,9 @@ def test_a_warm_engine_answers_as_a_cold_one(split: LoadedModel) -> None:
 def test_states_and_keys_of_two_devices_come_back_bit_for_bit(split: LoadedModel) -> None:
     engine = engine_of(split)
     engine.add(Chat(split).request([user(words("state", count=80))], params=GREEDY))
-    while not engine._batch.running:
+    while not engine._decoder.running:
         engine.step()
-    cache, pools = engine._batch.running[0].cache, engine.runtime.pools
-    assert cache is not None
+    cache, pools = engine._decoder.running[0].cache, engine.runtime.pools
     other = pools.new_sequence()
     saved = cache.export(), pools.states.save(cache.slot)
     other.append(saved[0])

@@ -81,13 +81,13 @@ def stepping(instead: Callable[[Engine, Callable[[Engine], Any]], Any]) -> Any:
 
 
 def die_after_first_text(engine: Engine, step: Callable[[Engine], Any]) -> Any:
-    if engine._batch.running:
+    if engine._decoder.running:
         os.kill(os.getpid(), signal.SIGKILL)
     return step(engine)
 
 
 def never_end_after_first_text(engine: Engine, step: Callable[[Engine], Any]) -> Any:
-    return [] if engine._batch.running else step(engine)
+    return [] if engine._decoder.running else step(engine)
 
 
 def fail(engine: Engine, step: Callable[[Engine], Any]) -> Any:

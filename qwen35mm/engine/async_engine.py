@@ -72,7 +72,6 @@ class AsyncEngine:
         self.plan = self._engine.runtime.plan
         self._commands: deque[Callable[[], None]] = deque()
         self._listeners: dict[str, Callable[[StepOutput], None]] = {}
-        self._num_open: dict[str, int] = {}
         self._wake = threading.Condition()
         self._closing = False
         self._idle = threading.Event()
@@ -171,11 +170,11 @@ class AsyncEngine:
             deliver(StepOutput(request.id, error))
         else:
             self._listeners[request.id] = deliver
-            self._num_open[request.id] = request.num_choices
 
     def _cancel(self, request_id: str) -> None:
-        if self._forget(request_id):
-            self._engine.cancel(request_id)
+        """A request's iterator has ended, with its last event or before."""
+        self._listeners.pop(request_id, None)
+        self._engine.cancel(request_id)
 
     def _run(self) -> None:
         # OpenMP keeps the number for each thread apart, and torch sets it in a new one only on the way: until then
@@ -184,7 +183,8 @@ class AsyncEngine:
         try:
             while self._take_commands():
                 for output in self._engine.step():
-                    self._deliver(output)
+                    if output.request_id in self._listeners:
+                        self._listeners[output.request_id](output)
             reason = "The engine was shut down."
             self._engine.flush()
         except Exception:
@@ -194,7 +194,7 @@ class AsyncEngine:
         with self._wake:
             self._closing = True
             self._commands.clear()
-        for request_id, deliver in list(self._listeners.items()):
+        for request_id, deliver in self._listeners.items():
             deliver(StepOutput(request_id, EngineError(reason)))
         self._idle.set()
 
@@ -219,17 +219,3 @@ class AsyncEngine:
 
     def _can_step(self) -> bool:
         return self._engine.has_work and not self._engine.blocked
-
-    def _deliver(self, output: StepOutput) -> None:
-        deliver = self._listeners.get(output.request_id)
-        if deliver is None:
-            return
-        if isinstance(output.event, Finished):
-            self._num_open[output.request_id] -= 1
-        if isinstance(output.event, (Qwen35mmError, MediaError)) or not self._num_open[output.request_id]:
-            self._forget(output.request_id)
-        deliver(output)
-
-    def _forget(self, request_id: str) -> bool:
-        self._num_open.pop(request_id, None)
-        return self._listeners.pop(request_id, None) is not None

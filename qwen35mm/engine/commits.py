@@ -26,25 +26,25 @@ class Commits:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._pending: OrderedDict[str, CachedPrompt] = OrderedDict()
-        self._current: tuple[str, Prefill] | None = None
+        self._pending: OrderedDict[str, Prefill] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._pending)
 
     @property
-    def prefills(self) -> list[Prefill]:
-        """The one in hand, if it has begun."""
-        return [] if self._current is None else [self._current[1]]
+    def begun(self) -> list[Prefill]:
+        """The one in hand, if it holds anything."""
+        return [prefill for prefill in self._pending.values() if prefill.start is not None]
 
     @property
     def blocked(self) -> bool:
-        return self._current is not None and self._current[1].blocked
+        return any(prefill.blocked for prefill in self._pending.values())
 
     def add(self, source: CachedPrompt) -> None:
         """Enters a conversation's new history; an older one of the same conversation is dropped."""
         self.supersede(source.conversation)
-        self._pending[source.conversation or uuid.uuid4().hex] = source
+        prefill = Prefill(self._runtime, source, with_tail=False)
+        self._pending[source.conversation or uuid.uuid4().hex] = prefill
         if len(self._pending) > _MAX_PENDING:
             self._end(next(iter(self._pending)))
 
@@ -55,9 +55,9 @@ class Commits:
 
     def give_way(self) -> bool:
         """Ends the commit in hand, so that others have its blocks; False where there is none."""
-        if self._current is None:
+        if not self.begun:
             return False
-        self._end(self._current[0])
+        self._end(next(iter(self._pending)))
         return True
 
     def clear(self) -> None:
@@ -66,13 +66,9 @@ class Commits:
             self._end(key)
 
     def step(self) -> None:
-        """Does one piece of the commit in hand, or begins the next. A failure ends it, and nothing else."""
-        key, source = next(iter(self._pending.items())) if self._current is None else (self._current[0], None)
+        """Does one piece of the first commit in line. A failure ends it, and nothing else."""
+        key, prefill = next(iter(self._pending.items()))
         try:
-            if source is not None:
-                self._current = (key, Prefill(self._runtime, source, with_tail=False))
-            assert self._current is not None
-            prefill = self._current[1]
             prefill.step()
         except (OutOfBlocksError, OutOfSlotsError, MediaError) as error:
             logger.info("a conversation's history is not kept for its next turn: %s", error)
@@ -85,7 +81,4 @@ class Commits:
                 self._end(key)
 
     def _end(self, key: str) -> None:
-        del self._pending[key]
-        if self._current is not None and self._current[0] == key:
-            self._current[1].close()
-            self._current = None
+        self._pending.pop(key).close()

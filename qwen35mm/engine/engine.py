@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         self.loaded = loaded
         self.settings = settings or EngineSettings()
-        self.runtime = Runtime.make(loaded, self.settings, cache or CacheSettings(), background or Inline())
+        self.runtime = Runtime(loaded, self.settings, cache or CacheSettings(), background or Inline())
         self._clock = clock
         self._factory = ReplyFactory(loaded)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
@@ -168,10 +168,10 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Asserts that every block, state and pin belongs to a running request, a commit or the cache."""
-        prefills = [running.prefill for running in self._running.values()] + self._commits.prefills
+        prefills = [running.prefill for running in self._running.values()] + self._commits.begun
         starts = [prefill.start for prefill in prefills if prefill.start]
         caches = [start.sequence for start in starts] + [
-            r.cache for running in self._running.values() for r in running.replies if r.cache is not None
+            r.cache for running in self._running.values() for r in running.replies if not r.cache.freed
         ]
         self.runtime.prefixes.check_integrity(dict.fromkeys(caches), starts)
         self.runtime.vision.check_integrity()

@@ -12,7 +12,6 @@ divides floats), `\\W` (Python's takes no letter of any script), and `minPropert
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +66,7 @@ class Grammars:
         self._eos_ids = sorted(eos_ids)
         self._not_the_end = torch.ones(vocab_size, dtype=torch.bool)
         self._not_the_end[self._eos_ids] = False
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled = functools.lru_cache(maxsize=MAX_COMPILED)(self._compile)
 
     def matcher(self, json_schema: str, so_far: str = "") -> Matcher:
         """Follows one reply.
@@ -80,12 +79,7 @@ class Grammars:
             RequestError: what `check_json_schema` raises, or `so_far` doesn't fit the schema.
             MissingExtraError: llguidance isn't installed.
         """
-        compiled = self._compiled.get(json_schema) or self._compile(json_schema)
-        self._compiled[json_schema] = compiled
-        self._compiled.move_to_end(json_schema)
-        if len(self._compiled) > MAX_COMPILED:
-            self._compiled.popitem(last=False)
-        state = compiled.deep_copy()
+        state = self._compiled(json_schema).deep_copy()
         if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
             raise RequestError(
                 "The reply that is to be continued doesn't fit the JSON schema. Ask again without continuing it, or "

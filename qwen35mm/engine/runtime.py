@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35mm.cache import (
@@ -13,7 +12,6 @@ from qwen35mm.cache import (
     CacheSettings,
     DiskStore,
     DiskTier,
-    MemoryPlan,
     PrefixCache,
     VisionCache,
     plan_memory,
@@ -23,88 +21,62 @@ from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
-from qwen35mm.model import LoadedModel, Qwen35Model
+from qwen35mm.model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
 class Runtime:
-    """Made once per engine.
+    """Made once per engine: plans the memory and makes the pools.
 
     Attributes:
         root: the fingerprint that all addresses begin with.
         reuse: whether anything is kept after a request.
         slots: requests at the same time; the pools have one slot more, for history commits.
+
+    Raises:
+        ConfigError: a setting can't be used: the context is longer than the model's positions, the memory can't
+            hold one sequence, or the cache's folder isn't usable.
     """
 
-    loaded: LoadedModel
-    context_length: int
-    piece_tokens: int
-    slots: int
-    root: bytes
-    reuse: bool
-    pools: CachePools
-    prefixes: PrefixCache
-    vision: VisionCache
-    disk: DiskTier | None
-    background: Background
-    plan: MemoryPlan
-
-    @property
-    def model(self) -> Qwen35Model:
-        return self.loaded.model
-
-    @classmethod
-    def make(
-        cls, loaded: LoadedModel, settings: EngineSettings, cache: CacheSettings, background: Background
-    ) -> Runtime:
-        """Plans the memory and makes the pools.
-
-        Raises:
-            ConfigError: a setting can't be used: the context is longer than the model's positions, the memory can't
-                hold one sequence, or the cache's folder isn't usable.
-        """
+    def __init__(
+        self, loaded: LoadedModel, settings: EngineSettings, cache: CacheSettings, background: Background
+    ) -> None:
         config, model = loaded.config, loaded.model
-        context_length = settings.context_length_of(config.text.max_position_embeddings)
-        plan = plan_memory(
+        self.loaded, self.model = loaded, model
+        self.context_length = settings.context_length_of(config.text.max_position_embeddings)
+        self.piece_tokens = settings.piece_tokens_on(model.device)
+        self.slots = settings.slots
+        self.reuse = cache.reuse
+        self.background = background
+        self.plan = plan = plan_memory(
             config,
             dtype=model.dtype,
             device=model.layer_devices,
             num_slots=settings.slots,
-            context_length=context_length,
+            context_length=self.context_length,
             block_size=DEFAULT_BLOCK_SIZE,
             settings=cache,
         )
         logger.info("%s", plan.describe())
-        pools = CachePools(
+        self.pools = CachePools(
             config,
             num_slots=settings.slots + 1,
             num_tokens=plan.num_kv_tokens,
             dtype=model.dtype,
             device=model.layer_devices,
         )
-        piece_tokens = settings.piece_tokens_on(model.device)
-        disk, root = None, secrets.token_bytes(32)
+        self.disk: DiskTier | None = None
+        self.root = secrets.token_bytes(32)
         if cache.directory is not None and cache.reuse:
             # Opened before the weights are hashed: where it can't be used, that is told at once.
             store = DiskStore(cache.directory, max_bytes=cache.disk_bytes)
-            root = _root(loaded, piece_tokens, cache.directory)
-            disk = DiskTier(store, root, background, pools)
-        return cls(
-            loaded,
-            context_length,
-            piece_tokens,
-            settings.slots,
-            root,
-            cache.reuse,
-            pools,
-            PrefixCache(pools, state_bytes=plan.state_bytes, host_kv_bytes=plan.host_kv_bytes, disk=disk),
-            VisionCache(max_bytes=plan.vision_bytes, disk=disk),
-            disk,
-            background,
-            plan,
+            self.root = _root(loaded, self.piece_tokens, cache.directory)
+            self.disk = DiskTier(store, self.root, background, self.pools)
+        self.prefixes = PrefixCache(
+            self.pools, state_bytes=plan.state_bytes, host_kv_bytes=plan.host_kv_bytes, disk=self.disk
         )
+        self.vision = VisionCache(max_bytes=plan.vision_bytes, disk=self.disk)
 
     @property
     def needs_offload(self) -> bool:

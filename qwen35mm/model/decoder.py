@@ -5,9 +5,6 @@ Hidden states are flat, [num_tokens, hidden], without padding.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 
@@ -137,11 +134,11 @@ class Qwen35Model(nn.Module):
         assert batch.positions.shape == (3, len(batch.embeds))
         rope = self.rope(batch.positions)
         x, delta = batch.embeds, None
-        for device, layers in self._stages():
-            x, rope, batch = x.to(device), (rope[0].to(device), rope[1].to(device)), batch.on(device)
-            delta = None if delta is None else delta.to(device)
-            for layer in layers:
-                delta = layer(x, delta, rope, batch)
+        for device, layer in zip(self.layer_devices, self.layers, strict=True):
+            if x.device != device:
+                x, rope, batch = x.to(device), (rope[0].to(device), rope[1].to(device)), batch.on(device)
+                delta = None if delta is None else delta.to(device)
+            delta = layer(x, delta, rope, batch)
         assert delta is not None
         last = self.norm.weight.device
         return self.norm.add(x.to(last), delta.to(last))
@@ -155,11 +152,3 @@ class Qwen35Model(nn.Module):
     @property
     def _head(self) -> torch.Tensor:
         return self.embedding.weight if self.lm_head is None else self.lm_head.weight
-
-    def _stages(self) -> Iterator[tuple[torch.device, list[DecoderLayer]]]:
-        """The layers in order, in runs that lie on one device."""
-        placed = zip(self.layer_devices, self.layers, strict=True)
-        for device, run in itertools.groupby(placed, key=lambda pair: pair[0]):
-            layers = [layer for _, layer in run]
-            assert all(isinstance(layer, DecoderLayer) for layer in layers)
-            yield device, layers  # pyright: ignore[reportReturnType]

@@ -102,7 +102,8 @@ def place(
     """
     devices = request.devices
     if len(devices) == 1:
-        check_fits(name, num_bytes, devices[0])
+        if devices[0].type == "cuda" and not fits(num_bytes, devices[0]):
+            raise ConfigError(_too_large(name, num_bytes, devices))
         return DeviceMap.on(devices[0], num_layers)
     if not request.spread:
         roomy = next((device for device in devices if fits(num_bytes, device)), None)
@@ -154,6 +155,16 @@ def _spread(
     raise ConfigError(_too_large(name, num_bytes, devices))
 
 
+def free_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of a GPU that are free, and that it has."""
+    return torch.cuda.mem_get_info(device)
+
+
+def fits(num_bytes: int, card: torch.device) -> bool:
+    """Whether a model's weights fit into what is free on a GPU."""
+    return num_bytes + RESERVE_BYTES <= free_memory(card)[0]
+
+
 def _room(card: torch.device) -> int:
     """Bytes of a card that weights may take."""
     free, _ = free_memory(card)
@@ -177,51 +188,21 @@ def _as_map(found: Mapping[str, int | str], num_layers: int, *, tied: bool) -> D
 
 
 def _too_large(name: str, num_bytes: int, devices: tuple[torch.device, ...]) -> str:
-    cards = [device for device in devices if device.type == "cuda"]
-    free = ", ".join(
-        f"{card} has {gib(free)} free of {gib(total)}" for card in cards for free, total in [free_memory(card)]
-    )
-    names = ",".join(map(str, cards))
-    return (
-        f"{name} takes {gib(num_bytes)} of weights, and {free}; each card needs some of that to work with and for its "
-        f"caches. Close what else uses the cards or choose a smaller model. With --device {names},cpu the processor "
-        "computes the layers that don't fit, at a small part of the speed."
-    )
-
-
-def free_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes of a GPU that are free, and that it has."""
-    return torch.cuda.mem_get_info(device)
-
-
-def fits(num_bytes: int, device: torch.device) -> bool:
-    """Whether a model's weights fit into what is free on a GPU."""
-    return num_bytes + RESERVE_BYTES <= free_memory(device)[0]
-
-
-def check_fits(name: str, num_bytes: int, device: torch.device) -> None:
-    """Checks that a model's weights fit into what is free on a GPU; anything else is left to the system.
-
-    Raises:
-        ConfigError: they don't.
-    """
-    if device.type != "cuda" or fits(num_bytes, device):
-        return
-    free, total = free_memory(device)
+    """Says that a model fits on none of the GPUs asked for, nor on all of them, and what would help."""
+    asked = [device for device in devices if device.type == "cuda"]
+    free = [f"{card} has {gib(free)} free of {gib(total)}" for card in asked for free, total in [free_memory(card)]]
     cards = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    roomy = [card for card in cards if fits(num_bytes, card)]
-    together = ",".join(map(str, cards))
-    if roomy:
-        other = f" There is room on {roomy[0]} (--device {roomy[0]})."
-    elif num_bytes <= sum(max(free_memory(card)[0] - RESERVE_BYTES, 0) for card in cards):
-        other = f" Several cards together may have room (--device {together})."
-    else:
-        other = ""
-    raise ConfigError(
-        f"{name} takes {gib(num_bytes)} of weights and about {gib(RESERVE_BYTES)} to work with, and {device} has "
-        f"{gib(free)} free of {gib(total)}.{other} Close what else uses the card or choose a smaller model. With "
-        f"--device {device},cpu the processor computes the layers that don't fit, and with --device cpu all of them, "
-        "at a small part of the speed."
+    roomy = next((card for card in cards if fits(num_bytes, card)), None)
+    other = ""
+    if roomy is not None:
+        other = f" There is room on {roomy} (--device {roomy})."
+    elif len(asked) < len(cards) and num_bytes <= sum(max(free_memory(card)[0] - RESERVE_BYTES, 0) for card in cards):
+        other = f" Several cards together may have room (--device {','.join(map(str, cards))})."
+    return (
+        f"{name} takes {gib(num_bytes)} of weights, and {', '.join(free)}; a card needs some of that to work with and "
+        f"for its caches.{other} Close what else uses the cards or choose a smaller model. With --device "
+        f"{','.join(map(str, asked))},cpu the processor computes the layers that don't fit, and with --device cpu all "
+        "of them, at a small part of the speed."
     )
 
 

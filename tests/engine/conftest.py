@@ -12,7 +12,7 @@ from qwen35mm.model import Batch, LoadedModel, Qwen35Model
 from qwen35mm.prompt import Message, Part
 from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT
 from qwen35mm.sampling import SamplingParams
-from tests.engine.exact import Chat, picture
+from tests.engine.exact import DENSE, Chat, chat_model, picture
 
 MakeRequest = Callable[..., Request]
 
@@ -34,10 +34,21 @@ def failing_in(phase: str, error: Exception) -> Callable[[Qwen35Model, Batch], t
     return fail
 
 
+@pytest.fixture(scope="session")
+def loaded() -> LoadedModel:
+    """A tiny random model that can chat."""
+    return chat_model(DENSE)
+
+
+@pytest.fixture(scope="session")
+def chat(loaded: LoadedModel) -> Chat:
+    return Chat(loaded)
+
+
 @pytest.fixture
-def make_request(demo: LoadedModel) -> MakeRequest:
+def make_request(loaded: LoadedModel) -> MakeRequest:
     """Builds a request of one message from content parts, as the backend does, without its threads."""
-    chat = Chat(demo, min_segment=DEFAULT_MIN_SEGMENT)
+    chat = Chat(loaded, min_segment=DEFAULT_MIN_SEGMENT)
     default = SamplingParams(temperature=0.0, max_tokens=8)
 
     def make(*parts: Part, params: SamplingParams | None = None, **options: Any) -> Request:

@@ -40,9 +40,10 @@ from tests.tiny import TinySpec, config_dict, randomize
 
 T = TypeVar("T")
 
-DENSE = TinySpec("chat-dense", interval=2, value_heads=4, seed=11)
+DENSE = TinySpec("chat-dense", num_layers=2, interval=2, value_heads=4, seed=11)
 MOE = TinySpec("chat-moe", num_layers=2, interval=2, tied=False, moe=True, seed=12)
-SMALLEST = TinySpec("chat-smallest", num_layers=2, interval=2, seed=13)
+# Both kinds of model, and both dtypes.
+MODELS = ((DENSE, "float32"), (MOE, "bfloat16"))
 
 MIN_SEGMENT = 32
 CONTEXT = 1024

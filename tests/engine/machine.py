@@ -21,7 +21,7 @@ from qwen35mm.errors import QueueFullError, RequestTimeoutError
 from qwen35mm.prompt import Image, Message
 from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import (
-    SMALLEST,
+    DENSE,
     Answer,
     Chat,
     Later,
@@ -60,7 +60,7 @@ HISTORIES = st.tuples(st.booleans(), st.lists(st.sampled_from(sorted(QUESTIONS))
 
 @cache
 def chat() -> Chat:
-    return Chat(chat_model(SMALLEST), min_segment=16)
+    return Chat(chat_model(DENSE), min_segment=16)
 
 
 def messages_of(history: History) -> list[Message]:

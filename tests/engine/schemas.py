@@ -54,7 +54,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "anything": {},
 }
-DTYPES = ("float32", "bfloat16")
 
 
 def params(schema: dict[str, Any] | None, **options: Any) -> SamplingParams:

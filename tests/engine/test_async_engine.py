@@ -36,8 +36,8 @@ LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000)
 
 
 @pytest.fixture
-def engine(demo: LoadedModel) -> Iterator[AsyncEngine]:
-    engine = AsyncEngine(lambda background: Engine(demo, background=background))
+def engine(loaded: LoadedModel) -> Iterator[AsyncEngine]:
+    engine = AsyncEngine(lambda background: Engine(loaded, background=background))
     yield engine
     engine.close()
 
@@ -61,7 +61,7 @@ async def test_many_tasks_get_their_own_answers(engine: AsyncEngine, make_reques
 
 
 @pytest.mark.skipif(not OPENMP.is_file(), reason="torch brings no libgomp on this system")
-def test_its_thread_computes_with_as_many_threads_as_its_maker(demo: LoadedModel, make_request: MakeRequest) -> None:
+def test_its_thread_computes_with_as_many_threads_as_its_maker(loaded: LoadedModel, make_request: MakeRequest) -> None:
     """Another number of threads gives other bits (seen with fp32 and MKL on Intel), and the cache's root names one."""
     openmp = ctypes.CDLL(str(OPENMP))
     seen: list[int] = []
@@ -74,7 +74,7 @@ def test_its_thread_computes_with_as_many_threads_as_its_maker(demo: LoadedModel
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        engine = AsyncEngine(lambda background: Watched(demo, background=background))
+        engine = AsyncEngine(lambda background: Watched(loaded, background=background))
         asyncio.run(collect(engine, make_request(Text("hello"))))
         engine.close()
     finally:
@@ -108,8 +108,8 @@ async def test_cancelling_the_task_cancels_the_request(engine: AsyncEngine, make
     assert not engine._engine.has_work
 
 
-async def test_a_refused_request_raises_and_others_go_on(demo: LoadedModel, make_request: MakeRequest) -> None:
-    engine = AsyncEngine(lambda background: Engine(demo, EngineSettings(context_length=64), background=background))
+async def test_a_refused_request_raises_and_others_go_on(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    engine = AsyncEngine(lambda background: Engine(loaded, EngineSettings(context_length=64), background=background))
     try:
         with pytest.raises(ContextTooLongError):
             await collect(engine, make_request(Text("word " * 100)))
@@ -118,7 +118,7 @@ async def test_a_refused_request_raises_and_others_go_on(demo: LoadedModel, make
         engine.close()
 
 
-async def test_closing_ends_running_streams_with_an_error(demo: LoadedModel, make_request: MakeRequest) -> None:
+async def test_closing_ends_running_streams_with_an_error(loaded: LoadedModel, make_request: MakeRequest) -> None:
     told, closing = threading.Event(), threading.Event()
 
     class Held(Engine):
@@ -129,7 +129,7 @@ async def test_closing_ends_running_streams_with_an_error(demo: LoadedModel, mak
                 closing.wait(60)
             return super().step()
 
-    engine = AsyncEngine(lambda background: Held(demo, background=background))
+    engine = AsyncEngine(lambda background: Held(loaded, background=background))
     events = engine.stream(make_request(Text("hello"), params=LONG))
     await anext(events)
     told.set()
@@ -170,7 +170,7 @@ async def test_choices_come_with_their_numbers(engine: AsyncEngine, make_request
 
 
 async def test_a_deadline_ends_a_request_that_waits_for_a_file(
-    engine: AsyncEngine, make_request: MakeRequest, demo: LoadedModel
+    engine: AsyncEngine, make_request: MakeRequest, loaded: LoadedModel
 ) -> None:
     request = make_request(Image(noise(0)), Text("What is this?"))
     (medium,) = request.media

@@ -8,17 +8,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta
+from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, TextDelta
 from qwen35mm.errors import EngineError, RequestError, RequestTimeoutError
 from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import Image, Part, Text
 from qwen35mm.sampling import SamplingParams
 from tests.engine.conftest import MakeRequest, failing_in, noise
-from tests.engine.exact import endless_replies, results_of, run
+from tests.engine.exact import cache_settings, endless_replies, results_of, run, small_blocks
 
-LONG = SamplingParams(temperature=0.0, max_tokens=40)
+LONG = SamplingParams(temperature=0.0, max_tokens=20)
 QUESTIONS: tuple[tuple[Part, ...], ...] = (
     (Text("hello"),),
     (Image(noise(1)), Text("What is this?")),
@@ -36,27 +35,20 @@ def _runs_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(autouse=True)
-def _endless(demo: LoadedModel) -> Iterator[None]:
+def _endless(loaded: LoadedModel) -> Iterator[None]:
     """Replies end at max_tokens only, so that they run beside each other for long."""
-    with endless_replies(demo):
+    with endless_replies(loaded):
         yield
 
 
-def alone(demo: LoadedModel, request: Request) -> tuple[int, ...]:
-    (result,) = results_of(run(Engine(demo, cache=CacheSettings(reuse=False)), request)).values()
+def alone(loaded: LoadedModel, request: Request) -> tuple[int, ...]:
+    engine = Engine(loaded, EngineSettings(context_length=512), cache_settings(loaded, reuse=False))
+    (result,) = results_of(run(engine, request)).values()
     return result.token_ids
 
 
-def test_each_reply_is_the_same_alone_and_in_company(demo: LoadedModel, make_request: MakeRequest) -> None:
-    requests = [make_request(*parts, params=LONG) for parts in QUESTIONS]
-    engine = Engine(demo, EngineSettings(slots=3))
-    found = results_of(run(engine, *requests))
-    for request in requests:
-        assert found[request.id, 0].token_ids == alone(demo, request)
-
-
-def test_slots_bound_how_many_run(demo: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(demo, EngineSettings(slots=2))
+def test_slots_bound_how_many_run(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(loaded, EngineSettings(slots=2))
     for parts in QUESTIONS[:5]:
         engine.add(make_request(*parts, params=LONG))
     most = 0
@@ -70,10 +62,10 @@ def test_slots_bound_how_many_run(demo: LoadedModel, make_request: MakeRequest) 
 
 
 def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(demo, EngineSettings(piece_tokens=64))
-    first = make_request(Text("hello"), params=SamplingParams(temperature=0.0, max_tokens=100))
+    engine = Engine(loaded, EngineSettings(piece_tokens=64))
+    first = make_request(Text("hello"), params=SamplingParams(temperature=0.0, max_tokens=40))
     engine.add(first)
     while not engine._decoder.running:
         engine.step()
@@ -94,10 +86,10 @@ def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
 
 
 def test_vision_layers_stop_running_replies_for_one_step_at_most(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qwen35mm.engine.vision.CPU_PATCH_LAYERS", 1)
-    engine = Engine(demo)
+    engine = Engine(loaded)
     first = make_request(Text("hello"), params=LONG)
     engine.add(first)
     # On the device a step's tokens are told by the next one.
@@ -110,11 +102,11 @@ def test_vision_layers_stop_running_replies_for_one_step_at_most(
         if any(isinstance(o.event, Progress) and o.event.phase == "encode" for o in outputs):
             encoding += 1
             assert any(o.request_id == first.id and isinstance(o.event, TextDelta | Finished) for o in outputs)
-    assert encoding == demo.config.vision.depth
+    assert encoding == loaded.config.vision.depth
 
 
-def test_choices_share_the_prompts_blocks_and_differ_by_seed(demo: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(demo, EngineSettings(slots=3))
+def test_choices_share_the_prompts_blocks_and_differ_by_seed(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(loaded, EngineSettings(slots=3))
     sampled = SamplingParams(temperature=4.0, seed=7, max_tokens=12)
     request = make_request(Text("word " * 150), params=sampled, num_choices=3)
     engine.add(request)
@@ -131,21 +123,21 @@ def test_choices_share_the_prompts_blocks_and_differ_by_seed(demo: LoadedModel, 
         single = make_request(
             Text("word " * 150), params=SamplingParams(temperature=4.0, seed=7 + choice, max_tokens=12)
         )
-        assert alone(demo, single) == token_ids
+        assert alone(loaded, single) == token_ids
         assert found[request.id, choice].seed == 7 + choice
 
 
-def test_more_choices_than_slots_are_refused(demo: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(demo, EngineSettings(slots=2))
+def test_more_choices_than_slots_are_refused(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(loaded, EngineSettings(slots=2))
     for count in (0, 3):
         with pytest.raises(RequestError, match=f"{count} replies were asked for; this engine computes 1 to 2"):
             engine.add(make_request(Text("a"), num_choices=count))
 
 
 def test_a_request_with_choices_waits_for_all_its_slots_and_is_not_overtaken(
-    demo: LoadedModel, make_request: MakeRequest
+    loaded: LoadedModel, make_request: MakeRequest
 ) -> None:
-    engine = Engine(demo, EngineSettings(slots=2))
+    engine = Engine(loaded, EngineSettings(slots=2))
     first = make_request(Text("hello"), params=LONG)
     pair = make_request(Text("who are you"), params=LONG, num_choices=2)
     last = make_request(Text("hello there"), params=SamplingParams(temperature=0.0, max_tokens=1))
@@ -154,16 +146,16 @@ def test_a_request_with_choices_waits_for_all_its_slots_and_is_not_overtaken(
 
 
 @pytest.mark.parametrize("phase", ["waiting", "prefill", "decode"])
-def test_a_request_ends_at_its_deadline(demo: LoadedModel, make_request: MakeRequest, phase: str) -> None:
+def test_a_request_ends_at_its_deadline(loaded: LoadedModel, make_request: MakeRequest, phase: str) -> None:
     now = [0.0]
-    engine = Engine(demo, EngineSettings(slots=1, piece_tokens=16), clock=lambda: now[0])
+    engine = Engine(loaded, EngineSettings(slots=1, piece_tokens=16), clock=lambda: now[0])
     other = make_request(Text("hello"), params=LONG)
     if phase == "waiting":
         engine.add(other)
         engine.step()
     request = make_request(Text("word " * 100), params=LONG, deadline_s=10.0)
     engine.add(request)
-    for _ in range({"waiting": 1, "prefill": 3, "decode": 20}[phase]):
+    for _ in range({"waiting": 1, "prefill": 3, "decode": 15}[phase]):
         engine.step()
     assert engine._end_late() == []
     now[0] = 10.0
@@ -176,9 +168,9 @@ def test_a_request_ends_at_its_deadline(demo: LoadedModel, make_request: MakeReq
 
 
 def test_a_failing_step_ends_the_running_requests_and_nothing_else(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(demo, EngineSettings(slots=2))
+    engine = Engine(loaded, EngineSettings(slots=2))
     requests = [make_request(Text(text), params=LONG) for text in ("hello", "who are you", "what can you do")]
     for request in requests:
         engine.add(request)
@@ -190,13 +182,13 @@ def test_a_failing_step_ends_the_running_requests_and_nothing_else(
     engine.check_integrity()
     failed = [output.request_id for output in outputs if isinstance(output.event, EngineError)]
     assert failed == [requests[0].id, requests[1].id]
-    assert results_of(run(engine))[requests[2].id, 0].token_ids == alone(demo, requests[2])
+    assert results_of(run(engine))[requests[2].id, 0].token_ids == alone(loaded, requests[2])
 
 
 def test_a_failing_sampler_ends_only_its_own_request(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(demo, EngineSettings(slots=2))
+    engine = Engine(loaded, EngineSettings(slots=2))
     good, bad = make_request(Text("hello"), params=LONG), make_request(Text("who are you"), params=LONG)
     engine.add(good)
     engine.add(bad)
@@ -209,54 +201,37 @@ def test_a_failing_sampler_ends_only_its_own_request(
     monkeypatch.setattr(engine._running[bad.id].replies[0], "take", fail)
     outputs = run(engine)
     assert [o.request_id for o in outputs if isinstance(o.event, EngineError)] == [bad.id]
-    assert results_of(outputs)[good.id, 0].token_ids == alone(demo, good)
+    assert results_of(outputs)[good.id, 0].token_ids == alone(loaded, good)
 
 
-def small_pool(demo: LoadedModel, num_tokens: int) -> CacheSettings:
-    return CacheSettings(kv_bytes=num_tokens * demo.config.kv_bytes_per_token(demo.model.dtype))
-
-
-def test_replies_make_room_for_each_other_and_lose_nothing(demo: LoadedModel, make_request: MakeRequest) -> None:
-    """Four replies that grow to 230 tokens each, in room for 512: the youngest wait in host memory meanwhile."""
-    params = SamplingParams(temperature=0.0, max_tokens=220)
-    requests = [make_request(Text(text), params=params) for text in ("hello", "who are you", "a", "b")]
-    engine = Engine(demo, EngineSettings(context_length=512), small_pool(demo, 512))
-    for request in requests:
-        engine.add(request)
-    outputs: list[StepOutput] = []
-    most_suspended = 0
-    while engine.has_work:
-        outputs += engine.step()
-        engine.check_integrity()
-        most_suspended = max(most_suspended, len(engine._decoder.suspended))
-    assert most_suspended > 0
-    found = results_of(outputs)
-    for request in requests:
-        assert found[request.id, 0].token_ids == alone(demo, request)
-
-
-def test_a_suspended_reply_can_be_cancelled(demo: LoadedModel, make_request: MakeRequest) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=220)
+@pytest.fixture
+def crowded(loaded: LoadedModel, make_request: MakeRequest) -> Iterator[tuple[Engine, list[Request]]]:
+    """Three replies that grow to more than half of the room each, and wait for their turn in host memory meanwhile."""
+    params = SamplingParams(temperature=0.0, max_tokens=60)
     requests = [make_request(Text(text), params=params) for text in ("hello", "who are you", "a")]
-    engine = Engine(demo, EngineSettings(context_length=512), small_pool(demo, 512))
+    with small_blocks(8):
+        engine = Engine(loaded, EngineSettings(context_length=96), cache_settings(loaded, num_tokens=96))
+        for request in requests:
+            engine.add(request)
+        while not engine._decoder.suspended:
+            engine.step()
+            engine.check_integrity()
+        yield engine, requests
+
+
+def test_replies_make_room_for_each_other_and_lose_nothing(
+    loaded: LoadedModel, crowded: tuple[Engine, list[Request]]
+) -> None:
+    engine, requests = crowded
+    found = results_of(run(engine))
     for request in requests:
-        engine.add(request)
-    for _ in range(1000):
-        engine.step()
-        if engine._decoder.suspended:
-            break
+        assert found[request.id, 0].token_ids == alone(loaded, request)
+
+
+def test_a_suspended_reply_can_be_cancelled(crowded: tuple[Engine, list[Request]]) -> None:
+    engine, requests = crowded
     victim = engine._decoder.suspended[0].request
     engine.cancel(victim.id)
     engine.check_integrity()
     found = results_of(run(engine))
     assert {request_id for request_id, _ in found} == {request.id for request in requests} - {victim.id}
-
-
-def test_a_prompt_waits_for_room(demo: LoadedModel, make_request: MakeRequest) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=50)
-    first = make_request(Text("word " * 200), params=params)
-    second = make_request(Text("a " + "word " * 200), params=params)
-    engine = Engine(demo, EngineSettings(context_length=768), small_pool(demo, 768))
-    found = results_of(run(engine, first, second))
-    for request in (first, second):
-        assert found[request.id, 0].token_ids == alone(demo, request)

@@ -21,11 +21,9 @@ from qwen35mm_preprocess import PreparedMedia
 from tests.engine.exact import (
     DENSE,
     SETTINGS,
-    SMALLEST,
     Chat,
     cache_settings,
     chat_model,
-    commit,
     dialog,
     picture,
     serve,
@@ -36,11 +34,6 @@ from tests.engine.exact import (
 
 MIB = 1 << 20
 SYSTEM = Message("system", (Text(words("describe the picture", count=40)),))
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return chat_model(SMALLEST)
 
 
 @pytest.fixture
@@ -123,7 +116,7 @@ def run(engine: Engine, request: Request) -> list[StepOutput]:
     return outputs
 
 
-@pytest.mark.parametrize("num_captions", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_captions", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_thousands_of_captions_stay_within_every_budget(
     loaded: LoadedModel, tmp_path: Path, no_arithmetic: None, num_captions: int
 ) -> None:
@@ -133,7 +126,7 @@ def test_thousands_of_captions_stay_within_every_budget(
     for number, request in enumerate(captions(chat, num_captions, retain="shared")):
         outputs = run(watch.engine, request)
         watch.look(on_disk=number % 25 == 0)
-        if number % 500 == 0:
+        if number % 50 == 0:
             watch.engine.check_integrity()
         if number > 2:
             (finished,) = [output.event for output in outputs if isinstance(output.event, Finished)]
@@ -146,8 +139,8 @@ def test_thousands_of_captions_stay_within_every_budget(
 def test_chats_that_fill_every_budget_stay_within_it(loaded: LoadedModel, tmp_path: Path, no_arithmetic: None) -> None:
     """What people ask once each is all kept until it has to go: every budget is reached, and none is passed."""
     chat = Chat(loaded)
-    watch = watched_engine(loaded, tmp_path, num_states=12, disk_bytes=4 * MIB)
-    for number, request in enumerate(captions(chat, 300, retain="conversation")):
+    watch = watched_engine(loaded, tmp_path, num_states=12, disk_bytes=2 * MIB)
+    for number, request in enumerate(captions(chat, 150, retain="conversation")):
         run(watch.engine, request)
         watch.look(on_disk=number % 5 == 0)
         watch.engine.check_integrity()
@@ -220,18 +213,3 @@ def test_a_chat_of_twenty_turns_keeps_under_300_mib_of_a_9bs_states(
         (answer,) = serve(engine, request)
         assert answer.result.cache.num_prefilled_tokens < most_tokens
         assert answer.result.cache.num_cached_tokens > request.prompt.system_stop
-
-
-def test_a_chat_of_twenty_turns_through_commits_of_each(loaded: LoadedModel) -> None:
-    """Two chats side by side: what one keeps isn't dropped by the other."""
-    engine = Engine(loaded, replace(SETTINGS, context_length=4096), cache_settings(loaded, num_tokens=8192))
-    chat = Chat(loaded)
-    chats = [dialog([user(words(name, number, count=12)) for number in range(9)], system=SYSTEM.text) for name in "ab"]
-    for index in range(8):
-        for messages in chats:
-            asked = turns(messages)[index]
-            (answer,) = serve(engine, chat.request(asked))
-            if index:
-                before = chat.history(asked[:-1]).prompt.tail_start
-                assert answer.result.cache.num_cached_tokens >= before
-            commit(engine, chat.history(messages[: len(asked) + 1]))

@@ -14,7 +14,15 @@ from qwen35mm.engine.decoder import step_sizes
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
-from tests.engine.exact import DENSE, Chat, cache_settings, chat_model, endless_replies, results, user, words
+from tests.engine.exact import (
+    Chat,
+    cache_settings,
+    endless_replies,
+    results,
+    small_blocks,
+    user,
+    words,
+)
 
 SCHEMA = '{"type":"array","items":{"enum":["red","blue"]},"minItems":1,"maxItems":9}'
 
@@ -34,16 +42,14 @@ def greedy(**options: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, **options)
 
 
-def test_greedy_replies_end_as_they_do_on_the_host() -> None:
+def test_greedy_replies_end_as_they_do_on_the_host(loaded: LoadedModel, chat: Chat) -> None:
     """By a control token, a stop string, the number of tokens, and the end of the context."""
-    loaded = chat_model(DENSE)
-    chat = Chat(loaded)
     (first,) = results(engine_of(loaded, ahead=False), *asked(chat, [greedy(max_tokens=30)])).values()
     stop = loaded.tokenizer.decode(list(first.token_ids[5:8]))
     assert stop
-    params = [greedy(stop=(stop,)), greedy(max_tokens=1), greedy(max_tokens=2), greedy(max_tokens=200), greedy()]
+    params = [greedy(stop=(stop,)), greedy(max_tokens=1), greedy(max_tokens=2), greedy(max_tokens=40), greedy()]
     requests = asked(chat, params)
-    for context_length in (160, 512):
+    for context_length in (64, 96):
         engines = [engine_of(loaded, ahead=on, context_length=context_length) for on in (False, True)]
         expected, found = (results(engine, *requests) for engine in engines)
         assert len({result.finish_reason for result in found.values()}) == 2
@@ -54,47 +60,44 @@ def test_greedy_replies_end_as_they_do_on_the_host() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_no_token_is_chosen_beyond_the_context(ahead: bool) -> None:
-    loaded = chat_model(DENSE)
+def test_no_token_is_chosen_beyond_the_context(ahead: bool, loaded: LoadedModel, chat: Chat) -> None:
     with endless_replies(loaded):
-        (request,) = asked(Chat(loaded), [greedy()])
+        (request,) = asked(chat, [greedy()])
         num_prompt = len(request.prompt.token_ids)
         (result,) = results(engine_of(loaded, ahead=ahead, context_length=num_prompt + 5), request).values()
     # The last token needs no place.
     assert (result.num_generated_tokens, result.finish_reason) == (6, "length")
 
 
-def test_the_end_of_the_context_needs_no_room_beyond_it() -> None:
+def test_the_end_of_the_context_needs_no_room_beyond_it(loaded: LoadedModel, chat: Chat) -> None:
     """Where the pool holds one context and no block more, while the last token is still under way."""
-    loaded = chat_model(DENSE)
     with endless_replies(loaded):
-        (request,) = asked(Chat(loaded), [greedy()])
+        (request,) = asked(chat, [greedy()])
         (result,) = results(engine_of(loaded, context_length=128, num_tokens=128, slots=1), request).values()
     assert result.finish_reason == "length"
     assert len(request.prompt.token_ids) + result.num_generated_tokens == 129
 
 
-def test_a_sampled_reply_is_the_same_alone_and_in_company_and_after_it_made_room() -> None:
-    loaded = chat_model(DENSE)
-    chat = Chat(loaded)
-    base = SamplingParams(temperature=1.2, top_k=40, top_p=0.95, max_tokens=150, presence_penalty=0.3)
-    with endless_replies(loaded):
-        requests = asked(chat, [replace(base, seed=seed, repetition_penalty=1 + seed / 10) for seed in range(4)])
-        suspended: list[object] = []
-        small = engine_of(loaded, num_tokens=512, batch_invariant=True)
-        suspend = small._decoder._suspend
-        small._decoder._suspend = lambda reply: (suspended.append(reply), suspend(reply))[1]
-        together = results(small, *requests)
-        assert suspended
+def test_a_sampled_reply_is_the_same_alone_and_in_company_and_after_it_made_room(
+    loaded: LoadedModel, chat: Chat
+) -> None:
+    base = SamplingParams(temperature=1.2, top_k=40, top_p=0.95, max_tokens=50, presence_penalty=0.3)
+    with endless_replies(loaded), small_blocks(8):
+        params = [replace(base, seed=seed, repetition_penalty=1 + seed / 10) for seed in range(2)]
+        params.append(replace(base, seed=2, json_schema='{"type":"array","items":{"type":"string"},"minItems":30}'))
+        requests = asked(chat, params)
+        small = engine_of(loaded, num_tokens=96, context_length=96, batch_invariant=True)
         for request in requests:
-            (alone,) = results(engine_of(loaded, batch_invariant=True), request).values()
-            assert alone.token_ids == together[request.id].token_ids
+            small.add(request)
+        while not small._decoder.suspended:
+            small.step()
+        together = results(small)
+        alone = results(engine_of(loaded, slots=1, batch_invariant=True), *requests)
+    assert {id_: each.token_ids for id_, each in together.items()} == {id_: r.token_ids for id_, r in alone.items()}
     assert len({result.token_ids for result in together.values()}) == len(requests)
 
 
-def test_replies_that_need_the_host_run_beside_others() -> None:
-    loaded = chat_model(DENSE)
-    chat = Chat(loaded)
+def test_replies_that_need_the_host_run_beside_others(loaded: LoadedModel, chat: Chat) -> None:
     pytest.importorskip("llguidance")
     params = [
         greedy(max_tokens=40),
@@ -111,10 +114,8 @@ def test_replies_that_need_the_host_run_beside_others() -> None:
         assert found[request.id].token_ids == expected[request.id].token_ids
 
 
-def test_a_seed_gives_one_text_with_the_host_in_between_or_without() -> None:
+def test_a_seed_gives_one_text_with_the_host_in_between_or_without(loaded: LoadedModel, chat: Chat) -> None:
     """A budget that is never spent and a grammar that allows all that was said have the host choose every token."""
-    loaded = chat_model(DENSE)
-    chat = Chat(loaded)
     params = SamplingParams(temperature=1.1, top_k=30, top_p=0.9, presence_penalty=0.4, seed=9, max_tokens=40)
     texts = set()
     for ahead in (False, True):
@@ -124,8 +125,9 @@ def test_a_seed_gives_one_text_with_the_host_in_between_or_without() -> None:
     assert len(texts) == 1
 
 
-def test_the_next_step_is_launched_before_a_token_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = chat_model(DENSE)
+def test_the_next_step_is_launched_before_a_token_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, chat: Chat
+) -> None:
     told: list[str] = []
     for name in ("run", "token_ids"):
         original = getattr(StepGraph, name)
@@ -136,16 +138,17 @@ def test_the_next_step_is_launched_before_a_token_is_waited_for(monkeypatch: pyt
 
         monkeypatch.setattr(StepGraph, name, noted)
     with endless_replies(loaded):
-        results(engine_of(loaded), *asked(Chat(loaded), [greedy(max_tokens=6)]))
+        results(engine_of(loaded), *asked(chat, [greedy(max_tokens=6)]))
     # Five steps after the first token, and none for a seventh.
     assert told == ["run", *["run", "token_ids"] * 4, "token_ids"]
 
 
-def test_a_reply_that_is_stopped_while_the_device_is_ahead_leaves_nothing_behind() -> None:
-    loaded = chat_model(DENSE)
+def test_a_reply_that_is_stopped_while_the_device_is_ahead_leaves_nothing_behind(
+    loaded: LoadedModel, chat: Chat
+) -> None:
     engine = engine_of(loaded)
     with endless_replies(loaded):
-        stopped, other = asked(Chat(loaded), [greedy(max_tokens=90), greedy(max_tokens=30)])
+        stopped, other = asked(chat, [greedy(max_tokens=90), greedy(max_tokens=30)])
         engine.add(stopped)
         engine.add(other)
         while len(engine._decoder.running) < 2:
@@ -154,7 +157,7 @@ def test_a_reply_that_is_stopped_while_the_device_is_ahead_leaves_nothing_behind
         engine.cancel(stopped.id)
         engine.check_integrity()
         # Its slot is taken up at once, while its last step is still to be told of.
-        (again,) = asked(Chat(loaded), [greedy(max_tokens=30)])
+        (again,) = asked(chat, [greedy(max_tokens=30)])
         found = results(engine, again)
         expected = results(engine_of(loaded, ahead=False), other, again)
     assert {id_: result.token_ids for id_, result in found.items()} == {

@@ -25,8 +25,8 @@ def finished(outputs: list[StepOutput], request: Request) -> Finished:
     return events[-1]
 
 
-def test_a_request_runs_to_its_end(demo: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(demo)
+def test_a_request_runs_to_its_end(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(loaded)
     request = make_request(Image(noise(0)), Text("What is this?"))
     outputs = run(engine, request)
     result = finished(outputs, request).result
@@ -34,7 +34,7 @@ def test_a_request_runs_to_its_end(demo: LoadedModel, make_request: MakeRequest)
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == result.text
     assert [event.phase for event in events if isinstance(event, Progress)] == ["encode", "prefill"]
     assert result.num_generated_tokens == len(result.token_ids) <= 8
-    assert result.finish_reason == ("stop" if result.token_ids[-1] in demo.eos_ids else "length")
+    assert result.finish_reason == ("stop" if result.token_ids[-1] in loaded.eos_ids else "length")
     assert result.num_prompt_tokens == len(request.prompt.token_ids)
     (medium,) = result.media
     assert (medium.kind, medium.frame_timestamps) == ("image", None)
@@ -44,8 +44,8 @@ def test_a_request_runs_to_its_end(demo: LoadedModel, make_request: MakeRequest)
     assert engine.step() == []
 
 
-def test_requests_are_served_in_order_and_hear_their_place(demo: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(demo)
+def test_requests_are_served_in_order_and_hear_their_place(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(loaded)
     requests = [make_request(Text(text)) for text in ("hello", "who are you", "what can you do")]
     outputs = run(engine, *requests)
     ends = [output.request_id for output in outputs if isinstance(output.event, Finished)]
@@ -59,14 +59,14 @@ def test_requests_are_served_in_order_and_hear_their_place(demo: LoadedModel, ma
 
 
 @pytest.mark.parametrize("piece_tokens", [7, 512])
-def test_pieces_do_not_change_the_reply(demo: LoadedModel, make_request: MakeRequest, piece_tokens: int) -> None:
+def test_pieces_do_not_change_the_reply(loaded: LoadedModel, make_request: MakeRequest, piece_tokens: int) -> None:
     request = make_request(Image(noise(1)), Text("What is this, and where?"))
-    engine = Engine(demo, EngineSettings(piece_tokens=piece_tokens))
+    engine = Engine(loaded, EngineSettings(piece_tokens=piece_tokens))
     outputs = run(engine, request)
     num_pieces = sum(isinstance(o.event, Progress) and o.event.phase == "prefill" for o in outputs)
     assert num_pieces == -(-len(request.prompt.token_ids) // piece_tokens)
     whole = make_request(Image(noise(1)), Text("What is this, and where?"))
-    reference = Engine(demo)
+    reference = Engine(loaded)
     expected = finished(run(reference, whole), whole).result.token_ids
     assert finished(outputs, request).result.token_ids == expected
 
@@ -87,10 +87,10 @@ def watch(monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str) -> list[str]
 
 @pytest.mark.parametrize("others_wait", [False, True])
 def test_a_first_token_is_told_before_the_second_is_computed(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, others_wait: bool
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, others_wait: bool
 ) -> None:
     decoded = watch(monkeypatch, Decoder, "_launch")
-    engine = Engine(demo)
+    engine = Engine(loaded)
     engine.add(make_request(Text("hello")))
     if others_wait:
         engine.add(make_request(Text("who are you")))
@@ -102,10 +102,10 @@ def test_a_first_token_is_told_before_the_second_is_computed(
 
 
 def test_a_prompt_goes_to_the_device_once(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uploads = watch(monkeypatch, prefill, "upload")
-    engine = Engine(demo, EngineSettings(piece_tokens=7))
+    engine = Engine(loaded, EngineSettings(piece_tokens=7))
     engine.add(make_request(Image(noise(0)), Text("What is this, and where?")))
     outputs = run(engine)
     assert sum(isinstance(o.event, Progress) and o.event.phase == "prefill" for o in outputs) > 3
@@ -113,9 +113,9 @@ def test_a_prompt_goes_to_the_device_once(
 
 
 def test_embeddings_leave_the_device_once_the_first_token_is_told(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(demo, EngineSettings(piece_tokens=16))
+    engine = Engine(loaded, EngineSettings(piece_tokens=16))
     engine.add(make_request(Image(noise(0)), Text("What is this?")))
     offloads = watch(monkeypatch, VisionCache, "offload")
     engine.step()
@@ -138,10 +138,10 @@ def step_until(engine: Engine, phase: str) -> None:
 
 @pytest.mark.parametrize("phase", ["encode", "prefill", "decode"])
 def test_cancelling_takes_effect_before_the_next_step(
-    demo: LoadedModel, make_request: MakeRequest, phase: str, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, make_request: MakeRequest, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qwen35mm.engine.vision.CPU_PATCH_LAYERS", 1)
-    engine = Engine(demo, EngineSettings(piece_tokens=16))
+    engine = Engine(loaded, EngineSettings(piece_tokens=16))
     request = make_request(
         Image(noise(0)), Text("What is this?"), params=SamplingParams(temperature=0.0, max_tokens=50)
     )
@@ -156,8 +156,8 @@ def test_cancelling_takes_effect_before_the_next_step(
     assert finished(outputs, follower)
 
 
-def test_cancelling_a_waiting_or_unknown_request(demo: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(demo)
+def test_cancelling_a_waiting_or_unknown_request(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(loaded)
     first, second = make_request(Text("hello")), make_request(Text("hello"))
     engine.add(first)
     engine.add(second)
@@ -167,8 +167,8 @@ def test_cancelling_a_waiting_or_unknown_request(demo: LoadedModel, make_request
     assert {output.request_id for output in outputs} == {first.id}
 
 
-def test_the_waiting_line_is_bounded(demo: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(demo, EngineSettings(max_waiting=2))
+def test_the_waiting_line_is_bounded(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    engine = Engine(loaded, EngineSettings(max_waiting=2))
     engine.add(make_request(Text("a")))
     engine.add(make_request(Text("b")))
     with pytest.raises(QueueFullError, match="2 requests are waiting"):
@@ -176,24 +176,24 @@ def test_the_waiting_line_is_bounded(demo: LoadedModel, make_request: MakeReques
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(
-    demo: LoadedModel, make_request: MakeRequest
+    loaded: LoadedModel, make_request: MakeRequest
 ) -> None:
     request = make_request(Text("word " * 40))
     size = len(request.prompt.token_ids)
     with pytest.raises(ContextTooLongError, match=f"{size} tokens and the context holds {size}"):
-        Engine(demo, EngineSettings(context_length=size)).add(request)
+        Engine(loaded, EngineSettings(context_length=size)).add(request)
 
 
-def test_a_context_beyond_the_models_positions_is_refused(demo: LoadedModel) -> None:
-    limit = demo.config.text.max_position_embeddings
+def test_a_context_beyond_the_models_positions_is_refused(loaded: LoadedModel) -> None:
+    limit = loaded.config.text.max_position_embeddings
     with pytest.raises(ConfigError, match=f"this model has {limit:,}"):
-        Engine(demo, EngineSettings(context_length=limit + 1))
+        Engine(loaded, EngineSettings(context_length=limit + 1))
 
 
 def test_vision_tokens_are_never_sampled(
-    demo: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = demo.config
+    config = loaded.config
     wanted = [config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id]
     logits = Qwen35Model.logits
 
@@ -204,11 +204,11 @@ def test_vision_tokens_are_never_sampled(
 
     monkeypatch.setattr(Qwen35Model, "logits", prefer_vision)
     for params in (SamplingParams(temperature=0.0, max_tokens=20), SamplingParams(temperature=2.0, max_tokens=20)):
-        engine = Engine(demo)
+        engine = Engine(loaded)
         request = make_request(Text("hello"), params=params)
         result = finished(run(engine, request), request).result
         assert not set(result.token_ids) & set(wanted)
-        assert all(token_id < demo.tokenizer.vocab_size for token_id in result.token_ids)
+        assert all(token_id < loaded.tokenizer.vocab_size for token_id in result.token_ids)
 
 
 @pytest.mark.parametrize(
@@ -220,14 +220,14 @@ def test_vision_tokens_are_never_sampled(
     ],
 )
 def test_a_failing_model_ends_its_request_and_nothing_else(
-    demo: LoadedModel,
+    loaded: LoadedModel,
     make_request: MakeRequest,
     monkeypatch: pytest.MonkeyPatch,
     phase: str,
     error: Exception,
     message: str,
 ) -> None:
-    engine = Engine(demo)
+    engine = Engine(loaded)
     first, second = make_request(Text("hello")), make_request(Text("hello"))
     engine.add(first)
     engine.add(second)
@@ -244,12 +244,12 @@ def test_a_failing_model_ends_its_request_and_nothing_else(
     assert finished(run(engine), second)
 
 
-def test_a_thinking_budget_is_carried_out(demo: LoadedModel, make_request: MakeRequest) -> None:
-    close_id = demo.tokenizer.control_ids["</think>"]
+def test_a_thinking_budget_is_carried_out(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    close_id = loaded.tokenizer.control_ids["</think>"]
     params = SamplingParams(temperature=0.0, max_tokens=20, thinking_budget=5)
     request = make_request(Text("hello"), params=params, enable_thinking=True)
-    with never_saying({*demo.eos_ids, close_id}):
-        result = finished(run(Engine(demo), request), request).result
+    with never_saying({*loaded.eos_ids, close_id}):
+        result = finished(run(Engine(loaded), request), request).result
     assert close_id in result.token_ids[5:7]
     assert result.reasoning
     assert result.text

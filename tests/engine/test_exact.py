@@ -18,9 +18,8 @@ from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Video
 from qwen35mm.prompt.segments import cut_segments
 from tests.engine.exact import (
-    DENSE,
     MIN_SEGMENT,
-    MOE,
+    MODELS,
     SETTINGS,
     Answer,
     Chat,
@@ -38,7 +37,6 @@ from tests.engine.exact import (
     words,
 )
 
-MODELS = [(spec, dtype) for spec in (DENSE, MOE) for dtype in ("float32", "bfloat16")]
 KINDS = ("text", "images", "video")
 SYSTEM = words("system", count=40)
 

@@ -21,7 +21,7 @@ from tests.engine.exact import (
     DENSE,
     GREEDY,
     MIN_SEGMENT,
-    MOE,
+    MODELS,
     SETTINGS,
     Answer,
     Chat,
@@ -40,7 +40,6 @@ from tests.engine.exact import (
 )
 
 SYSTEM = words("system", count=40)
-PROCESS_MODELS = ((DENSE, "float32"), (MOE, "bfloat16"))
 
 
 def process_questions(media: Path) -> list[Message]:
@@ -85,10 +84,10 @@ def first_process(folder: Path, checkpoints: list[tuple[str, str]]) -> None:
 async def test_another_process_takes_the_conversation_up_from_the_disk(tmp_path: Path) -> None:
     picture(0).save(tmp_path / "picture.png")
     (tmp_path / "clip.mp4").write_bytes(clip().read_bytes())
-    checkpoints = [(str(chat_checkpoint(spec)), dtype) for spec, dtype in PROCESS_MODELS]
+    checkpoints = [(str(chat_checkpoint(spec)), dtype) for spec, dtype in MODELS]
     process = forked.run("tests.engine.test_exact_restart", tmp_path, json.dumps(checkpoints))
     assert process.returncode == 0, process.stderr
-    for (spec, dtype), replies in zip(PROCESS_MODELS, json.loads(process.stdout.splitlines()[-1]), strict=True):
+    for (spec, dtype), replies in zip(MODELS, json.loads(process.stdout.splitlines()[-1]), strict=True):
         loaded = chat_model(spec, dtype)
         questions = process_questions(tmp_path)
         messages = [Message("system", (Text(SYSTEM),))]

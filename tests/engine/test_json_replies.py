@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,7 @@ import jsonschema
 import pytest
 import torch
 
-from qwen35mm.engine import Engine, EngineSettings, Request, Result
+from qwen35mm.engine import Request, Result
 from qwen35mm.engine.output import ThinkingTokens
 from qwen35mm.errors import EngineError, RequestError
 from qwen35mm.model import LoadedModel
@@ -23,14 +22,13 @@ from tests.engine.exact import (
     Chat,
     assert_same,
     assistant,
-    cache_settings,
     chat_model,
     cold,
     serve,
     user,
     words,
 )
-from tests.engine.schemas import CAPTION, DTYPES, SCHEMAS, SHORT, check, engine_of, params
+from tests.engine.schemas import CAPTION, SHORT, check, engine_of, params
 
 
 @contextmanager
@@ -64,9 +62,8 @@ def scripted_reply(text: str, *, enable_thinking: bool = False, **options: Any) 
     return answer.result
 
 
-def test_a_reply_that_is_cut_off_says_so() -> None:
-    loaded = chat_model(DENSE)
-    request = Chat(loaded).request([user("hi")], params=params(CAPTION, max_tokens=6))
+def test_a_reply_that_is_cut_off_says_so(loaded: LoadedModel, chat: Chat) -> None:
+    request = chat.request([user("hi")], params=params(CAPTION, max_tokens=6))
     (answer,) = serve(engine_of(loaded), request)
     assert answer.result.finish_reason == "length"
     with pytest.raises(ValueError, match=r"."):
@@ -90,8 +87,7 @@ def test_a_model_that_wants_to_talk_is_held_to_the_schema() -> None:
 
 
 @pytest.mark.parametrize("gap", ["\n\n", "\n", ""])
-def test_thinking_is_free_and_ends_as_the_template_writes_it(gap: str) -> None:
-    loaded = chat_model(DENSE)
+def test_thinking_is_free_and_ends_as_the_template_writes_it(gap: str, loaded: LoadedModel) -> None:
     thinking = ThinkingTokens.from_tokenizer(loaded.tokenizer)
     assert thinking is not None
     text = 'so } it is {\n</think>{}{"caption": "red", "tags": []}<|im_end|>'.replace("{}", gap, 1)
@@ -115,10 +111,8 @@ def test_a_thought_is_not_the_end_of_the_reply() -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_random_thoughts_under_a_budget(dtype: str, budget: int) -> None:
-    loaded = chat_model(DENSE, dtype)
-    chat, engine = Chat(loaded), engine_of(loaded)
+def test_random_thoughts_under_a_budget(budget: int, loaded: LoadedModel, chat: Chat) -> None:
+    engine = engine_of(loaded)
     requests = [
         chat.request(
             [user("hi")],
@@ -130,54 +124,9 @@ def test_random_thoughts_under_a_budget(dtype: str, budget: int) -> None:
     assert sum(check(answer.result, CAPTION) for answer in serve(engine, *requests)) >= 2
 
 
-def test_company_changes_no_reply() -> None:
-    """Two schemas and none in one batch, in the batch-invariant mode: the same tokens as alone."""
-    loaded = chat_model(DENSE)
-    chat = Chat(loaded)
-    schemas = [CAPTION, None, SCHEMAS["numbers"], SCHEMAS["optional"]]
-    requests = [
-        chat.request([user(words(at))], params=params(schema, seed=at, max_tokens=40))
-        for at, schema in enumerate(schemas)
-    ]
-    together = serve(engine_of(loaded, batch_invariant=True), *requests)
-    for request, answer in zip(requests, together, strict=True):
-        (alone,) = serve(engine_of(loaded, batch_invariant=True), request)
-        assert_same(answer, alone)
-
-
-def test_each_choice_follows_the_schema_by_itself() -> None:
-    loaded = chat_model(DENSE)
-    chat, engine = Chat(loaded), engine_of(loaded)
-    several = serve(engine, chat.request([user("hi")], params=params(CAPTION, seed=3), num_choices=4))
-    assert len({answer.result.text for answer in several}) > 1
-    for choice, answer in enumerate(several):
-        (single,) = serve(engine, chat.request([user("hi")], params=params(CAPTION, seed=3 + choice)))
-        assert answer.result.token_ids == single.result.token_ids
-        assert check(answer.result, CAPTION)
-
-
-def test_replies_that_make_room_for_others_go_on_in_their_grammar() -> None:
-    loaded = chat_model(DENSE)
-    chat = Chat(loaded)
-    schema = {"type": "array", "items": SHORT, "minItems": 30, "maxItems": 60}
-    requests = [
-        chat.request([user(words(seed))], params=params(schema, seed=seed, max_tokens=300)) for seed in range(4)
-    ]
-    settings = EngineSettings(context_length=512, slots=4, batch_invariant=True)
-    small, large = (Engine(loaded, settings, cache_settings(loaded, num_tokens=count)) for count in (512, 4096))
-    suspended: list[int] = []
-    suspend = small._decoder._suspend
-    small._decoder._suspend = lambda reply: (suspended.append(reply.choice), suspend(reply))[1]
-    squeezed = serve(small, *requests)
-    assert suspended
-    for answer, expected in zip(squeezed, serve(large, *requests), strict=True):
-        assert answer.result.token_ids == expected.result.token_ids
-
-
-def test_the_mask_stays_out_of_the_cache() -> None:
+def test_the_mask_stays_out_of_the_cache(loaded: LoadedModel, chat: Chat) -> None:
     """What a held reply leaves in the cache is what a free one leaves: the next turn has the same bits as without."""
-    loaded = chat_model(DENSE)
-    chat, engine = Chat(loaded), engine_of(loaded)
+    engine = engine_of(loaded)
     first = chat.request([user(words("first", count=60))], params=params(CAPTION))
     (held,) = serve(engine, first)
     free = chat.request([user(words("first", count=60))])
@@ -194,8 +143,7 @@ def continued(loaded: LoadedModel, text: str, sampling: SamplingParams) -> Reque
     return Chat(loaded).request([user("hi"), assistant(text)], continue_reply=True, params=sampling)
 
 
-def test_a_continued_reply_goes_on_where_it_was() -> None:
-    loaded = chat_model(DENSE)
+def test_a_continued_reply_goes_on_where_it_was(loaded: LoadedModel) -> None:
     engine = engine_of(loaded)
     text = '{"caption": "é \\"日", "tags": ["a b"]}'
     for stop in (1, 5, 11, 13, 14, 17, 19, 22, 30, len(text)):
@@ -205,8 +153,7 @@ def test_a_continued_reply_goes_on_where_it_was() -> None:
     assert answer.result.text == ""
 
 
-def test_a_reply_that_does_not_fit_is_not_continued() -> None:
-    loaded = chat_model(DENSE)
+def test_a_reply_that_does_not_fit_is_not_continued(loaded: LoadedModel) -> None:
     engine = engine_of(loaded)
     for text in ("A red square", '{"caption": 3', '{"tags": [', '{"caption": "a", "tags": []} '):
         with pytest.raises(RequestError, match="to be continued doesn't fit"):
@@ -214,9 +161,10 @@ def test_a_reply_that_does_not_fit_is_not_continued() -> None:
     assert not engine.has_work
 
 
-def test_a_schema_that_cannot_be_followed_to_its_end_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = chat_model(DENSE)
-    chat, engine = Chat(loaded), engine_of(loaded)
+def test_a_schema_that_cannot_be_followed_to_its_end_ends_its_own_request(
+    monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, chat: Chat
+) -> None:
+    engine = engine_of(loaded)
     bad = chat.request([user("hi")], params=params(CAPTION))
     good = chat.request([user("ho")], params=params(CAPTION, max_tokens=20))
     engine.add(bad)
@@ -232,13 +180,3 @@ def test_a_schema_that_cannot_be_followed_to_its_end_ends_its_own_request(monkey
     assert "JSON schema can't be followed" in str(error)
     assert any(output.request_id == good.id for output in outputs)
     engine.check_integrity()
-
-
-def test_a_request_with_a_schema_pickles() -> None:
-    loaded = chat_model(DENSE)
-    engine = engine_of(loaded)
-    request = Chat(loaded).request([user("hi")], params=params(CAPTION))
-    (here,) = serve(engine, request)
-    (there,) = serve(engine_of(loaded), pickle.loads(pickle.dumps(request)))
-    assert check(there.result, CAPTION)
-    assert there.result.token_ids == here.result.token_ids

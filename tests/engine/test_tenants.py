@@ -16,11 +16,9 @@ from tests.engine.exact import (
     GREEDY,
     MIN_SEGMENT,
     SETTINGS,
-    SMALLEST,
     Chat,
     assert_same,
     cache_settings,
-    chat_model,
     cold,
     commit,
     dialog,
@@ -34,16 +32,6 @@ SIZE = (160, 224)
 LONG = Message("system", (Text(words("everybody's", count=60)),))
 SHORT = Message("system", (Text("Be kind."),))
 QUESTION = user(Image(picture(1, SIZE)), words("what is this", count=40))
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return chat_model(SMALLEST)
-
-
-@pytest.fixture(scope="module")
-def chat(loaded: LoadedModel) -> Chat:
-    return Chat(loaded)
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -145,12 +133,3 @@ async def test_tenants_of_a_backend_are_kept_apart(backend: LocalBackend, chat: 
         result = await last(backend.stream(following, GREEDY, tenant=tenant))
         assert backend.wait_idle(60)
         assert result.cache.num_cached_tokens == cached
-
-
-async def test_another_tenant_of_a_backend_without_a_system_message_finds_nothing(
-    backend: LocalBackend, chat: Chat
-) -> None:
-    for tenant in ("one", "two", None):
-        result = await last(backend.stream([QUESTION], GREEDY, tenant=tenant))
-        assert backend.wait_idle(60)
-        assert (result.cache.num_cached_tokens, result.cache.num_cached_units) == (0, 0)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from qwen35mm.engine import Engine, EngineSettings, Request, sampler
 from qwen35mm.model import Qwen35Model
 from qwen35mm.prompt import Image
 from qwen35mm.sampling import SamplingParams
-from tests.engine.exact import MOE, SMALLEST, Chat, cache_settings, chat_model, picture, results, user, words
+from tests.engine.exact import DENSE, MOE, Chat, cache_settings, chat_model, picture, results, user, words
 from tests.interpreter import accept_arrays_of_one_element
 from tests.tiny import TinySpec
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
+pytest.importorskip("llguidance")
 
 
 def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,33 +32,39 @@ def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engine_of(spec: TinySpec, *, slots: int) -> Engine:
     loaded = chat_model(spec)
-    return Engine(loaded, EngineSettings(context_length=512, slots=slots), cache_settings(loaded, num_tokens=1024))
+    return Engine(loaded, EngineSettings(context_length=256, slots=slots), cache_settings(loaded, num_tokens=768))
 
 
 def requests(spec: TinySpec) -> list[Request]:
     chat = Chat(chat_model(spec))
     sampled = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=3, max_tokens=4)
     return [
-        chat.request([user(words("one", count=70))], params=SamplingParams(temperature=0.0, max_tokens=4)),
-        chat.request([user(Image(picture(1)), "What is it?")], params=SamplingParams(temperature=0.0, max_tokens=3)),
+        chat.request([user(words("one", count=16))], params=SamplingParams(temperature=0.0, max_tokens=2)),
+        chat.request([user(Image(picture(1)), "What is it?")], params=SamplingParams(temperature=0.0, max_tokens=2)),
         chat.request([user("hi")], params=sampled),
+        chat.request([user("hi")], params=replace(sampled, json_schema='{"type": "array"}')),
     ]
 
 
 @pytest.mark.parametrize(
     ("spec", "slots"),
     [
-        (SMALLEST, 1),
         (MOE, 3),
-        pytest.param(SMALLEST, 3, marks=pytest.mark.slow),
+        pytest.param(DENSE, 3, marks=pytest.mark.slow),
+        pytest.param(DENSE, 1, marks=pytest.mark.slow),
         pytest.param(MOE, 1, marks=pytest.mark.slow),
     ],
     ids=lambda value: value.name if isinstance(value, TinySpec) else str(value),
 )
-def test_replies_are_those_of_the_torch_versions(spec: TinySpec, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_gives_one_text_on_both_paths_alone_and_in_company_with_a_grammar_or_without(
+    spec: TinySpec, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = requests(spec)
-    expected = results(engine_of(spec, slots=slots), *asked)
+    expected = results(engine_of(spec, slots=1), *asked)
+    in_company = results(engine_of(spec, slots=4), *asked)
     run_on_triton(chat_model(spec).model, monkeypatch)
-    found = results(engine_of(spec, slots=slots), *asked)
+    on_triton = results(engine_of(spec, slots=slots), *asked)
     for request in asked:
-        assert found[request.id].token_ids == expected[request.id].token_ids
+        assert in_company[request.id].token_ids == expected[request.id].token_ids
+        assert on_triton[request.id].token_ids == expected[request.id].token_ids
+    assert expected[asked[2].id].token_ids != expected[asked[3].id].token_ids

@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, Result, TextDelta
+from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, TextDelta
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Prompt, Text, ToolCall
 from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import (
     MIN_SEGMENT,
-    SMALLEST,
     Chat,
     PrefillCount,
     assert_same,
     assistant,
     cache_settings,
-    chat_model,
     cold,
     counting_prefill,
     dialog,
@@ -40,16 +38,6 @@ SETTINGS = EngineSettings(context_length=2048, piece_tokens=PIECE, slots=2)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=16)
 SYSTEM = Message("system", (Text(words("system", count=30)),))
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return chat_model(SMALLEST)
-
-
-@pytest.fixture(scope="module")
-def chat(loaded: LoadedModel) -> Chat:
-    return Chat(loaded)
 
 
 @pytest.fixture
@@ -144,21 +132,6 @@ async def test_a_turn_prefills_only_what_is_new(
     assert cached[-1] > 900, "a conversation long enough to tell"
 
 
-async def test_without_commits_the_reply_is_prefilled_too(loaded: LoadedModel, chat: Chat, count: PrefillCount) -> None:
-    """What the other tests would see if no history were committed."""
-    with backend_of(loaded, commit_history=False) as backend:
-        messages = [SYSTEM, user(words("a", count=40))]
-        messages.append(await answer(backend.stream(messages, PARAMS.with_overrides(max_tokens=60))))
-        assert backend.wait_idle(60)
-        messages.append(user("next"))
-        count.reset()
-        await answer(backend.stream(messages, PARAMS))
-        prompt, history = chat.request(messages).prompt, chat.history(messages[:-1]).prompt
-        with pytest.raises(AssertionError):
-            assert_only_the_new(count, prompt, history)
-        assert sum(count.until_first_token or ()) > len(prompt.token_ids) - history.tail_start
-
-
 @pytest.mark.parametrize("thinking", [False, True], ids=["no thinking", "thinking"])
 async def test_after_stop_and_after_a_cut_off_reply(
     backend: LocalBackend, chat: Chat, count: PrefillCount, thinking: bool
@@ -178,37 +151,6 @@ async def test_after_stop_and_after_a_cut_off_reply(
             )
         messages.append(reply)
         assert await asyncio.to_thread(backend.wait_idle, 60)
-
-
-@pytest.mark.parametrize("thinking", [False, True], ids=["no thinking", "thinking"])
-async def test_after_a_clean_shutdown_and_restart(
-    loaded: LoadedModel, chat: Chat, count: PrefillCount, tmp_path: Path, thinking: bool
-) -> None:
-    params = PARAMS.with_overrides(thinking_budget=4 if thinking else None)
-    messages = [SYSTEM]
-    for number in range(6):
-        with backend_of(loaded, tmp_path) as backend:
-            messages.append(question(number))
-            count.reset()
-            results: list[Result] = []
-            events = watch(backend.stream(messages, params, enable_thinking=thinking), results)
-            reply = await answer(events)
-            if number:
-                history = chat.history(messages[:-1], enable_thinking=thinking).prompt
-                assert_only_the_new(count, chat.request(messages, enable_thinking=thinking).prompt, history)
-                assert results[0].cache.cached_from == {"disk": history.tail_start}
-            messages.append(reply)
-            assert backend.wait_idle(60)
-
-
-async def watch(events: AsyncIterator[Event], results: list[Result]) -> AsyncIterator[Event]:
-    try:
-        async for event in events:
-            if isinstance(event, Finished):
-                results.append(event.result)
-            yield event
-    finally:
-        await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("thinking", [False, True], ids=["no thinking", "thinking"])

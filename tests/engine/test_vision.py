@@ -11,7 +11,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.engine.vision import VisionUnit, encode, look_up, patch_layers_per_step
 from qwen35mm.prompt import Image
 from qwen35mm_preprocess import Patches
-from tests.engine.exact import SMALLEST, Chat, chat_model, picture, user
+from tests.engine.exact import DENSE, Chat, chat_model, picture, user
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 MEGAPIXEL_PATCHES = 64 * 64
@@ -27,7 +27,7 @@ def test_a_gpu_encodes_a_picture_of_a_megapixel_in_one_step() -> None:
 @torch.inference_mode()
 def test_layers_in_groups_keep_the_bits(patch_layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qwen35mm.engine.vision.CPU_PATCH_LAYERS", patch_layers)
-    loaded = chat_model(SMALLEST)
+    loaded = chat_model(DENSE)
     (medium,) = Chat(loaded).media([user(Image(picture(1)))])
     grid, tower = medium.plan.grid_thw, loaded.model.visual
     *before, (num_layers, features) = encode(tower, VisionUnit(0, 0, 1, grid, b""), medium)

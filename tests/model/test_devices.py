@@ -15,7 +15,7 @@ from qwen35mm.cache import CachePools
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.decoder import Qwen35Model
-from qwen35mm.model.devices import DeviceMap, DeviceRequest, place
+from qwen35mm.model.devices import DeviceMap, DeviceRequest, place, shortage
 from qwen35mm_kernels import cpu
 from tests.model.layouts import our_prefill_of, our_step
 from tests.tiny import DEEP, SHALLOW, TinyCheckpoints
@@ -31,6 +31,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     free_gib = [24.0, 24.0]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(
         torch.cuda, "mem_get_info", lambda device: (int(free_gib[torch.device(device).index] * GIB), 24 * GIB)
     )
@@ -145,6 +146,31 @@ def test_the_processor_computes_nothing_unasked(
     assert "With --device cuda:0,cuda:1,cpu the processor computes the layers that don't fit" in str(caught.value)
     places = place_of("9B", skeletons["9B"], DeviceRequest.parse("cuda:0,cuda:1,cpu"))
     assert set(places.layers) == {*CARDS, CPU}
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "advice"),
+    [
+        ((8, 4), "choose a smaller model"),
+        ((4, 20), r"There is room on cuda:1 \(--device cuda:1\)\."),
+        ((15, 15), r"Several cards together may have room \(--device cuda:0,cuda:1\)\."),
+    ],
+)
+def test_a_model_that_does_not_fit_on_a_card_is_refused_with_what_would_help(
+    free: list[float], skeletons: dict[str, Qwen35Model], free_gib: tuple[float, float], advice: str
+) -> None:
+    free[:] = free_gib
+    numbers = f"9B takes 17.5 GiB of weights, and cuda:0 has {free_gib[0]}.0 GiB free of 24.0 GiB; a card needs"
+    with pytest.raises(ConfigError, match=f"{numbers}.*{advice}"):
+        place_of("9B", skeletons["9B"], DeviceRequest.parse("cuda:0"))
+
+
+def test_a_shortage_says_what_was_asked_for_and_what_is_free(free: list[float]) -> None:
+    free[0] = 20
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of ...")
+    assert "2.50 GiB were asked for, 20.0 GiB are free of 24.0 GiB" in shortage(error, CARDS[0])
+    assert "more was asked for than there was" in shortage(torch.OutOfMemoryError("?"), CARDS[0])
+    assert shortage(error, CPU).startswith("Memory ran out while this was computed.")
 
 
 def test_a_split_is_told_in_a_line(free: list[float]) -> None:

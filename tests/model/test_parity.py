@@ -52,15 +52,15 @@ def test_logits_equal_transformers(spec: TinySpec, layout: str, ours: Loader, th
 def test_greedy_tokens_equal_transformers(spec: TinySpec, layout: Layout, ours: Loader, theirs: Loader) -> None:
     prompt = make_prompt(layout, seed=1)
     positions, rope_delta = their_positions(theirs(spec), prompt)
-    tokens, logits = our_greedy(ours(spec), prompt, positions, rope_delta, 64)
-    expected_tokens, expected_logits = their_greedy(theirs(spec), prompt, 64)
+    tokens, logits = our_greedy(ours(spec), prompt, positions, rope_delta, 32)
+    expected_tokens, expected_logits = their_greedy(theirs(spec), prompt, 32)
     assert tokens == expected_tokens
     assert relative_error(logits, expected_logits) <= FP32_TOLERANCE
     # A near tie would make the choice a matter of rounding.
     top = expected_logits.topk(2).values
     assert (top[:, 0] - top[:, 1]).min() > 1e-4
     # A model that says one word again and again would pass with a wrong cache.
-    assert len(set(tokens)) > 16
+    assert len(set(tokens)) > 8
 
 
 @pytest.mark.parametrize("spec", [SHALLOW, MOE_TIED, REAL_HEADS], ids=lambda spec: spec.name)

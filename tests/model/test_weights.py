@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +19,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model import weights
 from qwen35mm.model.decoder import Qwen35Model
+from tests import forked
 from tests.model.layouts import make_prompt, new_cache, our_prefill, their_logits, their_positions
 from tests.tiny import DENSE, MOE, SHALLOW, TinyCheckpoints, TinySpec, build
 
@@ -220,40 +221,13 @@ def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_peak_memory_is_the_weights_and_one_shard(large_checkpoint: Path, dtype: str) -> None:
-    code = PEAK_MEMORY_SCRIPT.format(folder=str(large_checkpoint), dtype=dtype)
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=child_env())
-    weight_bytes, peak_bytes = json.loads(output.stdout)
+def test_peak_memory_is_the_weights_and_one_shard(large_checkpoint: Path) -> None:
+    process = forked.run("tests.model.test_weights", large_checkpoint)
+    assert process.returncode == 0, process.stderr
+    weight_bytes, peak_bytes = json.loads(process.stdout)
     shard_bytes = max(path.stat().st_size for path in large_checkpoint.glob("*.safetensors"))
     assert weight_bytes > 100e6
     assert 0.9 * weight_bytes < peak_bytes < 1.15 * weight_bytes + shard_bytes
-
-
-PEAK_MEMORY_SCRIPT = """
-import json, re, torch
-from pathlib import Path
-from qwen35mm.config import ModelConfig
-from qwen35mm.model.weights import load_model
-
-def status(key):
-    return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
-
-folder = {folder!r}
-config = ModelConfig.from_pretrained(folder)
-Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-before = status("VmRSS")
-model = load_model(folder, config, dtype=torch.{dtype})
-weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-print(json.dumps([weight_bytes, status("VmHWM") - before]))
-"""
-
-
-def child_env() -> dict[str, str]:
-    import os
-
-    root = Path(__file__).resolve().parents[2]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(str(root / name) for name in ("", "kernels", "preprocess"))}
 
 
 @pytest.fixture(scope="module")
@@ -277,3 +251,21 @@ def large_checkpoint(tiny: TinyCheckpoints, tmp_path_factory: pytest.TempPathFac
         weight_map |= dict.fromkeys(shard, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder
+
+
+def measure_peak(folder: Path) -> None:
+    """What the other process does: prints the bytes of a model's weights, and how much its loading took at most."""
+
+    def status(key: str) -> int:
+        text = Path("/proc/self/status").read_text()
+        (kib,) = re.findall(rf"{key}:\s+(\d+) kB", text)
+        return int(kib) * 1024
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = status("VmRSS")
+    model = load(folder, torch.bfloat16)
+    print(json.dumps([sum(parameter.nbytes for parameter in model.parameters()), status("VmHWM") - before]))
+
+
+if __name__ == "__main__":
+    measure_peak(Path(sys.argv[1]))

@@ -29,7 +29,7 @@ from benchmarks.report import Spread, machine, print_json, print_machine, print_
 from benchmarks.worker import Served, Worker, numbers, parser, serves  # noqa: E402
 from qwen35mm.cache import CacheSettings  # noqa: E402
 from qwen35mm.engine import Engine, EngineSettings, Finished, Request  # noqa: E402
-from qwen35mm.engine.running_request import Reply  # noqa: E402
+from qwen35mm.engine.reply import Reply  # noqa: E402
 from qwen35mm.model import LoadedModel, load  # noqa: E402
 from qwen35mm.prompt import Prompt  # noqa: E402
 from qwen35mm.sampling import SamplingParams  # noqa: E402

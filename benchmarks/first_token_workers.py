@@ -18,7 +18,7 @@ from benchmarks.worker import Served
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Event, Finished, MediaPlanned, Progress, Request, Result
-from qwen35mm.engine.running_request import RunningRequest
+from qwen35mm.engine.reply import Reply
 from qwen35mm.model import load
 from qwen35mm.model.load import DTYPES
 from qwen35mm.prompt import Image, Message, Prompt, PromptBuilder, Text
@@ -158,10 +158,10 @@ class StagedEngine(Engine):
                 phases += [output.event.phase] if isinstance(output.event, Progress) else []
             laps.end("first token" if "end" in phases else _STAGE_OF[phases[-1]])
 
-    def _begin_replies(self, running: RunningRequest) -> Any:
+    def _begin_reply(self, reply: Reply) -> Any:
         assert self._laps is not None
         self._laps.end("prefill")
-        return super()._begin_replies(running)
+        return super()._begin_reply(reply)
 
 
 class TransformersWorker(Served):

@@ -55,7 +55,8 @@ class Inline:
             future.set_exception(error)
         return future
 
-    write = read
+    def write(self, function: Callable[[], T]) -> Future[T]:
+        return self.read(function)
 
 
 @dataclass(frozen=True, eq=False)

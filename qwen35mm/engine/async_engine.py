@@ -95,17 +95,7 @@ class AsyncEngine:
         return self._idle.wait(timeout_s)
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
-        """The events of a request with one choice, up to its `Finished`; see `stream_choices`."""
-        assert request.num_choices == 1, "several choices come from stream_choices"
-        events = self.stream_choices(request)
-        try:
-            async for _, event in events:
-                yield event
-        finally:
-            await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-
-    async def stream_choices(self, request: Request) -> AsyncIterator[tuple[int, Event]]:
-        """Each event with the number of its choice, up to the last one's `Finished`.
+        """The events of a request, up to its `Finished`.
 
         Leaving the iterator cancels the request within one step.
 
@@ -123,14 +113,14 @@ class AsyncEngine:
                 loop.call_soon_threadsafe(outputs.put_nowait, output)
 
         self._submit(lambda: self._add(request, deliver))
-        num_open = request.num_choices
+        event: Event | None = None
         try:
-            while num_open:
-                output = await outputs.get()
-                if isinstance(output.event, (Qwen35mmError, MediaError)):
-                    raise output.event
-                num_open -= isinstance(output.event, Finished)
-                yield output.choice, output.event
+            while not isinstance(event, Finished):
+                told = (await outputs.get()).event
+                if isinstance(told, (Qwen35mmError, MediaError)):
+                    raise told
+                event = told
+                yield event
         finally:
             with contextlib.suppress(EngineError):
                 self._submit(lambda: self._cancel(request.id))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from qwen35mm.cache import OutOfBlocksError, OutOfSlotsError
-from qwen35mm.engine.running_request import Reply, StepResult
+from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.step_graph import StepGraph, can_capture
@@ -130,7 +130,7 @@ class Decoder:
                     reply.cache.prepare(1)
                     break
                 except OutOfBlocksError:
-                    if reply.running.prefill.unpin():
+                    if reply.prefill.unpin():
                         continue
                     if len(self.running) == 1:
                         return False
@@ -176,7 +176,7 @@ class Decoder:
 
     def _suspend(self, reply: Reply) -> None:
         logger.info("request %s makes room for others; it goes on later", reply.request.id)
-        reply.running.prefill.unpin()
+        reply.prefill.unpin()
         self._known += self._drain()
         reply.suspend(self._pools)
         self.running.remove(reply)

@@ -19,8 +19,8 @@ from qwen35mm.engine.commits import Commits
 from qwen35mm.engine.decoder import Decoder
 from qwen35mm.engine.events import Finished, Progress
 from qwen35mm.engine.prefill import Prefill
+from qwen35mm.engine.reply import Reply, ReplyFactory, StepResult
 from qwen35mm.engine.request import CachedPrompt, Request, RequestEnd, StepOutput, engine_error
-from qwen35mm.engine.running_request import Reply, ReplyFactory, RunningRequest, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import ids_never_sampled
 from qwen35mm.engine.settings import EngineSettings
@@ -28,7 +28,6 @@ from qwen35mm.errors import (
     EngineError,
     QueueFullError,
     Qwen35mmError,
-    RequestError,
     RequestTimeoutError,
 )
 from qwen35mm.model import LoadedModel
@@ -66,8 +65,8 @@ class Engine:
         self._clock = clock
         self._factory = ReplyFactory(loaded)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
-        self._running: dict[str, RunningRequest] = {}
-        self._prefilling: RunningRequest | None = None
+        self._running: dict[str, Reply] = {}
+        self._prefilling: Reply | None = None
         invariant = self.settings.batch_invariant
         self._decoder = Decoder(self.runtime, ids_never_sampled(loaded), batch_invariant=invariant)
         self._commits = Commits(self.runtime)
@@ -114,16 +113,10 @@ class Engine:
         Raises:
             ContextTooLongError: the prompt leaves no room for a reply.
             QueueFullError: `max_waiting` requests wait already.
-            RequestError: more choices than slots, a JSON schema that replies can't be held to, or a reply to be
-                continued that doesn't fit it.
+            RequestError: a JSON schema that replies can't be held to, or a reply to be continued that doesn't fit it.
             MissingExtraError: a JSON schema needs a library that isn't installed.
         """
         request.check_length(self.context_length)
-        if not 1 <= request.num_choices <= self.settings.slots:
-            raise RequestError(
-                f"{request.num_choices} replies were asked for; this engine computes 1 to {self.settings.slots} at a "
-                "time (its slots)."
-            )
         if len(self._waiting) >= self.settings.max_waiting:
             raise QueueFullError(f"{len(self._waiting)} requests are waiting already. Try again in a moment.")
         self._factory.check(request)
@@ -168,12 +161,11 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Asserts that every block, state and pin belongs to a running request, a commit or the cache."""
-        prefills = [running.prefill for running in self._running.values()] + self._commits.begun
-        starts = [prefill.start for prefill in prefills if prefill.start]
-        caches = [start.sequence for start in starts] + [
-            r.cache for running in self._running.values() for r in running.replies if not r.cache.freed
-        ]
-        self.runtime.prefixes.check_integrity(dict.fromkeys(caches), starts)
+        starts = [each.prefill.start for each in self._running.values()] + [each.start for each in self._commits.begun]
+        begun = [start for start in starts if start is not None]
+        caches = [start.sequence for start in begun]
+        caches += [reply.cache for reply in self._running.values() if reply.prefill.start is not None]
+        self.runtime.prefixes.check_integrity(dict.fromkeys(caches), begun)
         self.runtime.vision.check_integrity()
 
     def _schedule(self) -> list[StepOutput]:
@@ -202,51 +194,46 @@ class Engine:
             return []
         request = next(iter(self._waiting.values()))
         num_running = len(self._decoder.running)
-        if num_running + request.num_choices > self.runtime.slots:
+        if num_running == self.runtime.slots:
             return []
         if num_running and not self._decoder.has_room(len(request.prompt.token_ids)):
             return []
         del self._waiting[request.id]
         try:
-            running = RunningRequest(request, Prefill(self.runtime, request))
+            reply = self._factory.make(request, Prefill(self.runtime, request))
         except Exception as error:
             return [StepOutput(request.id, self._explained(error, request.id))]
-        self._running[request.id] = self._prefilling = running
+        self._running[request.id] = self._prefilling = reply
         total = len(self._waiting)
         return [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in enumerate(self._waiting, start=1)]
 
-    def _run_prefill(self, running: RunningRequest) -> list[StepOutput]:
-        """One piece of the prompt in hand; its replies begin when that was the last."""
+    def _run_prefill(self, reply: Reply) -> list[StepOutput]:
+        """One piece of the prompt in hand; its reply begins when that was the last."""
         try:
-            outputs = [StepOutput(running.request.id, progress) for progress in running.prefill.step()]
-            if running.prefill.done:
+            outputs = [StepOutput(reply.request.id, progress) for progress in reply.prefill.step()]
+            if reply.prefill.done:
                 self._prefilling = None
-                outputs += self._begin_replies(running)
+                outputs += self._begin_reply(reply)
         except OutOfBlocksError as error:
-            return self._wait_for_room(running, error)
+            return self._wait_for_room(reply, error)
         except Exception as error:
-            return self._fail(error, running)
+            return self._fail(error, reply)
         return outputs
 
-    def _wait_for_room(self, running: RunningRequest, error: OutOfBlocksError) -> list[StepOutput]:
+    def _wait_for_room(self, reply: Reply, error: OutOfBlocksError) -> list[StepOutput]:
         """The prompt in hand finds no blocks: a commit gives way, or it waits, or suspended replies go first."""
-        if self._commits.give_way() or self._decoder.running or running.prefill.unpin():
+        if self._commits.give_way() or self._decoder.running or reply.prefill.unpin():
             return []
         if self._decoder.suspended:
-            self._requeue(running)
+            self._requeue(reply)
             return []
-        return self._fail(error, running)
+        return self._fail(error, reply)
 
-    def _begin_replies(self, running: RunningRequest) -> list[StepOutput]:
-        """Samples the first token of each choice; all of them stand on the same blocks."""
-        prefill = running.prefill
-        assert prefill.last_hidden is not None
-        logits = self.runtime.model.logits(prefill.last_hidden)[0]
-        for choice in range(running.request.num_choices):
-            cache = prefill.cache if choice == 0 else prefill.cache.clone()
-            running.replies.append(self._factory.make(running, choice, cache))
-        results = [self._decoder.begin(reply, logits) for reply in running.replies]
-        return [output for result in results for output in self._postprocess(result)]
+    def _begin_reply(self, reply: Reply) -> list[StepOutput]:
+        """Samples the first token."""
+        assert reply.prefill.last_hidden is not None
+        logits = self.runtime.model.logits(reply.prefill.last_hidden)[0]
+        return self._postprocess(self._decoder.begin(reply, logits))
 
     def _run_decode(self) -> list[StepOutput]:
         """One token of every running reply."""
@@ -255,7 +242,7 @@ class Engine:
         try:
             results = self._decoder.step()
         except Exception as error:
-            return self._fail(error, *dict.fromkeys(reply.running for reply in self._decoder.running))
+            return self._fail(error, *self._decoder.running)
         return [output for result in results for output in self._postprocess(result)]
 
     def _run_idle(self) -> None:
@@ -268,21 +255,18 @@ class Engine:
     def _postprocess(self, result: StepResult) -> list[StepOutput]:
         """A reply's next token, and its end where that was the last."""
         reply = result.reply
-        request, choice = reply.request, reply.choice
-        if self._running.get(request.id) is not reply.running or reply.output.finish_reason is not None:
-            return []  # it ended while the device was a step ahead, or another of its choices has just failed
+        request_id = reply.request.id
+        if self._running.get(request_id) is not reply:
+            return []  # it ended while the device was a step ahead
         try:
             deltas = reply.take(result, self._decoder.sampler, self.context_length)
         except Exception as error:
-            return self._fail(error, reply.running)
-        outputs = [StepOutput(request.id, delta, choice) for delta in deltas]
+            return self._fail(error, reply)
+        outputs = [StepOutput(request_id, delta) for delta in deltas]
         if reply.output.finish_reason is not None:
             finished = reply.result(reply.output.finish_reason, self.runtime.pools)
-            outputs.append(StepOutput(request.id, Finished(finished), choice))
-            reply.cache.free()
-            self._decoder.remove(reply)
-            if all(other.output.finish_reason is not None for other in reply.running.replies):
-                self._close(reply.running)
+            outputs.append(StepOutput(request_id, Finished(finished)))
+            self._close(reply)
         return outputs
 
     def _give_way_to(self, reply: Reply) -> list[StepOutput]:
@@ -293,20 +277,20 @@ class Engine:
             self._requeue(self._prefilling)
             return []
         logger.error("a single reply of %s finds no room; the memory plan is wrong", reply.request.id)
-        return self._fail(EngineError("The cache is full. Start a new chat, or use a larger cache."), reply.running)
+        return self._fail(EngineError("The cache is full. Start a new chat, or use a larger cache."), reply)
 
-    def _requeue(self, running: RunningRequest) -> None:
+    def _requeue(self, reply: Reply) -> None:
         """Gives back what a prompt in hand holds; it is first in line, and computed again."""
-        self._close(running)
-        self._waiting[running.request.id] = running.request
-        self._waiting.move_to_end(running.request.id, last=False)
+        self._close(reply)
+        self._waiting[reply.request.id] = reply.request
+        self._waiting.move_to_end(reply.request.id, last=False)
 
-    def _fail(self, error: Exception, *failed: RunningRequest) -> list[StepOutput]:
+    def _fail(self, error: Exception, *failed: Reply) -> list[StepOutput]:
         """Ends requests with what went wrong."""
-        for running in failed:
-            self._close(running)
-        told = self._explained(error, ", ".join(running.request.id for running in failed))
-        return [StepOutput(running.request.id, told) for running in failed]
+        for reply in failed:
+            self._close(reply)
+        told = self._explained(error, ", ".join(reply.request.id for reply in failed))
+        return [StepOutput(reply.request.id, told) for reply in failed]
 
     def _explained(self, error: Exception, request_ids: str) -> RequestEnd:
         """What a person is told; the log has the rest."""
@@ -315,11 +299,10 @@ class Engine:
         logger.error("the model failed on %s", request_ids, exc_info=error)
         return engine_error(error, self.runtime.model.device)
 
-    def _close(self, running: RunningRequest) -> None:
+    def _close(self, reply: Reply) -> None:
         """Takes a request out of everything and gives back what it holds."""
-        self._running.pop(running.request.id, None)
-        if self._prefilling is running:
+        self._running.pop(reply.request.id, None)
+        if self._prefilling is reply:
             self._prefilling = None
-        for reply in running.replies:
-            self._decoder.remove(reply)
-        running.close()
+        self._decoder.remove(reply)
+        reply.close()

@@ -60,13 +60,11 @@ class Request(CachedPrompt):
     """One prompt and how to answer it.
 
     Attributes:
-        num_choices: replies to the prompt, which is computed once for all of them.
         arrival_s: of `time.monotonic`; the time to the first token is counted from there.
         deadline_s: of the same clock; the request ends with a RequestTimeoutError after it.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
-    num_choices: int = 1
     arrival_s: float = field(default_factory=time.monotonic)
     deadline_s: float | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -83,11 +81,10 @@ class Request(CachedPrompt):
 
 @dataclass(frozen=True)
 class StepOutput:
-    """One event of one request; an error is the last that a request gives. `choice` counts its replies."""
+    """One event of one request; an error is the last that a request gives."""
 
     request_id: str
     event: Event | RequestEnd
-    choice: int = 0
 
 
 def engine_error(error: Exception, device: torch.device) -> EngineError:

@@ -30,7 +30,7 @@ from transformers import (
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CachePools, CacheSettings
 from qwen35mm.engine import CachedPrompt, Engine, EngineSettings, Finished, Request, Result, StepOutput
-from qwen35mm.engine.running_request import Reply, StepResult
+from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.model import Batch, LoadedModel, load
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import EncodedMedium, Image, Message, Part, PromptBuilder, Text, Video, iter_media
@@ -200,14 +200,14 @@ def turns(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 @contextmanager
-def recording() -> Iterator[Mapping[tuple[str, int], list[torch.Tensor]]]:
-    """Collects, by request and choice, the logits that every token is chosen from, the first one's included."""
-    logits_of: dict[tuple[str, int], list[torch.Tensor]] = {}
+def recording() -> Iterator[Mapping[str, list[torch.Tensor]]]:
+    """Collects, by request, the logits that every token is chosen from, the first one's included."""
+    logits_of: dict[str, list[torch.Tensor]] = {}
     take = Reply.take
 
     def watched(self: Reply, result: StepResult, *args: Any) -> Any:
         assert result.logits is not None, "the next step has begun"
-        logits_of.setdefault((self.request.id, self.choice), []).append(result.logits.clone())
+        logits_of.setdefault(self.request.id, []).append(result.logits.clone())
         return take(self, result, *args)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -226,28 +226,24 @@ def run(engine: Engine, *requests: Request) -> list[StepOutput]:
     return outputs
 
 
-def results_of(outputs: Sequence[StepOutput]) -> dict[tuple[str, int], Result]:
-    """By request and choice."""
-    return {(o.request_id, o.choice): o.event.result for o in outputs if isinstance(o.event, Finished)}
-
-
-def serve(engine: Engine, *requests: Request) -> list[Answer]:
-    """Answers requests together, one Answer for each choice of each, and does all the work that is left then."""
-    with recording() as logits_of:
-        outputs = run(engine, *requests)
-    errors = [output.event for output in outputs if isinstance(output.event, Exception)]
-    assert not errors, errors[0]
-    found = results_of(outputs)
-    keys = [(request.id, choice) for request in requests for choice in range(request.num_choices)]
-    return [Answer(found[key], torch.stack(logits_of[key])) for key in keys]
+def results_of(outputs: Sequence[StepOutput]) -> dict[str, Result]:
+    """By request."""
+    return {o.request_id: o.event.result for o in outputs if isinstance(o.event, Finished)}
 
 
 def results(engine: Engine, *requests: Request) -> dict[str, Result]:
-    """Answers requests together, wherever their tokens are chosen; by request."""
+    """Answers requests together, wherever their tokens are chosen, and does all the work that is left then."""
     outputs = run(engine, *requests)
     errors = [output.event for output in outputs if isinstance(output.event, Exception)]
     assert not errors, errors[0]
-    return {request_id: result for (request_id, _), result in results_of(outputs).items()}
+    return results_of(outputs)
+
+
+def serve(engine: Engine, *requests: Request) -> list[Answer]:
+    """`results` with the logits, in the order of the requests."""
+    with recording() as logits_of:
+        found = results(engine, *requests)
+    return [Answer(found[request.id], torch.stack(logits_of[request.id])) for request in requests]
 
 
 def commit(engine: Engine, history: CachedPrompt) -> None:
@@ -296,7 +292,7 @@ def cold(loaded: LoadedModel, request: Request, settings: EngineSettings = SETTI
     if key not in _cold:
         assert settings.context_length is not None
         engine = Engine(loaded, settings, cache_settings(loaded, num_tokens=settings.context_length, reuse=False))
-        (_cold[key],) = serve(engine, replace(request, num_choices=1, id=f"cold-{len(_cold)}", deadline_s=None))
+        (_cold[key],) = serve(engine, replace(request, id=f"cold-{len(_cold)}", deadline_s=None))
     return _cold[key]
 
 

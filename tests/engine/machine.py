@@ -107,7 +107,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="qwen35mm-machine-"))
         self.stack.callback(shutil.rmtree, self.folder)
         self.now = 0.0
-        self.open: dict[str, tuple[Request, History, set[int]]] = {}
+        self.open: dict[str, tuple[Request, History]] = {}
         self.asked: list[History] = []
         self.num_restarts = 0
         self.num_requests = 0
@@ -156,7 +156,6 @@ class EngineMachine(RuleBasedStateMachine):
         data=st.data(),
         how=st.sampled_from(["again", "edit", "go on", "go on"]),
         question=st.sampled_from(sorted(QUESTIONS)),
-        num_choices=st.sampled_from([1, 2]),
         chat_name=st.sampled_from([None, "one", "two"]),
     )
     def come_back(self, data: st.DataObject, how: str, question: str, **options: Any) -> None:
@@ -174,7 +173,6 @@ class EngineMachine(RuleBasedStateMachine):
         *,
         retain: Any = "conversation",
         max_tokens: int = LONGEST_REPLY,
-        num_choices: int = 1,
         patience: int | None = None,
         chat_name: str | None = None,
     ) -> None:
@@ -186,7 +184,6 @@ class EngineMachine(RuleBasedStateMachine):
             retain=retain,
             conversation=chat_name,
             params=template.params.with_overrides(max_tokens=max_tokens),
-            num_choices=num_choices,
             deadline_s=None if patience is None else self.now + patience,
         )
         try:
@@ -194,7 +191,7 @@ class EngineMachine(RuleBasedStateMachine):
         except QueueFullError:
             assert self.engine.num_waiting == SETTINGS.max_waiting
             return
-        self.open[request.id] = (request, history, set(range(num_choices)))
+        self.open[request.id] = (request, history)
         self.asked.append(history)
 
     @rule(history=HISTORIES, chat_name=st.sampled_from([None, "one", "two"]), steps=st.sampled_from([0, 0, 3, 6, 9]))
@@ -245,7 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def take(self, output: StepOutput, num_running: int) -> None:
         assert output.request_id in self.open, "an event of a request that is over"
-        request, history, choices = self.open[output.request_id]
+        request, history = self.open[output.request_id]
         if isinstance(output.event, RequestTimeoutError):
             assert request.deadline_s is not None
             assert request.deadline_s <= self.now
@@ -254,21 +251,19 @@ class EngineMachine(RuleBasedStateMachine):
         elif isinstance(output.event, Exception):
             raise output.event
         elif isinstance(output.event, Finished):
-            self.compare(request, output.choice, history, output.event)
-            choices.remove(output.choice)
-            if not choices:
-                del self.open[request.id]
+            self.compare(request, history, output.event)
+            del self.open[request.id]
             seen["finished in company"] += num_running > 1
             seen["finished after a restart"] += self.num_restarts > 0
             for tier in output.event.result.cache.cached_from:
                 seen[f"hit {tier}"] += 1
             seen["kept embeddings"] += output.event.result.cache.num_cached_units > 0
 
-    def compare(self, request: Request, choice: int, history: History, event: Finished) -> None:
+    def compare(self, request: Request, history: History, event: Finished) -> None:
         reference, result = expected(history), event.result
         size = request.params.max_tokens
         assert result.token_ids == reference.result.token_ids[:size]
-        logits = torch.stack(self.logits[request.id, choice])
+        logits = torch.stack(self.logits[request.id])
         assert torch.equal(logits[-len(result.token_ids) :], reference.logits[:size])
 
     # What becomes of the cache.

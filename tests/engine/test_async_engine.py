@@ -156,19 +156,6 @@ async def test_a_bug_in_the_engine_reaches_the_callers(
         await collect(engine, make_request(Text("hello")))
 
 
-async def test_choices_come_with_their_numbers(engine: AsyncEngine, make_request: MakeRequest) -> None:
-    params = SamplingParams(temperature=1.5, seed=3, max_tokens=6)
-    ends: dict[int, Result] = {}
-    texts = {0: "", 1: "", 2: ""}
-    async for choice, event in engine.stream_choices(make_request(Text("hello"), params=params, num_choices=3)):
-        if isinstance(event, TextDelta):
-            texts[choice] += event.text
-        if isinstance(event, Finished):
-            ends[choice] = event.result
-    assert {choice: result.text for choice, result in ends.items()} == texts
-    assert [ends[choice].seed for choice in range(3)] == [3, 4, 5]
-
-
 async def test_a_deadline_ends_a_request_that_waits_for_a_file(
     engine: AsyncEngine, make_request: MakeRequest, loaded: LoadedModel
 ) -> None:

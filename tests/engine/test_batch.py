@@ -1,4 +1,4 @@
-"""Many requests at once: slots, fairness, choices, deadlines, failures, and room for everybody."""
+"""Many requests at once: slots, fairness, deadlines, failures, and room for everybody."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, TextDelta
-from qwen35mm.errors import EngineError, RequestError, RequestTimeoutError
+from qwen35mm.errors import EngineError, RequestTimeoutError
 from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import Image, Part, Text
@@ -105,46 +105,6 @@ def test_vision_layers_stop_running_replies_for_one_step_at_most(
     assert encoding == loaded.config.vision.depth
 
 
-def test_choices_share_the_prompts_blocks_and_differ_by_seed(loaded: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(loaded, EngineSettings(slots=3))
-    sampled = SamplingParams(temperature=4.0, seed=7, max_tokens=12)
-    request = make_request(Text("word " * 150), params=sampled, num_choices=3)
-    engine.add(request)
-    while not engine._decoder.running:
-        engine.step()
-    tables = [set(reply.cache.block_table) for reply in engine._decoder.running]
-    full = len(request.prompt.token_ids) // 64
-    assert full >= 2
-    assert len(set.intersection(*tables)) >= full
-    found = results_of(run(engine))
-    texts = [found[request.id, choice].token_ids for choice in range(3)]
-    assert len(set(texts)) > 1
-    for choice, token_ids in enumerate(texts):
-        single = make_request(
-            Text("word " * 150), params=SamplingParams(temperature=4.0, seed=7 + choice, max_tokens=12)
-        )
-        assert alone(loaded, single) == token_ids
-        assert found[request.id, choice].seed == 7 + choice
-
-
-def test_more_choices_than_slots_are_refused(loaded: LoadedModel, make_request: MakeRequest) -> None:
-    engine = Engine(loaded, EngineSettings(slots=2))
-    for count in (0, 3):
-        with pytest.raises(RequestError, match=f"{count} replies were asked for; this engine computes 1 to 2"):
-            engine.add(make_request(Text("a"), num_choices=count))
-
-
-def test_a_request_with_choices_waits_for_all_its_slots_and_is_not_overtaken(
-    loaded: LoadedModel, make_request: MakeRequest
-) -> None:
-    engine = Engine(loaded, EngineSettings(slots=2))
-    first = make_request(Text("hello"), params=LONG)
-    pair = make_request(Text("who are you"), params=LONG, num_choices=2)
-    last = make_request(Text("hello there"), params=SamplingParams(temperature=0.0, max_tokens=1))
-    ends = [o.request_id for o in run(engine, first, pair, last) if isinstance(o.event, Finished)]
-    assert ends == [first.id, pair.id, pair.id, last.id]
-
-
 @pytest.mark.parametrize("phase", ["waiting", "prefill", "decode"])
 def test_a_request_ends_at_its_deadline(loaded: LoadedModel, make_request: MakeRequest, phase: str) -> None:
     now = [0.0]
@@ -182,7 +142,7 @@ def test_a_failing_step_ends_the_running_requests_and_nothing_else(
     engine.check_integrity()
     failed = [output.request_id for output in outputs if isinstance(output.event, EngineError)]
     assert failed == [requests[0].id, requests[1].id]
-    assert results_of(run(engine))[requests[2].id, 0].token_ids == alone(loaded, requests[2])
+    assert results_of(run(engine))[requests[2].id].token_ids == alone(loaded, requests[2])
 
 
 def test_a_failing_sampler_ends_only_its_own_request(
@@ -198,10 +158,10 @@ def test_a_failing_sampler_ends_only_its_own_request(
     def fail(*_: object) -> int:
         raise ValueError("no token")
 
-    monkeypatch.setattr(engine._running[bad.id].replies[0], "take", fail)
+    monkeypatch.setattr(engine._running[bad.id], "take", fail)
     outputs = run(engine)
     assert [o.request_id for o in outputs if isinstance(o.event, EngineError)] == [bad.id]
-    assert results_of(outputs)[good.id, 0].token_ids == alone(loaded, good)
+    assert results_of(outputs)[good.id].token_ids == alone(loaded, good)
 
 
 @pytest.fixture
@@ -225,7 +185,7 @@ def test_replies_make_room_for_each_other_and_lose_nothing(
     engine, requests = crowded
     found = results_of(run(engine))
     for request in requests:
-        assert found[request.id, 0].token_ids == alone(loaded, request)
+        assert found[request.id].token_ids == alone(loaded, request)
 
 
 def test_a_suspended_reply_can_be_cancelled(crowded: tuple[Engine, list[Request]]) -> None:
@@ -234,4 +194,4 @@ def test_a_suspended_reply_can_be_cancelled(crowded: tuple[Engine, list[Request]
     engine.cancel(victim.id)
     engine.check_integrity()
     found = results_of(run(engine))
-    assert {request_id for request_id, _ in found} == {request.id for request in requests} - {victim.id}
+    assert set(found) == {request.id for request in requests} - {victim.id}

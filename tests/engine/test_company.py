@@ -77,14 +77,12 @@ def ask(chat: Chat, *parts: Any, max_tokens: int = 20, **options: Any) -> Any:
 
 
 def assert_all_cold(engine: Engine, chat: Chat, *requests: Any, settings: EngineSettings = SETTINGS) -> None:
-    answers = iter(serve(engine, *requests))
-    for request in requests:
-        for _ in range(request.num_choices):
-            assert_same(next(answers), cold(chat.loaded, request, settings))
+    for request, answer in zip(requests, serve(engine, *requests), strict=True):
+        assert_same(answer, cold(chat.loaded, request, settings))
 
 
 def test_replies_in_company_equal_replies_alone(loaded: LoadedModel, chat: Chat) -> None:
-    """Of other lengths, with other pictures, with several choices, and coming and going at different times."""
+    """Of other lengths, with other pictures, and coming and going at different times."""
     engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=8 * CONTEXT))
     for _ in range(2):
         assert_all_cold(
@@ -92,7 +90,7 @@ def test_replies_in_company_equal_replies_alone(loaded: LoadedModel, chat: Chat)
             chat,
             ask(chat, words("one", count=3), max_tokens=30),
             ask(chat, Image(picture(1)), words("two", count=20), max_tokens=5),
-            ask(chat, words("three", count=40), max_tokens=12, num_choices=2),
+            ask(chat, words("three", count=40), max_tokens=12),
             ask(chat, words("four"), max_tokens=1),
             ask(chat, Image(picture(2)), words("five"), max_tokens=25),
         )
@@ -104,14 +102,6 @@ def test_replies_that_made_room_for_others_equal_cold(loaded: LoadedModel, chat:
     requests = [ask(chat, words(name, count=8), Image(picture(seed)), max_tokens=50) for seed, name in enumerate("abc")]
     assert_all_cold(engine, chat, *requests)
     assert happened["_suspend"] >= 2
-
-
-def test_choices_that_made_room_for_each_other_equal_cold(
-    loaded: LoadedModel, chat: Chat, happened: Counter[str]
-) -> None:
-    engine = Engine(loaded, SETTINGS, cache_settings(loaded, num_tokens=CONTEXT))
-    assert_all_cold(engine, chat, ask(chat, words("both", count=30), max_tokens=55, num_choices=3))
-    assert happened["_suspend"] >= 1
 
 
 def test_a_prompt_that_has_to_begin_again_equals_cold(loaded: LoadedModel, chat: Chat, happened: Counter[str]) -> None:

@@ -37,7 +37,7 @@ from tests.engine.exact import (
     words,
 )
 
-KINDS = ("text", "images", "video")
+KINDS = ("images", "video")
 SYSTEM = words("system", count=40)
 
 
@@ -147,18 +147,6 @@ def test_another_answer_and_a_branch_equal_cold(loaded: LoadedModel, chat: Chat,
     other = [*with_reply(asked), user(Image(picture(9)), words("another"))]
     for messages in (branch, other, branch, other):
         assert ask(engine, chat, messages).result.cache.num_cached_tokens >= chat.history(branch[:-1]).prompt.tail_start
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_several_replies_to_one_prompt_equal_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
-    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
-    request = chat.request(turns(six_turns(kind))[3], num_choices=3)
-    replies = serve(engine, request)
-    replies += serve(engine, replace(request, id="again"))
-    for reply in replies:
-        assert_same(reply, cold(loaded, request))
-    (_, shared, _), (first, *_) = [reply.result.cache for reply in replies[:3]], [r.result.cache for r in replies[3:]]
-    assert (shared.num_cached_tokens, first.num_cached_tokens) == (0, request.prompt.tail_start)
 
 
 def drop_states(engine: Engine, segments: list[CachedSegment]) -> None:

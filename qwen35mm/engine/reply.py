@@ -1,4 +1,4 @@
-"""A request that has left the waiting line: its prefill, and then its replies with all that makes them."""
+"""A request that has left the waiting line: its prefill, and then its reply with all that makes it."""
 
 from __future__ import annotations
 
@@ -35,41 +35,34 @@ class StepResult:
 
 
 class Reply:
-    """One of a request's replies while it grows.
+    """An admitted request: first its prefill, then the reply while it grows.
 
     Args:
-        choice: which of them.
         matcher: follows the grammar of its answer; None where there is none.
 
     Attributes:
-        cache: freed while the reply is suspended.
         seed: of its draws.
         last_token_id: the newest token: chosen, not yet in the cache.
     """
 
     def __init__(
-        self,
-        running: RunningRequest,
-        choice: int,
-        cache: SequenceCache,
-        seed: int,
-        output: OutputProcessor,
-        matcher: Matcher | None,
+        self, request: Request, prefill: Prefill, seed: int, output: OutputProcessor, matcher: Matcher | None
     ) -> None:
-        self.running = running
-        self.choice = choice
-        self.cache = cache
+        self.request = request
+        self.prefill = prefill
         self.seed = seed
         self.output = output
-        self._matcher = matcher
         self.last_token_id: int | None = None
+        self._matcher = matcher
         self._suspended: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+        self._resumed: SequenceCache | None = None
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
 
     @property
-    def request(self) -> Request:
-        return self.running.request
+    def cache(self) -> SequenceCache:
+        """The sequence; freed while the reply is suspended."""
+        return self.prefill.cache if self._resumed is None else self._resumed
 
     @property
     def num_suspended_tokens(self) -> int:
@@ -129,7 +122,7 @@ class Reply:
             raise
         pools.states.load(cache.slot, states)
         cache.rope_delta = self.cache.rope_delta
-        self.cache, self._suspended = cache, None
+        self._resumed, self._suspended = cache, None
 
     def result(self, finish_reason: FinishReason, pools: CachePools) -> Result:
         """The reply as it stands."""
@@ -155,22 +148,13 @@ class Reply:
             decode_tokens_per_s=decode_tokens_per_s,
             seed=None if request.params.greedy else self.seed,
             media=tuple(media_report(medium.plan) for medium in request.media),
-            cache=self.running.prefill.report(self._first_token_s, decode_s, held),
+            cache=self.prefill.report(self._first_token_s, decode_s, held),
         )
-
-
-class RunningRequest:
-    """An admitted request: first its prefill, then its replies, which share the prompt's blocks."""
-
-    def __init__(self, request: Request, prefill: Prefill) -> None:
-        self.request = request
-        self.prefill = prefill
-        self.replies: list[Reply] = []
 
     def close(self) -> None:
         """Gives everything back; a second call does nothing."""
-        for reply in self.replies:
-            reply.cache.free()
+        if self._resumed is not None:
+            self._resumed.free()
         self.prefill.close()
 
 
@@ -191,18 +175,18 @@ class ReplyFactory:
         """
         self._matcher(request)
 
-    def make(self, running: RunningRequest, choice: int, cache: SequenceCache) -> Reply:
-        """A reply whose prompt is in `cache`; each choice has a seed of its own."""
-        request, seed = running.request, running.request.params.seed
+    def make(self, request: Request, prefill: Prefill) -> Reply:
+        """The reply to a request that is admitted."""
+        params = request.params
         output = OutputProcessor(
             self._tokenizer,
-            request.params,
+            params,
             eos_ids=self._eos_ids,
             thinking=self._thinking,
             num_thought=self._num_thought(request),
         )
-        seed = secrets.randbits(63) if seed is None else (seed + choice) % 2**63
-        return Reply(running, choice, cache, seed, output, self._matcher(request))
+        seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
+        return Reply(request, prefill, seed, output, self._matcher(request))
 
     def _matcher(self, request: Request) -> Matcher | None:
         schema = request.params.json_schema

@@ -6,14 +6,10 @@ import asyncio
 import io
 import threading
 from collections.abc import AsyncIterator, Iterator
-from fractions import Fraction
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
 import torch
-from PIL import Image as PILImage
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.media import encode_medium
@@ -23,25 +19,16 @@ from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaError, PreparedMedia
+from tests.engine.exact import clip as short_clip
+from tests.engine.exact import picture
 from tests.oracle import greedy_reply, load_demo_oracle
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
-def picture(seed: int, size: tuple[int, int] = (120, 160)) -> PILImage.Image:
-    return PILImage.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
-
-
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seconds of noise that changes, 8 frames a second."""
-    path = tmp_path_factory.mktemp("clips") / "clip.mp4"
-    with av.open(path, "w") as container:
-        stream = container.add_stream("mpeg4", rate=Fraction(8), width=96, height=96)
-        for seed in range(24):
-            container.mux(stream.encode(av.VideoFrame.from_image(picture(seed, (96, 96)))))
-        container.mux(stream.encode())
-    return path
+def clip() -> Path:
+    return short_clip(12)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person, Question, SentFile, Turns
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.serving.api import Api
-from qwen35mm.web.serving.people import People
 from tests.chat.fake_backend import FakeBackend
 
 ME = Person("ann", max_replies=2)
@@ -44,7 +43,7 @@ class ChatKit:
         self.store = ConversationStore(folder)
         self.replies = Replies(self.store, self.backend, grace_s=GRACE_S)
         self.turns = Turns(self.backend, self.store, self.replies)
-        self.api = Api(self.backend, self.store, self.replies, self.turns, People(shared=False), dict)
+        self.api = Api(self.backend, self.store, self.replies, self.turns, dict)
 
     def attach(self, path: Path, person: Person = ME, kind: Any = "image", name: str | None = None) -> Attachment:
         """A file as it is after its upload."""

@@ -48,16 +48,9 @@ class ReplyDrawing:
         """What there is to see of it."""
         node = reply.shown
         return {
-            "id": node.id,
+            **_answer(node, self._text.blocks(node.text), self._reasoning.blocks(node.reasoning)),
             "conversation": reply.work.conversation_id,
-            "status": node.status,
-            "blocks": self._text.blocks(node.text),
-            "reasoning": self._reasoning.blocks(node.reasoning),
-            "thinking_s": node.thinking_s,
-            "error": node.error,
             "too_long": reply.too_long,
-            "notes": list(node.notes),
-            "stats": describe_stats(node.stats),
             "work": work_of(node, reply.progress, reply.work.path),
             "unsaved": reply.unsaved,
         }
@@ -81,22 +74,28 @@ def _message(node: Node, tree: Tree, running: Collection[str], kept: bool) -> di
         },
     }
     if node.role == "user":
-        return {**view, "attachments": [_attachment(attachment) for attachment in node.attachments]}
+        return {**view, "attachments": [attachment_view(attachment) for attachment in node.attachments]}
+    answer = _answer(node, _blocks(node.text), _blocks(node.reasoning))
     if node.status == "running" and node.id not in running:
-        view["status"] = "interrupted"
+        answer["status"] = "interrupted"
+    return {**view, **answer, "model": node.model}
+
+
+def _answer(node: Node, blocks: list[str], reasoning: list[str]) -> dict[str, Any]:
     return {
-        **view,
-        "blocks": _blocks(node.text),
-        "reasoning": _blocks(node.reasoning),
+        "id": node.id,
+        "status": node.status,
+        "blocks": blocks,
+        "reasoning": reasoning,
         "thinking_s": node.thinking_s,
         "error": node.error,
         "notes": list(node.notes),
         "stats": describe_stats(node.stats),
-        "model": node.model,
     }
 
 
-def _attachment(attachment: Attachment) -> dict[str, Any]:
+def attachment_view(attachment: Attachment) -> dict[str, Any]:
+    """A file of a message, or of one that is written."""
     plan = attachment.plan
     return {
         "digest": attachment.digest,

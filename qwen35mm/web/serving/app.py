@@ -26,11 +26,12 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Turns
 from qwen35mm.model_library import BackendSwitch
 from qwen35mm.web.rendering.view import ReplyDrawing
-from qwen35mm.web.serving.api import Api, in_words
+from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.people import People
+from qwen35mm.web.serving.requests import Handler, answer_requests, in_words
 
 TITLE = "qwen35mm"
 PREFIX = "/qwen35mm"
@@ -82,7 +83,7 @@ def build_app(
             "is_demo": backend.is_demo,
             "context_length": backend.context_length,
             "settings": describe_settings(backend),
-            "models": models is not None,
+            "models": switch is not None,
             "examples": [
                 {
                     "text": each.question,
@@ -94,8 +95,7 @@ def build_app(
             ],
         }
 
-    models = Models(switch) if switch else None
-    requests = Api(backend, store, replies, turns, people, describe, examples, models)
+    services = [Api(backend, store, replies, turns, describe, examples), *([Models(switch)] if switch else [])]
     files = Files(store, people, backend.media.limits, examples)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
@@ -113,12 +113,12 @@ def build_app(
     with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
         api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
     app.queue(max_size=max_waiting)
-    return Page(app, [Route("/", show), *_routes(requests, files)], replies, people)
+    return Page(app, [Route("/", show), *_routes(answer_requests(people, *services), files)], replies, people)
 
 
-def _routes(api: Api, files: Files) -> list[BaseRoute]:
+def _routes(requests: Handler, files: Files) -> list[BaseRoute]:
     routes: list[BaseRoute] = [
-        Route("/api/{name}", in_words(api.handle), methods=["POST"]),
+        Route("/api/{name}", in_words(requests), methods=["POST"]),
         Route("/upload", in_words(files.upload), methods=["POST"]),
         Route("/pages", in_words(files.pdf_pages), methods=["POST"]),
         Route("/import", in_words(files.take_in), methods=["POST"]),

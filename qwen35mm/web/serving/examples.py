@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.assets import asset_path
+from qwen35mm.chat.records import AttachmentKind
 from qwen35mm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class Sample:
     """A sample file, `image` or `video`, and a question about it."""
 
     path: Path
-    kind: str
+    kind: AttachmentKind
     question: str
 
 

@@ -9,12 +9,14 @@ import io
 import re
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from qwen35mm.chat.archive import export_zip, import_zip
 from qwen35mm.chat.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
@@ -25,10 +27,10 @@ from qwen35mm.chat.say import say
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
-from qwen35mm.web.rendering.view import conversation_line
-from qwen35mm.web.serving.api import HEADER
+from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
+from qwen35mm.web.serving.requests import HEADER
 from qwen35mm.web.serving.thumbnails import make_thumbnail, media_type
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
 
@@ -81,9 +83,10 @@ class Files:
         path = self._store.media.path(attachment.digest)
         kind = detect_document(path, attachment.name)
         if kind is None:
-            return {"attachments": [_view(attachment, detect_kind(path, self._limits))]}
+            return {"attachments": [attachment_view(replace(attachment, kind=detect_kind(path, self._limits)))]}
         if kind == "text":
-            text = self._text(person, attachment.name, read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name))
+            content = read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name)
+            text = self._keep(person, attachment.name, "text", content.encode())
             if text["digest"] != attachment.digest:
                 self._store.media.release(person.owner, attachment.digest)
             return {"attachments": [text]}
@@ -92,7 +95,7 @@ class Files:
         except NoTextError:
             return self._pages(person, attachment)
         text = "\n\n".join(f"[page {number}]\n{page.strip()}" for number, page in enumerate(pages, start=1))
-        found = self._text(person, attachment.name, text)
+        found = self._keep(person, attachment.name, "text", text.encode())
         return {"attachments": [{**found, "pdf": attachment.digest, "num_pages": len(pages)}]}
 
     async def pdf_pages(self, request: Request) -> Response:
@@ -114,13 +117,10 @@ class Files:
                 note = say("{n} of {m} pages are taken, and no more.", n=MAX_PAGE_PICTURES, m=num_pages)
         return {"attachments": attachments, "note": note}
 
-    def _text(self, person: Person, name: str, text: str) -> dict[str, Any]:
-        return self._keep(person, name, "text", text.encode())
-
     def _keep(self, person: Person, name: str, kind: Any, data: bytes) -> dict[str, Any]:
         digest, num_bytes = self._store.media.add(io.BytesIO(data), max_bytes=len(data))
         self._store.media.hold(person.owner, digest)
-        return _view(Attachment(digest, kind, name, num_bytes), kind)
+        return attachment_view(Attachment(digest, kind, name, num_bytes))
 
     async def media(self, request: Request) -> Response:
         """`GET .../media/DIGEST`: a file that one of the person's messages holds."""
@@ -186,10 +186,6 @@ class Files:
         return person
 
 
-def _view(attachment: Attachment, kind: str) -> dict[str, Any]:
-    return {"digest": attachment.digest, "kind": kind, "name": attachment.name, "num_bytes": attachment.num_bytes}
-
-
 def _file_name(name: str) -> str:
     """A name to be shown: the last component, without what could spoil a line."""
     name = re.sub(r"[\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]", "", name.replace("\\", "/").rsplit("/", 1)[-1])
@@ -201,9 +197,6 @@ def _download(data: bytes, name: str, kind: str) -> Response:
 
 
 def _stream(archive: Any, name: str, kind: str) -> Response:
-    from starlette.background import BackgroundTask
-    from starlette.responses import StreamingResponse
-
     size = archive.tell()
     archive.seek(0)
     return StreamingResponse(

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from qwen35mm.chat.reply import BUG_MESSAGE
 from qwen35mm.chat.say import Said, say, size
+from qwen35mm.chat.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError
 from qwen35mm.model_library import BackendSwitch, DownloadCancelled, download, installed_models
+from qwen35mm.web.serving.requests import request
 from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 
+Length = Annotated[int, Field(gt=0)]
 _PHASES = {
     "check": say("Looking at the model"),
     "close": say("Putting the old model away"),
@@ -23,7 +28,7 @@ _PHASES = {
 
 
 class Models:
-    """What the page asks about models; one change at a time."""
+    """The page's requests about models; one change at a time."""
 
     def __init__(self, switch: BackendSwitch) -> None:
         self._switch = switch
@@ -31,9 +36,9 @@ class Models:
         self._cancelled = False
         self._state: dict[str, Any] = {"busy": False, "label": "", "share": None, "error": None}
 
-    async def list(self) -> dict[str, Any]:
+    @request
+    def models(self, person: Person) -> Any:
         """The models of this machine."""
-        found = await asyncio.to_thread(installed_models)
         loaded = self._switch.loaded
         return {
             "models": [
@@ -44,13 +49,16 @@ class Models:
                     "reason": None if model.usable else model.reason,
                     "current": model.folder == loaded.path,
                 }
-                for model in found
+                for model in installed_models()
             ],
             "current": loaded.name,
         }
 
-    def change(self, source: str | None, context_length: int | None, *, is_new: bool = False) -> None:
-        """Begins a change; `state` tells how far it is.
+    @request
+    async def change_model(
+        self, person: Person, source: str | None = None, context_length: Length | None = None, is_new: bool = False
+    ) -> Any:
+        """Begins to load another model, or the same one with another context length; how far that is.
 
         Args:
             source: a model's folder or Hub id; None keeps the model.
@@ -64,14 +72,18 @@ class Models:
         self._cancelled = False
         self._state = {"busy": True, "label": _PHASES["check"], "share": None, "error": None}
         self._task = asyncio.create_task(self._change(source, context_length, is_new))
+        return self._state
 
-    def cancel(self) -> None:
+    @request
+    async def change_state(self, person: Person) -> Any:
+        """How far the change is: `busy`, `label`, `share`, `error`."""
+        return self._state
+
+    @request
+    async def cancel_change(self, person: Person) -> Any:
         """Ends a download; what came of it is kept for the next try. A model that loads goes on loading."""
         self._cancelled = True
-
-    def state(self) -> dict[str, Any]:
-        """How far the change is: `busy`, `label`, `share`, `error`."""
-        return dict(self._state)
+        return {}
 
     async def _change(self, source: str | None, context_length: int | None, is_new: bool) -> None:
         error = None

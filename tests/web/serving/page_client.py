@@ -18,6 +18,7 @@ from qwen35mm.web.serving.app import PREFIX, _routes
 from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.people import COOKIE, People, PrivateCookie
+from qwen35mm.web.serving.requests import answer_requests
 from tests.chat.fake_backend import FakeBackend
 
 ANN, BOB = "a" * 32, "b" * 32
@@ -34,9 +35,9 @@ class PageClient:
         turns = Turns(self.backend, self.store, self.replies)
         examples = choose_examples(load_samples())
         app = {"model": self.backend.loaded.name}
-        api = Api(self.backend, self.store, self.replies, turns, self.people, lambda: app, examples)
+        api = Api(self.backend, self.store, self.replies, turns, lambda: app, examples)
         self.files = Files(self.store, self.people, self.backend.media.limits, examples)
-        self.app: Any = PrivateCookie(Starlette(routes=_routes(api, self.files)))
+        self.app: Any = PrivateCookie(Starlette(routes=_routes(answer_requests(self.people, api), self.files)))
 
     async def request(
         self, method: str, path: str, token: str = ANN, *, header: bool = True, **how: Any

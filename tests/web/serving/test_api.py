@@ -10,12 +10,17 @@ import pytest
 
 from qwen35mm.chat.reply import BUG_MESSAGE
 from qwen35mm.chat.turns import Question
-from qwen35mm.web.serving.api import MAX_BODY_BYTES, REQUESTS
+from qwen35mm.web.serving.api import Api
+from qwen35mm.web.serving.models import Models
+from qwen35mm.web.serving.requests import MAX_BODY_BYTES, requests_of
 from tests.chat.english import english
 from tests.web.serving.page_client import ANN, BOB, PageClient, problem
 
 # The requests with the names of their arguments; a question's are its fields.
-METHODS = {name: set(Question.model_fields) if "question" in names else names for name, (_, names) in REQUESTS.items()}
+METHODS = {
+    name: set(Question.model_fields) if "question" in names else names
+    for name, (_, names) in requests_of(Api, Models).items()
+}
 VALUES: dict[str, Any] = {
     "none": None,
     "true": True,

@@ -1,0 +1,125 @@
+"""How the page's requests are answered: JSON in, JSON out, errors in words."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from inspect import iscoroutinefunction, signature
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, validate_call
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from qwen35mm.chat.records import place_of
+from qwen35mm.chat.reply import BUG_MESSAGE
+from qwen35mm.chat.turns import TooLongError
+from qwen35mm.errors import NotFoundError, PromptError, Qwen35mmError
+from qwen35mm.web.serving.people import People
+from qwen35mm_preprocess import MediaError
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16 * 2**20
+# A page of another site can't set it without asking first, which is never allowed.
+HEADER = "x-qwen35mm"
+
+_ARGUMENTS = TypeAdapter(dict[str, Any])
+Method = Callable[..., Awaitable[Any]]
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def request(method: Callable[..., Any]) -> Method:
+    """A method, of a person and arguments, that the page can ask for, by its name and with its arguments, or with all
+    of them as a `question`. They are what they say: no "5" for 5; one that isn't known is left alone.
+
+    One that isn't asynchronous runs in a thread.
+    """
+    checked = validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(method)
+    if iscoroutinefunction(method):
+        return checked
+
+    @functools.wraps(checked)
+    async def in_thread(*args: Any, **named: Any) -> Any:
+        return await asyncio.to_thread(checked, *args, **named)
+
+    return in_thread
+
+
+def requests_of(*services: object) -> dict[str, tuple[Method, frozenset[str]]]:
+    """The requests of objects, or of classes, by their names for the page, with the names of their arguments."""
+    methods = [(name, getattr(service, name)) for service in services for name in dir(service)]
+    return {
+        name.rstrip("_"): (method, frozenset(signature(method).parameters) - {"self", "person"})
+        for name, method in methods
+        if hasattr(method, "raw_function")
+    }
+
+
+def answer_requests(people: People, *services: object) -> Handler:
+    """`POST .../api/NAME` with the arguments as a JSON object."""
+    requests = requests_of(*services)
+
+    async def handle(request: Request) -> Response:
+        person = people.person(request.cookies)
+        name = request.path_params["name"]
+        if HEADER not in request.headers or name not in requests:
+            return _problem("There is no such request.", "not found", 404)
+        if person is None and people.need_login:
+            return _problem("Log in first: load the page again.", "login", 401)
+        if person is None:
+            return _problem("Load the page again: this browser isn't known here any more.", "unknown person", 401)
+        arguments = _ARGUMENTS.validate_json(await read_body(request, MAX_BODY_BYTES) or b"{}")
+        method, names = requests[name]
+        if names == {"question"}:
+            arguments = {"question": arguments}
+        try:
+            result = await method(person, **{each: value for each, value in arguments.items() if each in names})
+        except ValidationError as error:
+            raise PromptError(f"The request's {place_of(error)} is missing, or is of another form.") from None
+        return JSONResponse(result)
+
+    return handle
+
+
+def in_words(handle: Handler) -> Handler:
+    """A route that answers its errors in words; no library's message reaches a person."""
+
+    async def handled(request: Request) -> Response:
+        try:
+            return await handle(request)
+        except Exception as error:
+            return _answer_to(error)
+
+    return handled
+
+
+def _answer_to(error: Exception) -> Response:
+    if isinstance(error, TooLongError):
+        return _problem(str(error), "too long", 409, offers=error.offers)
+    if isinstance(error, NotFoundError):
+        return _problem(str(error), "not found", 404)
+    if isinstance(error, (Qwen35mmError, MediaError)):
+        return _problem(str(error), "refused", 400)
+    if isinstance(error, (ValueError, RecursionError)):
+        return _problem("The request is damaged: it isn't JSON as expected.", "refused", 400)
+    if isinstance(error, ClientDisconnect):
+        return _problem("The connection was lost.", "refused", 400)
+    logger.error("a request of the page failed", exc_info=error)
+    return _problem(BUG_MESSAGE, "bug", 500)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises PromptError where it is larger."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise PromptError(f"This is too large: at most {max_bytes // 2**20} MiB are taken. Attach it as a file.")
+    return bytes(body)
+
+
+def _problem(message: str, kind: str, status: int, **more: Any) -> Response:
+    return JSONResponse({"error": {"message": message, "kind": kind, **more}}, status_code=status)

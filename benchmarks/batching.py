@@ -15,38 +15,34 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
+import numpy as np
 
-import numpy as np  # noqa: E402
-
-from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
-from benchmarks.worker import Served, Worker, numbers, parser, serves  # noqa: E402
-from qwen35mm.cache import CacheSettings  # noqa: E402
-from qwen35mm.engine import Engine, EngineSettings, Finished, Request  # noqa: E402
-from qwen35mm.engine.reply import Reply  # noqa: E402
-from qwen35mm.model import LoadedModel, load  # noqa: E402
-from qwen35mm.prompt import Prompt  # noqa: E402
-from qwen35mm.sampling import SamplingParams  # noqa: E402
+from benchmarks.report import Spread, machine, print_json, print_machine, print_table
+from benchmarks.worker import Worker, in_turns, numbers, parser, set_threads
+from qwen35mm.cache import CacheSettings
+from qwen35mm.engine import Engine, EngineSettings, Finished, Request
+from qwen35mm.engine.reply import Reply
+from qwen35mm.model import LoadedModel, load
+from qwen35mm.prompt import Prompt
+from qwen35mm.sampling import SamplingParams
 
 MODES = {"invariant": True, "plain": False}
 
 
-class Bench(Served):
+class Bench:
     """One engine with one mode, which measures one number of requests at a time."""
 
-    def __init__(self, arguments: argparse.Namespace, *, invariant: bool) -> None:
-        super().__init__()
+    def __init__(self, arguments: argparse.Namespace, invariant: bool) -> None:
         loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device)
         # No reply may end before its last token: the load would change.
         self.loaded: LoadedModel = replace(loaded, eos_ids=frozenset())
         self.arguments = arguments
-        slots = arguments.slots or max(arguments.requests) + 1
+        slots = arguments.slots
         context_length = max(arguments.long_tokens, arguments.prompt_tokens) + arguments.decode_tokens + 1
         kv_bytes = (context_length + 128) * (slots + 1) * loaded.config.kv_bytes_per_token(loaded.model.dtype)
         settings = EngineSettings(context_length=context_length, slots=slots, batch_invariant=invariant)
@@ -57,7 +53,7 @@ class Bench(Served):
     def close(self) -> None:
         Reply.take = self._take
 
-    def answer(self, num_requests: int) -> dict[str, Any]:
+    def measure(self, num_requests: int) -> dict[str, Any]:
         """Runs the requests and the long one; seconds and tokens a second."""
         engine, arguments = self.engine, self.arguments
         self.token_times.clear()
@@ -96,7 +92,7 @@ class Bench(Served):
     def _count(self, request: Request) -> int:
         return len(self.token_times.get(request.id, ()))
 
-    def _run(self, until: Any) -> None:
+    def _run(self, until: Callable[[], bool]) -> None:
         while not until():
             for output in self.engine.step():
                 if isinstance(output.event, Exception):
@@ -126,28 +122,6 @@ def _longest_gap(times: list[float], since_s: float) -> float:
     return max((b - a for a, b in pairwise(times) if b > since_s), default=0.0)
 
 
-def measure(workers: dict[str, Worker], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One entry per number of requests and mode; the first round warms up and isn't counted."""
-    results = []
-    for num_requests in arguments.requests:
-        samples: dict[str, list[dict[str, Any]]] = {mode: [] for mode in workers}
-        for round_number in range(arguments.repeats + 1):
-            for mode, worker in workers.items():
-                sample = worker.ask(num_requests=num_requests)
-                print(f"{num_requests} requests, {mode}, round {round_number}: done", file=sys.stderr, flush=True)
-                if round_number > 0:
-                    samples[mode].append(sample)
-        for mode, runs in samples.items():
-            spreads = {name: Spread.of([run[name] for run in runs]) for name in runs[0]}
-            results.append({"mode": mode, "num_requests": num_requests, **spreads})
-    return results
-
-
-def make_worker(role: str, arguments: argparse.Namespace) -> Bench:
-    """The engine of a mode."""
-    return Bench(arguments, invariant=MODES[role])
-
-
 def parse(argv: list[str]) -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--requests", type=numbers, default=[1, 2, 4, 8])
@@ -159,23 +133,30 @@ def parse(argv: list[str]) -> argparse.Namespace:
     arguments = options.parse_args(argv)
     if arguments.decode_tokens < 6:
         options.error("--decode-tokens must be at least 6")
-    if arguments.slots is not None and arguments.slots < max(arguments.requests) + 1:
+    arguments.slots = arguments.slots or max(arguments.requests) + 1
+    if arguments.slots < max(arguments.requests) + 1:
         options.error("--slots must be greater than the most requests: the long one needs a slot too")
     return arguments
 
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
-    if serves(arguments, make_worker):
-        return
+    set_threads(arguments)
     info = machine()
-    workers = {mode: Worker(__file__, sys.argv[1:], mode) for mode in MODES}
-    results = measure(workers, arguments)
+    workers = {mode: Worker(Bench, arguments, invariant) for mode, invariant in MODES.items()}
+    results = [
+        {
+            "mode": mode,
+            "num_requests": num_requests,
+            **{name: Spread.of([run[name] for run in runs]) for name in runs[0]},
+        }
+        for num_requests in arguments.requests
+        for mode, runs in in_turns(workers, arguments.repeats, "measure", num_requests).items()
+    ]
     for worker in workers.values():
         worker.close()
-    slots = arguments.slots or max(arguments.requests) + 1
     print(
-        f"{arguments.model}, {arguments.dtype} on {arguments.device}, {slots} slots, one prompt of "
+        f"{arguments.model}, {arguments.dtype} on {arguments.device}, {arguments.slots} slots, one prompt of "
         f"{arguments.long_tokens:,} tokens arriving; median (lowest-highest)"
     )
     print_machine(info)
@@ -205,16 +186,7 @@ def main() -> None:
             for r in results
         ],
     )
-    print_json(
-        "batching",
-        model=arguments.model,
-        dtype=arguments.dtype,
-        device=arguments.device,
-        slots=slots,
-        long_tokens=arguments.long_tokens,
-        machine=info,
-        results=results,
-    )
+    print_json("batching", arguments, machine=info, results=results)
 
 
 if __name__ == "__main__":

@@ -22,27 +22,211 @@ core, ours has one and what its media processes and its writing thread take of t
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import shutil
 import sys
 import tempfile
+import threading
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
+import numpy as np
+from PIL import Image
 
-import numpy as np  # noqa: E402
-from PIL import Image  # noqa: E402
-
-from benchmarks.captioning_workers import make_worker  # noqa: E402
-from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
-from benchmarks.worker import Worker, numbers, parser, serves  # noqa: E402
-from qwen35mm.captioning.job import default_workers  # noqa: E402
+from benchmarks.engines import TransformersPeer
+from benchmarks.report import Spread, machine, print_json, print_machine, print_table
+from benchmarks.worker import Worker, numbers, parser, set_threads
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.cache import CacheSettings
+from qwen35mm.captioning.captioner import Captioner
+from qwen35mm.captioning.job import Job, Outcome, carry_out, default_workers
+from qwen35mm.captioning.outputs import OutputSettings, parse_output
+from qwen35mm.captioning.requests import CaptionStyle
+from qwen35mm.captioning.run import Run, RunSettings
+from qwen35mm.captioning.texts.prompts import PromptSet, Question
+from qwen35mm.engine import Engine, EngineSettings
+from qwen35mm.model import load
+from qwen35mm_preprocess import MediaBudget
 
 PEER = "transformers"
-MEMORY = "memory"
 WARM_UP_ITEMS = 2
+CONTEXT_LENGTH = 4096
+# The side of a token, in pixels.
+_TOKEN_SIDE = 32
+_SAMPLE_EVERY_S = 0.2
+
+
+class Pipeline:
+    """`carry_out` on an engine with a number of slots."""
+
+    def __init__(self, arguments: argparse.Namespace, slots: int, max_tokens: int | None = None) -> None:
+        loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device)
+        processing = loaded.image_processing
+        if arguments.image_tokens is not None:
+            least, most = pixel_bounds(arguments.image_tokens)
+            processing = replace(processing, min_pixels=least, max_pixels=most)
+        # No caption may end before its last token: the work would differ.
+        loaded = replace(loaded, image_processing=processing, eos_ids=frozenset())
+        kv_bytes = (slots + 1) * CONTEXT_LENGTH * loaded.config.kv_bytes_per_token(loaded.model.dtype)
+        self.backend = LocalBackend(
+            loaded,
+            budget=MediaBudget(),
+            settings=EngineSettings(context_length=CONTEXT_LENGTH, slots=slots),
+            cache=CacheSettings(kv_bytes=kv_bytes),
+        )
+        self._captioner = Captioner.local(self.backend, None)
+        self._options: dict[str, Any] = {
+            "prompts": PromptSet([Question(arguments.prompt)]),
+            "sampling": {"temperature": 0.0, "max_tokens": max_tokens or arguments.max_tokens},
+            "style": CaptionStyle(max_attempts=1, keep_unfinished=True),
+            "outputs": (parse_output("sidecar"),),
+            "num_workers": arguments.media_workers,
+            "run": RunSettings(slots=slots),
+        }
+        self._steps_s = _time_steps()
+
+    def caption(self, pictures: Path, out: Path) -> dict[str, Any]:
+        """Captions a folder of pictures into another folder."""
+        self._steps_s.clear()
+        started_s = time.perf_counter()
+        counts = self.run(pictures, out).counts
+        seconds = time.perf_counter() - started_s
+        return {
+            "seconds": seconds,
+            "num_prompt_tokens": counts.num_prompt_tokens,
+            "num_generated_tokens": counts.num_generated_tokens,
+            "slots_waited": counts.slots_idle_s / counts.slots_s,
+            "engine_busy": sum(self._steps_s) / seconds,
+        }
+
+    def run(self, pictures: Path, out: Path, begun: Any = None) -> Outcome:
+        outcome = asyncio.run(
+            carry_out(
+                Job([str(pictures)], output_settings=OutputSettings(folder=out), **self._options),
+                self._captioner,
+                begun,
+            )
+        )
+        if outcome.exit_code:
+            raise SystemExit(f"the run ended so: {outcome}")
+        return outcome
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+class MemoryRun(Pipeline):
+    """The pipeline with four slots and one token a caption; how much it and its processes hold."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__(arguments, slots=4, max_tokens=1)
+
+    def caption(self, pictures: Path, out: Path) -> dict[str, Any]:
+        """Peaks, and what this process holds when a tenth, a half and all of a folder's pictures have captions."""
+        samples: list[tuple[int, int]] = []
+        worker_peak_bytes, is_over = 0, threading.Event()
+        num_items = sum(1 for _ in pictures.iterdir())
+        run: Run | None = None
+
+        async def begin(begun: Run) -> None:
+            nonlocal run
+            run = begun
+
+        def watch() -> None:
+            nonlocal worker_peak_bytes
+            while not is_over.wait(_SAMPLE_EVERY_S):
+                if run is not None:
+                    samples.append((run.counts.num_captioned, _status("self", "VmRSS")))
+                worker_peak_bytes = max(worker_peak_bytes, *(_status(pid, "VmHWM") for pid in _children()), 0)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        started_s = time.perf_counter()
+        try:
+            self.run(pictures, out, begin)
+            seconds = time.perf_counter() - started_s
+        finally:
+            is_over.set()
+            thread.join()
+        samples.append((num_items, _status("self", "VmRSS")))
+        at = [next(held for done, held in samples if done >= part * num_items) for part in (0.1, 0.5, 1)]
+        return {
+            "seconds": seconds,
+            # Linux counts both a few pages late, each in its own time.
+            "peak_bytes": max(_status("self", "VmHWM"), *at),
+            "worker_peak_bytes": worker_peak_bytes,
+            "resident_bytes": at,
+        }
+
+
+class PlainLoop(TransformersPeer):
+    """transformers' own image processor, template and `generate`, one file after the other."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__(arguments, None if arguments.image_tokens is None else pixel_bounds(arguments.image_tokens))
+        self.hf_model.generation_config.eos_token_id = None
+        self._question, self._max_tokens = arguments.prompt, arguments.max_tokens
+
+    def caption(self, pictures: Path, out: Path) -> dict[str, Any]:
+        """Captions a folder of pictures into another folder."""
+        out.mkdir()
+        num_prompt_tokens = num_generated_tokens = 0
+        started_s = time.perf_counter()
+        for path in sorted(pictures.iterdir()):
+            inputs = self.read(path, self._question)
+            reply, _ = self.generate(inputs, self._max_tokens)
+            text = self.tokenizer.decode(reply, skip_special_tokens=True)
+            (out / f"{path.stem}.txt").write_text(text + "\n", encoding="utf-8")
+            num_prompt_tokens += len(inputs.ids)
+            num_generated_tokens += len(reply)
+        return {
+            "seconds": time.perf_counter() - started_s,
+            "num_prompt_tokens": num_prompt_tokens,
+            "num_generated_tokens": num_generated_tokens,
+        }
+
+
+def pixel_bounds(num_tokens: int) -> tuple[int, int]:
+    """Least and most pixels of a picture that becomes about so many tokens."""
+    most = num_tokens * _TOKEN_SIDE**2
+    return most * 3 // 4, most
+
+
+def _time_steps() -> list[float]:
+    """Seconds of every step that an engine of this process will do."""
+    original, seconds = Engine.step, list[float]()
+
+    def step(self: Engine) -> Any:
+        started_s = time.perf_counter()
+        try:
+            return original(self)
+        finally:
+            seconds.append(time.perf_counter() - started_s)
+
+    Engine.step = step
+    return seconds
+
+
+def _status(pid: str, field: str) -> int:
+    """Bytes that Linux tells of a process; 0 where it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+
+
+def _children() -> list[str]:
+    """This process's own; a thread may end while its list is read."""
+    found: list[str] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += path.read_text(encoding="utf-8").split()
+    return found
 
 
 def write_pictures(folder: Path, count: int, seed: int, size: tuple[int, int], kind: str = "jpg") -> None:
@@ -64,7 +248,7 @@ def measure(workers: dict[str, Worker], arguments: argparse.Namespace, folder: P
         write_pictures(pictures, count, round_number, arguments.size)
         expected: dict[str, str] = {}
         for engine, worker in workers.items():
-            sample = worker.ask(pictures=str(pictures), out=str(out))
+            sample = worker.ask("caption", pictures, out)
             texts = _check_captions(engine, out, count)
             expected = expected or texts
             num_differing[engine] += sum(text != expected[name] for name, text in texts.items()) * (round_number > 0)
@@ -109,14 +293,14 @@ def _check_work(samples: dict[str, list[dict[str, Any]]]) -> None:
                 raise SystemExit(f"{name} of {engine} differ from the others': they were not asked the same")
 
 
-def measure_memory(arguments: argparse.Namespace, argv: list[str], folder: Path) -> list[dict[str, Any]]:
+def measure_memory(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """One entry per number of files."""
     results = []
     for count in arguments.memory:
         pictures, out = folder / f"tiny-{count}", folder / "captions"
         write_pictures(pictures, count, 0, (8, 6), "png")
-        with Worker(__file__, argv, MEMORY) as worker:
-            result = worker.ask(pictures=str(pictures), out=str(out))
+        with Worker(MemoryRun, arguments) as worker:
+            result = worker.ask("caption", pictures, out)
         _check_captions("qwen35mm", out, count)
         shutil.rmtree(out)
         print(f"{count} files: {result['seconds']:.1f} s", file=sys.stderr, flush=True)
@@ -177,28 +361,21 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
-    if serves(arguments, make_worker):
-        return
-    info, argv = machine(), sys.argv[1:]
-    common = {
-        "machine": info,
-        **{
-            name: getattr(arguments, name)
-            for name in ("model", "dtype", "media_workers", "image_tokens", "size", "repeats", "prompt", "threads")
-        },
-    }
+    set_threads(arguments)
+    info = machine()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         if arguments.memory:
-            results = measure_memory(arguments, argv, Path(name))
+            results = measure_memory(arguments, Path(name))
         else:
-            roles = [*([] if arguments.no_peer else [PEER]), *(f"slots: {count}" for count in arguments.slots)]
-            workers = {role: stack.enter_context(Worker(__file__, argv, role)) for role in roles}
+            workers = {} if arguments.no_peer else {PEER: stack.enter_context(Worker(PlainLoop, arguments))}
+            for slots in arguments.slots:
+                workers[f"slots: {slots}"] = stack.enter_context(Worker(Pipeline, arguments, slots))
             results = measure(workers, arguments, Path(name))
     print(f"{arguments.model}, {arguments.dtype} on {arguments.device}, median (lowest-highest)")
     print_machine(info)
     if arguments.memory:
         print_memory(results)
-        print_json("captioning", **common, memory=results)
+        print_json("captioning", arguments, machine=info, memory=results)
         return
     width, height = arguments.size
     num_tokens = results[0]["num_prompt_tokens"] / arguments.items
@@ -211,7 +388,7 @@ def main() -> None:
         for result in results[1:]:
             of = f"{arguments.items * arguments.repeats} captions of {result['engine']}"
             print(f"{result['num_differing']} of {of} differ from those of {results[0]['engine']}")
-    print_json("captioning", **common, items=arguments.items, max_tokens=arguments.max_tokens, results=results)
+    print_json("captioning", arguments, machine=info, results=results)
 
 
 def _size(text: str) -> tuple[int, int]:

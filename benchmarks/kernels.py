@@ -325,7 +325,7 @@ def main() -> None:
     print(f"copies {ceilings.bytes_per_s / 1e12:.2f} TB/s, bf16 products {ceilings.flops_per_s / 1e12:.0f} TFLOP/s")
     header = ["kernel", "shape", "ours, ms", "fla, ms", "fla / ours", "limit, ms", "of the limit"]
     print_table(header, [row(result) for result in results])
-    print_json("kernels", machine=info, ceilings=vars(ceilings), results=results, failed=failed)
+    print_json("kernels", arguments, machine=info, ceilings=vars(ceilings), results=results, failed=failed)
     if failed:
         sys.exit("Not measured:\n" + "\n".join(failed))
 

@@ -172,11 +172,10 @@ def main() -> None:
             rows.append((case.operation, case.shape, us.text(3), peers.text(3), f"{faster:.2f}"))
             result = {"kernel": case.operation, "shape": case.shape}
             results.append(result | {"ours_ms": us, "transformers_ms": peers, "times_faster": faster})
-    settings = {"dtype": args.dtype, "clock": args.clock, "repeats": args.repeats}
     info = machine()
-    print_machine(info | settings)
+    print_machine(info | {"dtype": args.dtype, "clock": args.clock, "repeats": args.repeats})
     print_table(("kernel", "shape", "ours, ms", "transformers, ms", "times faster"), rows)
-    print_json("kernels_cpu", machine=info, **settings, results=results)
+    print_json("kernels_cpu", args, machine=info, results=results)
 
 
 if __name__ == "__main__":

@@ -17,19 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
+import torch
+from safetensors.torch import save_file
 
-import torch  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-
-from qwen35mm.checkpoints.safetensors_files import INDEX_FILE  # noqa: E402
-from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets  # noqa: E402
-from qwen35mm.config import ModelConfig  # noqa: E402
+from benchmarks import ROOT
+from qwen35mm.checkpoints.safetensors_files import INDEX_FILE
+from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets
+from qwen35mm.config import ModelConfig
+from qwen35mm.model.load import DTYPES
 
 DEMO = ROOT / "assets" / "demo"
 SHARD_BYTES = 1 << 30
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 # hidden, layers, query heads, KV heads, GDN value heads, FFN width (of an expert), vision depth, width, heads, FFN
 SIZES: dict[str, tuple[int, ...]] = {

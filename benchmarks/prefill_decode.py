@@ -17,75 +17,46 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[1:1] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "preprocess")]
+import torch
 
-import torch  # noqa: E402
+from benchmarks.engines import TransformersPeer, print_operations
+from benchmarks.report import Spread, machine, print_json, print_machine, print_table
+from benchmarks.worker import Worker, in_turns, numbers, parser, set_threads
+from qwen35mm.cache import CachePools
+from qwen35mm.config import ModelConfig
+from qwen35mm.engine.batches import prefill_batch
+from qwen35mm.engine.sampler import Sampler
+from qwen35mm.engine.step_graph import StepGraph
+from qwen35mm.model.load import DTYPES
+from qwen35mm.model.weights import load_model
 
-from benchmarks.peers import print_operations, transformers_operations  # noqa: E402
-from benchmarks.report import Spread, machine, print_json, print_machine, print_table  # noqa: E402
-from benchmarks.worker import Served, Worker, numbers, parser, serves  # noqa: E402
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-ENGINES = ("qwen35mm", "transformers")
-
-
-class Runner(Served):
-    """One loaded engine, which prefills a prompt and decodes after it."""
+class Ours:
+    """The model, its cache and its decode step, without an engine around them."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.device, self._num_decoded = arguments.device, arguments.decode_tokens
-        started = time.perf_counter()
-        self.load(
-            arguments.model, DTYPES[arguments.dtype], arguments.device, max(arguments.lengths) + self._num_decoded
-        )
-        super().__init__({"load_s": time.perf_counter() - started, "peak_bytes": peak_bytes(arguments.device)})
-
-    def load(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
-        raise NotImplementedError
-
-    def prefill(self, token_ids: torch.Tensor) -> int:
-        """Starts a new sequence with the prompt [T]; returns the likeliest next token."""
-        raise NotImplementedError
-
-    def decode(self, token_id: int, num_tokens: int) -> list[float]:
-        """Runs so many tokens, each the likeliest one after the last; seconds of each."""
-        raise NotImplementedError
-
-    def answer(self, length: int) -> dict[str, Any]:
-        ids = torch.randint(0, 900, (length,), generator=torch.Generator().manual_seed(length))
-        started = time.perf_counter()
-        token = self.prefill(ids)
-        prefill_s = time.perf_counter() - started
-        tokens_s = self.decode(token, self._num_decoded)
-        return {"prefill_s": prefill_s, "decode_s": tokens_s, "peak_bytes": peak_bytes(self.device)}
-
-
-class OurRunner(Runner):
-    def load(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
-        from qwen35mm.cache import CachePools
-        from qwen35mm.config import ModelConfig
-        from qwen35mm.engine.sampler import Sampler
-        from qwen35mm.engine.step_graph import StepGraph
-        from qwen35mm.model.weights import load_model
-
-        config = ModelConfig.from_pretrained(folder)
-        self.model = load_model(folder, config, dtype=dtype, device=device)
-        self.pools = CachePools(
-            config, num_slots=1, num_tokens=max_tokens, dtype=dtype, device=self.model.layer_devices
-        )
+        self._num_decoded, dtype = arguments.decode_tokens, DTYPES[arguments.dtype]
+        config = ModelConfig.from_pretrained(arguments.model)
+        self.model = load_model(arguments.model, config, dtype=dtype, device=arguments.device)
+        max_tokens = max(arguments.lengths) + self._num_decoded
+        devices = self.model.layer_devices
+        self.pools = CachePools(config, num_slots=1, num_tokens=max_tokens, dtype=dtype, device=devices)
         self.cache = self.pools.new_sequence()
         # A slot that nobody was admitted to takes the likeliest token.
         sampler = Sampler(1, config.text.vocab_size, [], self.model.head_device)
         self.graph = StepGraph(self.model, self.pools, sampler, 1, self.pools.kv.blocks_for(max_tokens))
 
-    def prefill(self, token_ids: torch.Tensor) -> int:
-        from qwen35mm.engine.batches import prefill_batch
+    def measure(self, length: int) -> dict[str, Any]:
+        """Seconds of a prompt's prefill and of each token after it, and this process's peak memory."""
+        ids, started_s = random_ids(length), time.perf_counter()
+        token_id = self._prefill(ids)
+        prefill_s = time.perf_counter() - started_s
+        decode = self._decode_one_by_one if self.model.device.type == "cpu" else self._decode_ahead
+        return {"prefill_s": prefill_s, "decode_s": decode(token_id), "peak_bytes": peak_bytes(self.model.device)}
 
+    def _prefill(self, token_ids: torch.Tensor) -> int:
         self.cache.free()
         self.cache = self.pools.new_sequence()
         self.cache.prepare(len(token_ids))
@@ -95,22 +66,25 @@ class OurRunner(Runner):
         self.cache.advance(len(token_ids))
         return int(self.model.logits(hidden[-1:]).argmax())
 
-    def decode(self, token_id: int, num_tokens: int) -> list[float]:
-        """As the engine does: on a GPU a step is launched before the one before is read."""
-        if self.model.device.type == "cpu":
-            return decode_one_by_one(self._step, token_id, num_tokens)
-        started = time.perf_counter()
-        for step in range(num_tokens):
+    def _decode_one_by_one(self, token_id: int) -> list[float]:
+        seconds = []
+        for _ in range(self._num_decoded):
+            started_s = time.perf_counter()
+            self._launch(token_id, 0)
+            token_id = self.graph.token_ids(0)[0]
+            seconds.append(time.perf_counter() - started_s)
+        return seconds
+
+    def _decode_ahead(self, token_id: int) -> list[float]:
+        """As the engine does on a GPU: a step is launched before the one before is read."""
+        started_s = time.perf_counter()
+        for step in range(self._num_decoded):
             self._launch(token_id if step == 0 else None, step)
             if step:
                 self.graph.token_ids(1 - step % 2)
-        self.graph.token_ids((num_tokens - 1) % 2)
+        self.graph.token_ids((self._num_decoded - 1) % 2)
         # Steps overlap: only all of them together have a time.
-        return [(time.perf_counter() - started) / num_tokens] * num_tokens
-
-    def _step(self, token_id: int) -> int:
-        self._launch(token_id, 0)
-        return self.graph.token_ids(0)[0]
+        return [(time.perf_counter() - started_s) / self._num_decoded] * self._num_decoded
 
     def _launch(self, token_id: int | None, step: int) -> None:
         self.cache.prepare(1)
@@ -119,78 +93,38 @@ class OurRunner(Runner):
         self.cache.advance(1)
 
 
-class TransformersRunner(Runner):
+class Transformers(TransformersPeer):
+    """The model's own forward, with its cache."""
+
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments)
-        self.ready["operations"] = transformers_operations()
-
-    def load(self, folder: str, dtype: torch.dtype, device: str, max_tokens: int) -> None:
-        from transformers import AutoModelForImageTextToText
-
-        model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)
-        self.model = model.to(device).eval()
-        self.past: Any = None
-
-    def prefill(self, token_ids: torch.Tensor) -> int:
-        self.past = None
-        return self._run(token_ids[None].to(self.device))
-
-    def decode(self, token_id: int, num_tokens: int) -> list[float]:
-        return decode_one_by_one(
-            lambda last: self._run(torch.tensor([[last]], device=self.device)), token_id, num_tokens
-        )
+        self._num_decoded = arguments.decode_tokens
 
     @torch.inference_mode()
-    def _run(self, ids: torch.Tensor) -> int:
-        output = self.model(ids, past_key_values=self.past, use_cache=True, logits_to_keep=1)
-        self.past = output.past_key_values
-        return int(output.logits[0, -1].argmax())
+    def measure(self, length: int) -> dict[str, Any]:
+        """Like `Ours.measure`."""
+        ids, past, seconds = random_ids(length)[None], None, []
+        for _ in range(1 + self._num_decoded):
+            started_s = time.perf_counter()
+            output = self.hf_model(ids.to(self.device), past_key_values=past, use_cache=True, logits_to_keep=1)
+            past, ids = output.past_key_values, torch.tensor([[int(output.logits[0, -1].argmax())]])
+            seconds.append(time.perf_counter() - started_s)
+        peak = peak_bytes(torch.device(self.device))
+        return {"prefill_s": seconds[0], "decode_s": seconds[1:], "peak_bytes": peak}
 
 
-def decode_one_by_one(step: Callable[[int], int], token_id: int, num_tokens: int) -> list[float]:
-    """Runs tokens each of which is read before the next begins; seconds of each."""
-    seconds = []
-    for _ in range(num_tokens):
-        started = time.perf_counter()
-        token_id = step(token_id)
-        seconds.append(time.perf_counter() - started)
-    return seconds
+def random_ids(length: int) -> torch.Tensor:
+    return torch.randint(0, 900, (length,), generator=torch.Generator().manual_seed(length))
 
 
-def make_worker(role: str, arguments: argparse.Namespace) -> Runner:
-    """The engine of a role."""
-    return OurRunner(arguments) if role == ENGINES[0] else TransformersRunner(arguments)
-
-
-def peak_bytes(device: str) -> int:
+def peak_bytes(device: torch.device) -> int:
     """Peak memory of this process so far: of the GPU where it runs on one, else resident."""
-    if device.startswith("cuda"):
+    if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def measure(workers: dict[str, Worker], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One entry per engine and length; the first round warms up and isn't counted."""
-    results = []
-    for length in arguments.lengths:
-        samples: dict[str, list[dict[str, Any]]] = {engine: [] for engine in workers}
-        for round_number in range(arguments.repeats + 1):
-            for engine, worker in workers.items():
-                sample = worker.ask(length=length)
-                if round_number > 0:
-                    samples[engine].append(sample)
-        for engine, runs in samples.items():
-            results.append(
-                {
-                    "engine": engine,
-                    "length": length,
-                    "prefill_tokens_per_s": Spread.of([length / run["prefill_s"] for run in runs]),
-                    "decode_tokens_per_s": Spread.of([1 / second for run in runs for second in run["decode_s"]]),
-                    "peak_gib": max(run["peak_bytes"] for run in runs) / 2**30,
-                    "load_s": workers[engine].ready["load_s"],
-                }
-            )
-    return results
+ENGINES = {"qwen35mm": Ours, "transformers": Transformers}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -204,17 +138,26 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
-    if serves(arguments, make_worker):
-        return
+    set_threads(arguments)
     info = machine()
-    engines = [ENGINES[0], *([arguments.peer] if arguments.peer else [])]
-    workers = {engine: Worker(__file__, sys.argv[1:], engine) for engine in engines}
-    results = measure(workers, arguments)
+    workers = {name: Worker(ENGINES[name], arguments) for name in ("qwen35mm", arguments.peer) if name}
+    results = [
+        {
+            "engine": engine,
+            "length": length,
+            "prefill_tokens_per_s": Spread.of([length / run["prefill_s"] for run in runs]),
+            "decode_tokens_per_s": Spread.of([1 / second for run in runs for second in run["decode_s"]]),
+            "peak_gib": max(run["peak_bytes"] for run in runs) / 2**30,
+            "load_s": workers[engine].load_s,
+        }
+        for length in arguments.lengths
+        for engine, runs in in_turns(workers, arguments.repeats, "measure", length).items()
+    ]
+    operations = workers[arguments.peer].ask("operations") if arguments.peer else {}
     for worker in workers.values():
         worker.close()
     print(f"{arguments.model}, {arguments.dtype} on {arguments.device}, median (lowest-highest)")
     print_machine(info)
-    operations = workers[arguments.peer].ready["operations"] if arguments.peer else {}
     print_operations(operations)
     print_table(
         ["engine", "prompt tokens", "prefill, tok/s", "decode, tok/s", "peak memory, GiB", "load, s"],
@@ -230,14 +173,7 @@ def main() -> None:
             for result in results
         ],
     )
-    print_json(
-        "prefill_decode",
-        model=arguments.model,
-        dtype=arguments.dtype,
-        machine=info,
-        peer_operations=operations,
-        results=results,
-    )
+    print_json("prefill_decode", arguments, machine=info, peer_operations=operations, results=results)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -74,15 +75,16 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     print("\n".join(lines))
 
 
-def print_json(benchmark: str, **values: Any) -> None:
-    """The last line: everything above for a program to read."""
-    print(json.dumps({"benchmark": benchmark, **values}, default=_plain))
+def print_json(benchmark: str, options: argparse.Namespace, **values: Any) -> None:
+    """The last line: the options and everything above for a program to read."""
+    print(json.dumps({"benchmark": benchmark, **vars(options), **values}, default=_plain))
 
 
 def _plain(value: object) -> object:
     if isinstance(value, Spread):
         return asdict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    assert isinstance(value, Path)
+    return str(value)
 
 
 def _version(distribution: str) -> str | None:

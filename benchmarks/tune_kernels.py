@@ -235,7 +235,7 @@ def main() -> None:
     results = [
         {"kernel": o.kernel, "shape": o.shape, "tuned": o.chosen is not None, "ratio": o.ratio} for o in outcomes
     ]
-    print_json("tune_kernels", machine=info, origin=origin, results=results)
+    print_json("tune_kernels", arguments, machine=info, origin=origin, results=results)
 
 
 if __name__ == "__main__":

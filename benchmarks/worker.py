@@ -1,48 +1,47 @@
-"""Engines in processes of their own, which a benchmark asks in turns: a JSON line in, a JSON line out.
-
-A benchmark has `parse` (on `parser`'s options) and `make_worker`, from a role and the options to a `Served`. Its `main`
-begins with `serves`, which is all that the processes it starts run of it.
-"""
+"""Engines in processes of their own, which a benchmark asks in turns; and the options that all of these have."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
 import torch
 
+# Not forked: CUDA doesn't survive that, and each engine shall find an unused process.
+_spawn = multiprocessing.get_context("spawn")
+
 
 class Worker:
-    """A process that runs `script` again with `--serve role` and answers requests until its input ends.
+    """An engine, `make(arguments, *options)`, in a process of its own; `close`d at its end if it can be.
 
     Attributes:
-        ready: what it said when it had started.
+        load_s: seconds that it took to make.
     """
 
-    def __init__(self, script: str, argv: Sequence[str], role: str) -> None:
-        command = [sys.executable, script, *argv, "--serve", role]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.ready = self._read()
+    def __init__(self, make: Callable[..., Any], arguments: argparse.Namespace, *options: Any) -> None:
+        self._connection, there = _spawn.Pipe()
+        self._process = _spawn.Process(target=_serve, args=(there, make, arguments, *options))
+        self._process.start()
+        there.close()
+        self.load_s: float = self._read()
 
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """Sends one request and waits for its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+    def ask(self, method: str, *values: Any) -> Any:
+        """Calls a method of the engine."""
+        self._connection.send((method, values))
         return self._read()
 
     def close(self) -> None:
         """Ends the process and waits until it is gone: it may have something to write first."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if self._process.wait() != 0:
-            raise SystemExit(f"a worker ended with status {self._process.returncode}; its error stands above")
+        self._connection.close()
+        self._process.join()
+        self._check()
 
     def __enter__(self) -> Worker:
         return self
@@ -52,32 +51,50 @@ class Worker:
             self.close()
         else:
             self._process.kill()
-            self._process.wait()
+            self._process.join()
 
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a worker ended with status {self._process.wait()}; its error stands above")
-        return json.loads(line)
+    def _read(self) -> Any:
+        try:
+            return self._connection.recv()
+        except EOFError:
+            self._process.join()
+            self._check()
+            raise
+
+    def _check(self) -> None:
+        if self._process.exitcode != 0:
+            raise SystemExit(f"a worker ended with status {self._process.exitcode}; its error stands above")
 
 
-class Served:
-    """What answers in a worker's process.
+def _serve(connection: Connection, make: Callable[..., Any], arguments: argparse.Namespace, *options: Any) -> None:
+    set_threads(arguments)
+    started_s = time.perf_counter()
+    engine = make(arguments, *options)
+    with closing(engine) if hasattr(engine, "close") else nullcontext():
+        connection.send(time.perf_counter() - started_s)
+        while True:
+            try:
+                method, values = connection.recv()
+            except EOFError:
+                return
+            connection.send(getattr(engine, method)(*values))
 
-    Attributes:
-        ready: what the benchmark is told when it has started.
+
+def in_turns(
+    workers: Mapping[str, Worker], num_rounds: int, method: str, *values: Any
+) -> dict[str, list[dict[str, Any]]]:
+    """What every engine answers, round by round, so that a machine that slows down does so for all.
+
+    The first round warms up and isn't counted.
     """
-
-    def __init__(self, ready: dict[str, Any] | None = None) -> None:
-        self.ready = ready or {}
-
-    def answer(self, **request: Any) -> dict[str, Any]:
-        """Answers one request, whose values come as arguments."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """After the last request."""
+    samples: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
+    for round_number in range(num_rounds + 1):
+        for name, worker in workers.items():
+            sample = worker.ask(method, *values)
+            print(f"{method} {values}, {name}, round {round_number}: done", file=sys.stderr, flush=True)
+            if round_number > 0:
+                samples[name].append(sample)
+    return samples
 
 
 def parser(description: str | None, *, needs_model: bool = True) -> argparse.ArgumentParser:
@@ -87,7 +104,6 @@ def parser(description: str | None, *, needs_model: bool = True) -> argparse.Arg
     made.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     made.add_argument("--device", default="cpu")
     made.add_argument("--threads", type=int, help="as many as torch takes by itself if left out")
-    made.add_argument("--serve", help=argparse.SUPPRESS)
     return made
 
 
@@ -96,13 +112,5 @@ def numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def serves(arguments: argparse.Namespace, make_worker: Callable[[str, argparse.Namespace], Served]) -> bool:
-    """Sets the threads; in a worker's process, answers its requests until there are no more, and says so."""
+def set_threads(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    if not arguments.serve:
-        return False
-    with closing(make_worker(arguments.serve, arguments)) as worker:
-        print(json.dumps(worker.ready), flush=True)
-        for line in sys.stdin:
-            print(json.dumps(worker.answer(**json.loads(line))), flush=True)
-    return True

@@ -1,32 +1,34 @@
-"""What the tests of several benchmarks share: a benchmark's workers in this process."""
+"""What the tests of several benchmarks share: a benchmark's engines in this process."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from qwen35mm.assets import demo_model_path
 
 
 class InProcess:
-    """In place of `Worker`: the same worker, asked by calls. What goes to and fro is JSON all the same."""
+    """In place of `Worker`: the same engine, asked by calls. What goes to and fro is pickled all the same."""
 
-    def __init__(self, script: str, argv: list[str], role: str) -> None:
-        module = importlib.import_module(f"benchmarks.{Path(script).stem}")
-        self._worker = module.make_worker(role, module.parse([*argv, "--serve", role]))
-        self.ready = json.loads(json.dumps(self._worker.ready))
+    load_s = 0.5
 
-    def ask(self, **request: Any) -> dict[str, Any]:
-        return json.loads(json.dumps(self._worker.answer(**json.loads(json.dumps(request)))))
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        self._engine = make(*pickle.loads(pickle.dumps(arguments)))
+
+    def ask(self, method: str, *values: Any) -> Any:
+        return pickle.loads(pickle.dumps(getattr(self._engine, method)(*pickle.loads(pickle.dumps(values)))))
 
     def close(self) -> None:
-        self._worker.close()
+        if hasattr(self._engine, "close"):
+            self._engine.close()
 
     def __enter__(self) -> InProcess:
         return self
@@ -44,14 +46,14 @@ class Report(NamedTuple):
 
 
 @pytest.fixture
-def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Report]:
-    """Runs a benchmark by its name and options, on the demo model and in this process."""
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Report]]:
+    """Runs a benchmark by its name and options, on the demo model (if not another) and in this process."""
+    num_threads = torch.get_num_threads()
 
-    def run(name: str, *options: str) -> Report:
+    def run(name: str, *options: str, model: tuple[str, ...] = ("--model", str(demo_model_path()))) -> Report:
         module = importlib.import_module(f"benchmarks.{name}")
         monkeypatch.setattr(module, "Worker", InProcess)
-        common = ["--model", str(demo_model_path()), "--dtype", "float32", "--threads", "1"]
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *common, *options])
+        monkeypatch.setattr(sys, "argv", [name, *model, "--dtype", "float32", "--threads", "1", *options])
         module.main()
         lines = capsys.readouterr().out.splitlines()
         data = json.loads(lines[-1])
@@ -61,4 +63,5 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         rows = [line for line in tables if line not in headers and not line.startswith("|-")]
         return Report(data, [[cell.strip() for cell in line.split("|")[1:-1]] for line in rows], lines)
 
-    return run
+    yield run
+    torch.set_num_threads(num_threads)

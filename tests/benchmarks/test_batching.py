@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from benchmarks import batching
-from qwen35mm.assets import demo_model_path
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.benchmarks.conftest import Report
 
 
 @pytest.mark.slow
-def test_both_modes_are_measured(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "batching.py"), "--model", str(demo_model_path())]
-    command += ["--dtype", "float32", "--requests", "1,3", "--long-tokens", "600", "--prompt-tokens", "8"]
-    command += ["--decode-tokens", "9", "--repeats", "2", "--threads", "1"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()
-    data = json.loads(output[-1])
-    assert data["benchmark"] == "batching"
-    assert (data["slots"], data["machine"]["threads"]) == (4, 1)
+def test_both_modes_are_measured(run_here: Callable[..., Report]) -> None:
+    options = ["--requests", "1,3", "--long-tokens", "600", "--prompt-tokens", "8"]
+    data, rows, _ = run_here("batching", *options, "--decode-tokens", "9", "--repeats", "2")
+    assert data["slots"] == 4
     cases = [(result["num_requests"], result["mode"]) for result in data["results"]]
     assert cases == [(1, "invariant"), (1, "plain"), (3, "invariant"), (3, "plain")]
     for result in data["results"]:
@@ -31,7 +22,6 @@ def test_both_modes_are_measured(tmp_path: Path) -> None:
             spread = result[name]
             assert spread["count"] == 2, name
             assert 0 < spread["low"] <= spread["median"] <= spread["high"], name
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in output if line.startswith("| ")][1:]
     assert [(int(row[0]), row[1]) for row in rows] == cases
     for row, result in zip(rows, data["results"], strict=True):
         assert row[2].startswith(f"{result['steady_tokens_per_s']['median']:.1f} (")

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
 from benchmarks.captioning import _check_captions, _check_work, write_pictures
-from qwen35mm.assets import demo_model_path
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(folder: Path, *options: str) -> tuple[dict[str, Any], list[list[str]]]:
-    """The JSON line, and the table's cells without its header."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "captioning.py"), "--model", str(demo_model_path())]
-    command += ["--dtype", "float32", "--threads", "1", *options]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout.splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in output if line.startswith("| ")]
-    return json.loads(output[-1]), rows[1:]
+from tests.benchmarks.conftest import Report
 
 
 @pytest.mark.slow
-def test_all_engines_are_measured_on_the_same_work(tmp_path: Path) -> None:
-    data, rows = run(tmp_path, "--slots", "2", "--items", "4", "--max-tokens", "3", "--size", "64x48")
-    assert (data["benchmark"], data["machine"]["threads"]) == ("captioning", 1)
+def test_all_engines_are_measured_on_the_same_work(run_here: Callable[..., Report]) -> None:
+    data, rows, _ = run_here("captioning", "--slots", "2", "--items", "4", "--max-tokens", "3", "--size", "64x48")
     engines = ["transformers", "slots: 2"]
     assert [result["engine"] for result in data["results"]] == [row[0] for row in rows] == engines
     peer = data["results"][0]
@@ -47,8 +32,8 @@ def test_all_engines_are_measured_on_the_same_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_of_a_run(tmp_path: Path) -> None:
-    data, rows = run(tmp_path, "--memory", "12")
+def test_memory_of_a_run(run_here: Callable[..., Report]) -> None:
+    data, rows, _ = run_here("captioning", "--memory", "12")
     (result,), (row,) = data["memory"], rows
     assert (result["num_files"], row[0]) == (12, "12")
     assert row[2] == f"{result['peak_bytes'] / 2**20:.0f}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from benchmarks import first_token
-from benchmarks.first_token import check_work, num_agreeing, write_photo
-from benchmarks.first_token_workers import STAGES
+from benchmarks.first_token import STAGES, check_work, num_agreeing, write_photo
 from tests.benchmarks.conftest import Report
 from tests.benchmarks.narrow import narrow_sizes
 
@@ -53,15 +49,12 @@ def test_both_engines_answer_the_same_questions(run_here: Callable[..., Report])
 
 @pytest.mark.slow
 def test_a_random_checkpoint_is_made_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_here: Callable[..., Report]
 ) -> None:
     narrow_sizes(monkeypatch)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    options = ["--random", "9B", "--peer", "transformers", "--dtype", "float32", "--side", "512", "--threads", "1"]
-    options += ["--warm-ups", "0", "--repeats", "1"]
-    monkeypatch.setattr(sys, "argv", ["first_token.py", *options])
-    first_token.main()
-    data = json.loads(capsys.readouterr().out.splitlines()[-1])
+    options = ["--peer", "transformers", "--side", "512", "--warm-ups", "0", "--repeats", "1"]
+    data, _, _ = run_here("first_token", *options, model=("--random", "9B"))
     assert data["model"] == "random 9B"
     assert data["agreement"] == [2, 2], "of the ids that stand for tokens, which are half of this vocabulary"
     ours = [result for result in data["results"] if result["engine"] == "qwen35mm"]

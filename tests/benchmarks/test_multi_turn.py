@@ -5,32 +5,27 @@ from __future__ import annotations
 import base64
 import io
 import json
-import subprocess
-import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from benchmarks.multi_turn_workers import Script
-from benchmarks.peers import ServerPeer
+from benchmarks.engines import ServerPeer
 from benchmarks.scripted_chat import ScriptedChat
-from benchmarks.worker import Worker
 from qwen35mm.assets import demo_model_path
+from tests.benchmarks.conftest import Report
 
-ROOT = Path(__file__).resolve().parents[2]
 TURNS, HISTORY_TOKENS, IMAGE_SIDE = 3, 420, 64
 
 
-def script(*, thinking: bool = False, turns: int = TURNS, history_tokens: int = HISTORY_TOKENS) -> Script:
-    return Script(
+def script(*, thinking: bool = False, turns: int = TURNS, history_tokens: int = HISTORY_TOKENS) -> ScriptedChat:
+    return ScriptedChat(
         Namespace(
             model=demo_model_path(),
             device="cpu",
@@ -42,24 +37,18 @@ def script(*, thinking: bool = False, turns: int = TURNS, history_tokens: int = 
     )
 
 
-def committed(made: Script, turn: int, min_segment: int) -> int:
+def committed(made: ScriptedChat, turn: int, min_segment: int) -> int:
     """Tokens of turn `turn` that its history commit leaves for the next one."""
-    prompts = made.prompts(min_segment)
-    history = prompts.history(made.chat.history(turn), [made.picture.plan], enable_thinking=made.chat.thinking)
-    return history.tail_start
+    prompts = made.builder(min_segment)
+    return prompts.history(made.history(turn), [made.media.plan], enable_thinking=made.thinking).tail_start
 
 
 @pytest.mark.slow
-def test_all_engines_are_measured_on_the_same_prompts(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "multi_turn.py"), "--model", str(demo_model_path())]
-    command += ["--peer", "transformers", "--dtype", "float32", "--turns", str(TURNS), "--threads", "1"]
-    command += ["--history-tokens", str(HISTORY_TOKENS), "--image-side", str(IMAGE_SIDE), "--min-segment", "32,64"]
-    command += ["--prefill-repeats", "2"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.splitlines()
-    data = json.loads(output[-1])
-    assert data["benchmark"] == "multi_turn"
-    assert data["min_segment"] == 32
-    assert data["machine"]["threads"] == 1
+def test_all_engines_are_measured_on_the_same_prompts(run_here: Callable[..., Report]) -> None:
+    options = ["--peer", "transformers", "--turns", str(TURNS), "--history-tokens", str(HISTORY_TOKENS)]
+    options += ["--image-side", str(IMAGE_SIDE), "--min-segment", "32,64", "--prefill-repeats", "2"]
+    data, table, output = run_here("multi_turn", *options)
+    assert data["shown"] == 32
     assert data["facts"]["num_extending"] == 0
 
     made = script()
@@ -84,13 +73,12 @@ def test_all_engines_are_measured_on_the_same_prompts(tmp_path: Path) -> None:
     for entry in data["prefills"]:
         way = entry["min_segment"]
         assert entry["num_tokens"] == len(last.token_ids)
-        assert entry["num_segments"] == (len(made.prompt(TURNS, min_segment=way).segments) if way else 0)
+        assert entry["num_segments"] == (len(made.prompt(TURNS, way).segments) if way else 0)
         assert entry["num_pieces"] == entry["num_segments"] + 1
         assert entry["prefill_s"]["count"] == 2
         assert entry["token_id"] == data["turns"][-1]["engines"]["cold"][0]["token_id"]
 
-    rows = [line.split("|")[1:-1] for line in output if line.startswith("| ")]
-    turns = [[cell.strip() for cell in row] for row in rows[1 : TURNS + 1]]
+    turns = table[:TURNS]
     assert [row[0] for row in turns] == [str(turn) for turn in range(1, TURNS + 1)]
     warm = data["turns"][-1]["engines"]["warm-32"][0]
     assert turns[-1][2:6] == [
@@ -104,17 +92,17 @@ def test_all_engines_are_measured_on_the_same_prompts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("thinking", [False, True])
 def test_the_script_is_fixed_and_grows_to_its_size(thinking: bool) -> None:
-    made, again = (script(thinking=thinking, turns=20, history_tokens=4000) for _ in range(2))
-    assert made.chat.turns == again.chat.turns
-    prompts = [made.prompt(turn) for turn in range(1, 21)]
-    assert 3_500 < len(prompts[-1].token_ids) < 4_500
+    made, again = (script(thinking=thinking, turns=6, history_tokens=1200) for _ in range(2))
+    assert made.turns == again.turns
+    prompts = [made.prompt(turn) for turn in range(1, 7)]
+    assert 1_000 < len(prompts[-1].token_ids) < 1_400
     assert all(len(a.token_ids) < len(b.token_ids) for a, b in pairwise(prompts))
     assert made.num_extending() == 0
-    assert [len(message.media) for message in made.chat.prompt(3)] == [1, 0, 0, 0, 0]
-    reasonings = {message.reasoning for message in made.chat.history(2) if message.role == "assistant"}
+    assert [len(message.media) for message in made.messages(3)] == [1, 0, 0, 0, 0]
+    reasonings = {message.reasoning for message in made.history(2) if message.role == "assistant"}
     assert (reasonings == {None}) is not thinking
     # Thinking is left out of later prompts: both scripts make the same ones, up to the generation prompt.
-    other = script(thinking=not thinking, turns=20, history_tokens=4000).prompt(20)
+    other = script(thinking=not thinking, turns=6, history_tokens=1200).prompt(6)
     shared = min(len(other.token_ids), len(prompts[-1].token_ids)) - 4
     assert other.token_ids[:shared].tolist() == prompts[-1].token_ids[:shared].tolist()
 
@@ -160,18 +148,18 @@ def test_a_server_is_asked_the_same(server) -> None:
     usage = {"prompt_tokens": 70, "prompt_tokens_details": {"cached_tokens": 30}}
     handler.chunks = [delta(role="assistant", content=""), delta(content="a"), {"choices": [], "usage": usage}]
     made = script()
-    sample = ServerPeer(url, "some-model").turn(made.chat, 2)
+    sample = ServerPeer(url, "some-model").turn(made, 2)
     assert (sample["num_prompt_tokens"], sample["num_cached_tokens"]) == (70, 30)
     assert sample["ttft_s"] > 0
     (body,) = handler.bodies
     assert body["path"] == "/v1/chat/completions"
     assert (body["model"], body["max_tokens"], body["stream"]) == ("some-model", 1, True)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
-    roles = [message.role for message in made.chat.prompt(2)]
+    roles = [message.role for message in made.messages(2)]
     assert [message["role"] for message in body["messages"]] == roles
     picture, text = body["messages"][0]["content"]
-    assert text == {"type": "text", "text": made.chat.turns[0].question}
-    assert body["messages"][1]["content"] == made.chat.turns[0].reply
+    assert text == {"type": "text", "text": made.turns[0].question}
+    assert body["messages"][1]["content"] == made.turns[0].reply
     data = picture["image_url"]["url"].removeprefix("data:image/png;base64,")
     sent = PILImage.open(io.BytesIO(base64.b64decode(data)))
     assert np.array_equal(np.asarray(sent), np.asarray(ScriptedChat.picture(IMAGE_SIDE)))
@@ -180,7 +168,7 @@ def test_a_server_is_asked_the_same(server) -> None:
 def test_a_server_may_tell_less(server) -> None:
     url, handler = server
     handler.chunks = [delta(role="assistant")]
-    sample = ServerPeer(url, "m").turn(script().chat, 1)
+    sample = ServerPeer(url, "m").turn(script(), 1)
     assert (sample["num_prompt_tokens"], sample["num_cached_tokens"]) == (None, None)
     assert sample["ttft_s"] > 0
 
@@ -189,15 +177,4 @@ def test_a_server_that_refuses_is_quoted(server) -> None:
     url, handler = server
     handler.status, handler.chunks = 400, [{"error": "no such model"}]
     with pytest.raises(SystemExit, match=r"answered 400.*no such model"):
-        ServerPeer(url, "m").turn(script().chat, 1)
-
-
-def test_a_worker_that_fails_ends_the_benchmark(tmp_path: Path) -> None:
-    failing = tmp_path / "failing.py"
-    failing.write_text("import sys; sys.exit(3)")
-    with pytest.raises(SystemExit, match="ended with status 3"):
-        Worker(str(failing), [], "role")
-    late = tmp_path / "late.py"
-    late.write_text("import sys; print('{}', flush=True); sys.stdin.read(); sys.exit(4)")
-    with pytest.raises(SystemExit, match="ended with status 4"), Worker(str(late), [], "role"):
-        pass
+        ServerPeer(url, "m").turn(script(), 1)

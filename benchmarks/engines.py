@@ -1,26 +1,50 @@
-"""Other engines: transformers in this process, on the scripted chat and on pictures, and any OpenAI-compatible server.
-
-On the chat both answer `turn` with seconds to the first token. There transformers gets the prompt's ids and pixels
-ready-made, which leaves its own tokenizing and image processing out of its time; `PictureReader` is those two.
-"""
+"""The engines as benchmarks ask them: our backend for one token, transformers, and any OpenAI-compatible server."""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import importlib
 import inspect
 import json
 import re
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from benchmarks.scripted_chat import ScriptedChat
-from qwen35mm.prompt import Prompt
-from qwen35mm_preprocess import PreparedMedia
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.engine import Event, Finished, Result
+from qwen35mm.model.load import DTYPES
+from qwen35mm.sampling import SamplingParams
+
+ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+def last_result(backend: LocalBackend, events: AsyncIterator[Event]) -> tuple[Result, float]:
+    """Reads a stream to its end, and when that came, by `time.perf_counter`; then waits until the engine rests."""
+
+    async def read() -> tuple[Result, float]:
+        async for event in events:
+            if isinstance(event, Finished):
+                return event.result, time.perf_counter()
+        raise AssertionError("a stream ends with Finished")
+
+    found = asyncio.run(read())
+    rest(backend)
+    return found
+
+
+def rest(backend: LocalBackend) -> None:
+    if not backend.wait_idle(600):
+        raise SystemExit("the engine doesn't come to rest")
 
 
 @dataclass(frozen=True)
@@ -38,22 +62,26 @@ class PictureInputs:
     grid_thw: torch.Tensor
 
 
-class PictureReader:
-    """transformers' own image processor, template and tokenizer.
+class TransformersPeer:
+    """transformers' own image processor, template, tokenizer and `generate`, fresh for every request.
+
+    transformers could go on from a kept `past_key_values` only where the next prompt begins with exactly the tokens
+    that are in it, and a hybrid model's recurrent states can't be cut back to where the two part. A chat's next prompt
+    leaves out the generation prompt's thinking block, so that this is never the case: see `ScriptedChat.num_extending`.
 
     Args:
         pixel_bounds: least and most pixels of a picture; None takes the checkpoint's.
     """
 
-    def __init__(self, folder: str, pixel_bounds: tuple[int, int] | None = None) -> None:
-        from transformers import AutoTokenizer
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
+    def __init__(self, arguments: argparse.Namespace, pixel_bounds: tuple[int, int] | None = None) -> None:
+        model: Any = AutoModelForImageTextToText.from_pretrained(arguments.model, dtype=DTYPES[arguments.dtype])
+        self.hf_model = model.to(arguments.device).eval()
+        self.device = arguments.device
         size = {}
         if pixel_bounds is not None:
             size["size"] = {"shortest_edge": pixel_bounds[0], "longest_edge": pixel_bounds[1]}
-        self._processor = Qwen2VLImageProcessorPil.from_pretrained(folder, **size)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._processor = Qwen2VLImageProcessorPil.from_pretrained(arguments.model, **size)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(arguments.model)
 
     def read(self, path: Path, question: str) -> PictureInputs:
         """Decodes a file and tokenizes a question about it, which is answered without thinking."""
@@ -69,91 +97,50 @@ class PictureReader:
         ids = self.tokenizer(text, return_tensors="pt")["input_ids"][0]
         return PictureInputs(ids, values["pixel_values"], grid)
 
-
-class TransformersPeer:
-    """A fresh `generate` for every turn.
-
-    transformers could go on from a kept `past_key_values` only where the next prompt begins with exactly the tokens
-    that are in it, and a hybrid model's recurrent states can't be cut back to where the two part. A chat's next prompt
-    leaves out the generation prompt's thinking block, so that this is never the case: see `extends`.
-    """
-
-    def __init__(self, folder: str, dtype: torch.dtype, device: str) -> None:
-        from transformers import AutoModelForImageTextToText
-
-        model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)
-        self.model = model.to(device).eval()
-        self.device = device
-
-    def turn(self, prompt: Prompt, media: PreparedMedia) -> dict[str, Any]:
-        """Generates one token; seconds, prompt tokens and the token."""
-        started_s = time.perf_counter()
-        inputs = PictureInputs(
-            torch.tensor(prompt.token_ids),
-            torch.from_numpy(media.pixel_values),
-            torch.tensor([list(media.plan.grid_thw)]),
-        )
-        (token_id,) = self.generate(inputs, max_tokens=1)
-        ttft_s = time.perf_counter() - started_s
-        return {"ttft_s": ttft_s, "num_prompt_tokens": len(inputs.ids), "token_id": token_id}
-
-    def generate(self, inputs: PictureInputs, *, max_tokens: int) -> list[int]:
-        """The reply's tokens, greedy."""
-        return self._generate(inputs, max_tokens).sequences[0, len(inputs.ids) :].tolist()
-
-    def first_token(self, inputs: PictureInputs) -> tuple[int, torch.Tensor]:
-        """The likeliest token, and the logits [vocab] that it was chosen from."""
-        output = self._generate(inputs, 1, output_logits=True)
-        return int(output.sequences[0, -1]), output.logits[0][0]
-
-    def _generate(self, inputs: PictureInputs, max_tokens: int, **options: Any) -> Any:
+    def generate(self, inputs: PictureInputs, max_tokens: int) -> tuple[list[int], torch.Tensor | None]:
+        """The reply's tokens, greedy; and where it is one, the logits [vocab] that it was chosen from."""
         ids = inputs.ids[None].to(self.device)
-        return self.model.generate(
+        output = self.hf_model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            mm_token_type_ids=(ids == self.model.config.image_token_id).int(),
-            pixel_values=inputs.pixel_values.to(self.device, self.model.dtype),
+            mm_token_type_ids=(ids == self.hf_model.config.image_token_id).int(),
+            pixel_values=inputs.pixel_values.to(self.device, self.hf_model.dtype),
             image_grid_thw=inputs.grid_thw.to(self.device),
             do_sample=False,
             max_new_tokens=max_tokens,
             return_dict_in_generate=True,
-            **options,
+            output_logits=max_tokens == 1,
         )
+        return output.sequences[0, len(inputs.ids) :].tolist(), output.logits[0][0] if output.logits else None
 
+    def operations(self) -> dict[str, str]:
+        """The module that transformers takes each operation of a Gated DeltaNet layer from; its own is the slow way.
 
-def transformers_operations() -> dict[str, str]:
-    """The module that transformers takes each operation of a Gated DeltaNet layer from; its own one is the slow way.
-
-    {} where this version of transformers chooses otherwise than by the wrappers of its model file.
-    """
-    modeling = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
-    found = {}
-    for name in (
-        "torch_chunk_gated_delta_rule",
-        "torch_recurrent_gated_delta_rule",
-        "causal_conv1d_fn",
-        "causal_conv1d_update",
-    ):
-        function = getattr(modeling, name, None)
-        while function is not None and name not in found:
-            if inspect.isfunction(function):
-                chosen = inspect.getclosurevars(function).nonlocals.get("implementation")
-                if chosen is not None:
-                    found[name.removeprefix("torch_")] = chosen.__module__
-                    break
-            function = getattr(function, "__wrapped__", None)
-    return found
+        {} where this version of transformers chooses otherwise than by the wrappers of its model file.
+        """
+        modeling = importlib.import_module("transformers.models.qwen3_5.modeling_qwen3_5")
+        found = {}
+        for name in (
+            "torch_chunk_gated_delta_rule",
+            "torch_recurrent_gated_delta_rule",
+            "causal_conv1d_fn",
+            "causal_conv1d_update",
+        ):
+            function = getattr(modeling, name, None)
+            while function is not None and name not in found:
+                if inspect.isfunction(function):
+                    chosen = inspect.getclosurevars(function).nonlocals.get("implementation")
+                    if chosen is not None:
+                        found[name.removeprefix("torch_")] = chosen.__module__
+                        break
+                function = getattr(function, "__wrapped__", None)
+        return found
 
 
 def print_operations(operations: dict[str, str]) -> None:
     """Says where transformers takes each operation from."""
     for operation, module in operations.items():
         print(f"transformers: {operation} from {module}")
-
-
-def extends(shorter: Prompt, longer: Prompt) -> bool:
-    """Whether a prompt begins with all of an earlier one, so that a cache of that one could be gone on from."""
-    return longer.token_ids[: len(shorter.token_ids)].tolist() == shorter.token_ids.tolist()
 
 
 class ServerPeer:

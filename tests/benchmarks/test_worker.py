@@ -1,0 +1,48 @@
+"""An engine in a process of its own: it is made there, answers by its methods, and its failures end the benchmark."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from benchmarks.worker import Worker
+
+
+class Engine:
+    """Ends its process where it is told to."""
+
+    def __init__(self, arguments: Namespace, offset: int) -> None:
+        self._arguments, self._offset = arguments, offset
+        self._exit("make")
+
+    def add(self, number: int) -> dict[str, Any]:
+        self._exit("add")
+        return {"sum": number + self._offset, "pid": os.getpid()}
+
+    def close(self) -> None:
+        self._exit("close")
+
+    def _exit(self, where: str) -> None:
+        if self._arguments.fails == where:
+            os._exit(4)
+
+
+@pytest.mark.parametrize(
+    "fails", [None, *(pytest.param(where, marks=pytest.mark.slow) for where in ("make", "add", "close"))]
+)
+def test_a_worker_answers_or_its_end_is_told(fails: str | None) -> None:
+    def ask() -> None:
+        with Worker(Engine, Namespace(threads=1, fails=fails), 5) as worker:
+            answer = worker.ask("add", 2)
+            assert answer["sum"] == 7
+            assert answer["pid"] != os.getpid()
+            assert worker.load_s >= 0
+
+    if fails is None:
+        ask()
+    else:
+        with pytest.raises(SystemExit, match="ended with status 4"):
+            ask()

@@ -13,6 +13,7 @@ from qwen35mm.config import MoEConfig
 from qwen35mm.model.dense import linear
 from qwen35mm.model.layers import Factory, Linear, new_parameter
 from qwen35mm_kernels import select_backend
+from qwen35mm_kernels.cpu.moe import moe_experts_by
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -56,18 +57,7 @@ class Experts(nn.Module):
         if x.device.type != "cpu":
             return self.ops.moe_experts(x, self.gate_up_proj, self.down_proj, chosen, weights)
         # On a CPU the products are `linear`'s, which knows CPUs without bfloat16 arithmetic.
-        num_tokens, top_k = chosen.shape
-        order = torch.argsort(chosen.flatten(), stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.down_proj)).tolist()
-        grouped = x[order // top_k]
-        outputs = torch.empty_like(grouped)
-        parts = zip(grouped.split(counts), outputs.split(counts), self.gate_up_proj, self.down_proj, strict=True)
-        for rows, target, gate_up, down in parts:
-            if len(rows):
-                target.copy_(linear(swiglu(linear(rows, gate_up)), down))
-        # Back in the tokens' own order, so that the sum over a token's experts never depends on its company.
-        grouped[order] = outputs
-        return torch.bmm(weights.unsqueeze(1), grouped.view(num_tokens, top_k, -1)).squeeze(1)
+        return moe_experts_by(linear, x, self.gate_up_proj, self.down_proj, chosen, weights)
 
 
 class SparseMoE(nn.Module):

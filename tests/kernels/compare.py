@@ -9,8 +9,8 @@ import torch
 
 from qwen35mm_kernels import reference
 
-# Odd lengths around a chunk and more than one block of everything.
-LENGTHS = (1, 63, 64, 65, 257)
+# Odd lengths around a chunk, more than one block of every kernel, and last more than one of torch.
+LENGTHS = (1, 63, 64, 65, 130, 257)
 DTYPES = (torch.float32, torch.bfloat16)
 # Torch rounds after every step of an expert, the reference once; Triton's interpreter cuts bfloat16 off where a card
 # rounds, except where a kernel goes through `arithmetic.round_to`.

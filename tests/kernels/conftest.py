@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.compare import Backend
+from tests.kernels.compare import LENGTHS, Backend
 
 TRITON = ("interpreted", pytest.param("cuda", marks=pytest.mark.gpu))
 
@@ -51,15 +51,18 @@ def triton_backend(request: pytest.FixtureRequest) -> Backend:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of each test's cases, `make test` interprets every third: dtypes and lengths take turns. The others are slow.
 
-    Interpreted, a kernel takes a thousand times what torch does; `make test-slow` and a card run all of them.
+    The longest length is slow too: it is for what torch does in blocks, and no kernel has a branch for it. Interpreted,
+    a kernel takes a thousand times what torch does; `make test-slow` and a card run all of them.
     """
     counts = Counter[str]()
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and "interpreted" in item.name:
-            test = item.nodeid.partition("[")[0]
-            if counts[test] % 3:
-                item.add_marker(pytest.mark.slow)
-            counts[test] += 1
+        if not (item.path.is_relative_to(Path(__file__).parent) and "interpreted" in item.name):
+            continue
+        test, _, case = item.nodeid.partition("[")
+        is_long = str(LENGTHS[-1]) in case.rstrip("]").split("-")
+        if is_long or counts[test] % 3:
+            item.add_marker(pytest.mark.slow)
+        counts[test] += not is_long
 
 
 @pytest.fixture(autouse=True)

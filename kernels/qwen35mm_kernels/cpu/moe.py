@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -16,19 +18,28 @@ def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]
 def moe_experts(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
+    return moe_experts_by(F.linear, x, gate_up, down, chosen, weights)
+
+
+def moe_experts_by(
+    linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """`moe_experts` by another product than torch's: linear(x [N, in], weight [out, in]) -> [N, out]."""
     num_tokens, top_k = chosen.shape
-    flat = chosen.flatten()
-    order = torch.argsort(flat, stable=True)
-    counts = torch.bincount(flat, minlength=gate_up.shape[0]).tolist()
+    order = torch.argsort(chosen.flatten(), stable=True)
+    counts = torch.bincount(chosen.flatten(), minlength=len(gate_up)).tolist()
     grouped = x[order // top_k]
     outputs = torch.empty_like(grouped)
-    start = 0
-    for expert, count in enumerate(counts):
-        if count:
-            rows = slice(start, start + count)
-            gate, up = F.linear(grouped[rows], gate_up[expert]).chunk(2, dim=-1)
-            outputs[rows] = F.linear(F.silu(gate).mul_(up), down[expert])
-            start += count
+    parts = zip(grouped.split(counts), outputs.split(counts), gate_up, down, strict=True)
+    for rows, target, expert_gate_up, expert_down in parts:
+        if len(rows):
+            gate, up = linear(rows, expert_gate_up).chunk(2, dim=-1)
+            target.copy_(linear(F.silu(gate).mul_(up), expert_down))
     # Back in the tokens' own order, so that the sum over a token's experts never depends on its company.
     grouped[order] = outputs
     return torch.bmm(weights.unsqueeze(1), grouped.view(num_tokens, top_k, x.shape[1])).squeeze(1)

@@ -35,7 +35,7 @@ from PIL import Image as PILImage
 from PIL import ImageDraw
 
 from benchmarks import make_random
-from benchmarks.engines import ONE_TOKEN, TransformersPeer, last_result, print_operations
+from benchmarks.engines import ONE_TOKEN, PictureInputs, TransformersPeer, last_result, print_operations
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
 from benchmarks.worker import Worker, parser, set_threads
 from qwen35mm.backends.local import LocalBackend
@@ -207,17 +207,15 @@ class Transformers(TransformersPeer):
     def full(self, path: Path, question: str, _other: str) -> dict[str, Any]:
         """Like `Ours.full`, cold alone."""
         synchronize(torch.device(self.device))
-        return self._sample(path, question, from_file=True)
+        started_s = time.perf_counter()
+        return self._sample(started_s, self.read(path, question))
 
     def model(self, path: Path, question: str, _other: str) -> dict[str, Any]:
         """Like `Ours.model`, cold alone."""
-        return self._sample(path, question, from_file=False)
-
-    def _sample(self, path: Path, question: str, *, from_file: bool) -> dict[str, Any]:
-        started_s = time.perf_counter()
         inputs = self.read(path, question)
-        if not from_file:
-            started_s = time.perf_counter()
+        return self._sample(time.perf_counter(), inputs)
+
+    def _sample(self, started_s: float, inputs: PictureInputs) -> dict[str, Any]:
         _, logits = self.generate(inputs, max_tokens=1)
         ttft_s = time.perf_counter() - started_s
         assert logits is not None
@@ -291,23 +289,16 @@ def check_work(samples: Samples) -> None:
                 raise SystemExit(f"{name}: {run['num_encoded_units']} pictures were encoded")
 
 
-def results_of(samples: Samples, first: dict[str, float], load: dict[str, float]) -> list[dict[str, Any]]:
+def results_of(samples: Samples, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """One entry for each row of the table."""
     results = []
     for name, runs in samples.items():
         engine, what, picture = name.split(" ")
-        results.append(
-            {
-                "engine": engine,
-                "what": what,
-                "picture": picture,
-                "ttft_ms": Spread.of([1e3 * run["ttft_s"] for run in runs]),
-                "num_prompt_tokens": runs[0]["num_prompt_tokens"],
-                "num_prefilled_tokens": runs[0].get("num_prefilled_tokens", runs[0]["num_prompt_tokens"]),
-                "first_s": first[engine],
-                "load_s": load[engine],
-            }
-        )
+        result = {"engine": engine, "what": what, "picture": picture}
+        result["ttft_ms"] = Spread.of([1e3 * run["ttft_s"] for run in runs])
+        result["num_prompt_tokens"] = runs[0]["num_prompt_tokens"]
+        result["num_prefilled_tokens"] = runs[0].get("num_prefilled_tokens", runs[0]["num_prompt_tokens"])
+        results.append({**result, "first_s": facts["first_s"][engine], "load_s": facts["load_s"][engine]})
     return results
 
 
@@ -325,7 +316,7 @@ def print_report(
     arguments: argparse.Namespace, samples: Samples, stages: list[dict[str, float]], facts: dict[str, Any]
 ) -> None:
     """Both tables, what there is to know of the peer, and the last line."""
-    results = results_of(samples, facts["first_s"], facts["load_s"])
+    results = results_of(samples, facts)
     name = f"random {arguments.random}" if arguments.random else arguments.model
     side = arguments.side
     print(f"{name}, {arguments.dtype} on {arguments.device}, a JPEG of {side} x {side}; median (lowest-highest)")

@@ -174,8 +174,7 @@ def test_captions_put_only_what_they_share_on_the_disk(loaded: LoadedModel, tmp_
     assert files == [".kv", ".state"]
 
 
-@pytest.mark.parametrize("pictures", [False, True], ids=["text", "pictures"])
-@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize(("pictures", "on_disk"), [(False, False), (True, True)], ids=["memory", "pictures and disk"])
 def test_a_chat_of_twenty_turns_keeps_under_300_mib_of_a_9bs_states(
     pictures: bool, on_disk: bool, tmp_path: Path
 ) -> None:

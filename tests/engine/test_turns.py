@@ -197,13 +197,13 @@ def history_of(chat: Chat, num_turns: int, words_each: int) -> list[Message]:
 def test_a_commit_cut_short_is_used_as_far_as_it_came(
     loaded: LoadedModel, chat: Chat, count: PrefillCount, num_turns: int
 ) -> None:
-    """A new message comes after any number of pieces: the next turn goes on from the last cut before them."""
+    """A new message comes after some number of pieces: the next turn goes on from the last cut before them."""
     messages = history_of(chat, num_turns, words_each=40)
     history = chat.history(messages[:-1], conversation="chat")
     request = chat.request(messages, conversation="chat")
     total = len(pieces(history.prompt, 0)) - (history.prompt.tail_start < len(history.prompt.token_ids))
     assert total > num_turns
-    for num_pieces in range(total + 1):
+    for num_pieces in range(0, total + 1, -(-num_turns // 4)):
         engine = Engine(loaded, SETTINGS, cache_settings(loaded))
         engine.commit(history)
         count.reset()

@@ -7,6 +7,7 @@ that they did.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,7 +38,7 @@ SELDOM = {"began again", "ended a commit for room", "hit host", "swapped a reply
 SLOW_ON_PURPOSE = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 
 
-def run_machine(num_steps: int, must_happen: Collection[str], **options: int) -> None:
+def run_machine(num_steps: int, must_happen: Collection[str], **options: Any) -> None:
     seen.clear()
     run_state_machine_as_test(
         EngineMachine,

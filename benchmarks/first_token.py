@@ -294,7 +294,7 @@ def results_of(samples: Samples, facts: dict[str, Any]) -> list[dict[str, Any]]:
     results = []
     for name, runs in samples.items():
         engine, what, picture = name.split(" ")
-        result = {"engine": engine, "what": what, "picture": picture}
+        result: dict[str, Any] = {"engine": engine, "what": what, "picture": picture}
         result["ttft_ms"] = Spread.of([1e3 * run["ttft_s"] for run in runs])
         result["num_prompt_tokens"] = runs[0]["num_prompt_tokens"]
         result["num_prefilled_tokens"] = runs[0].get("num_prefilled_tokens", runs[0]["num_prompt_tokens"])

@@ -115,7 +115,7 @@ async def test_a_slow_write_never_overwrites_the_end(kit: ChatKit, monkeypatch: 
         assert reply is not None
         stopping = []
         for _ in range(2):
-            stopping.append(asyncio.create_task(kit.api.stop(ME, reply_id)))
+            stopping.append(asyncio.ensure_future(kit.api.stop(ME, reply_id)))
             # Turns enough for the end to be written first, were it not in line.
             for _ in range(2000):
                 await asyncio.to_thread(lambda: None)

@@ -55,14 +55,15 @@ def build(tokenizer, template, config):
 
 @pytest.fixture(scope="session")
 def theirs(oracle, template):
-    def theirs(messages, *, template=template, enable_thinking=False, add_generation_prompt=True, tools=None):
+    def theirs(messages, *, template=template, enable_thinking=False, **options):
+        if "continue_final_message" not in options:
+            options = {"add_generation_prompt": True, **options}
         return oracle.apply_chat_template(
             messages,
             chat_template=template.source,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
             enable_thinking=enable_thinking,
             return_dict=False,
+            **options,
         )
 
     return theirs

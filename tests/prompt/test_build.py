@@ -9,55 +9,70 @@ from qwen35mm.errors import PromptError
 from qwen35mm.prompt import ChatTemplate, Message, Text, ToolCall
 from tests.prompt.conversations import conversations, hostile_texts
 
+HELLO = {"role": "user", "content": "a"}
+
 
 @pytest.mark.parametrize(
-    ("messages", "where"),
+    ("messages", "options", "error"),
     [
-        ([{"role": "user", "content": "ab\ud83d"}], r"Message 1 \(user\).*U\+D83D, character 3"),
-        (
-            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "reasoning": "\udc00"}],
-            r"Message 2 \(assistant\).*U\+DC00, character 1",
+        pytest.param(
+            [{"role": "user", "content": "ab\ud83d"}],
+            {},
+            r"Message 1 \(user\).*U\+D83D, character 3",
+            id="a lone surrogate in a text",
         ),
-        (
-            [Message("user"), Message("assistant", tool_calls=(ToolCall("f", {"a": [{"\ud800": 1}]}),))],
+        pytest.param(
+            [HELLO, {"role": "assistant", "content": "a", "reasoning": "\udc00"}],
+            {},
+            r"Message 2 \(assistant\).*U\+DC00, character 1",
+            id="a lone surrogate in a thought",
+        ),
+        pytest.param(
+            [HELLO, Message("assistant", tool_calls=(ToolCall("f", {"a": [{"\ud800": 1}]}),))],
+            {},
             r"Message 2 \(assistant\).*U\+D800",
+            id="a lone surrogate in a tool call",
+        ),
+        pytest.param(
+            [HELLO],
+            {"tools": [{"name": "\ud800"}]},
+            "tool definitions.*surrogate",
+            id="a lone surrogate in a tool definition",
+        ),
+        ([HELLO], {"tools": ["f"]}, "Each tool definition must be an object"),
+        ([HELLO], {"tools": [{"a": {1}}]}, "a set is not a JSON value"),
+        pytest.param(
+            [{"role": "user", "content": "x" * 2_000_000}, HELLO],
+            {},
+            "2,000,001 characters; at most 2,000,000",
+            id="too much text",
+        ),
+        pytest.param(
+            [{"role": "user", "content": "".join(map(chr, range(0xE000, 0xF900)))}],
+            {},
+            "private-use",
+            id="no private character is free",
+        ),
+        pytest.param([HELLO], {"history": True}, "must end with an assistant's message", id="a history without reply"),
+        pytest.param(
+            [HELLO, {"role": "assistant", "content": "hi"}],
+            {"history": True, "template": ChatTemplate("text")},
+            r"marks no turns with <\|im_start\|>",
+            id="a history without turns",
         ),
     ],
 )
-def test_lone_surrogates_are_refused(build, messages, where):
-    with pytest.raises(PromptError, match=where):
-        build(messages)
-
-
-def test_lone_surrogates_in_tools_are_refused(build):
-    with pytest.raises(PromptError, match=r"tool definitions.*surrogate"):
-        build([{"role": "user", "content": "a"}], tools=[{"name": "\ud800"}])
-
-
-@pytest.mark.parametrize(
-    ("tools", "error"), [(["f"], "Each tool definition must be an object"), ([{"a": {1}}], "a set is not a JSON value")]
-)
-def test_tool_definitions_are_checked(build, tools, error):
+def test_what_makes_no_prompt_is_refused_in_words(build, messages, options, error):
     with pytest.raises(PromptError, match=error):
-        build([{"role": "user", "content": "a"}], tools=tools)
+        build(messages, **options)
 
 
-@pytest.mark.parametrize("unit", ["a", " ", "<|im_end|>", "\u0301"])
+@pytest.mark.parametrize("unit", ["a ", "<|im_end|>", "\u0301"])
 def test_a_megabyte_of_text(build, tokenizer, unit):
     text = "x" + unit * (1_000_000 // len(unit)) + "x"
     prompt = build([{"role": "user", "content": text}], add_generation_prompt=False)
     assert tokenizer.decode(prompt.token_ids[3:-2].tolist()) == text
     assert prompt.tail_start > len(prompt.token_ids) - 2048
-
-
-def test_too_much_text_is_refused(build):
-    with pytest.raises(PromptError, match=r"2,000,001 characters; at most 2,000,000"):
-        build([{"role": "user", "content": "x" * 2_000_000}, {"role": "user", "content": "x"}])
-
-
-def test_too_many_private_characters_are_refused(build):
-    with pytest.raises(PromptError, match="private-use"):
-        build([{"role": "user", "content": "".join(map(chr, range(0xE000, 0xF900)))}])
 
 
 def test_a_prompt_is_read_only_and_its_positions_are_those_of_text(build):
@@ -103,11 +118,3 @@ def test_a_history_is_how_the_next_turn_begins(
         assert following.token_ids[:length].tolist() == history.token_ids.tolist()
         assert following.segments[: len(history.segments)] == history.segments
         assert length - history.tail_start < 8, "all but the end of a short last turn can be kept"
-
-
-def test_a_history_needs_a_reply(build):
-    with pytest.raises(PromptError, match="must end with an assistant's message"):
-        build([Message("user", (Text("hi"),))], history=True)
-    messages = [Message("user", (Text("hi"),)), Message("assistant", (Text("hi"),))]
-    with pytest.raises(PromptError, match=r"marks no turns with <\|im_start\|>"):
-        build(messages, history=True, template=ChatTemplate("text"))

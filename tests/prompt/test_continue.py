@@ -10,21 +10,12 @@ from qwen35mm.prompt import Message, Text
 QUESTION = {"role": "user", "content": "What is in this picture?"}
 
 
-@pytest.mark.parametrize("reasoning", [None, "Shapes. Let me count."])
-@pytest.mark.parametrize("enable_thinking", [False, True])
-def test_the_ids_are_those_of_transformers(build, oracle, template, reasoning, enable_thinking):
-    if reasoning and not enable_thinking:
-        pytest.skip("a reply that thought was asked to")
+@pytest.mark.parametrize(("enable_thinking", "reasoning"), [(False, None), (True, None), (True, "Let me count.")])
+def test_the_ids_are_those_of_transformers(build, theirs, reasoning, enable_thinking):
     reply = {"role": "assistant", "content": "A yellow square on"}
     if reasoning:
         reply["reasoning_content"] = reasoning
-    expected = oracle.apply_chat_template(
-        [QUESTION, reply],
-        chat_template=template.source,
-        continue_final_message=True,
-        enable_thinking=enable_thinking,
-        return_dict=False,
-    )
+    expected = theirs([QUESTION, reply], continue_final_message=True, enable_thinking=enable_thinking)
     prompt = build([QUESTION, reply], continue_reply=True, enable_thinking=enable_thinking)
     assert prompt.token_ids.tolist() == expected
 
@@ -54,14 +45,16 @@ def test_a_thought_goes_on_behind_what_opens_the_thinking(build, tokenizer):
     assert prompt.token_ids.tolist() == [*asked.token_ids.tolist(), *tokenizer.encode_plain(thought)]
 
 
-def test_a_thought_cannot_go_on_without_thinking(build):
-    with pytest.raises(PromptError, match="turn thinking on"):
-        build([QUESTION, Message("assistant", reasoning="Hm")], continue_reply=True, enable_thinking=False)
-
-
-@pytest.mark.parametrize("last", [QUESTION, {"role": "assistant", "content": ""}])
-def test_only_the_text_of_a_reply_can_be_continued(build, last):
-    with pytest.raises(PromptError, match="ends with the text of a reply"):
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        (QUESTION, "ends with the text of a reply"),
+        ({"role": "assistant", "content": ""}, "ends with the text of a reply"),
+        ({"role": "assistant", "content": "", "reasoning": "Hm"}, "turn thinking on"),
+    ],
+)
+def test_only_the_text_of_a_reply_can_be_continued(build, last, error):
+    with pytest.raises(PromptError, match=error):
         build([QUESTION, last], continue_reply=True)
 
 

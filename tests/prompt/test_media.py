@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
+from qwen35mm.cache.chain import segment_addresses
 from qwen35mm.errors import PromptError
 from qwen35mm.prompt import ChatTemplate, Image, Message, Text, Video
 from qwen35mm_preprocess import GridTHW, MediaPlan
@@ -105,23 +106,30 @@ video_plans = st.builds(
 )
 items = st.one_of(st.sampled_from(["", "a", " b\n", "\n\n", "1", "e\u0301"]), image_plans, video_plans)
 turns = st.lists(st.lists(items, min_size=1, max_size=4), min_size=1, max_size=3)
+ROLES = ("user", "assistant")
+
+
+def messages_of(turns):
+    return [
+        Message(ROLES[n % 2], tuple(Text(item) if isinstance(item, str) else part(item) for item in turn))
+        for n, turn in enumerate(turns)
+    ]
+
+
+def plans_of(turns):
+    return [item for turn in turns for item in turn if not isinstance(item, str)]
 
 
 @given(turns=turns, add_vision_id=st.booleans())
 def test_ids_and_positions_equal_transformers(build, oracle, template, config, processor, turns, add_vision_id):
     source = template.source.replace("if add_vision_id", f"if {add_vision_id}")
-    roles = ("user", "assistant")
-    messages = [
-        Message(roles[n % 2], tuple(Text(item) if isinstance(item, str) else part(item) for item in turn))
-        for n, turn in enumerate(turns)
-    ]
-    plans = [item for turn in turns for item in turn if not isinstance(item, str)]
-    prompt = build(messages, plans, template=ChatTemplate(source))
+    plans = plans_of(turns)
+    prompt = build(messages_of(turns), plans, template=ChatTemplate(source))
     contents = [
         [{"type": "text", "text": item} if isinstance(item, str) else {"type": item.kind} for item in turn]
         for turn in turns
     ]
-    conversation = [{"role": roles[n % 2], "content": content} for n, content in enumerate(contents)]
+    conversation = [{"role": ROLES[n % 2], "content": content} for n, content in enumerate(contents)]
     text = oracle.apply_chat_template(
         conversation, chat_template=source, tokenize=False, add_generation_prompt=True, enable_thinking=False
     )
@@ -164,8 +172,7 @@ def test_spans(build, config):
 
 
 def test_a_plan_without_digests_gives_spans_without(build):
-    plans = [image_plan().unpinned()]
-    assert build([Message("user", (part(plans[0]),))], plans).spans[0].digest is None
+    assert build([Message("user", (Image(b"x"),))], [image_plan().unpinned()]).spans[0].digest is None
 
 
 def test_typed_placeholders_are_not_media(build, tokenizer):
@@ -175,16 +182,21 @@ def test_typed_placeholders_are_not_media(build, tokenizer):
     assert tokenizer.decode(prompt.token_ids.tolist(), skip_special=False).count(typed) == 3
 
 
-def test_a_history_with_media(build):
-    plans = [video_plan(), image_plan()]
-    messages = [Message("user", (part(plans[0]), part(plans[1]))), Message("assistant", (Text("I see."),))]
-    history = build(messages, plans, history=True, min_segment=4)
-    following = build([*messages, Message("user", (part(plans[1]),))], [*plans, plans[1]], min_segment=4)
+@given(turns=turns, min_segment=st.sampled_from([1, 4, 16]))
+def test_a_history_with_media_is_how_the_next_turn_begins(build, turns, min_segment):
+    messages = [*messages_of(turns[:2]), Message("assistant", (Text("I see."),))]
+    following = [*messages, *messages_of([turns[-1]])]
+    plans, next_plans = plans_of(turns[:2]), plans_of([turns[-1]])
+    history = build(messages, plans, history=True, min_segment=min_segment)
+    prompt = build(following, plans + next_plans, min_segment=min_segment)
     length = len(history.token_ids)
-    assert following.token_ids[:length].tolist() == history.token_ids.tolist()
-    assert np.array_equal(following.positions[:, :length], history.positions)
-    assert following.spans[: len(history.spans)] == history.spans
-    assert history.tail_start == length
+    assert prompt.token_ids[:length].tolist() == history.token_ids.tolist()
+    assert np.array_equal(prompt.positions[:, :length], history.positions)
+    assert prompt.spans[: len(history.spans)] == history.spans
+    assert prompt.segments[: len(history.segments)] == history.segments
+    addresses = segment_addresses(history, b"", salt=b"tenant", salt_from=4)
+    assert segment_addresses(prompt, b"", salt=b"tenant", salt_from=4)[: len(addresses)] == addresses
+    assert length - history.tail_start < min_segment, "all but the end of a short last turn can be kept"
 
 
 @pytest.mark.parametrize(
@@ -192,11 +204,7 @@ def test_a_history_with_media(build):
     [
         ((Image(b"x"),), [], "hold 1 images and videos; plans came for 0"),
         ((Text("x"),), [image_plan()], "hold 0 images and videos; plans came for 1"),
-        (
-            (Image(b"x"), Video(b"x")),
-            [image_plan(), image_plan()],
-            "Medium 2 .* of kind video; its plan is for kind image",
-        ),
+        ((Image(b"x"), Video(b"x")), [image_plan()] * 2, "Medium 2 .* of kind video; its plan is for kind image"),
     ],
 )
 def test_plans_must_match_the_messages(build, content, plans, error):

@@ -40,6 +40,10 @@ HAS_TAIL = 3  # tokens of a generation prompt
         pytest.param(50, [0], [(10, 43)], [16, 32, 43], id="a longer span is cut"),
         pytest.param(90, [0], [(1, 40), (50, 82)], [16, 32, 48, 82], id="a long span, then a whole one"),
         pytest.param(30, [], [], [16], id="no turns at all"),
+        # A history ends where a turn would begin.
+        pytest.param(10, [0, 10], [], [10], id="the whole history is one segment"),
+        pytest.param(10, [0, 8, 10], [], [8], id="a last turn too short for a segment"),
+        pytest.param(32, [0, 32], [], [16, 32], id="a history that ends with a long run"),
     ],
 )
 def test_cuts(num_tokens, turn_starts, spans, cuts):
@@ -47,20 +51,6 @@ def test_cuts(num_tokens, turn_starts, spans, cuts):
     assert [segment.stop for segment in segments] == cuts
     assert [segment.start for segment in segments] == [0, *cuts][: len(cuts)]
     assert tail_start == (cuts[-1] if cuts else 0)
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "turn_starts", "cuts"),
-    [
-        pytest.param(10, [0, 10], [10], id="the whole history is one segment"),
-        pytest.param(10, [0, 8, 10], [8], id="a last turn too short for a segment"),
-        pytest.param(32, [0, 32], [16, 32], id="at the end of a long run"),
-    ],
-)
-def test_a_prompt_that_ends_where_a_turn_begins(num_tokens, turn_starts, cuts):
-    segments, tail_start = cut_segments(num_tokens, turn_starts, [], **SIZES)
-    assert [segment.stop for segment in segments] == cuts
-    assert tail_start == cuts[-1]
 
 
 def test_segments_name_the_spans_that_they_touch():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.captioning.outputs import Wants
+from qwen35mm.captioning.outputs import Mode, Wants
 from qwen35mm.captioning.records import Record
 from tests.captioning.kills import full_at, killed_at, needs_fork, stops, strides
 from tests.captioning.outputs.helpers import HARD_NAMES, captions_of, expected, leftovers, records_of, rows_of, run
@@ -16,36 +16,44 @@ from tests.captioning.outputs.helpers import HARD_NAMES, captions_of, expected, 
 pytestmark = needs_fork
 
 KINDS = ("sidecar", "jsonl", "dataset", "parquet", "webdataset")
+CASES: list[tuple[str, Mode]] = [(kind, "skip") for kind in KINDS]
+CASES += [("sidecar", "overwrite"), ("sidecar", "append"), ("sidecar", "prepend")]
 NAMES = HARD_NAMES[2:7]
-
-
-def check(out: Path, spec: str, records: list[Record]) -> None:
-    if spec == "sidecar":
-        texts = [path.read_text() for path in out.rglob("*.txt")]
-        assert sorted(texts) == sorted(f"{each.caption.text}\n" for each in records)
-    else:
-        assert captions_of(rows_of(spec)) == expected(records)
-    assert leftovers(out) == []
-    assert list(out.rglob("*.before-*")) == [], "what a killed run left is known for our own"
+# A person's own texts, by the number of the item's name.
+PERSONS = {0: "mine", 3: "mine too"}
 
 
 def spec_of(kind: str, out: Path) -> str:
     return kind if kind == "sidecar" else f"{kind}:{out / 'captions'}"
 
 
+def check_left(out: Path) -> None:
+    assert leftovers(out) == []
+    assert list(out.rglob("*.before-*")) == [], "what a killed run left is known for our own"
+
+
 class Runs:
     """A run over an empty folder, or one that goes on after another: some captions are replaced, one item is new, and
-    shards are merged."""
+    shards are merged. Where text files are written, some of a person's are there."""
 
-    def __init__(self, folder: Path, kind: str, *, is_first: bool) -> None:
+    def __init__(self, folder: Path, kind: str, mode: Mode, *, is_first: bool) -> None:
         self.out, self._begun = folder / "out", folder / "begun"
-        self.spec = spec_of(kind, self.out)
-        old = records_of(folder / "media", NAMES[:3])
-        self.records = [*old[:1], *records_of(folder / "media", NAMES, "second")[1:]]
-        self._compact = not is_first
-        self._begun.mkdir()
+        self._kind, self._mode, self._compact = kind, mode, not is_first
+        old = [] if is_first else records_of(folder / "media", NAMES[:3])
+        records = records_of(folder / "media", NAMES, "second")
+        self.records = [*old[:1], *records[len(old[:1]) :]]
+        if kind == "sidecar":
+            for number, text in PERSONS.items():
+                path = self._begun / "captions" / NAMES[number].replace(".png", ".txt")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+        self._begun.mkdir(exist_ok=True)
         if not is_first:
-            run(self._begun, old, spec_of(kind, self._begun), records_per_shard=2, captions=self._begun / "captions")
+            self._run(self._begun, old, compact=False)
+        self._captions = [[each.caption.text] for each in self.records]
+        for captions, before in zip(self._captions, old, strict=False):
+            if captions != [before.caption.text]:
+                captions.insert(0, before.caption.text)
 
     def reset(self) -> None:
         if self.out.exists():
@@ -56,18 +64,44 @@ class Runs:
         return self.write(self.records)
 
     def write(self, records: list[Record]) -> list[Wants]:
-        captions = self.out / "captions"
-        return run(self.out, records, self.spec, records_per_shard=2, compact=self._compact, captions=captions)
+        return self._run(self.out, records, compact=self._compact)
 
     def check(self) -> None:
-        check(self.out, self.spec, self.records)
-        assert self.go() == [Wants.DONE] * len(self.records)
+        check_left(self.out)
+        if self._kind != "sidecar":
+            assert captions_of(rows_of(spec_of(self._kind, self.out))) == expected(self.records)
+            assert self.go() == [Wants.DONE] * len(self.records)
+            return
+        assert sorted(path.read_text() for path in self.out.rglob("*.txt")) == sorted(
+            self._text(number) for number in range(len(NAMES))
+        )
+        kept = PERSONS if self._mode == "skip" else ()
+        assert self.go() == [Wants.KEPT if number in kept else Wants.DONE for number in range(len(NAMES))]
+
+    def _run(self, out: Path, records: list[Record], *, compact: bool) -> list[Wants]:
+        return run(
+            out,
+            records,
+            spec_of(self._kind, out),
+            mode=self._mode,
+            records_per_shard=2,
+            compact=compact,
+            captions=out / "captions",
+        )
+
+    def _text(self, number: int) -> str:
+        """What an item's text file holds at the end."""
+        persons, captions = PERSONS.get(number), self._captions[number]
+        if self._mode == "skip" and persons is not None:
+            return persons
+        parts = captions[-1:] if self._mode in ("skip", "overwrite") else [*([persons] if persons else []), *captions]
+        return "\n".join(parts if self._mode != "prepend" else parts[::-1]) + "\n"
 
 
-@pytest.fixture(params=[(kind, is_first) for kind in KINDS for is_first in (True, False)], ids=str)
+@pytest.fixture(params=[(*case, is_first) for case in CASES for is_first in (True, False)], ids=str)
 def runs(request: pytest.FixtureRequest, in_memory: Path) -> Runs:
-    kind, is_first = request.param
-    return Runs(in_memory, kind, is_first=is_first)
+    kind, mode, is_first = request.param
+    return Runs(in_memory, kind, mode, is_first=is_first)
 
 
 @strides
@@ -112,4 +146,6 @@ def test_killed_again_and_again(in_memory: Path, kind: str) -> None:
         kills += 1
         assert kills < 200, "every run gets a little further"
     assert kills > 2
-    check(out, spec, records)
+    check_left(out)
+    found = sorted(path.read_text() for path in out.rglob("*.txt")) if kind == "sidecar" else captions_of(rows_of(spec))
+    assert found == (sorted(f"{each.caption.text}\n" for each in records) if kind == "sidecar" else expected(records))

@@ -14,6 +14,7 @@ import pytest
 
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.captioning.captioner import Captioner
+from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.job import Job, Outcome, carry_out
 from qwen35mm.captioning.media import workers
 from qwen35mm.captioning.outputs import parse_output
@@ -21,6 +22,7 @@ from qwen35mm.captioning.run import RunSettings
 from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.sampling import SamplingParams
 from tests.backends.remote.server import ModelServer, running_server
+from tests.captioning.fake_model import picture
 from tests.captioning.media.test_workers import HOSTILE
 
 
@@ -69,12 +71,21 @@ async def test_a_caption_is_kept_under_the_digest_of_what_was_sent(folder: Path,
     assert {(line["width"], line["height"]) for line in lines} == {(48, 32)}
 
 
-async def test_a_file_on_which_the_decoder_dies_is_a_failure(
+async def test_a_file_on_which_the_decoder_dies_and_one_that_changes_before_it_is_sent_are_failures(
     folder: Path, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    prepare = workers.MediaWorkers.prepare
+
+    async def changing(self: Any, item: Item, *arguments: Any, **options: Any) -> Any:
+        if item.name == "1.png":
+            picture(99).save(folder / "1.png")
+        return await prepare(self, item, *arguments, **options)
+
+    monkeypatch.setattr(workers.MediaWorkers, "prepare", changing)
     hostile = HOSTILE.replace('"crash" in', "function is workers.prepare and 'crash' in")
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", hostile))
     (folder / "2.png").rename(folder / "crash.png")
     outcome = await run(folder, server)
-    assert (outcome.exit_code, outcome.counts.num_captioned) == (3, 5)
-    assert [each["kind"] for each in listed(folder / ".qwen35mm" / "failures.jsonl")] == ["crash"]
+    assert (outcome.exit_code, outcome.counts.num_captioned, len(server.bodies)) == (3, 4, 4)
+    failures = {each["name"]: each["kind"] for each in listed(folder / ".qwen35mm" / "failures.jsonl")}
+    assert failures == {"crash.png": "crash", "1.png": "changed"}

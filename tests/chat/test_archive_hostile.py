@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qwen35mm.chat.archive import import_zip
-from qwen35mm.chat.records import dump_plan
+from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import ArchiveError, StorageError
 from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, VIDEO_PLAN, attach, chat, digest_of, files_in, node
@@ -26,30 +28,10 @@ PICTURE = f"media/{digest_of(b'picture')}.png"
 IDS = ["0b" * 16, "0c" * 16]
 
 
-def message(identity: str, parent: str | None, **values: Any) -> dict[str, Any]:
-    return {
-        "id": identity,
-        "parent": parent,
-        "role": "user",
-        "created_s": 5.0,
-        "text": "t",
-        "reasoning": "",
-        "thinking_s": None,
-        "status": "finished",
-        "error": None,
-        "notes": [],
-        "attachments": [],
-        "stats": None,
-        "model": None,
-    } | values
-
-
-def attachment(**values: Any) -> dict[str, Any]:
-    return {"digest": digest_of(b"picture"), "kind": "image", "name": "a.png", "num_bytes": 7, "plan": None} | values
-
-
 def conversation(**values: Any) -> dict[str, Any]:
-    messages = [message(IDS[0], None, attachments=[attachment()]), message(IDS[1], IDS[0])]
+    """What a JSON file of two messages holds, the first one with a file."""
+    file = Attachment(digest_of(b"picture"), "video", "a.png", 7, VIDEO_PLAN)
+    messages = [message(IDS[0], None, attachments=(file,)), message(IDS[1], IDS[0])]
     return {
         "format": "qwen35mm-conversation",
         "version": 1,
@@ -61,6 +43,17 @@ def conversation(**values: Any) -> dict[str, Any]:
         "settings": {},
         "messages": messages,
     } | values
+
+
+def message(identity: str, parent: str | None, **values: Any) -> dict[str, Any]:
+    return asdict(Node(identity, parent, "user", 5.0, "t", **values))
+
+
+def part(whole: dict[str, Any], name: str) -> dict[str, Any]:
+    """The object of a conversation that is called so: the whole, its first message, that one's file, or its plan."""
+    first = whole["messages"][0]
+    (file,) = first["attachments"]
+    return {"conversation": whole, "message": first, "file": file, "plan": file["plan"]}[name]
 
 
 def packed(files: dict[str, bytes | str] | None = None, *, compression: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -204,119 +197,86 @@ def test_missing_and_damaged_files(
     refused(store, tmp_path, packed(files), words)
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"format": "other"}, "no conversation"),
-        ({"version": 2}, "another version"),
-        ({"version": "1"}, "another version"),
-        ({"version": True}, "another version"),
-        ({"extra": 1}, "extra"),
-        ({"settings": []}, "settings"),
-        ({"updated_s": 1e300}, "updated_s"),
-        ({"head": "0d" * 16}, "head"),
-        ({"first": 5}, "first"),
-        ({"messages": [1]}, "messages, 0"),
-        ({"messages": [message(IDS[0], None), message(IDS[0], None)], "head": None}, "same id"),
-        ({"messages": [message(IDS[0], IDS[1])], "head": None}, "parent is missing"),
-        ({"messages": [message(IDS[0], IDS[1]), message(IDS[1], IDS[0])], "head": None}, "circle"),
-    ],
-)
-def test_wrong_values(store: ConversationStore, tmp_path: Path, values: dict[str, Any], words: str) -> None:
-    refused(store, tmp_path, packed(good(**values)), words)
-
-
-def of_one_message(*, file: dict[str, Any] | None = None, **values: Any) -> bytes:
-    """An archive of one message with these values, or with a file of these."""
-    values = {"attachments": [attachment(**(file or {}))]} | values
-    return packed(good(messages=[message(IDS[0], None) | values], head=None))
+WRONG_MESSAGES = {
+    "id": ["0A" * 16, "0a" * 16 + "\n"],
+    "role": ["system"],
+    "created_s": [math.inf, math.nan, -1, 1e300, True],
+    "text": [5, "\ud800"],
+    "thinking_s": ["2"],
+    "status": ["done"],
+    "notes": ["text"],
+    "stats": [[1], {"x": math.nan}],
+    "attachments": [[1]],
+    "unknown": [1],
+}
+WRONG_PLANS = {
+    "num_tokens": ["6", -1],
+    "cache_bytes": [-1],
+    "size": [[64, "96"]],
+    "grid_thw": [[1, 4]],
+    "duration_s": [math.nan, 10**400],
+    "frame_indices": [[-1, 2, 3, 6]],
+    "unit_digests": [["x", "y"]],
+    "extra": [1],
+}
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("name", "key", "value", "words"),
     [
-        {"id": "0A" * 16},
-        {"id": "0a" * 16 + "\n"},
-        {"role": "system"},
-        {"created_s": float("inf")},
-        {"created_s": float("nan")},
-        {"created_s": -1},
-        {"created_s": 1e300},
-        {"created_s": True},
-        {"text": 5},
-        {"text": "\ud800"},
-        {"thinking_s": "2"},
-        {"status": "done"},
-        {"notes": "text"},
-        {"stats": [1]},
-        {"stats": {"x": float("nan")}},
-        {"attachments": [1]},
-        {"unknown": 1},
+        ("conversation", "format", "other", "no conversation"),
+        *(("conversation", "version", version, "another version") for version in (2, "1", True)),
+        ("conversation", "extra", 1, "extra"),
+        ("conversation", "settings", [], "settings"),
+        ("conversation", "updated_s", 1e300, "updated_s"),
+        ("conversation", "head", "0d" * 16, "head"),
+        ("conversation", "first", 5, "first"),
+        ("conversation", "messages", [1], "messages, 0"),
+        ("conversation", "messages", [message(IDS[0], None)] * 2, "same id"),
+        ("conversation", "messages", [message(IDS[0], IDS[1])], "parent is missing"),
+        ("conversation", "messages", [message(IDS[0], IDS[1]), message(IDS[1], IDS[0])], "circle"),
+        *(("message", key, value, "damaged") for key, values in WRONG_MESSAGES.items() for value in values),
+        ("file", "digest", "../../etc/passwd", "digest"),
+        ("file", "kind", "sound", "kind"),
+        ("file", "num_bytes", -1, "num_bytes"),
+        ("file", "num_bytes", 8, "length is wrong"),
+        ("file", "plan", {}, "plan"),
+        *(("plan", key, value, "plan") for key, values in WRONG_PLANS.items() for value in values),
     ],
 )
-def test_a_message_of_wrong_values(store: ConversationStore, tmp_path: Path, change: dict[str, Any]) -> None:
-    refused(store, tmp_path, of_one_message(**change), "damaged")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"digest": "../../etc/passwd"}, "digest"),
-        ({"kind": "sound"}, "kind"),
-        ({"num_bytes": -1}, "num_bytes"),
-        ({"num_bytes": 8}, "length is wrong"),
-        ({"plan": {}}, "plan"),
-    ],
-)
-def test_a_file_of_wrong_values(store: ConversationStore, tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    refused(store, tmp_path, of_one_message(file=change), words)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"num_tokens": "6"},
-        {"num_tokens": -1},
-        {"cache_bytes": -1},
-        {"size": [64, "96"]},
-        {"grid_thw": [1, 4]},
-        {"duration_s": float("nan")},
-        {"duration_s": 10**400},
-        {"frame_indices": [-1, 2, 3, 6]},
-        {"unit_digests": ["x", "y"]},
-        {"extra": 1},
-    ],
-)
-def test_a_plan_of_wrong_values(store: ConversationStore, tmp_path: Path, change: dict[str, Any]) -> None:
-    plan = json.loads(dump_plan(VIDEO_PLAN) or "")
-    refused(store, tmp_path, of_one_message(file={"kind": "video", "plan": {**plan, **change}}), "plan")
+def test_wrong_values(store: ConversationStore, tmp_path: Path, name: str, key: str, value: Any, words: str) -> None:
+    whole = conversation(head=None)
+    del whole["messages"][1]
+    part(whole, name)[key] = value
+    refused(store, tmp_path, packed(good(**whole)), words)
 
 
 def test_no_key_may_be_missing(store: ConversationStore, tmp_path: Path) -> None:
-    whole = conversation()
-    whole["messages"][0]["attachments"] = [attachment(plan=json.loads(dump_plan(IMAGE_PLAN) or ""))]
-    (file,) = whole["messages"][0]["attachments"]
-    for values in (whole, whole["messages"][0], file, file["plan"]):
-        for key in list(values):
-            removed = values.pop(key)
+    for name in ("conversation", "message", "file", "plan"):
+        for key in part(conversation(), name):
+            whole = conversation()
+            del part(whole, name)[key]
             refused(store, tmp_path, packed({FILE: json.dumps(whole), PICTURE: b"picture"}))
-            values[key] = removed
-    assert len(import_zip(store, OTHER, io.BytesIO(packed(good(**whole))), max_bytes=ROOM)) == 1
 
 
-@pytest.mark.parametrize("values", [{"title": "\ud800"}, {"settings": {"x": "\ud800"}}, {"settings": {"x": 1e400}}])
-def test_a_value_that_only_the_database_refuses(store: ConversationStore, tmp_path: Path, values: dict) -> None:
-    """The second of two conversations: the first one doesn't stay either."""
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"title": None}, ArchiveError),
+        # What only the database refuses.
+        ({"title": "\ud800"}, StorageError),
+        ({"settings": {"x": "\ud800"}}, StorageError),
+        ({"settings": {"x": 1e400}}, StorageError),
+    ],
+)
+def test_the_bad_one_of_two_leaves_nothing(
+    store: ConversationStore, tmp_path: Path, values: dict[str, Any], error: type[Exception]
+) -> None:
     text = json.dumps(conversation(**values)).replace("Infinity", "1e400")
-    data = packed({**good(), FILE.replace("0a", "0b"): text})
-    with pytest.raises(StorageError):
+    data = packed({**good(), FILE.replace("0a", "ff"): text})
+    with pytest.raises(error):
         import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM)
     nothing_came(store, tmp_path)
-
-
-def test_the_bad_one_of_two_leaves_nothing(store: ConversationStore, tmp_path: Path) -> None:
-    bad = json.dumps(conversation(title=None))
-    refused(store, tmp_path, packed({**good(), FILE.replace("0a", "ff"): bad}))
 
 
 def test_a_refused_archive_keeps_files_that_were_there(store: ConversationStore) -> None:

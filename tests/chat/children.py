@@ -40,16 +40,13 @@ def stream(folder: Path, node_id: str) -> None:
         os.write(1, f"{number}\n".encode())
 
 
-def add(folder: Path, conversation_id: str, count: str) -> None:
-    """Adds messages, once it may; opens and closes the database often."""
+def create_many(folder: Path, count: str) -> None:
+    """Makes conversations, once it may; opens and closes the database often."""
     print("ready", flush=True)
     sys.stdin.readline()
     store = ConversationStore(folder)
     for number in range(int(count)):
-        if conversation_id:
-            store.add(ME, conversation_id, node(text=str(number)))
-        else:
-            create(store, ME, title=f"{os.getpid()}")
+        create(store, ME, title=f"{os.getpid()}")
         if number % 10 == 0:
             store.close()
 
@@ -132,5 +129,5 @@ def is_full(call: Callable[[], object]) -> bool:
 
 
 if __name__ == "__main__":
-    tasks = {"stream": stream, "add": add, "fork": fork, "fill": fill}
+    tasks = {"stream": stream, "create": create_many, "fork": fork, "fill": fill}
     tasks[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,35 +26,30 @@ def refused(store: ConversationStore, words: str) -> None:
             assert secret not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"no database" * 500, b"SQLite format 3\x00" + bytes(5000), bytes(4096)])
-def test_a_file_that_is_no_database_stays(tmp_path: Path, content: bytes) -> None:
+def database_of(*statements: str) -> bytes:
+    """A database that these statements make."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        return connection.serialize()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"no database" * 500, "damaged"),
+        (b"SQLite format 3\x00" + bytes(5000), "damaged"),
+        (bytes(4096), "damaged"),
+        (database_of("CREATE TABLE nodes (id)", "PRAGMA user_version=99"), "newer version.*99.*update the program"),
+        (database_of("CREATE TABLE history (url)"), "another program's database"),
+    ],
+    ids=["text", "header", "zeros", "newer version", "another program's"],
+)
+def test_a_file_that_can_t_be_used_stays(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / NAME).write_bytes(content)
-    refused(ConversationStore(tmp_path), "damaged")
+    refused(ConversationStore(tmp_path), words)
     assert (tmp_path / NAME).read_bytes() == content
-
-
-def test_a_newer_version_stays(store: ConversationStore, tmp_path: Path) -> None:
-    chat(store)
-    store.close()
-    path = tmp_path / "data" / NAME
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=99")
-    connection.execute("PRAGMA journal_mode=DELETE")
-    connection.close()
-    before = path.read_bytes()
-    refused(store, "newer version.*99.*update the program")
-    assert path.read_bytes() == before
-    assert files_in(path.parent) == [NAME]
-
-
-def test_another_programs_database_stays(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / NAME)
-    connection.execute("CREATE TABLE history (url TEXT)")
-    connection.commit()
-    connection.close()
-    before = (tmp_path / NAME).read_bytes()
-    refused(ConversationStore(tmp_path), "another program's database")
-    assert (tmp_path / NAME).read_bytes() == before
+    assert files_in(tmp_path) == [NAME]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.backends.model_backend import Turn
-from qwen35mm.chat.records import Node
 from qwen35mm.chat.turns import Person
-from qwen35mm.engine import CachedPrompt
 from qwen35mm.engine.events import Event, TextDelta
-from qwen35mm.prompt import Message
 from qwen35mm_preprocess import MediaProcessor
-from tests.chat.chat_kit import ME, PICTURE, ChatKit
+from tests.chat.chat_kit import ME, PICTURE, Asked, ChatKit
 from tests.chat.english import english
 
 QUESTIONS = ("What do you see?", "How many shapes are there?", "What color is the star?")
@@ -26,190 +25,134 @@ QUESTIONS = ("What do you see?", "How many shapes are there?", "What color is th
 MIN_SEGMENT = 8
 
 
-class WatchedBackend:
-    """The real one, with notes on what it was asked for and on what it commits.
-
-    `pause_in_answer` holds a stream before the next event once there are words of an answer.
-    """
-
-    def __init__(self, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._backend = backend
-        self.pause_in_answer = False
-        self.asked: list[list[Message]] = []
-        self.committed: list[list[Message]] = []
-        self.num_history_tokens: list[int] = []
-        self.num_decoded = 0
-        history, compute = backend.history, backend.engine.commit
-        prepare = MediaProcessor.prepare
-
-        def noted_history(turn: Turn) -> CachedPrompt:
-            self.committed.append(list(turn.messages))
-            return history(turn)
-
-        def noted_compute(source: CachedPrompt) -> None:
-            self.num_history_tokens.append(len(source.prompt.token_ids))
-            compute(source)
-
-        def noted_prepare(*args: Any, **how: Any) -> Any:
-            self.num_decoded += 1
-            return prepare(*args, **how)
-
-        monkeypatch.setattr(backend, "history", noted_history)
-        monkeypatch.setattr(backend.engine, "commit", noted_compute)
-        monkeypatch.setattr(MediaProcessor, "prepare", noted_prepare)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    async def stream(self, messages: Sequence[Message], *args: Any, **how: Any) -> AsyncIterator[Event]:
-        self.asked.append(list(messages))
-        events = self._backend.stream(messages, *args, **how)
-        try:
-            async for event in events:
-                yield event
-                if self.pause_in_answer and isinstance(event, TextDelta) and event.channel == "answer":
-                    await asyncio.Event().wait()
-        finally:
-            await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-
-    def wait_committed(self) -> None:
-        assert self._backend.wait_idle(60), "the engine is still busy"
-
-
 @pytest.fixture
-def demo() -> Iterator[LocalBackend]:
+def backend() -> Iterator[LocalBackend]:
     backend = LocalBackend.load(demo_model_path(), min_segment=MIN_SEGMENT)
     yield backend
     backend.close()
 
 
 @pytest.fixture
-def backend(demo: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> WatchedBackend:
-    return WatchedBackend(demo, monkeypatch)
+def spies(backend: LocalBackend) -> Iterator[SimpleNamespace]:
+    """What the real backend is asked for, what it commits, and which media are decoded."""
+    with ExitStack() as stack:
 
+        def spy(target: Any, name: str) -> mock.Mock:
+            return stack.enter_context(mock.patch.object(target, name, wraps=getattr(target, name)))
 
-class Session:
-    """One person's chat."""
-
-    def __init__(self, kit: ChatKit, backend: WatchedBackend, person: Person = ME, *, thinking: bool = False) -> None:
-        self._kit, self._backend, self._person = kit, backend, person
-        self._settings = {"temperature": 0, "thinking": thinking}
-        self.conversation: str | None = None
-        self._last: str | None = None
-
-    async def ask(self, text: str, *files: Path, stop: bool = False, edit: bool = False) -> None:
-        """Asks, and waits for the commit; with `stop` the answer is stopped after its first words."""
-        self._backend.pause_in_answer = stop
-        attachments = [self._kit.attach(path, self._person) for path in files]
-        self.conversation, self._last = await self._kit.send(
-            text,
-            self.conversation,
-            None if edit else self._last,
-            files=attachments,
-            settings=self._settings,
-            person=self._person,
+        decode = mock.patch.object(MediaProcessor, "prepare", autospec=True, side_effect=MediaProcessor.prepare)
+        yield SimpleNamespace(
+            stream=spy(backend, "stream"),
+            history=spy(backend, "history"),
+            commit=spy(backend.engine, "commit"),
+            decode=stack.enter_context(decode),
         )
-        await self._follow(stop)
 
-    async def ask_again(self) -> None:
-        assert self.conversation is not None
-        question = self._kit.path(self.conversation, self._person)[-2].id
-        self._last = await self._kit.turns.answer_again(self._person, self.conversation, question)
-        await self._follow(False)
 
-    def new_chat(self) -> None:
-        self.conversation = self._last = None
+class WarmKit(ChatKit):
+    """Asks after the answer of before, and waits until what was said is committed."""
 
-    async def _follow(self, stop: bool) -> None:
-        assert self._last is not None
-        await self._kit.watch(self._last, self._person, until=lambda view: stop and view["blocks"])
-        await self._kit.api.stop(self._person, self._last)
-        await asyncio.to_thread(self._backend.wait_committed)
+    def __init__(self, folder: Path, backend: LocalBackend) -> None:
+        super().__init__(folder, backend)
+        self._engine = backend
 
-    @property
-    def reply(self) -> Node:
-        """The last answer, as it is stored."""
-        assert self.conversation is not None
-        assert self._last is not None
-        return self._kit.node(self.conversation, self._last, self._person)
+    async def say(self, text: str, after: Asked | None = None, **how: Any) -> Asked:
+        settings = {"temperature": 0, "thinking": how.pop("thinking", False)}
+        before = (after.conversation, after.reply) if after else (None, None)
+        return await self.ask(text, *before, settings=settings, **how)
 
-    @property
-    def stats(self) -> dict[str, Any]:
-        """What the last answer cost."""
-        assert self.reply.stats is not None
-        return dict(self.reply.stats)
+    def picture(self, person: Person = ME) -> dict[str, Any]:
+        """The arguments that send the picture along."""
+        return {"person": person, "files": [self.attach(PICTURE, person)]}
+
+    async def watch(self, reply_id: str, person: Person = ME, **how: Any) -> dict[str, Any]:
+        view = await super().watch(reply_id, person, **how)
+        await self.api.stop(person, reply_id)
+        assert await asyncio.to_thread(self._engine.wait_idle, 60), "the engine is still busy"
+        return view
+
+    def stats(self, asked: Asked, person: Person = ME) -> dict[str, Any]:
+        """What an answer cost."""
+        return dict(self.node(asked.conversation, asked.reply, person).stats or {})
 
 
 @pytest.fixture
-def kit(backend: WatchedBackend, tmp_path: Path) -> ChatKit:
-    return ChatKit(tmp_path, backend)
+def kit(backend: LocalBackend, tmp_path: Path) -> WarmKit:
+    return WarmKit(tmp_path, backend)
+
+
+def assert_goes_on_from_what_was_committed(kit: WarmKit, spies: SimpleNamespace, asked: Asked) -> None:
+    """The last prompt begins with the messages that were committed before, and all but a segment of them is cached."""
+    committed, source = spies.history.call_args_list[-2].args[0], spies.commit.call_args_list[-2].args[0]
+    assert list(spies.stream.call_args.args[0][:-1]) == list(committed.messages)
+    assert kit.stats(asked)["num_cached_tokens"] > len(source.prompt.token_ids) - MIN_SEGMENT
+    assert spies.decode.call_count == 1
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-async def test_the_next_turn_asks_for_what_was_committed(kit: ChatKit, backend: WatchedBackend, thinking: bool) -> None:
-    session = Session(kit, backend, thinking=thinking)
-    for number, question in enumerate(QUESTIONS):
-        await session.ask(question, *([PICTURE] if number == 0 else []))
-        assert session.reply.status == "finished"
-        assert bool(session.reply.reasoning) is thinking
-    assert len(backend.asked) == len(backend.committed) == len(QUESTIONS)
-    for later, committed in zip(backend.asked[1:], backend.committed, strict=False):
-        assert later[:-1] == committed
-    assert backend.num_decoded == 1
-    assert session.stats["num_cached_tokens"] > backend.num_history_tokens[-2] - MIN_SEGMENT
-    assert session.conversation is not None
-    stats = (await kit.api.open(ME, session.conversation))["messages"][-1]["stats"]
+async def test_the_next_turn_asks_for_what_was_committed(kit: WarmKit, spies: SimpleNamespace, thinking: bool) -> None:
+    asked = await kit.say(QUESTIONS[0], thinking=thinking, **kit.picture())
+    for question in QUESTIONS[1:]:
+        asked = await kit.say(question, asked, thinking=thinking)
+        assert asked.view["status"] == "finished"
+        assert bool(asked.view["reasoning"]) is thinking
+        assert_goes_on_from_what_was_committed(kit, spies, asked)
+    stats = (await kit.api.open(ME, asked.conversation))["messages"][-1]["stats"]
     shown = [english(part) for part in stats["line"]]
-    num_cached, num_prompt = session.stats["num_cached_tokens"], session.stats["num_prompt_tokens"]
+    num_cached, num_prompt = kit.stats(asked)["num_cached_tokens"], kit.stats(asked)["num_prompt_tokens"]
     assert f"{num_cached:,} of {num_prompt:,} prompt tokens cached" in shown
 
 
 @pytest.mark.parametrize("thinking", [False, True])
 async def test_a_stopped_answer_is_committed_as_far_as_it_was_stored(
-    kit: ChatKit, backend: WatchedBackend, thinking: bool
+    kit: WarmKit, backend: LocalBackend, spies: SimpleNamespace, thinking: bool
 ) -> None:
-    session = Session(kit, backend, thinking=thinking)
-    await session.ask(QUESTIONS[0], PICTURE, stop=True)
-    stopped = session.reply
+    async def held_after_its_first_words(*args: Any, **how: Any) -> AsyncIterator[Event]:
+        async with aclosing(LocalBackend.stream(backend, *args, **how)) as events:  # pyright: ignore
+            async for event in events:
+                yield event
+                if isinstance(event, TextDelta) and event.channel == "answer":
+                    await asyncio.Event().wait()
+
+    spies.stream.side_effect = held_after_its_first_words
+    settings = {"temperature": 0, "thinking": thinking}
+    conversation, reply_id = await kit.send(QUESTIONS[0], settings=settings, **kit.picture())
+    view = await kit.watch(reply_id, until=lambda view: view["blocks"])
+    spies.stream.side_effect = None
+    stopped = kit.node(conversation, reply_id)
     assert stopped.status == "stopped"
     assert stopped.text
-    await session.ask(QUESTIONS[1])
-    assert backend.committed[0][-1].text == stopped.text
-    assert backend.asked[1][:-1] == backend.committed[0]
-    assert session.stats["num_cached_tokens"] > backend.num_history_tokens[0] - MIN_SEGMENT
-    assert backend.num_decoded == 1
+    asked = await kit.say(QUESTIONS[1], Asked(conversation, reply_id, view), thinking=thinking)
+    assert spies.history.call_args_list[0].args[0].messages[-1].text == stopped.text
+    assert_goes_on_from_what_was_committed(kit, spies, asked)
 
 
-async def test_another_answer_to_the_same_question_reads_nothing_again(kit: ChatKit, backend: WatchedBackend) -> None:
-    session = Session(kit, backend)
-    await session.ask(QUESTIONS[0], PICTURE)
-    first = session.reply.text
-    await session.ask_again()
-    assert session.reply.text == first
-    assert session.stats["num_cached_tokens"] > 0
-    assert backend.num_decoded == 1
+async def test_another_answer_to_the_same_question_reads_nothing_again(kit: WarmKit, spies: SimpleNamespace) -> None:
+    asked = await kit.say(QUESTIONS[0], **kit.picture())
+    question, first = kit.path(asked.conversation)
+    reply_id = await kit.turns.answer_again(ME, asked.conversation, question.id)
+    again = Asked(asked.conversation, reply_id, await kit.watch(reply_id))
+    assert kit.node(asked.conversation, reply_id).text == first.text
+    assert kit.stats(again)["num_cached_tokens"] > 0
+    assert spies.decode.call_count == 1
 
 
 @pytest.mark.parametrize("how", ["edited question", "new chat"])
-async def test_a_known_picture_is_not_encoded_again(kit: ChatKit, backend: WatchedBackend, how: str) -> None:
-    session = Session(kit, backend)
-    await session.ask(QUESTIONS[0], PICTURE)
-    if how == "new chat":
-        session.new_chat()
-    await session.ask(QUESTIONS[1], PICTURE, edit=True)
-    assert session.stats["num_cached_tokens"] > 0
-    assert session.stats["num_encoded_units"] == 0
-    assert backend.num_decoded == (1 if how == "edited question" else 2)
+async def test_a_known_picture_is_not_encoded_again(kit: WarmKit, spies: SimpleNamespace, how: str) -> None:
+    asked = await kit.say(QUESTIONS[0], **kit.picture())
+    edited = asked.conversation if how == "edited question" else None
+    again = await kit.ask(QUESTIONS[1], edited, settings={"temperature": 0, "thinking": False}, **kit.picture())
+    assert kit.stats(again)["num_cached_tokens"] > 0
+    assert kit.stats(again)["num_encoded_units"] == 0
+    assert spies.decode.call_count == (1 if edited else 2)
 
 
-async def test_on_a_shared_server_nobody_finds_another_one_s_picture(kit: ChatKit, backend: WatchedBackend) -> None:
+async def test_on_a_shared_server_nobody_finds_another_one_s_picture(kit: WarmKit) -> None:
     """Nor does a person lose the own with a new chat."""
-    one, other = (Session(kit, backend, Person(name, name)) for name in ("one", "other"))
-    await one.ask(QUESTIONS[0], PICTURE)
-    await other.ask(QUESTIONS[0], PICTURE)
-    assert (other.stats["num_cached_tokens"], other.stats["num_cached_units"]) == (0, 0)
-    assert other.stats["num_encoded_units"] == 1
-    one.new_chat()
-    await one.ask(QUESTIONS[0], PICTURE)
-    assert one.stats["num_cached_tokens"] > 0
-    assert one.stats["num_encoded_units"] == 0
+    one, other = (Person(name, name) for name in ("one", "other"))
+    await kit.say(QUESTIONS[0], **kit.picture(one))
+    others = kit.stats(await kit.say(QUESTIONS[0], **kit.picture(other)), other)
+    assert (others["num_cached_tokens"], others["num_cached_units"], others["num_encoded_units"]) == (0, 0, 1)
+    own = kit.stats(await kit.say(QUESTIONS[0], **kit.picture(one)), one)
+    assert own["num_cached_tokens"] > 0
+    assert own["num_encoded_units"] == 0

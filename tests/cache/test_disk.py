@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import shutil
 import threading
@@ -18,18 +19,11 @@ from hypothesis import strategies as st
 from qwen35mm.cache import disk
 from qwen35mm.cache.disk import DiskStore, Kind, is_finite
 from qwen35mm.errors import ConfigError
-from tests.cache.disk_helpers import (
-    KINDS,
-    address_of,
-    file_of,
-    files_in,
-    holds,
-    put,
-    same,
-    tensors_of,
-)
+from tests.cache.disk_helpers import KINDS, address_of, file_of, files_in, holds, put, same, tensors_of
 
 BUDGET = 1 << 20
+ADDRESS = address_of(0)
+Spoil = Callable[[Path], object]
 
 
 @pytest.fixture
@@ -41,26 +35,6 @@ def store(tmp_path: Path) -> DiskStore:
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level("INFO", "qwen35mm")
     return caplog
-
-
-def image_of(header: str, data: bytes = b"") -> bytes:
-    return len(header).to_bytes(8, "little") + header.encode() + data
-
-
-def expect_removed(store: DiskStore, address: bytes, path: Path, log: pytest.LogCaptureFixture, why: str = "") -> None:
-    """A miss, the file gone, one line that says why; a second look is a silent miss, and writing again works."""
-    log.clear()
-    assert store.read("state", address) is None
-    assert not os.path.lexists(path)
-    assert len(log.messages) == 1
-    assert path.name in log.messages[0]
-    assert why in log.messages[0]
-    assert "removed" in log.messages[0]
-    assert store.read("state", address) is None
-    assert not store.contains("state", address)
-    assert len(log.messages) == 1
-    assert store.write("state", address, tensors_of("state", address))
-    assert same(store.read("state", address), tensors_of("state", address))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,56 +98,103 @@ def test_every_truncation_and_every_flipped_byte_is_a_miss(store: DiskStore, tmp
         assert not path.exists()
 
 
-def test_a_damaged_file_is_told_and_written_anew(
-    store: DiskStore, tmp_path: Path, log: pytest.LogCaptureFixture
-) -> None:
-    address = put(store, 0)
-    path = file_of(tmp_path, "state", address)
-    os.truncate(path, 99)
-    expect_removed(store, address, path, log, "damaged")
+def image_of(header: str, data: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header.encode() + data
 
 
-@pytest.mark.parametrize(
-    "image",
-    [
-        b"",
-        b"\xff" * 8,
-        (2**63).to_bytes(8, "little") + b"{}",
-        image_of("no json"),
-        image_of("[]"),
-        image_of('{"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}', bytes(8)),
-        image_of('{"x": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}', bytes(16)),
-        image_of('{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', bytes(7)),
-    ],
-)
-def test_a_forged_image_with_a_right_checksum_is_a_miss(
-    store: DiskStore, tmp_path: Path, image: bytes, log: pytest.LogCaptureFixture
-) -> None:
-    address = put(store, 0)
-    path = file_of(tmp_path, "state", address)
-    path.write_bytes(disk._checksum("state", address, image) + image)
-    expect_removed(store, address, path, log, "not a safetensors image")
-
-
-def test_files_of_something_else_are_misses(store: DiskStore, tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
-    address, other = put(store, 0), put(store, 1)
-    put(store, 0, kind="kv")
-    path = file_of(tmp_path, "state", address)
-    for source in (file_of(tmp_path, "state", other), file_of(tmp_path, "kv", address)):
-        shutil.copy(source, path)
-        expect_removed(store, address, path, log, "another entry's")
-        assert source.exists()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_that_are_not_finite_are_a_miss(
-    store: DiskStore, tmp_path: Path, value: float, log: pytest.LogCaptureFixture
-) -> None:
-    address = address_of(0)
-    tensors = tensors_of("state", address)
+def with_value(value: float) -> bytes:
+    tensors = tensors_of("state", ADDRESS)
     tensors["conv"][-1, -1, -1] = value
-    assert store.write("state", address, tensors)
-    expect_removed(store, address, file_of(tmp_path, "state", address), log, "not finite in 'conv'")
+    return safetensors.torch.save(tensors)
+
+
+def forge(image: bytes) -> Spoil:
+    """Another content with a right checksum."""
+    return lambda path: path.write_bytes(disk._checksum("state", ADDRESS, image) + image)
+
+
+def copy_of(kind: Kind, number: int) -> Spoil:
+    return lambda path: shutil.copy(file_of(path.parents[1], kind, address_of(number)), path)
+
+
+def link(path: Path) -> None:
+    path.replace(path.parents[1] / "outside")
+    path.symlink_to(path.parents[1] / "outside")
+
+
+def dangling_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parents[1] / "nowhere")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+NOT_REGULAR: tuple[Spoil, ...] = (link, dangling_link, pipe)
+FORGED = (
+    b"",
+    b"\xff" * 8,
+    (2**63).to_bytes(8, "little") + b"{}",
+    image_of("no json"),
+    image_of("[]"),
+    image_of('{"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}', bytes(8)),
+    image_of('{"x": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}', bytes(16)),
+    image_of('{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', bytes(7)),
+)
+WRONG: dict[str, tuple[Spoil, str]] = {
+    "cut": (lambda path: os.truncate(path, 99), "damaged"),
+    "over the budget": (lambda path: os.truncate(path, BUDGET + 1), "within the budget"),
+    "of another address": (copy_of("state", 1), "another entry's"),
+    "of another kind": (copy_of("kv", 0), "another entry's"),
+    **{f"forged {n}": (forge(image), "not a safetensors image") for n, image in enumerate(FORGED)},
+    **{f"with {x}": (forge(with_value(x)), "not finite in 'conv'") for x in (math.nan, math.inf, -math.inf)},
+    **{make.__name__: (make, "not a regular file") for make in NOT_REGULAR},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_is_a_miss_told_once_removed_and_written_anew(
+    store: DiskStore, tmp_path: Path, name: str, log: pytest.LogCaptureFixture
+) -> None:
+    put(store, 0)
+    put(store, 1)
+    put(store, 0, kind="kv")
+    path = file_of(tmp_path, "state", ADDRESS)
+    spoil, why = WRONG[name]
+    spoil(path)
+    found = []
+    # A daemon, so that a reader that waits for the pipe's writer fails the test and doesn't hang it.
+    reader = threading.Thread(target=lambda: found.append(store.read("state", ADDRESS)), daemon=True)
+    reader.start()
+    reader.join(30)
+    assert found == [None]
+    assert not os.path.lexists(path)
+    (line,) = log.messages
+    assert path.name in line
+    assert why in line
+    assert "removed" in line
+    assert (tmp_path / "outside").exists() == (spoil is link)
+    assert store.read("state", ADDRESS) is None
+    assert not store.contains("state", ADDRESS)
+    assert len(log.messages) == 1, "a second look is a silent miss"
+    put(store, 0)
+    assert all([holds(store, 0), holds(store, 1), holds(store, 0, kind="kv")])
+
+
+@pytest.mark.parametrize("make", NOT_REGULAR)
+def test_links_and_pipes_are_replaced_and_never_followed(store: DiskStore, tmp_path: Path, make: Spoil) -> None:
+    put(store, 0)
+    path, outside = file_of(tmp_path, "state", ADDRESS), tmp_path / "outside"
+    outside.write_bytes(path.read_bytes())
+    make(path)
+    assert not store.contains("state", ADDRESS)
+    put(store, 0)
+    assert path.is_file()
+    assert not path.is_symlink()
+    assert outside.read_bytes() == path.read_bytes()
+    assert not (tmp_path / "nowhere").exists()
 
 
 @given(
@@ -187,44 +208,6 @@ def test_finiteness_agrees_with_torch(dtype: torch.dtype, length: int, where: fl
     tensor = torch.randn(length, generator=torch.Generator().manual_seed(length)).to(dtype)
     tensor[int(where * length)] = value
     assert is_finite(tensor) == bool(torch.isfinite(tensor).all())
-
-
-def test_links_and_pipes_are_removed_and_never_followed(
-    store: DiskStore, tmp_path: Path, log: pytest.LogCaptureFixture
-) -> None:
-    address = put(store, 0)
-    path = file_of(tmp_path, "state", address)
-    outside = tmp_path / "outside"
-    path.rename(outside)
-
-    def link() -> None:
-        path.symlink_to(outside)
-
-    def dangling_link() -> None:
-        path.symlink_to(tmp_path / "nowhere")
-
-    def pipe() -> None:
-        os.mkfifo(path)
-
-    for make in (link, dangling_link, pipe):
-        make()
-        assert not store.contains("state", address)
-        found = []
-        # A daemon, so that a reader that waits for the pipe's writer fails the test and doesn't hang it.
-        reader = threading.Thread(target=lambda found=found: found.append(store.read("state", address)), daemon=True)
-        reader.start()
-        reader.join(30)
-        assert found == [None], make.__name__
-        assert not os.path.lexists(path)
-        make()
-        assert store.write("state", address, tensors_of("state", address))
-        assert path.is_file()
-        assert not path.is_symlink()
-        path.unlink()
-        make()
-        expect_removed(store, address, path, log, "not a regular file")
-        path.unlink()
-    assert outside.is_file()
 
 
 def test_a_folder_in_a_file_s_place_is_a_miss_and_stays(
@@ -241,13 +224,6 @@ def test_a_folder_in_a_file_s_place_is_a_miss_and_stays(
     assert len(log.messages) == 1
     assert path.is_dir()
     assert files_in(tmp_path) == []
-
-
-def test_a_file_over_the_budget_is_not_read(store: DiskStore, tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
-    address = put(store, 0)
-    path = file_of(tmp_path, "state", address)
-    os.truncate(path, BUDGET + 1)
-    expect_removed(store, address, path, log, "within the budget")
 
 
 def test_a_read_that_fails_for_another_reason_keeps_the_file(

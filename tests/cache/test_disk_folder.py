@@ -154,9 +154,8 @@ def test_a_killed_writer_s_file_goes_with_the_next_one_that_opens_or_writes(tmp_
 
 
 def test_files_of_an_earlier_version_are_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "v1" / address_of("root").hex()
-    folder.mkdir(parents=True)
-    (folder / f"{address_of(0).hex()}.state").write_bytes(b"in another format")
+    (tmp_path / "v1" / "root").mkdir(parents=True)
+    (tmp_path / "v1" / "root" / "old.state").write_bytes(b"in another format")
     DiskStore(tmp_path, max_bytes=BUDGET)
     assert [path.name for path in tmp_path.iterdir()] == ["v2"]
 

@@ -15,16 +15,13 @@ def chain(ends: list[SegmentEnd]) -> list[Segment]:
     return [Segment(100 * i, 100 * (i + 1), (), end) for i, end in enumerate(ends)]
 
 
-def test_nothing_to_keep() -> None:
-    assert states_to_keep([]) == frozenset()
-
-
 def test_the_useful_places_of_a_long_chat_stay() -> None:
     turns: list[SegmentEnd] = ["turn"] * 30
     ends: list[SegmentEnd] = ["turn", "media", *turns]
     kept = states_to_keep(chain(ends), system_stop=100)
     assert {0, 1, 29, 30, 31} <= kept
     assert len(kept) == MAX_STATES_PER_CHAIN
+    assert states_to_keep([]) == frozenset()
 
 
 @given(st.lists(ENDS, min_size=1, max_size=60), st.booleans())

@@ -21,8 +21,9 @@ def values(start: int, count: int) -> torch.Tensor:
     return torch.arange(start, start + count).float()[:, None, None].expand(count, 2, 64)
 
 
-def append(sequence: SequenceCache, start: int, count: int) -> None:
+def append(sequence: SequenceCache, start: int, count: int) -> SequenceCache:
     sequence.append({"k": values(start, count)[None], "v": -values(start, count)[None]})
+    return sequence
 
 
 def content(sequence: SequenceCache) -> list[float]:
@@ -55,8 +56,7 @@ def test_states_start_at_zero_and_are_the_sequences_own(pools: CachePools) -> No
 
 
 def test_a_clone_goes_on_by_itself(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    append(sequence, 0, 6)
+    sequence = append(pools.new_sequence(), 0, 6)
     sequence.rope_delta = -3
     states(sequence, 0)[1].fill_(7)
     clone = sequence.clone()
@@ -75,8 +75,7 @@ def test_a_clone_goes_on_by_itself(pools: CachePools) -> None:
 
 
 def test_whoever_writes_first_goes_on_in_place_and_the_second_copies(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    append(sequence, 0, 6)
+    sequence = append(pools.new_sequence(), 0, 6)
     clone = sequence.clone()
     before = sequence.block_table
     append(sequence, 6, 1)
@@ -91,8 +90,7 @@ def test_whoever_writes_first_goes_on_in_place_and_the_second_copies(pools: Cach
 
 
 def test_a_cached_part_is_gone_on_with_in_place_once_its_writer_has_left(pools: CachePools) -> None:
-    writer = pools.new_sequence()
-    append(writer, 0, 6)
+    writer = append(pools.new_sequence(), 0, 6)
     kept = writer.share(0, 6)
     append(writer, 6, 5)  # what comes after the cached part is the writer's own
     assert writer.block_table[:2] == kept
@@ -117,8 +115,7 @@ def test_a_cached_part_is_gone_on_with_in_place_once_its_writer_has_left(pools: 
 
 
 def test_prepared_room_stays_the_preparers(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    append(sequence, 0, 2)
+    sequence = append(pools.new_sequence(), 0, 2)
     kept = sequence.share(0, 2)
     sequence.prepare(1)
     table = sequence.block_table
@@ -132,8 +129,7 @@ def test_prepared_room_stays_the_preparers(pools: CachePools) -> None:
 
 
 def test_what_is_exported_can_be_appended(pools: CachePools) -> None:
-    source = pools.new_sequence()
-    append(source, 0, 7)
+    source = append(pools.new_sequence(), 0, 7)
     states(source, 0)[1].fill_(7)
     states(source, 2)[0].fill_(5)
     everything = source.export()
@@ -142,8 +138,7 @@ def test_what_is_exported_can_be_appended(pools: CachePools) -> None:
     assert not pools.kv.fits(everything, 6)
     saved = pools.states.save(source.slot)
     assert pools.states.fits(saved)
-    target = pools.new_sequence()
-    append(target, 0, 3)
+    target = append(pools.new_sequence(), 0, 3)
     target.append(part)
     assert content(target) == [0, 1, 2, 5, 6]
     pools.states.load(target.slot, saved)
@@ -154,8 +149,7 @@ def test_what_is_exported_can_be_appended(pools: CachePools) -> None:
 
 
 def test_reclaim_is_asked_before_blocks_run_out(pools: CachePools) -> None:
-    writer = pools.new_sequence()
-    append(writer, 0, 20)
+    writer = append(pools.new_sequence(), 0, 20)
     kept = writer.share(0, 20)
     writer.free()
     asked: list[int] = []
@@ -165,15 +159,13 @@ def test_reclaim_is_asked_before_blocks_run_out(pools: CachePools) -> None:
         pools.kv.allocator.release(kept)
 
     pools.kv.reclaim = reclaim
-    sequence = pools.new_sequence()
-    append(sequence, 0, 28)
+    sequence = append(pools.new_sequence(), 0, 28)
     assert asked == [4]
     pools.check_integrity([sequence])
 
 
 def test_a_clone_at_a_blocks_end_copies_nothing(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    append(sequence, 0, 2 * BLOCK_SIZE)
+    sequence = append(pools.new_sequence(), 0, 2 * BLOCK_SIZE)
     clone = sequence.clone()
     append(clone, 50, 1)
     append(sequence, 8, 1)
@@ -183,12 +175,10 @@ def test_a_clone_at_a_blocks_end_copies_nothing(pools: CachePools) -> None:
 
 
 def test_too_few_blocks_are_told_with_the_arithmetic(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    append(sequence, 0, 30)
+    sequence = append(pools.new_sequence(), 0, 30)
     table = sequence.block_table
-    message = (
-        r"4 more tokens need 1 blocks of 4 tokens \(0\.0 MiB\), and 0 of 8 are free"  # 30 tokens fill all 8 blocks
-    )
+    # 30 tokens fill all 8 blocks.
+    message = r"4 more tokens need 1 blocks of 4 tokens \(0\.0 MiB\), and 0 of 8 are free"
     with pytest.raises(OutOfBlocksError, match=message) as caught:
         sequence.prepare(3)
     assert isinstance(caught.value, ContextTooLongError)
@@ -199,8 +189,7 @@ def test_too_few_blocks_are_told_with_the_arithmetic(pools: CachePools) -> None:
 
 
 def test_copy_on_write_without_a_free_block_changes_nothing(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    append(sequence, 0, 30)
+    sequence = append(pools.new_sequence(), 0, 30)
     clone = sequence.clone()
     append(sequence, 30, 1)
     with pytest.raises(OutOfBlocksError):
@@ -223,8 +212,7 @@ def test_too_few_slots(pools: CachePools) -> None:
 
 
 def test_freeing_twice_does_nothing(pools: CachePools) -> None:
-    sequence = pools.new_sequence()
-    append(sequence, 0, 5)
+    sequence = append(pools.new_sequence(), 0, 5)
     sequence.free()
     sequence.free()
     assert sequence.freed

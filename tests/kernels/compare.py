@@ -23,6 +23,7 @@ _ROUNDED_ROUGHLY = {("cpu", "moe_experts")} | {
         "causal_conv1d",
         "gdn_decode_step",
         "paged_attention_prefill",
+        "paged_attention_decode",
     )
 }
 

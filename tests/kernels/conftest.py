@@ -49,7 +49,7 @@ def triton_backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of each test's cases, `make test` interprets every third: dtypes and lengths take turns. The others are slow.
+    """Of each test's cases, `make test` interprets every fifth: dtypes and lengths take turns. The others are slow.
 
     The longest length is slow too: it is for what torch does in blocks, and no kernel has a branch for it. Interpreted,
     a kernel takes a thousand times what torch does; `make test-slow` and a card run all of them.
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         test, _, case = item.nodeid.partition("[")
         is_long = str(LENGTHS[-1]) in case.rstrip("]").split("-")
-        if is_long or counts[test] % 3:
+        if is_long or counts[test] % 5:
             item.add_marker(pytest.mark.slow)
         counts[test] += not is_long
 

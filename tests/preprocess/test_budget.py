@@ -80,37 +80,25 @@ def test_a_large_photo_on_a_cpu() -> None:
     )
 
 
-def test_fewer_frames_come_first() -> None:
-    info = _sized(constant(600, 30), 480, 640)
-    free = _plan(info)
-    plan = _plan(info, max_video_tokens=4096)
-    assert _frames(free) == 40
-    assert _frames(plan) == 24
-    assert plan.size == free.size
-    assert plan.num_prompt_tokens <= 4096
-    assert plan.notes == ("24 frames are used, not 40, to stay within 4,096 tokens.",)
+@pytest.mark.parametrize(
+    ("num_frames", "max_tokens", "num_used", "is_smaller"),
+    [(600, 4096, 24, False), (600, 300, 4, True), (3, 100, 3, True)],
+    ids=["fewer frames first", "then smaller frames", "a short one only gets smaller"],
+)
+def test_a_video_within_a_limit(num_frames: int, max_tokens: int, num_used: int, is_smaller: bool) -> None:
+    info = _sized(constant(num_frames, 30), 480, 640)
+    free, plan = _plan(info), _plan(info, max_video_tokens=max_tokens)
+    assert (_frames(free), _frames(plan)) == (min(num_frames, 40), num_used)
+    assert plan.num_prompt_tokens <= max_tokens
+    assert (plan.size < free.size) is is_smaller
+    limit = f"to stay within {max_tokens:,} tokens."
+    notes = [
+        f"{num_used} frames are used, not 40, {limit}",
+        f"Reduced to {plan.size[1]} x {plan.size[0]} pixels, not 640 x 480, {limit}",
+    ]
+    assert plan.notes == tuple(notes[num_frames == 3 : 1 + is_smaller])
     assert plan.frame_indices is not None
-    assert (plan.frame_indices[0], plan.frame_indices[-1]) == (0, 599)
-
-
-def test_then_smaller_frames() -> None:
-    info = _sized(constant(600, 30), 480, 640)
-    plan = _plan(info, max_video_tokens=300)
-    assert _frames(plan) == 4
-    assert plan.num_prompt_tokens <= 300
-    assert plan.size < (480, 640)
-    assert plan.notes == (
-        "4 frames are used, not 40, to stay within 300 tokens.",
-        f"Reduced to {plan.size[1]} x {plan.size[0]} pixels, not 640 x 480, to stay within 300 tokens.",
-    )
-
-
-def test_a_short_video_only_gets_smaller() -> None:
-    info = _sized(constant(3, 30), 480, 640)
-    plan = _plan(info, max_video_tokens=100)
-    assert _frames(plan) == 3
-    assert plan.num_prompt_tokens <= 100
-    assert len(plan.notes) == 1
+    assert (plan.frame_indices[0], plan.frame_indices[-1]) == (0, num_frames - 1)
 
 
 def test_what_can_not_fit_is_refused_with_the_number_that_would() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,37 +35,28 @@ SILENT = ("jpeg", 0.95)
 HALF_A_JPEG = FILES["JPEG"][: len(FILES["JPEG"]) // 2]
 
 
-@pytest.fixture
-def lenient_pillow() -> Iterator[None]:
-    """Another library may have told Pillow to fill what is missing with grey."""
-    ImageFile.LOAD_TRUNCATED_IMAGES = True
-    yield
-    assert ImageFile.LOAD_TRUNCATED_IMAGES is True
-    ImageFile.LOAD_TRUNCATED_IMAGES = False
-
-
 # What is missing at the end of a JPEG inside a TIFF, libtiff makes up.
 @pytest.mark.parametrize(
-    ("name", "share"), [(name, share) for name in FILES for share in (0.02, 0.3, 0.66, 0.95) if (name, share) != SILENT]
+    ("name", "share"), [(name, share) for name in FILES for share in (0.02, 0.5, 0.95) if (name, share) != SILENT]
 )
+@pytest.mark.parametrize("lenient", [False, True])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_cut_off_is_refused(name: str, share: float) -> None:
+def test_cut_off_is_refused(name: str, share: float, lenient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another library told Pillow to fill what is missing with grey."""
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
     data = FILES[name]
     with pytest.raises(MediaDecodeError, match="damaged or cut off"):
         load_image(data[: int(len(data) * share)], LIMITS)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is lenient
 
 
-@pytest.mark.parametrize("name", ["JPEG", "PNG", "BMP"])
-def test_cut_off_is_refused_whatever_pillow_was_told(name: str, lenient_pillow: None) -> None:
-    data = FILES[name]
-    with pytest.raises(MediaDecodeError):
-        load_image(data[: len(data) // 2], LIMITS)
-    assert load_image(data, LIMITS).size == PHOTO.size
-
-
-def test_a_lazy_pil_image_that_is_cut_off(tmp_path: Path, processor: MediaProcessor) -> None:
+def test_messages_name_the_file_and_no_folder(tmp_path: Path, processor: MediaProcessor) -> None:
     path = tmp_path / "half.jpg"
     path.write_bytes(HALF_A_JPEG)
+    with pytest.raises(MediaDecodeError, match=r"'half\.jpg' is damaged") as caught:
+        processor.prepare(path)
+    assert str(tmp_path) not in str(caught.value)
+    assert caught.value.__cause__ is None
     with Image.open(path) as half, pytest.raises(MediaDecodeError, match="the picture is damaged or cut off"):
         processor.prepare(half)
 
@@ -96,27 +86,23 @@ def test_decompression_bomb_is_refused_by_its_header(width: int, height: int, pr
 
 
 @pytest.mark.parametrize(
-    ("size", "limits", "message"),
+    ("size", "error", "message"),
     [
-        ((100, 50), MediaLimits(max_source_pixels=4999), "100 x 50 pixels"),
-        ((201, 1), LIMITS, "more than 200 times"),
-        ((1, 201), LIMITS, "more than 200 times"),
-        ((2010, 10), LIMITS, "more than 200 times"),
+        ((100, 51), MediaLimitError, "100 x 51 pixels"),
+        ((201, 1), MediaLimitError, "more than 200 times"),
+        ((1, 201), MediaLimitError, "more than 200 times"),
+        ((402, 2), MediaLimitError, "more than 200 times"),
+        ((0, 5), MediaDecodeError, "0 x 5"),
     ],
 )
-def test_a_picture_over_a_limit_is_refused(size: tuple[int, int], limits: MediaLimits, message: str) -> None:
-    with pytest.raises(MediaLimitError, match=message):
-        load_image(Image.new("L", size), limits)
+def test_a_picture_over_a_limit_is_refused(size: tuple[int, int], error: type[MediaError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        load_image(Image.new("L", size), MediaLimits(max_source_pixels=5000))
 
 
-def test_limits_are_exact() -> None:
-    assert load_image(Image.new("L", (100, 50)), MediaLimits(max_source_pixels=5000)).size == (100, 50)
-    assert load_image(Image.new("L", (200, 1)), LIMITS).size == (200, 1)
-
-
-def test_a_picture_without_pixels() -> None:
-    with pytest.raises(MediaDecodeError, match="0 x 5"):
-        load_image(Image.new("L", (0, 5)), LIMITS)
+@pytest.mark.parametrize("size", [(100, 50), (200, 1)])
+def test_limits_are_exact(size: tuple[int, int]) -> None:
+    assert load_image(Image.new("L", size), MediaLimits(max_source_pixels=5000)).size == size
 
 
 def test_a_video_is_not_an_image(clip: bytes, processor: MediaProcessor) -> None:
@@ -131,12 +117,3 @@ def test_the_pixels_are_not_decoded_for_a_plan(processor: MediaProcessor) -> Non
     assert processor.plan(bytes(data)).source_size == PHOTO.size[::-1]
     with pytest.raises(MediaDecodeError):
         processor.prepare(bytes(data))
-
-
-def test_messages_name_the_file_and_no_folder(tmp_path: Path, processor: MediaProcessor) -> None:
-    path = tmp_path / "half.jpg"
-    path.write_bytes(HALF_A_JPEG)
-    with pytest.raises(MediaDecodeError, match=r"'half\.jpg' is damaged") as caught:
-        processor.prepare(path)
-    assert str(tmp_path) not in str(caught.value)
-    assert caught.value.__cause__ is None

@@ -111,3 +111,10 @@ def way(tree: Tree, node_id: str | None) -> tuple[int, ...] | None:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def limit_pages(store: ConversationStore, num_free: int = 0) -> None:
+    """Leaves so many pages of the disk to the database."""
+    with store._database.reading() as connection:
+        num_pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={num_pages + num_free}")

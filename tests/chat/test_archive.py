@@ -7,6 +7,8 @@ import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -26,6 +28,7 @@ from tests.chat.helpers import (
     create,
     digest_of,
     files_in,
+    limit_pages,
     node,
     reply,
     shape,
@@ -76,23 +79,18 @@ def other(tmp_path: Path) -> ConversationStore:
 
 def test_what_goes_out_comes_back(store: ConversationStore, other: ConversationStore) -> None:
     conversations = [full(store), chat(store, title="")[0], create(store, ME, title="empty")]
-    imported = import_zip(other, OTHER, io.BytesIO(exported(store, *conversations)), max_bytes=ROOM)
-    assert imported == [other.read(OTHER, conversation.id)[0] for conversation in imported]
-    assert len(imported) == 3
-    for before, after in zip(conversations, imported, strict=True):
-        same(store, before, other, after)
+    data = exported(store, *conversations)
+    # Elsewhere, beside the original, and once more.
+    for target in (other, store, store):
+        imported = import_zip(target, OTHER, io.BytesIO(data), max_bytes=ROOM)
+        assert imported == [target.read(OTHER, conversation.id)[0] for conversation in imported]
+        for before, after in zip(conversations, imported, strict=True):
+            same(store, before, target, after)
+    assert len(store.find(OTHER)) == 6
     assert other.find(ME) == []
     assert other.media.is_of(OTHER, digest_of(b"picture"))
     for digest in (digest_of(b"picture"), digest_of(b"clip" * 700_000)):
         assert other.media.path(digest).read_bytes() == store.media.path(digest).read_bytes()
-
-
-def test_an_import_beside_the_original(store: ConversationStore) -> None:
-    before = full(store)
-    data = exported(store, before)
-    for _ in range(2):
-        same(store, before, store, import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM)[0])
-    assert len(store.find(OTHER)) == 2
 
 
 def test_the_archive_is_what_is_documented(store: ConversationStore) -> None:
@@ -153,27 +151,28 @@ def test_a_running_reply_is_imported_as_stopped(store: ConversationStore) -> Non
     assert (found.status, found.text) == ("stopped", "half")
 
 
+class Pipe(io.RawIOBase):
+    """A stream that can't seek."""
+
+    data = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self.data += bytes(data)
+        return len(data)
+
+
 def test_a_stream_that_can_not_seek(store: ConversationStore) -> None:
-    class Forward(io.RawIOBase):
-        data = b""
-
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: object, /) -> int:
-            piece = bytes(data)  # pyright: ignore[reportArgumentType]
-            self.data += piece
-            return len(piece)
-
-    conversation, stream = full(store), Forward()
-    export_zip(store, ME, [conversation.id], stream)  # pyright: ignore[reportArgumentType]
+    stream: Any = Pipe()
+    export_zip(store, ME, [full(store).id], stream)
     assert len(import_zip(store, OTHER, io.BytesIO(stream.data), max_bytes=ROOM)) == 1
 
 
 def test_only_the_owners_conversations_go_out(store: ConversationStore) -> None:
-    conversation, _ = chat(store, OTHER)
     with pytest.raises(NotFoundError):
-        exported(store, conversation)
+        exported(store, chat(store, OTHER)[0])
 
 
 def test_a_damaged_or_lost_file_is_not_exported(store: ConversationStore) -> None:
@@ -188,13 +187,10 @@ def test_a_damaged_or_lost_file_is_not_exported(store: ConversationStore) -> Non
 
 
 def test_a_full_disk_on_export_is_said(store: ConversationStore) -> None:
-    class Full(io.BytesIO):
-        def write(self, data: object, /) -> int:
-            raise OSError(28, "No space left on device")
-
-    conversation, _ = chat(store)
+    stream: Any = Pipe()
+    stream.write = mock.Mock(side_effect=OSError(28, "No space left on device"))
     with pytest.raises(StorageError, match="archive can't be written"):
-        export_zip(store, ME, [conversation.id], Full())
+        export_zip(store, ME, [chat(store)[0].id], stream)
 
 
 def test_a_full_disk_on_import_leaves_nothing(
@@ -206,9 +202,7 @@ def test_a_full_disk_on_import_leaves_nothing(
     data = exported(store, conversation)
     chat(other, OTHER)
     other.media.add(io.BytesIO(b"picture"), max_bytes=10)
-    with other._database.reading() as connection:
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count={pages}")
+    limit_pages(other)
     with pytest.raises(StorageError, match="disk is full"):
         import_zip(other, OTHER, io.BytesIO(data), max_bytes=ROOM)
     assert len(other.find(OTHER)) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import StorageError
-from tests.chat.helpers import ME, chat, create, files_in, node
+from tests.chat.helpers import ME, chat, create, files_in, limit_pages, node
 
 NAME = "conversations.sqlite"
 
@@ -83,9 +83,7 @@ def test_overwritten_pages_are_typed_errors(store: ConversationStore, tmp_path: 
 
 def test_a_full_database_keeps_what_was_there(store: ConversationStore) -> None:
     conversation, last = chat(store)
-    with store._database.reading() as connection:
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    limit_pages(store, num_free=2)
     with pytest.raises(StorageError, match="disk is full"):
         store.update(ME, replace(last, text="x" * 1_000_000))
     assert store.read(ME, conversation.id)[1].nodes[last.id].text == last.text

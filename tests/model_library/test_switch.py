@@ -17,11 +17,12 @@ import torch
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import EngineSettings, Event, Finished, TextDelta
+from qwen35mm.engine import EngineSettings, Event, TextDelta
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
 from qwen35mm.model_library import BackendOptions, BackendSwitch, memory
 from qwen35mm.prompt import Message, Text
 from qwen35mm.sampling import SamplingParams
+from tests.backends.events import collect, result_of
 
 QUESTION = [Message("user", (Text("What is in the picture?"),))]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -58,9 +59,7 @@ def other(tmp_path: Path) -> Path:
 
 
 async def answer(switch: BackendSwitch, params: SamplingParams = GREEDY) -> str:
-    events = [event async for event in switch.stream(QUESTION, params)]
-    assert isinstance(events[-1], Finished)
-    return events[-1].result.text
+    return result_of(await collect(switch.stream(QUESTION, params))).text
 
 
 async def first_words(switch: BackendSwitch) -> AsyncIterator[Event]:
@@ -76,9 +75,8 @@ async def test_it_answers_as_what_it_holds(make: Make) -> None:
     switch = make()
     assert (switch.loaded.name, switch.is_demo, switch.context_length) == ("demo", True, 1024)
     assert switch.media is switch.current.media
-    alone = [event async for event in switch.current.stream(QUESTION, GREEDY)]
-    assert isinstance(alone[-1], Finished)
-    assert await answer(switch) == alone[-1].result.text != ""
+    alone = result_of(await collect(switch.current.stream(QUESTION, GREEDY)))
+    assert await answer(switch) == alone.text != ""
 
 
 @pytest.mark.parametrize(
@@ -136,13 +134,12 @@ async def test_the_disk_cache_is_written_before_another_model_comes(make: Make, 
     options = BackendOptions("float32", "cpu", settings=OPTIONS.settings, cache=cache)
     switch = make(0, options)
     messages = [Message("user", (Text("What is in the picture? " * 40),))]
-    async for _ in switch.stream(messages, GREEDY, conversation="a", retain="conversation"):
-        pass
+    kept = {"conversation": "a", "retain": "conversation"}
+    await collect(switch.stream(messages, GREEDY, **kept))
     await switch.switch(other)
     await switch.switch(demo_model_path())
-    async for event in switch.stream(messages, GREEDY, conversation="a", retain="conversation"):
-        if isinstance(event, Finished):
-            assert event.result.cache.cached_from["disk"] > 0
+    again = result_of(await collect(switch.stream(messages, GREEDY, **kept)))
+    assert again.cache.cached_from["disk"] > 0
 
 
 async def test_a_reply_in_progress_is_a_reason_to_refuse(make: Make, other: Path) -> None:

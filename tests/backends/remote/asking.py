@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qwen35mm.backends.remote.backend import RemoteBackend
-from qwen35mm.engine import Event, Finished, Result, TextDelta
+from qwen35mm.engine import Event, Result
 from qwen35mm.prompt import Message, Text
+from tests.backends.events import collect, result_of
 from tests.backends.remote.server import ModelServer
 
 QUESTION = [Message("user", (Text("What is this?"),))]
@@ -48,7 +49,7 @@ class Asker:
 async def events_of(
     backend: RemoteBackend, messages: Sequence[Message] = QUESTION, params: Any = None, **options: Any
 ) -> list[Event]:
-    return [event async for event in backend.stream(messages, params, **options)]
+    return await collect(backend.stream(messages, params, **options))
 
 
 async def until(is_so: Callable[[], bool], step_s: float = 0.005) -> None:
@@ -57,13 +58,3 @@ async def until(is_so: Callable[[], bool], step_s: float = 0.005) -> None:
     while not is_so():
         assert time.monotonic() < end_s, "it never came to be"
         await asyncio.sleep(step_s)
-
-
-def result_of(events: Sequence[Event]) -> Result:
-    """The result at the end of a stream, which must be the text that came before it."""
-    *before, last = events
-    assert isinstance(last, Finished)
-    texts = [event for event in before if isinstance(event, TextDelta)]
-    assert "".join(event.text for event in texts if event.channel == "answer") == last.result.text
-    assert "".join(event.text for event in texts if event.channel == "reasoning") == (last.result.reasoning or "")
-    return last.result

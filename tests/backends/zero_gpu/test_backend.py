@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,15 @@ from qwen35mm.backends.zero_gpu.call import _failure
 from qwen35mm.backends.zero_gpu.child import Failure, Item, Job, add_item
 from qwen35mm.backends.zero_gpu.duration import MIN_DURATION_S
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, Result, TextDelta
+from qwen35mm.engine import Engine, EngineSettings, Progress, Result, TextDelta
 from qwen35mm.errors import ConfigError, EngineError, QueueFullError, RequestError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Message, Text
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError
+from tests.backends.events import PATIENCE_S, collect, result_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
-# Only reached where a test fails.
-PATIENCE_S = 30
 HELLO = [Message("user", (Text("hello"),))]
 
 
@@ -68,18 +67,10 @@ def calls() -> PickledCalls:
     return PickledCalls()
 
 
-async def collect(events: AsyncIterator[Event]) -> list[Event]:
-    async def read() -> list[Event]:
-        return [event async for event in events]
-
-    return await asyncio.wait_for(read(), PATIENCE_S)
-
-
-async def result_of(backend: ZeroGpuBackend, messages: list[Message], **options: Any) -> Result:
+async def ask(backend: ZeroGpuBackend, messages: list[Message], **options: Any) -> Result:
     events = await collect(backend.stream(messages, GREEDY, **options))
-    assert isinstance(events[-1], Finished)
     assert await asyncio.to_thread(backend.wait_idle, PATIENCE_S)
-    return events[-1].result
+    return result_of(events)
 
 
 def names(length: int) -> str:
@@ -96,7 +87,7 @@ async def test_the_next_turn_finds_the_reply_only_if_the_call_went_on(
         # A backend of its own each: what one call leaves to the next one is on disk.
         cache = CacheSettings(directory=tmp_path)
         backend = ZeroGpuBackend(demo, calls, cache=cache, commit_history=commit, min_segment=4)
-        results.append(await result_of(backend, messages, conversation="one"))
+        results.append(await ask(backend, messages, conversation="one"))
         messages += [Message("assistant", (Text(results[-1].text),)), Message("user", (Text("go on"),))]
     num_cached = [sum(result.cache.cached_from.values()) for result in results]
     assert num_cached[0] == 0
@@ -106,16 +97,15 @@ async def test_the_next_turn_finds_the_reply_only_if_the_call_went_on(
 async def test_a_continued_reply_goes_on_where_it_ended(demo: LoadedModel, calls: PickledCalls, tmp_path: Path) -> None:
     question = Message("user", (Text("What is this?"),))
     backend = ZeroGpuBackend(demo, calls, cache=CacheSettings(directory=tmp_path), min_segment=4)
-    whole = await result_of(backend, [question])
+    whole = await ask(backend, [question])
     local = LocalBackend(demo)
     half = Message("assistant", (Text(whole.text[: len(whole.text) // 2]),))
     try:
         events = await collect(local.stream([question, half], GREEDY, continue_reply=True))
     finally:
         local.close()
-    rest = await result_of(backend, [question, half], continue_reply=True)
-    assert isinstance(events[-1], Finished)
-    assert rest.token_ids == events[-1].result.token_ids
+    rest = await ask(backend, [question, half], continue_reply=True)
+    assert rest.token_ids == result_of(events).token_ids
     ended = Turn((question, half), thinking=False, continues=True).ended_by(rest.text, "")
     assert ended is not None
     assert [message.text for message in ended.messages] == [question.text, half.text + rest.text]
@@ -126,16 +116,15 @@ async def test_a_child_that_is_used_again_has_its_memory(
 ) -> None:
     backend = ZeroGpuBackend(demo, calls, cache=CacheSettings(directory=tmp_path))
     message = Message("user", (Text(names(200)),))
-    await result_of(backend, [message])
-    assert list((await result_of(backend, [message])).cache.cached_from) == ["device"]
+    await ask(backend, [message])
+    assert list((await ask(backend, [message])).cache.cached_from) == ["device"]
 
 
 async def test_events_are_those_of_a_local_backend(demo: LoadedModel, calls: PickledCalls) -> None:
     backend = ZeroGpuBackend(demo, calls)
     events = await collect(backend.stream(HELLO, GREEDY))
     assert events[0] == Progress("wait", 0, 0)
-    assert isinstance(events[-1], Finished)
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == events[-1].result.text
+    assert result_of(events).text
 
 
 async def test_a_call_ends_before_its_gpu_is_taken_away(
@@ -169,7 +158,7 @@ async def test_no_more_calls_than_allowed_wait(demo: LoadedModel, calls: Pickled
     with pytest.raises(QueueFullError, match="1 requests"):
         await collect(backend.stream(HELLO, GREEDY))
     calls.lent.set()
-    assert isinstance((await first)[-1], Finished)
+    assert result_of(await first).token_ids
 
 
 async def test_who_leaves_while_a_gpu_is_waited_for_is_not_kept_waiting(demo: LoadedModel, calls: PickledCalls) -> None:

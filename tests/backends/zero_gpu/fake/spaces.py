@@ -1,6 +1,6 @@
 """Stands for Hugging Face's `spaces` on ZeroGPU: a call forks, its values are pickled, and the child is thrown away.
 
-As there: the fork happens in the thread that draws from the generator; arguments and results go through pipes; the
+As there: the fork happens in the thread that draws from the generator; arguments and results go through a pipe; the
 task runs in a thread of the child; a closed generator sets a flag that is looked at behind each of the child's
 yields; an exception arrives as its class's name, and the end of the process as "GPU task aborted".
 """
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
-import select
-import struct
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
-HEAD = struct.Struct("<Q")
 # What must not exist in a process that forks for a GPU call.
 FORBIDDEN = {
     "Engine",
@@ -64,24 +62,21 @@ def GPU(task: Callable[..., Any] | None = None, *, duration: Any = None, size: s
         call.threads = [thread.name for thread in threading.enumerate()]
         found = {f"{type(thing).__module__}.{type(thing).__name__}" for thing in gc.get_objects()}
         call.forbidden = sorted(name for name in found if _is_forbidden(name))
-        from_child, child_out = os.pipe()
-        child_in, to_child = os.pipe()
+        ours, theirs = Pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(from_child)
-            os.close(to_child)
-            thread = threading.Thread(target=_serve, args=(task, child_in, child_out))
+            ours.close()
+            thread = threading.Thread(target=_serve, args=(task, theirs))
             thread.start()
             thread.join()
             os._exit(0)
-        os.close(child_out)
-        os.close(child_in)
+        theirs.close()
         call.pid = pid
         try:
-            yield from _draw(call, from_child, to_child, pickle.dumps((args, kwargs)))
+            ours.send((args, kwargs))
+            yield from _draw(call, ours)
         finally:
-            os.close(from_child)
-            os.close(to_child)
+            ours.close()
             os.waitpid(pid, 0)
 
     return run
@@ -92,10 +87,9 @@ def _is_forbidden(name: str) -> bool:
     return kind in FORBIDDEN and module.split(".")[0] in ("qwen35mm", "sqlite3")
 
 
-def _draw(call: GpuCall, source: int, sink: int, arguments: bytes) -> Generator[Any, None, None]:
-    _send(sink, arguments)
+def _draw(call: GpuCall, pipe: Connection) -> Generator[Any, None, None]:
     while True:
-        kind, value = _receive(source)
+        kind, value = _receive(pipe)
         if kind == "error":
             raise Error("ZeroGPU worker error", value)
         if kind == "end":
@@ -105,48 +99,31 @@ def _draw(call: GpuCall, source: int, sink: int, arguments: bytes) -> Generator[
         try:
             yield value
         except GeneratorExit:
-            _send(sink, b"stop")
+            pipe.send("stop")
             while kind == "value":
-                kind, value = _receive(source)
+                kind, value = _receive(pipe)
             call.closed = value is True
             raise
 
 
-def _serve(task: Callable[..., Any], source: int, sink: int) -> None:
-    args, kwargs = pickle.loads(_read(source, HEAD.unpack(_read(source, HEAD.size))[0]))
+def _receive(pipe: Connection) -> tuple[str, Any]:
+    try:
+        return pipe.recv()
+    except (EOFError, ConnectionError):
+        raise Error("ZeroGPU worker error", "GPU task aborted") from None
+
+
+def _serve(task: Callable[..., Any], pipe: Connection) -> None:
+    args, kwargs = pipe.recv()
     generator = task(*args, **kwargs)
     closed = False
     try:
         for value in generator:
-            if select.select([source], [], [], 0)[0]:
+            if pipe.poll():
                 generator.close()
                 closed = True
                 break
-            _send(sink, pickle.dumps(("value", value)))
+            pipe.send(("value", value))
     except Exception as error:
-        _send(sink, pickle.dumps(("error", type(error).__name__)))
-    _send(sink, pickle.dumps(("end", closed)))
-
-
-def _send(sink: int, content: bytes) -> None:
-    view = memoryview(HEAD.pack(len(content)) + content)
-    while view:
-        view = view[os.write(sink, view) :]
-
-
-def _receive(source: int) -> tuple[str, Any]:
-    try:
-        content = _read(source, HEAD.unpack(_read(source, HEAD.size))[0])
-    except EOFError:
-        raise Error("ZeroGPU worker error", "GPU task aborted") from None
-    return pickle.loads(content)
-
-
-def _read(source: int, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = os.read(source, min(size - len(parts), 1 << 20))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
+        pipe.send(("error", type(error).__name__))
+    pipe.send(("end", closed))

@@ -1,27 +1,46 @@
-"""The folders that runs are over."""
+"""Where runs are: their folders, their manifest, and media that are read in the test's own process."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.media import workers
 from tests.captioning.fake_model import picture
 
 
 @pytest.fixture
-def folder(in_memory: Path) -> Path:
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that can be: a run waits for its disk at every step, and a kill leaves the same in both."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     """Six pictures in two folders."""
-    folder = in_memory / "media"
+    folder = tmp_path / "media"
     (folder / "more").mkdir(parents=True)
     for seed in range(6):
         picture(seed).save(folder / ("more" if seed > 3 else "") / f"{seed}.png")
     return folder
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Iterator[Manifest]:
+    with closing(Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")) as manifest:
+        yield manifest
 
 
 class _NoProcess:
@@ -41,14 +60,3 @@ class _NoProcess:
 def media_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares runs the start of worker processes, of which media/test_workers.py tells."""
     monkeypatch.setattr(workers, "_Process", _NoProcess)
-
-
-@pytest.fixture
-def in_memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder for tests of kills, which leave in memory what they leave on a disk, without the wait for one."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)

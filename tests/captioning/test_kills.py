@@ -31,8 +31,8 @@ many = [pytest.param(24, 2, 0)] + [pytest.param(300, 10, seed, marks=pytest.mark
 
 
 @pytest.fixture
-def media(in_memory: Path) -> Path:
-    return in_memory / "media"
+def media(tmp_path: Path) -> Path:
+    return tmp_path / "media"
 
 
 def make_media(folder: Path, num_items: int) -> None:

@@ -35,8 +35,7 @@ def asides(path: Path) -> list[bytes]:
     return [found.read_bytes() for found in sorted(path.parent.glob(f"{path.name}.before-*"))]
 
 
-def test_lines_appear_as_they_are_done(tmp_path: Path, path: Path) -> None:
-    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
+def test_lines_appear_as_they_are_done(tmp_path: Path, path: Path, manifest: Manifest) -> None:
     output = JsonLines(manifest, path, OutputSettings())
     for number, each in enumerate(records_of(tmp_path, HARD_NAMES), 1):
         manifest.finish(each.key, each.caption)
@@ -46,7 +45,6 @@ def test_lines_appear_as_they_are_done(tmp_path: Path, path: Path) -> None:
         assert output.wants(each.item, each.key) is Wants.DONE
         assert len(lines_of(path)) == number
     output.close()
-    manifest.close()
 
 
 def test_what_json_lacks(tmp_path: Path, path: Path) -> None:

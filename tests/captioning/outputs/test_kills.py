@@ -99,9 +99,9 @@ class Runs:
 
 
 @pytest.fixture(params=[(*case, is_first) for case in CASES for is_first in (True, False)], ids=str)
-def runs(request: pytest.FixtureRequest, in_memory: Path) -> Runs:
+def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Runs:
     kind, mode, is_first = request.param
-    return Runs(in_memory, kind, mode, is_first=is_first)
+    return Runs(tmp_path, kind, mode, is_first=is_first)
 
 
 @strides
@@ -132,10 +132,10 @@ def test_full_at_every_step(runs: Runs, stride: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_again_and_again(in_memory: Path, kind: str) -> None:
-    records = records_of(in_memory / "media", [f"{number // 7}/{number}.png" for number in range(20)])
+def test_killed_again_and_again(tmp_path: Path, kind: str) -> None:
+    records = records_of(tmp_path / "media", [f"{number // 7}/{number}.png" for number in range(20)])
     chosen = random.Random(kind)
-    out = in_memory / "out"
+    out = tmp_path / "out"
     spec = spec_of(kind, out)
 
     def work() -> None:

@@ -42,12 +42,10 @@ def test_other_forms_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["dataset:{}", "parquet:{}/metadata.jsonl", "jsonl:{}/x/../metadata.jsonl"])
-def test_two_outputs_share_no_place(tmp_path: Path, other: str) -> None:
-    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
+def test_two_outputs_share_no_place(tmp_path: Path, manifest: Manifest, other: str) -> None:
     specs = [parse_output(f"jsonl:{tmp_path}/metadata.jsonl"), parse_output(other.format(tmp_path))]
     with pytest.raises(CaptioningError, match="Two outputs"):
         open_outputs(specs, manifest, OutputSettings())
-    manifest.close()
 
 
 # Parquet and tars share a folder's lock: each removes the leftovers of the other.

@@ -9,7 +9,9 @@ import pyarrow.parquet
 import pytest
 
 from qwen35mm.captioning.items import FileSlice, Item
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import OutputSettings, Wants
+from qwen35mm.captioning.outputs.webdataset import TarShards
 from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import (
     captions_of,
@@ -104,13 +106,9 @@ def test_a_shard_that_somebody_changed_is_written_again(
     assert [path.read_bytes() for path in out.glob("*.before-*")] == ([] if changed is None else [changed])
 
 
-def test_nothing_of_a_failed_record_stays_in_its_shard(tmp_path: Path, out: Path) -> None:
-    from qwen35mm.captioning.manifest.manifest import Manifest
-    from qwen35mm.captioning.outputs.webdataset import TarShards
-
+def test_nothing_of_a_failed_record_stays_in_its_shard(tmp_path: Path, out: Path, manifest: Manifest) -> None:
     records = records_of(tmp_path, [f"{number}.png" for number in range(3)])
     (tmp_path / "1.png").write_bytes(picture(99))
-    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
     output = TarShards(manifest, out, OutputSettings())
     for each in records:
         manifest.finish(each.key, each.caption)
@@ -119,7 +117,6 @@ def test_nothing_of_a_failed_record_stays_in_its_shard(tmp_path: Path, out: Path
         output.write(records[1])
     output.write(records[2])
     output.finish()
-    manifest.close()
     assert captions_of(rows_of(f"webdataset:{out}")) == expected([records[0], records[2]])
 
 

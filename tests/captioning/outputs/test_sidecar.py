@@ -162,11 +162,10 @@ def test_skipping_never_replaces_a_text_that_was_added_to(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "append", "prepend"])
-def test_the_original_is_the_persons_text(tmp_path: Path, mode: Mode) -> None:
+def test_the_original_is_the_persons_text(tmp_path: Path, manifest: Manifest, mode: Mode) -> None:
     """Our own text is never fed back, so the prompt stays the same in every run."""
     path = tmp_path / "a.txt"
     path.write_text("mine, all mine\n")
-    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
     sidecars = Sidecars(manifest, ".txt", OutputSettings(mode))
     item = one(tmp_path).item
     for text in ("one", "two"):
@@ -180,7 +179,6 @@ def test_the_original_is_the_persons_text(tmp_path: Path, mode: Mode) -> None:
     assert "one" not in (sidecars.original(item) or "")
     path.unlink()
     assert sidecars.original(item) is None
-    manifest.close()
 
 
 def test_a_sidecar_that_vanished_is_written_again(tmp_path: Path) -> None:

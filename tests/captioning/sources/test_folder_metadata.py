@@ -15,13 +15,6 @@ from qwen35mm.captioning.sources.scan import scan
 from tests.captioning.sources.media_tree import ALL, names, write
 
 
-@pytest.fixture
-def manifest(tmp_path: Path) -> Iterator[Manifest]:
-    manifest = Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")
-    yield manifest
-    manifest.close()
-
-
 def test_metadata_of_an_imagefolder(tmp_path: Path, manifest: Manifest) -> None:
     write(tmp_path, "a.png", "in/b.png", "in/own/c.png", "none.png")
     write(tmp_path, "metadata.jsonl", data=b'{"file_name": "in/b.png", "who": "B", "n": [1]}\n{"file_name": "a.png"}\n')

@@ -51,6 +51,10 @@ def texts(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.txt"))}
 
 
-def failures(folder: Path) -> list[dict[str, Any]]:
-    path = folder / ".qwen35mm" / "failures.jsonl"
+def listed(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file; none where there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def failures(folder: Path) -> list[dict[str, Any]]:
+    return listed(folder / ".qwen35mm" / "failures.jsonl")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +14,13 @@ import pytest
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.job import Job, Outcome, carry_out
+from qwen35mm.captioning.job import Outcome, carry_out
 from qwen35mm.captioning.media import workers
-from qwen35mm.captioning.outputs import parse_output
-from qwen35mm.captioning.run import RunSettings
-from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.sampling import SamplingParams
 from tests.backends.remote.server import ModelServer, running_server
 from tests.captioning.fake_model import picture
 from tests.captioning.media.test_workers import HOSTILE
+from tests.captioning.runs import failures, job, listed, settings
 
 
 @pytest.fixture
@@ -34,27 +31,15 @@ def server() -> Iterator[ModelServer]:
 
 async def run(folder: Path, server: ModelServer, **options: Any) -> Outcome:
     backend = RemoteBackend(server.url, model="tiny", max_concurrent=2)
-    settings = RunSettings(**{"slots": 2, **options})
-    outputs = [parse_output(f"jsonl:{folder}/all.jsonl")]
-    job = Job([str(folder)], PromptSet([Question("What?")]), outputs=outputs, num_workers=2, run=settings)
+    outputs = [f"jsonl:{folder}/all.jsonl"]
+    one = job(folder, outputs=outputs, num_workers=2, run=settings(**options))
+    captioner = Captioner(
+        backend=backend, name="tiny", identity={}, params=SamplingParams(), processor=backend.media, form="frames"
+    )
     try:
-        return await carry_out(
-            job,
-            Captioner(
-                backend=backend,
-                name="tiny",
-                identity={},
-                params=SamplingParams(),
-                processor=backend.media,
-                form="frames",
-            ),
-        )
+        return await carry_out(one, captioner)
     finally:
         await backend.aclose()
-
-
-def listed(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def sent_digests(server: ModelServer) -> set[str]:
@@ -87,5 +72,5 @@ async def test_a_file_on_which_the_decoder_dies_and_one_that_changes_before_it_i
     (folder / "2.png").rename(folder / "crash.png")
     outcome = await run(folder, server)
     assert (outcome.exit_code, outcome.counts.num_captioned, len(server.bodies)) == (3, 4, 4)
-    failures = {each["name"]: each["kind"] for each in listed(folder / ".qwen35mm" / "failures.jsonl")}
-    assert failures == {"crash.png": "crash", "1.png": "changed"}
+    kinds = {each["name"]: each["kind"] for each in failures(folder)}
+    assert kinds == {"crash.png": "crash", "1.png": "changed"}

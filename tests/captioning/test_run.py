@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import tarfile
 from dataclasses import replace
@@ -17,10 +16,11 @@ from qwen35mm.captioning.job import look_over
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run
+from qwen35mm.captioning.sources.scan import ScanOptions
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
-from tests.captioning.runs import failures, job, run, settings, texts
+from tests.captioning.runs import failures, job, listed, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -30,7 +30,7 @@ async def test_everything_gets_its_caption_once_and_a_second_run_asks_nothing(fo
     outcome = await run(one, model)
     assert (outcome.exit_code, outcome.counts.num_captioned, outcome.stopped) == (0, 6, None)
     assert sorted(texts(folder)) == ["0.txt", "1.txt", "2.txt", "3.txt", "more/4.txt", "more/5.txt"]
-    lines = [json.loads(line) for line in (folder / "all.jsonl").read_text().splitlines()]
+    lines = listed(folder / "all.jsonl")
     by_name = {line["name"]: line["caption"] for line in lines}
     assert len(lines) == len(set(by_name.values())) == 6
     assert {name.replace(".png", ".txt"): f"{text}\n" for name, text in by_name.items()} == texts(folder)
@@ -64,10 +64,10 @@ async def test_a_persons_text_stays(folder: Path) -> None:
     outcome = await run(job(folder, "Something else?"), model)
     assert (outcome.counts.num_kept, outcome.counts.num_captioned) == (2, 4)
     assert (texts(folder)["1.txt"], texts(folder)["2.txt"]) == ("mine", "edited by hand")
-    await run(job(folder, "{sidecar|nothing} more?", output_settings=OutputSettings("overwrite")), model := FakeModel())
+    one = job(folder, "{sidecar|nothing} more?", output_settings=OutputSettings("overwrite"))
+    await run(one, model := FakeModel())
     assert sorted(asked.question for asked in model.asked)[:2] == ["edited by hand more?", "mine more?"]
-    again = FakeModel()
-    await run(job(folder, "{sidecar|nothing} more?", output_settings=OutputSettings("overwrite")), again)
+    await run(one, again := FakeModel())
     assert again.asked == [], "what we wrote ourselves is nobody's text to begin from"
 
 
@@ -77,17 +77,10 @@ async def test_a_prompt_gets_the_text_beside_a_medium_wherever_captions_go(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (folder / "1.txt").write_text("my tags")
+    captions = OutputSettings(folder=tmp_path / "captions")
     for number in range(2):
         model = FakeModel()
-        await run(
-            job(
-                folder,
-                f"{number} {{sidecar|none}}",
-                outputs=outputs,
-                output_settings=OutputSettings(folder=tmp_path / "captions"),
-            ),
-            model,
-        )
+        await run(job(folder, f"{number} {{sidecar|none}}", outputs=outputs, output_settings=captions), model)
         questions = sorted(asked.question for asked in model.asked)
         assert questions == [f"{number} my tags", *[f"{number} none"] * 5]
 
@@ -137,7 +130,7 @@ async def test_near_duplicates_share_a_caption_where_that_is_asked_for(folder: P
     model = FakeModel()
     outcome = await run(replace(one, outputs=[parse_output(f"jsonl:{folder}/all.jsonl")]), model)
     assert (outcome.counts.num_captioned, outcome.counts.num_shared) == (6, 1)
-    lines = {line["name"]: line for line in map(json.loads, (folder / "all.jsonl").read_text().splitlines())}
+    lines = {line["name"]: line for line in listed(folder / "all.jsonl")}
     assert lines["larger.jpg"]["caption"] == lines["0.png"]["caption"]
     assert lines["larger.jpg"]["shared_from"] == "0.png"
     assert (lines["larger.jpg"]["width"], lines["larger.jpg"]["height"]) == (96, 64), "its own size"
@@ -149,7 +142,9 @@ async def test_near_duplicates_share_a_caption_where_that_is_asked_for(folder: P
 
 
 async def test_failures_stop_nothing_and_are_listed(folder: Path) -> None:
-    (folder / "broken.png").write_bytes((folder / "0.png").read_bytes()[:60])
+    odd = os.fsdecode(b"caf\xe9.png")
+    for name, num_bytes in (("broken.png", 60), (odd, 61)):
+        (folder / name).write_bytes((folder / "0.png").read_bytes()[:num_bytes])
     (folder / "empty.jpg").write_bytes(b"")
 
     def answer(asked: Asked) -> str:
@@ -159,34 +154,24 @@ async def test_failures_stop_nothing_and_are_listed(folder: Path) -> None:
 
     refused = seen_digest(folder / "0.png")
     outcome = await run(job(folder), FakeModel(answer))
-    assert (outcome.counts.num_captioned, outcome.counts.num_failed, outcome.exit_code) == (5, 3, 3)
-    listed = {failure["name"]: failure for failure in failures(folder)}
-    assert {name: failure["kind"] for name, failure in listed.items()} == {
+    assert (outcome.counts.num_captioned, outcome.counts.num_failed, outcome.exit_code) == (5, 4, 3)
+    found = {failure["name"]: failure for failure in failures(folder)}
+    assert {name: failure["kind"] for name, failure in found.items()} == {
         "0.png": "engine",
         "broken.png": "damaged",
+        "caf\\xe9.png": "damaged",
         "empty.jpg": "unreadable",
     }
-    assert listed["broken.png"]["path"] == str(folder / "broken.png")
-    assert "broken.png" in listed["broken.png"]["message"]
+    assert found["broken.png"]["path"] == str(folder / "broken.png")
+    assert all(name in found[name]["message"] for name in ("broken.png", "caf\\xe9.png"))
 
     again = FakeModel()
     outcome = await run(job(folder), again)
     assert (len(again.asked), outcome.counts.num_captioned) == (1, 1), "what may pass is tried again"
-    picture(99).save(folder / "broken.png")
-    picture(98).save(folder / "empty.jpg")
+    for seed, name in enumerate(("broken.png", odd, "empty.jpg"), 97):
+        picture(seed).save(folder / name)
     assert (await run(job(folder), FakeModel())).exit_code == 0
     assert failures(folder) == []
-
-
-async def test_a_bad_file_whose_name_is_not_utf_8_is_listed_like_any_other(folder: Path) -> None:
-    name = os.fsdecode(b"caf\xe9.png")
-    whole = (folder / "0.png").read_bytes()
-    (folder / name).write_bytes(whole[: len(whole) // 2])
-    outcome = await run(job(folder), FakeModel())
-    assert (outcome.counts.num_captioned, outcome.counts.num_failed, outcome.exit_code) == (6, 1, 3)
-    (failure,) = failures(folder)
-    assert (failure["name"], failure["kind"]) == ("caf\\xe9.png", "damaged")
-    assert "caf\\xe9.png" in failure["message"]
 
 
 async def test_a_lasting_failure_is_tried_again_only_where_that_is_asked_for(folder: Path) -> None:
@@ -213,7 +198,7 @@ async def test_what_one_output_cant_take_goes_to_the_others(folder: Path, output
         outcome = await run(one, FakeModel())
         assert (outcome.counts.num_failed, outcome.counts.num_done, outcome.exit_code) == (2, num_done, 3)
         assert {failure["name"] for failure in failures(folder)} == {"0.png", "more.tar/inside.png"}
-        assert len(lines.read_text().splitlines()) == 7
+        assert len(listed(lines)) == 7
     assert (await look_over(one, FakeModel().captioner())).num_known == 7
 
 
@@ -221,7 +206,7 @@ async def test_flags_reach_the_record(folder: Path) -> None:
     style = CaptionStyle(words=Words(required=("blue",)), max_attempts=2)
     one = job(folder, style=style, outputs=(f"jsonl:{folder}/all.jsonl",))
     outcome = await run(one, FakeModel(lambda _: "green"))
-    lines = [json.loads(line) for line in (folder / "all.jsonl").read_text().splitlines()]
+    lines = listed(folder / "all.jsonl")
     assert [(line["caption"], line["flags"]) for line in lines] == [("green", ["missing: blue"])] * 6
     assert outcome.counts.num_retries == 6
 
@@ -326,8 +311,6 @@ async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path
 
 
 async def test_shards_share_the_work(folder: Path) -> None:
-    from qwen35mm.captioning.sources.scan import ScanOptions
-
     models = [FakeModel() for _ in range(3)]
     for number, model in enumerate(models, 1):
         await run(job(folder, scan=ScanOptions(shard=(number, 3))), model)

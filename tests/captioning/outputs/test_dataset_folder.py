@@ -14,7 +14,6 @@ from tests.captioning.outputs.helpers import (
     captions_of,
     expected,
     lines_of,
-    moved,
     picture,
     put,
     record,
@@ -37,20 +36,11 @@ def test_each_medium_has_a_name_of_its_own(tmp_path: Path, out: Path) -> None:
     records = records_of(tmp_path / "media", HARD_NAMES)
     run(tmp_path, records, f"dataset:{out}")
     assert captions_of(rows_of(f"dataset:{out}")) == expected(records)
+    assert all(list(row)[:2] == ["file_name", "text"] for row in lines_of(out / "metadata.jsonl")), "as readers expect"
     names = files(out)
     assert len({name.casefold() for name in names}) == len(HARD_NAMES) + 1
     assert all(name.isprintable() and name.endswith((".png", ".jsonl")) for name in names), "they are PNGs"
     assert {"a.png", "A.JPG.png", "cats/a.png", "cats/b.tar.png"} <= names
-
-
-def test_lines_begin_as_readers_expect(tmp_path: Path, out: Path) -> None:
-    made = record(put(tmp_path, "a.png", 1), "text")
-    run(tmp_path, [made], f"dataset:{out}")
-    (row,) = lines_of(out / "metadata.jsonl")
-    assert list(row)[:2] == ["file_name", "text"]
-    assert row["file_name"] == "a.png"
-    assert row["text"] == "text"
-    assert "path" not in row
 
 
 def test_media_are_linked_where_the_disk_can(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,14 +73,6 @@ def test_a_changed_medium_replaces_the_old_one(tmp_path: Path, out: Path) -> Non
     run(tmp_path, [new], f"dataset:{out}")
     assert captions_of(rows_of(f"dataset:{out}")) == {"a.png": "two"}
     assert (out / "a.png").read_bytes() == picture(2)
-
-
-def test_a_renamed_medium_leaves_nothing_behind(tmp_path: Path, out: Path) -> None:
-    old = record(put(tmp_path, "a.png", 1), "one")
-    run(tmp_path, [old], f"dataset:{out}")
-    run(tmp_path, [moved(old, tmp_path, "b.png")], f"dataset:{out}")
-    assert files(out) == {"b.png", "metadata.jsonl"}
-    assert captions_of(rows_of(f"dataset:{out}")) == {"b.png": "one"}
 
 
 def test_a_medium_that_was_taken_out_is_put_back(tmp_path: Path, out: Path) -> None:

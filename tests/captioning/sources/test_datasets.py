@@ -20,18 +20,7 @@ import pytest
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.errors import CaptioningError, MissingExtraError
-from tests.captioning.sources.media_tree import (
-    ALL,
-    HEIC,
-    JPEG,
-    MP4,
-    PNG,
-    items,
-    lock,
-    names,
-    scanned,
-    write,
-)
+from tests.captioning.sources.media_tree import ALL, HEIC, JPEG, MP4, PNG, items, lock, names, scanned, write
 
 # How the `datasets` library stores an image.
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

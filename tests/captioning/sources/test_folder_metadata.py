@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,41 +33,35 @@ def test_metadata_of_an_imagefolder(tmp_path: Path, manifest: Manifest) -> None:
     }
 
 
-def test_bad_rows_of_metadata_are_said_once(tmp_path: Path, manifest: Manifest) -> None:
-    write(tmp_path, "a.png")
-    rows = b'{"file_name": "a.png", "n": 1}\nnot json\n[]\n{"file_name": 3}\n\n{"file_name": "a.png", "n": 2}'
-    write(tmp_path, "metadata.jsonl", data=rows)
-    bad, item = scan([tmp_path], ALL, manifest)
-    assert isinstance(bad, Unreadable)
-    assert (bad.name, bad.kind) == ("metadata.jsonl", "damaged")
-    assert "3 rows" in bad.message
-    assert isinstance(item, Item)
-    assert item.metadata == {"n": 1}
-
-
-def test_metadata_with_half_of_a_surrogate_pair(tmp_path: Path, manifest: Manifest) -> None:
-    write(tmp_path, "a.png")
-    write(tmp_path, "metadata.jsonl", data=b'{"file_name": "\\ud83d.png"}\n{"file_name": "a.png", "n": 1}\n')
-    (found,) = scan([tmp_path], ALL, manifest)
-    assert isinstance(found, Item)
-    assert found.metadata == {"n": 1}
-
-
-def test_metadata_that_names_no_files_is_something_else(tmp_path: Path, manifest: Manifest) -> None:
-    write(tmp_path, "a.png")
-    write(tmp_path, "metadata.jsonl", data=b'{"image": "a.png"}\nnot json\n')
-    write(tmp_path, "metadata.csv", data=b"")
-    assert names(scan([tmp_path], ALL, manifest)) == ["a.png"]
-
-
-@pytest.mark.parametrize("data", [b"file_name,text\ra.png,hello\r", b"file_name," + b"x" * 200_000 + b"\n"])
-def test_metadata_whose_first_line_cannot_be_read(tmp_path: Path, manifest: Manifest, data: bytes) -> None:
+@pytest.mark.parametrize(
+    ("file", "data", "found", "bad"),
+    [
+        (
+            "metadata.jsonl",
+            b'{"file_name": "a.png", "n": 1}\nnot json\n[]\n{"file_name": 3}\n\n{"file_name": "a.png", "n": 2}',
+            {"n": 1},
+            "3 rows",
+        ),
+        # Half of a surrogate pair.
+        ("metadata.jsonl", b'{"file_name": "\\ud83d.png"}\n{"file_name": "a.png", "n": 1}\n', {"n": 1}, None),
+        # What names no files is something else.
+        ("metadata.jsonl", b'{"image": "a.png"}\nnot json\n', {}, None),
+        ("metadata.csv", b"", {}, None),
+        # Nor can its first line be read.
+        ("metadata.csv", b"file_name,text\ra.png,hello\r", {}, ""),
+        ("metadata.csv", b"file_name," + b"x" * 200_000 + b"\n", {}, ""),
+    ],
+)
+def test_bad_metadata_is_said_once_and_costs_no_medium(
+    tmp_path: Path, manifest: Manifest, file: str, data: bytes, found: dict[str, Any], bad: str | None
+) -> None:
     write(tmp_path, "a.png", "sub/b.png")
-    write(tmp_path, "metadata.csv", data=data)
-    found = list(scan([tmp_path], ALL, manifest))
-    assert names(found) == ["!metadata.csv", "a.png", "sub/b.png"]
-    assert isinstance(found[0], Unreadable)
-    assert found[0].kind == "damaged"
+    write(tmp_path, file, data=data)
+    *said, first, second = scan([tmp_path], ALL, manifest)
+    assert isinstance(first, Item)
+    assert (first.name, first.metadata, second.name) == ("a.png", found, "sub/b.png")
+    assert [(each.name, each.kind) for each in said] == ([] if bad is None else [(file, "damaged")])
+    assert all(isinstance(each, Unreadable) and (bad or "") in each.message for each in said)
 
 
 def test_a_bad_row_has_the_path_of_its_file(

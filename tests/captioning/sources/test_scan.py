@@ -123,17 +123,11 @@ def test_strange_names(tmp_path: Path) -> None:
     message.encode()
 
 
-def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "a/1.png", "b/2.png", "c/3.png")
-    lock(monkeypatch, "b")
-    assert scanned(tmp_path) == ["a/1.png", "!b", "c/3.png"]
+def test_what_may_not_be_read_is_one_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a.png", "locked.png", "locked", "locked.txt", "z.png", "b/2.png", "c/3.png")
+    lock(monkeypatch, "locked.png", "locked", "locked.txt", "b")
+    assert scanned(tmp_path) == ["a.png", "!locked", "!locked.png", "z.png", "!b", "c/3.png"]
     assert unreadable(tmp_path / "b") == {"b": "unreadable"}
-
-
-def test_files_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "a.png", "locked.png", "locked", "locked.txt", "z.png")
-    lock(monkeypatch, "locked.png", "locked", "locked.txt")
-    assert scanned(tmp_path) == ["a.png", "!locked", "!locked.png", "z.png"]
 
 
 def test_what_is_unreadable_has_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ PLANS = pytest.mark.parametrize("plan", [IMAGE_PLAN, VIDEO_PLAN], ids=lambda pla
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
+    max_leaves=3,
 )
 
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from qwen35mm.chat.records import Node
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ConversationDataError, NotFoundError
 from tests.chat.helpers import node, reply
@@ -16,6 +17,7 @@ AGAIN = reply(FIRST.id)
 NEXT = node(ANSWER.id)
 EDITED = node()
 ALL = [FIRST, ANSWER, AGAIN, NEXT, EDITED]
+CIRCLE = [node(NEXT.id, id=EDITED.id), node(EDITED.id, id=NEXT.id)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -35,12 +37,7 @@ def test_any_order_makes_the_same_tree(seed: int) -> None:
     assert tree.subtree(FIRST.id) == {FIRST.id, ANSWER.id, AGAIN.id, NEXT.id}
     assert tree.subtree(NEXT.id) == {NEXT.id}
     assert dict(tree.nodes) == {message.id: message for message in ALL}
-
-
-def test_an_empty_tree() -> None:
-    tree = Tree([])
-    assert tree.newest_leaf(None) is None
-    assert tree.children(None) == ()
+    assert Tree([]).newest_leaf(None) is None
 
 
 def test_messages_of_one_time_stay_in_order() -> None:
@@ -50,25 +47,26 @@ def test_messages_of_one_time_stay_in_order() -> None:
 
 def test_a_long_chain_needs_no_deep_stack() -> None:
     chain = [node()]
-    for _ in range(20_000):
+    for _ in range(5_000):
         chain.append(node(chain[-1].id))
     tree = Tree(reversed(chain))
     assert tree.path(tree.newest_leaf(None)) == tuple(chain)
     assert len(tree.subtree(chain[0].id)) == len(chain)
 
 
-def test_what_is_no_tree_is_refused() -> None:
-    one, two = node(), node()
-    circle = [node(two.id, id=one.id), node(one.id, id=two.id)]
-    for nodes, words in [
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
         ([FIRST, node(id=FIRST.id)], "same id"),
         ([FIRST, node(parent="0" * 32)], "parent is missing"),
-        ([FIRST, *circle], "circle"),
-        ([node(one.id, id=one.id)], "circle"),
-        ([FIRST, *circle, node(one.id)], "circle"),
-    ]:
-        with pytest.raises(ConversationDataError, match=words):
-            Tree(nodes)
+        ([FIRST, *CIRCLE], "circle"),
+        ([node(FIRST.id, id=FIRST.id)], "circle"),
+        ([FIRST, *CIRCLE, node(CIRCLE[0].id)], "circle"),
+    ],
+)
+def test_what_is_no_tree_is_refused(nodes: list[Node], words: str) -> None:
+    with pytest.raises(ConversationDataError, match=words):
+        Tree(nodes)
 
 
 def test_an_unknown_message_is_not_found() -> None:

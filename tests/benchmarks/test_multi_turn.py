@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +15,7 @@ from PIL import Image as PILImage
 from benchmarks.engines import ServerPeer
 from benchmarks.scripted_chat import ScriptedChat
 from qwen35mm.assets import demo_model_path
+from tests.backends.remote.server import USAGE, ModelServer, answers, chunk, event, fails, running_server, sends
 from tests.benchmarks.conftest import Report
 
 TURNS, HISTORY_TOKENS, IMAGE_SIDE = 3, 420, 64
@@ -107,52 +104,20 @@ def test_the_script_is_fixed_and_grows_to_its_size(thinking: bool) -> None:
     assert other.token_ids[:shared].tolist() == prompts[-1].token_ids[:shared].tolist()
 
 
-class FakeServer(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server that says what its class attributes say."""
-
-    chunks: ClassVar[list[dict[str, Any]]] = []
-    status: ClassVar[int] = 200
-    bodies: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        type(self).bodies.append({"path": self.path, **body})
-        self.send_response(self.status)
-        self.end_headers()
-        for chunk in self.chunks:
-            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        self.wfile.write(b": a comment\n\ndata: [DONE]\n\n")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def server() -> Iterator[tuple[str, type[FakeServer]]]:
-    handler = type("Handler", (FakeServer,), {"bodies": []})
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=listener.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.server_port}/v1/", handler
-    listener.shutdown()
-    thread.join()
-    listener.server_close()
+def server() -> Iterator[ModelServer]:
+    with running_server() as server:
+        yield server
 
 
-def delta(**content: str) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": content}]}
-
-
-def test_a_server_is_asked_the_same(server) -> None:
-    url, handler = server
-    usage = {"prompt_tokens": 70, "prompt_tokens_details": {"cached_tokens": 30}}
-    handler.chunks = [delta(role="assistant", content=""), delta(content="a"), {"choices": [], "usage": usage}]
+def test_a_server_is_asked_the_same(server: ModelServer) -> None:
+    server.acts = [answers(["a"])]
     made = script()
-    sample = ServerPeer(url, "some-model").turn(made, 2)
-    assert (sample["num_prompt_tokens"], sample["num_cached_tokens"]) == (70, 30)
+    sample = ServerPeer(f"{server.url}/v1", "some-model").turn(made, 2)
+    told = (USAGE["prompt_tokens"], USAGE["prompt_tokens_details"]["cached_tokens"])
+    assert (sample["num_prompt_tokens"], sample["num_cached_tokens"]) == told
     assert sample["ttft_s"] > 0
-    (body,) = handler.bodies
-    assert body["path"] == "/v1/chat/completions"
+    (body,) = server.bodies
     assert (body["model"], body["max_tokens"], body["stream"]) == ("some-model", 1, True)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     roles = [message.role for message in made.messages(2)]
@@ -165,16 +130,14 @@ def test_a_server_is_asked_the_same(server) -> None:
     assert np.array_equal(np.asarray(sent), np.asarray(ScriptedChat.picture(IMAGE_SIDE)))
 
 
-def test_a_server_may_tell_less(server) -> None:
-    url, handler = server
-    handler.chunks = [delta(role="assistant")]
-    sample = ServerPeer(url, "m").turn(script(), 1)
+def test_a_server_may_tell_less(server: ModelServer) -> None:
+    server.acts = [sends([event(chunk({"role": "assistant"})), b": a comment\n\n", b"data: [DONE]\n\n"])]
+    sample = ServerPeer(f"{server.url}/v1", "m").turn(script(), 1)
     assert (sample["num_prompt_tokens"], sample["num_cached_tokens"]) == (None, None)
     assert sample["ttft_s"] > 0
 
 
-def test_a_server_that_refuses_is_quoted(server) -> None:
-    url, handler = server
-    handler.status, handler.chunks = 400, [{"error": "no such model"}]
+def test_a_server_that_refuses_is_quoted(server: ModelServer) -> None:
+    server.acts = [fails(400, {"error": "no such model"})]
     with pytest.raises(SystemExit, match=r"answered 400.*no such model"):
-        ServerPeer(url, "m").turn(script(), 1)
+        ServerPeer(f"{server.url}/v1", "m").turn(script(), 1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.http_server import QuietHandler, serving
 
 HUB_ID = "tiny-org/tiny-model"
 COMMIT = "c0ffee" + "0" * 34
@@ -33,7 +34,6 @@ class FakeHub:
         self.ignore_ranges = False
         self.sent: list[int] = []
         self.ranges: list[str | None] = []
-        self.paths: list[str] = []
         self.url = ""
 
     def siblings(self) -> list[dict[str, Any]]:
@@ -58,67 +58,36 @@ def serve_hub(folder: Path) -> Iterator[FakeHub]:
     """Serves it until the end of the block."""
     hub = FakeHub(folder)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self._answer(with_body=False)
-
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            self._answer(with_body=True)
-
-        def _answer(self, *, with_body: bool) -> None:
             path = self.path.partition("?")[0]
-            hub.paths.append(path)
             if hub.status is not None:
-                self._send(hub.status[0], b"{}", {"X-Error-Code": hub.status[1]})
+                self.send_whole(hub.status[0], b"{}", {"X-Error-Code": hub.status[1]})
             elif path.startswith(f"/api/models/{HUB_ID}/tree/"):
-                self._send_json(hub.siblings())
+                self.send_whole(200, json.dumps(hub.siblings()).encode())
             elif path.startswith(f"/api/models/{HUB_ID}"):
-                self._send_json({"id": HUB_ID, "sha": COMMIT, "siblings": hub.siblings(), "tags": []})
+                known = {"id": HUB_ID, "sha": COMMIT, "siblings": hub.siblings(), "tags": []}
+                self.send_whole(200, json.dumps(known).encode())
             elif path.startswith(f"/{HUB_ID}/resolve/"):
-                self._send_file(path.rsplit("/", 1)[1], with_body)
+                self._send_file(path.rsplit("/", 1)[1])
             else:
-                self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+                self.send_whole(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
-        def _send_file(self, name: str, with_body: bool) -> None:
+        do_HEAD = do_GET
+
+        def _send_file(self, name: str) -> None:
             content, wanted = hub.files[name], self.headers.get("Range")
             start = 0 if wanted is None or hub.ignore_ranges else int(wanted.removeprefix("bytes=").rstrip("-"))
-            headers = {"ETag": f'"{hub.etag(name)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-            rest, weights = content[start:], name.endswith(".safetensors") and with_body
-            cut = hub.cut_after if weights else None
-            if weights:
+            rest, cut = content[start:], None
+            if name.endswith(".safetensors") and self.command == "GET":
+                cut = hub.cut_after
                 hub.ranges.append(wanted)
                 hub.sent.append(len(rest[:cut]))
-            self.send_response(206 if start else 200)
-            for key, value in (*headers.items(), ("Content-Length", str(len(rest)))):
-                self.send_header(key, value)
-            self.end_headers()
-            if with_body:
-                self.wfile.write(rest[:cut])
-                self.close_connection = cut is not None and cut < len(rest)
-
-        def _send_json(self, data: Any) -> None:
-            self._send(200, json.dumps(data).encode(), {"Content-Type": "application/json"})
-
-        def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for key, value in (*headers.items(), ("Content-Length", str(len(body)))):
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            self.close_connection = cut is not None and cut < len(rest)
+            headers = {"ETag": f'"{hub.etag(name)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+            self.send_whole(206 if start else 200, rest[:cut], headers | {"Content-Length": str(len(rest))})
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serving(server):
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

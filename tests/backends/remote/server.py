@@ -7,8 +7,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.http_server import QuietHandler, serving
 
 Act = Callable[["Handler"], None]
 
@@ -137,10 +139,9 @@ class ModelServer(ThreadingHTTPServer):
         """Whoever leaves early is expected here."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """One connection."""
 
-    protocol_version = "HTTP/1.1"
     server: ModelServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
@@ -180,14 +181,6 @@ class Handler(BaseHTTPRequestHandler):
     def end_stream(self) -> None:
         self.wfile.write(b"0\r\n\r\n")
 
-    def send_whole(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
     def wait_for_end(self) -> None:
         self.close_connection = True
         self.connection.settimeout(0.02)
@@ -203,20 +196,13 @@ class Handler(BaseHTTPRequestHandler):
                     self.server.num_gone += 1
                 return
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Silent."""
-
 
 @contextlib.contextmanager
 def running_server() -> Iterator[ModelServer]:
     """A server in a thread, on a port of its own."""
     server = ModelServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.ended.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(server):
+        try:
+            yield server
+        finally:
+            server.ended.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -21,13 +20,11 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, carry_out
-from qwen35mm.captioning.outputs import parse_output
-from qwen35mm.captioning.run import RunSettings
-from qwen35mm.captioning.texts.prompts import PromptSet, Question
 from qwen35mm.engine import EngineSettings, Event
 from qwen35mm.errors import CaptioningError
 from qwen35mm.prompt import Message
 from tests.captioning.fake_model import picture
+from tests.captioning.runs import failures, job, listed, settings, texts
 
 pytest.importorskip("ray")
 
@@ -77,21 +74,20 @@ def job_of(media: Path, *names: str) -> Job:
         path.rename(media / f"{name}.png")
     for path in paths[len(names) :]:
         path.unlink()
-    prompts = PromptSet([Question("{stem}")])
-    return Job([str(media)], prompts, {"max_tokens": 8}, outputs=[parse_output("sidecar")], run=RunSettings(slots=2))
+    return job(media, "{stem}", sampling={"max_tokens": 8}, run=settings())
 
 
 async def test_an_engine_that_dies_is_started_again_and_nothing_is_lost(media: Path, tmp_path: Path) -> None:
-    job = job_of(media, "a", "b", "die once")
+    one = job_of(media, "a", "b", "die once")
     load = functools.partial(load_deadly, tmp_path / "mark")
     async with open_cluster("local", load, num_engines=1, slots=1, num_workers=1) as captioner:
-        outcome = await carry_out(job, captioner)
+        outcome = await carry_out(one, captioner)
     assert (tmp_path / "mark").exists()
     assert (outcome.counts.num_captioned, outcome.num_failures, outcome.exit_code) == (3, 0, 0)
-    assert sorted(texts(media)) == ["a.png", "b.png", "die once.png"]
+    assert sorted(texts(media)) == ["a.txt", "b.txt", "die once.txt"]
     # Without Ray, it is the same work.
     with closing(load()) as backend:
-        outcome = await carry_out(job, Captioner.local(backend, None))
+        outcome = await carry_out(one, Captioner.local(backend, None))
     assert (outcome.counts.num_present, outcome.counts.num_captioned) == (3, 0)
 
 
@@ -175,18 +171,11 @@ def engines(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
-def texts(media: Path) -> dict[str, str]:
-    return {path.with_suffix(".png").name: path.read_text() for path in media.glob("*.txt")}
-
-
 def check(media: Path) -> None:
     """Every item once in each output."""
-    captions = texts(media)
-    assert sorted(captions) == sorted(path.name for path in media.glob("*.png"))
-    assert len(captions) == NUM_ITEMS
-    lines = [json.loads(line) for line in (media.parent / "captions.jsonl").read_text().splitlines()]
-    assert len(lines) == NUM_ITEMS
-    assert {line["name"]: f"{line['caption']}\n" for line in lines} == captions
+    lines = listed(media.parent / "captions.jsonl")
+    assert len(lines) == len(texts(media)) == NUM_ITEMS
+    assert {line["name"].replace(".png", ".txt"): f"{line['caption']}\n" for line in lines} == texts(media)
 
 
 @pytest.mark.slow
@@ -218,13 +207,13 @@ def test_engines_that_cannot_be_started_are_said_so(media: Path) -> None:
 
 @pytest.mark.slow
 async def test_an_item_that_kills_its_engines_fails_alone(media: Path, tmp_path: Path) -> None:
-    job = job_of(media, "a", "b", "c", "d", "die", "e")
+    one = job_of(media, "a", "b", "c", "d", "die", "e")
     load = functools.partial(load_deadly, tmp_path / "mark")
     async with open_cluster("local", load, num_engines=1, slots=1, num_workers=1) as captioner:
-        outcome = await carry_out(job, captioner)
-    failures = [json.loads(line) for line in job.failures_path.read_text().splitlines()]
-    assert ("die.png", "worker") in [(each["name"], each["kind"]) for each in failures]
+        outcome = await carry_out(one, captioner)
+    failed = failures(media)
+    assert ("die.png", "worker") in [(each["name"], each["kind"]) for each in failed]
     # What was in the same engine, each time that it ended, may have failed with it.
-    assert len(failures) <= captioner.num_at_once
-    assert outcome.counts.num_captioned == 6 - len(failures)
+    assert len(failed) <= captioner.num_at_once
+    assert outcome.counts.num_captioned == 6 - len(failed)
     assert (outcome.stopped, outcome.exit_code) == (None, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from tests.captioning.outputs.helpers import HARD_NAMES, captions_of, expected, 
 pytestmark = needs_fork
 
 KINDS = ("sidecar", "jsonl", "dataset", "parquet", "webdataset")
-CASES: list[tuple[str, Mode]] = [(kind, "skip") for kind in KINDS]
-CASES += [("sidecar", "overwrite"), ("sidecar", "append"), ("sidecar", "prepend")]
+MODES: tuple[Mode, ...] = ("overwrite", "append", "prepend")
+CASES: Sequence[tuple[str, Mode]] = [*((kind, "skip") for kind in KINDS), *(("sidecar", mode) for mode in MODES)]
 NAMES = HARD_NAMES[2:7]
 # A person's own texts, by the number of the item's name.
 PERSONS = {0: "mine", 3: "mine too"}
@@ -38,7 +39,8 @@ class Runs:
 
     def __init__(self, folder: Path, kind: str, mode: Mode, *, is_first: bool) -> None:
         self.out, self._begun = folder / "out", folder / "begun"
-        self._kind, self._mode, self._compact = kind, mode, not is_first
+        self._kind, self._compact = kind, not is_first
+        self._mode: Mode = mode
         old = [] if is_first else records_of(folder / "media", NAMES[:3])
         records = records_of(folder / "media", NAMES, "second")
         self.records = [*old[:1], *records[len(old[:1]) :]]

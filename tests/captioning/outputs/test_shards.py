@@ -68,27 +68,6 @@ def test_shards_that_are_not_full_are_merged_on_request(tmp_path: Path, out: Pat
     assert run(tmp_path, records, f"{kind}:{out}") == [Wants.DONE] * 8
 
 
-def test_merging_takes_new_captions_along(tmp_path: Path, out: Path, kind: str) -> None:
-    names = [f"{number}.png" for number in range(5)]
-    old, new = records_of(tmp_path, names), records_of(tmp_path, names, "second")
-    run(tmp_path, old[:2], f"{kind}:{out}")
-    run(tmp_path, old, f"{kind}:{out}")
-    mixed = [old[0], new[1], *old[2:]]
-    run(tmp_path, mixed, f"{kind}:{out}", compact=True)
-    assert list(sizes(out, kind).values()) == [3, 2]
-    assert captions_of(rows_of(f"{kind}:{out}")) == expected(mixed)
-
-
-def test_a_shard_that_shrank_shrinks_again(tmp_path: Path, out: Path, kind: str) -> None:
-    names = [f"{number}.png" for number in range(6)]
-    old, new = records_of(tmp_path, names), records_of(tmp_path, names, "second")
-    run(tmp_path, old, f"{kind}:{out}", records_per_shard=5)
-    for changed in ({1}, {1, 3}, {0, 1, 3}, {0, 1, 3, 4}):
-        mixed = [new[number] if number in changed else old[number] for number in range(6)]
-        run(tmp_path, mixed, f"{kind}:{out}", records_per_shard=5)
-        assert captions_of(rows_of(f"{kind}:{out}")) == expected(mixed)
-
-
 @pytest.mark.parametrize("change", ["gone", "shorter", "longer", "empty"])
 def test_a_shard_that_somebody_changed_is_written_again(
     tmp_path: Path, out: Path, kind: str, change: str, caplog: pytest.LogCaptureFixture

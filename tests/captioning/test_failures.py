@@ -105,24 +105,16 @@ async def test_what_failed_is_listed_under_each_name_it_has_now(folder: Path) ->
     assert sorted(names) == ["1.png", "2.png", "3.png", "copy.png", "more/4.png", "more/5.png", "renamed.png"]
 
 
-async def test_failures_that_cannot_be_written_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at", ["job.write_failures", "outputs.Sidecars.finish"])
+async def test_a_disk_that_is_full_at_the_end_is_said_and_keeps_no_output_from_its_end(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
     def full(*_: Any) -> None:
         raise OutputError("The disk is full.", errno.ENOSPC)
 
-    monkeypatch.setattr("qwen35mm.captioning.job.write_failures", full)
-    outcome = await run(job(folder), FakeModel())
-    assert (isinstance(outcome.stopped, OutputError), outcome.exit_code) == (True, 5)
-
-
-async def test_an_output_that_cannot_be_finished_keeps_no_other_from_it(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_: Any) -> None:
-        raise OutputError("The disk is full.", errno.ENOSPC)
-
-    monkeypatch.setattr("qwen35mm.captioning.outputs.Sidecars.finish", full)
+    monkeypatch.setattr(f"qwen35mm.captioning.{at}", full)
     outcome = await run(job(folder, outputs=("sidecar", f"webdataset:{tmp_path}/tars")), FakeModel())
-    assert outcome.exit_code == 5
+    assert (isinstance(outcome.stopped, OutputError), outcome.exit_code) == (True, 5)
     assert [path.name for path in (tmp_path / "tars").iterdir()] == ["000000.tar"]
 
 

@@ -41,6 +41,14 @@ def memo(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def remembered(folder, memo, hashed) -> str:
+    """The digest, which the memo knows; what is hashed counts from here."""
+    digest = weights_digest(folder, memo)
+    hashed.clear()
+    return digest
+
+
+@pytest.fixture
 def hashed(monkeypatch) -> list[str]:
     """Names of the files that are hashed during the test, one for each time."""
     names: list[str] = []
@@ -126,9 +134,8 @@ def test_one_memo_serves_many_checkpoints(folder, memo, hashed, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["size", "mtime", "inode", "path"])
+@pytest.mark.usefixtures("remembered")
 def test_a_file_that_looks_different_is_hashed_again(folder, memo, hashed, change):
-    weights_digest(folder, memo)
-    hashed.clear()
     path, content = folder / "b.safetensors", b"c" * SLICE
     name = path.name
     if change == "size":
@@ -188,20 +195,17 @@ def test_a_file_that_changes_while_it_is_hashed_is_not_remembered(folder, memo, 
         lambda text: json.dumps({look: digest[:-2] for look, digest in json.loads(text).items()}),
     ],
 )
-def test_a_damaged_memo_is_computed_again(folder, memo, hashed, damage):
-    first = weights_digest(folder, memo)
+def test_a_damaged_memo_is_computed_again(folder, memo, hashed, remembered, damage):
     memo.write_text(damage(memo.read_text()), encoding="latin-1")
-    hashed.clear()
-    assert weights_digest(folder, memo) == first
+    assert weights_digest(folder, memo) == remembered
     assert hashed == ["a.safetensors", "b.safetensors", "config.json"]
     hashed.clear()
-    assert weights_digest(folder, memo) == first
+    assert weights_digest(folder, memo) == remembered
     assert hashed == [], "it was written anew"
 
 
+@pytest.mark.usefixtures("remembered")
 def test_another_users_memo_is_not_believed(folder, memo, hashed, monkeypatch):
-    weights_digest(folder, memo)
-    hashed.clear()
     monkeypatch.setattr(os, "getuid", lambda: memo.stat().st_uid + 1)
     weights_digest(folder, memo)
     assert len(hashed) == 3

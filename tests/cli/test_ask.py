@@ -37,20 +37,9 @@ def test_json_is_one_object_that_transformers_agrees_with(qwen35mm: Run) -> None
     done = qwen35mm("ask", "--image", sample_path(PICTURE), "--json", "--dtype", "float32", PICTURE["question"])
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
-    assert list(result) == [
-        "text",
-        "reasoning",
-        "finish_reason",
-        "token_ids",
-        "prompt_token_ids",
-        "num_prompt_tokens",
-        "num_generated_tokens",
-        "ttft_s",
-        "decode_tokens_per_s",
-        "seed",
-        "media",
-        "cache",
-    ]
+    numbers = "num_prompt_tokens num_generated_tokens ttft_s decode_tokens_per_s seed"
+    names = f"text reasoning finish_reason token_ids prompt_token_ids {numbers} media cache"
+    assert list(result) == names.split()
     assert result["text"] == PICTURE["answer"]
     assert (result["reasoning"], result["finish_reason"], result["seed"]) == (None, "stop", None)
     assert result["num_prompt_tokens"] == len(result["prompt_token_ids"])
@@ -60,17 +49,8 @@ def test_json_is_one_object_that_transformers_agrees_with(qwen35mm: Run) -> None
     (medium,) = result["media"]
     assert set(medium) == {"kind", "digest", "grid_thw", "num_tokens", "frame_timestamps"}
     cache = result["cache"]
-    assert set(cache) == {
-        "num_cached_tokens",
-        "cached_from",
-        "num_prefilled_tokens",
-        "miss",
-        "num_encoded_units",
-        "num_cached_units",
-        "prefill_s",
-        "decode_s",
-        "cache_bytes",
-    }
+    counts = "num_cached_tokens cached_from num_prefilled_tokens miss num_encoded_units num_cached_units"
+    assert set(cache) == {*counts.split(), "prefill_s", "decode_s", "cache_bytes"}
     assert (cache["num_cached_tokens"], cache["num_prefilled_tokens"]) == (0, result["num_prompt_tokens"])
     assert (cache["num_encoded_units"], cache["num_cached_units"]) == (1, 0)
     assert cache["cache_bytes"] > 0

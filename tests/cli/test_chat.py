@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -125,42 +126,36 @@ def test_zero_gpu_without_its_package_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("platform", "variables", "folder"),
+    ("kind", "platform", "variables", "folder"),
     [
-        ("linux", {}, "home/.cache/qwen35mm"),
-        ("linux", {"XDG_CACHE_HOME": ""}, "home/.cache/qwen35mm"),
-        ("linux", {"XDG_CACHE_HOME": "relative"}, "home/.cache/qwen35mm"),
-        ("linux", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/qwen35mm"),
-        ("freebsd14", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/qwen35mm"),
-        ("darwin", {"XDG_CACHE_HOME": "/elsewhere"}, "home/Library/Caches/qwen35mm"),
-        ("win32", {"LOCALAPPDATA": "/local"}, "/local/qwen35mm"),
-        ("win32", {}, "home/AppData/Local/qwen35mm"),
+        ("cache", "linux", {}, "home/.cache/qwen35mm"),
+        ("cache", "linux", {"XDG_CACHE_HOME": ""}, "home/.cache/qwen35mm"),
+        ("cache", "linux", {"XDG_CACHE_HOME": "relative"}, "home/.cache/qwen35mm"),
+        ("cache", "linux", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/qwen35mm"),
+        ("cache", "freebsd14", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/qwen35mm"),
+        ("cache", "darwin", {"XDG_CACHE_HOME": "/elsewhere"}, "home/Library/Caches/qwen35mm"),
+        ("cache", "win32", {"LOCALAPPDATA": "/local"}, "/local/qwen35mm"),
+        ("cache", "win32", {}, "home/AppData/Local/qwen35mm"),
+        ("data", "linux", {}, "home/.local/share/qwen35mm"),
+        ("data", "darwin", {}, "home/Library/Application Support/qwen35mm"),
+        ("data", "win32", {}, "home/AppData/Local/qwen35mm"),
     ],
 )
-def test_each_platform_has_its_place(
-    platform: str, variables: dict[str, str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_each_platform_has_its_places(
+    kind: Literal["cache", "data"],
+    platform: str,
+    variables: dict[str, str],
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    assert user_folder("cache") == tmp_path / folder
-
-
-@pytest.mark.parametrize(
-    ("platform", "folder"),
-    [("linux", ".local/share"), ("darwin", "Library/Application Support"), ("win32", "AppData/Local")],
-)
-def test_conversations_have_another_place(
-    platform: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("XDG_DATA_HOME", "LOCALAPPDATA"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert user_folder("data") == tmp_path / folder / "qwen35mm"
+    assert user_folder(kind) == tmp_path / folder
 
 
 def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.chat.prompting import prompt_messages, prompt_path, prompt_path_before
-from qwen35mm.chat.records import Attachment, Node
-from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.records import Node
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import NotFoundError, PromptError
 from tests.chat.chat_kit import PICTURE, ChatKit
@@ -61,8 +60,7 @@ def test_a_question_follows_no_question() -> None:
     assert prompt_path_before(Tree(nodes), None, None) == []
 
 
-def test_messages_carry_files_before_words(tmp_path: Path) -> None:
-    kit = ChatKit(tmp_path)
+def test_messages_carry_files_before_words(kit: ChatKit, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text `` of a file", encoding="utf-8")
     files = (kit.attach(tmp_path / "a.txt", kind="text", name="notes.txt"), kit.attach(PICTURE))
     question = Node("0" * 32, None, "user", 1.0, "and?", attachments=files)
@@ -73,18 +71,7 @@ def test_messages_carry_files_before_words(tmp_path: Path) -> None:
     assert (assistant.role, assistant.text, assistant.reasoning) == ("assistant", "so", "hm")
 
 
-def test_a_summary_goes_into_the_system_prompt(tmp_path: Path) -> None:
-    _, answer, question = path_of("qaq")
-    system, user = prompt_messages([answer, question], ConversationStore(tmp_path).media, "Be short.")
-    assert (system.role, system.text) == ("system", "Be short.\n\nA summary of the conversation so far:\n\na1")
-    assert (user.role, user.text) == ("user", "q2")
-
-
-def test_a_text_file_that_is_gone_or_damaged(tmp_path: Path) -> None:
-    kit = ChatKit(tmp_path)
-    gone = Node("0" * 32, None, "user", 1.0, "x", attachments=(Attachment("ab" * 32, "text", "a.txt", 1),))
-    with pytest.raises(NotFoundError):
-        prompt_messages([gone], kit.store.media)
+def test_a_damaged_text_file_is_read_as_far_as_it_can_be(kit: ChatKit, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a\xffb")
     damaged = Node("0" * 32, None, "user", 1.0, "x", attachments=(kit.attach(tmp_path / "a", kind="text"),))
     assert "a\ufffdb" in prompt_messages([damaged], kit.store.media)[0].text

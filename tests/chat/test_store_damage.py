@@ -26,27 +26,24 @@ def refused(store: ConversationStore, words: str) -> None:
             assert secret not in str(caught.value)
 
 
-def database_of(*statements: str) -> bytes:
-    """A database that these statements make."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        return connection.serialize()
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"no database" * 500, "damaged"),
         (b"SQLite format 3\x00" + bytes(5000), "damaged"),
         (bytes(4096), "damaged"),
-        (database_of("CREATE TABLE nodes (id)", "PRAGMA user_version=99"), "newer version.*99.*update the program"),
-        (database_of("CREATE TABLE history (url)"), "another program's database"),
+        ("CREATE TABLE nodes (id); PRAGMA user_version=99", "newer version.*99.*update the program"),
+        ("CREATE TABLE history (url)", "another program's database"),
     ],
     ids=["text", "header", "zeros", "newer version", "another program's"],
 )
-def test_a_file_that_can_t_be_used_stays(tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / NAME).write_bytes(content)
+def test_a_file_that_can_t_be_used_stays(tmp_path: Path, content: bytes | str, words: str) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / NAME).write_bytes(content)
+    else:
+        with closing(sqlite3.connect(tmp_path / NAME, isolation_level=None)) as connection:
+            connection.executescript(content)
+    content = (tmp_path / NAME).read_bytes()
     refused(ConversationStore(tmp_path), words)
     assert (tmp_path / NAME).read_bytes() == content
     assert files_in(tmp_path) == [NAME]

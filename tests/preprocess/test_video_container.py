@@ -41,9 +41,10 @@ def port() -> Iterator[int]:
 
     with socketserver.TCPServer(("127.0.0.1", 0), Visit) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        yield server.server_address[1]
+        port = server.server_address[1]
+        yield port
         # A last visit proves that the count works.
-        with socket.create_connection(server.server_address) as connection:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
             assert connection.recv(1) == b""
         server.shutdown()
     assert len(visitors) == 1

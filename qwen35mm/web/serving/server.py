@@ -120,6 +120,8 @@ def serve(
             footer_links=[],
             auth=list(auth) or None,
             app_kwargs={"middleware": middleware, "routes": page.routes},
+            # Else Gradio asks for its page within 3 s, and on a very busy machine takes localhost for unreachable.
+            _frontend=False,
         )
     except BaseException:
         stack.close()

@@ -48,6 +48,13 @@ def sources() -> list[str]:
     return [model.source for model in others]
 
 
+def reason_of_the_only_one() -> str:
+    """Why the one model besides the demo can't be used."""
+    (model,) = installed_models()[1:]
+    assert not model.usable
+    return model.reason or ""
+
+
 def test_the_cache_and_the_folders_are_found(hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = cached(hub_cache, "org/model")
     mine = checkpoint(tmp_path / "mine" / "finetuned")
@@ -67,9 +74,7 @@ def test_a_model_is_listed_once(hub_cache: Path, tmp_path: Path, monkeypatch: py
 
 def test_a_quantised_one_is_listed_with_the_reason(hub_cache: Path) -> None:
     cached(hub_cache, "org/model-fp8", quantization_config={"quant_method": "fp8"})
-    (model,) = installed_models()[1:]
-    assert not model.usable
-    assert "quantized (fp8)" in (model.reason or "")
+    assert "quantized (fp8)" in reason_of_the_only_one()
 
 
 def test_the_snapshot_that_main_names_comes_first(hub_cache: Path) -> None:
@@ -90,20 +95,8 @@ def test_other_kinds_of_models_are_left_out(hub_cache: Path) -> None:
     assert sources() == []
 
 
-def damage_config(snapshot: Path) -> None:
-    (snapshot / "config.json").write_bytes(b"\xff{")
-
-
-def nest_config(snapshot: Path) -> None:
-    (snapshot / "config.json").write_text("[" * 100_000)
-
-
 def drop_blob(snapshot: Path) -> None:
     (snapshot / "model.safetensors").resolve().unlink()
-
-
-def drop_tokenizer(snapshot: Path) -> None:
-    (snapshot / "tokenizer.json").unlink()
 
 
 def link_to_itself(snapshot: Path) -> None:
@@ -129,7 +122,16 @@ def binary_ref(snapshot: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [damage_config, nest_config, drop_blob, drop_tokenizer, link_to_itself, file_for_folder, missing_shard, binary_ref],
+    [
+        pytest.param(lambda snapshot: (snapshot / "config.json").write_bytes(b"\xff{"), id="damaged config"),
+        pytest.param(lambda snapshot: (snapshot / "config.json").write_text("[" * 100_000), id="deep config"),
+        pytest.param(lambda snapshot: (snapshot / "tokenizer.json").unlink(), id="no tokenizer"),
+        drop_blob,
+        link_to_itself,
+        file_for_folder,
+        missing_shard,
+        binary_ref,
+    ],
 )
 def test_a_damaged_or_incomplete_snapshot_is_left_out(hub_cache: Path, damage: Any) -> None:
     snapshot = cached(hub_cache, "org/broken")
@@ -145,9 +147,7 @@ def test_a_damaged_folder_that_a_person_named_is_listed_with_the_reason(
 ) -> None:
     missing_shard(checkpoint(tmp_path / "mine" / "half"))
     monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "mine"))
-    (model,) = installed_models()[1:]
-    assert not model.usable
-    assert "model-00001-of-00002.safetensors" in (model.reason or "")
+    assert "model-00001-of-00002.safetensors" in reason_of_the_only_one()
 
 
 def test_folders_that_may_not_be_read_are_passed_over(

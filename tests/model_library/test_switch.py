@@ -71,6 +71,14 @@ async def first_words(switch: BackendSwitch) -> AsyncIterator[Event]:
     return events
 
 
+async def begun(switch: BackendSwitch, source: Path) -> asyncio.Future[LocalBackend]:
+    """A change of models that is under way."""
+    started = asyncio.Event()
+    change = asyncio.ensure_future(switch.switch(source, on_progress=lambda phase: started.set()))
+    await started.wait()
+    return change
+
+
 async def test_it_answers_as_what_it_holds(make: Make) -> None:
     switch = make()
     assert (switch.loaded.name, switch.is_demo, switch.context_length) == ("demo", True, 1024)
@@ -153,9 +161,7 @@ async def test_a_reply_in_progress_is_a_reason_to_refuse(make: Make, other: Path
 
 async def test_during_a_change_a_reply_waits_and_another_change_is_refused(make: Make, other: Path) -> None:
     switch = make()
-    begun = asyncio.Event()
-    change = asyncio.ensure_future(switch.switch(other, on_progress=lambda phase: begun.set()))
-    await begun.wait()
+    change = await begun(switch, other)
     with pytest.raises(RequestError, match="Another model is being loaded already"):
         await switch.switch(other)
     later = asyncio.ensure_future(answer(switch))
@@ -166,9 +172,7 @@ async def test_during_a_change_a_reply_waits_and_another_change_is_refused(make:
 
 async def test_a_switch_goes_on_without_its_caller(make: Make, other: Path) -> None:
     switch = make()
-    begun = asyncio.Event()
-    change = asyncio.ensure_future(switch.switch(other, on_progress=lambda phase: begun.set()))
-    await begun.wait()
+    change = await begun(switch, other)
     change.cancel()
     assert await answer(switch)
     assert switch.loaded.name == "other"
@@ -210,7 +214,6 @@ async def test_what_can_be_known_before_is_said_before(make: Make, other: Path, 
     switch = make(0)
     old = switch.current
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").unlink()
     (other / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
     for source, context, error, words in [
         (tmp_path / "gone", None, CheckpointError, "There is no folder 'gone'"),

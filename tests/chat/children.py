@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,9 +67,8 @@ def fork(folder: Path) -> None:
             store.add(ME, conversation.id, message)
             added.append(message.id)
 
-    threads = [threading.Thread(target=write) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads = ThreadPoolExecutor(2)
+    writing = [threads.submit(write) for _ in range(2)]
     for _ in range(10):
         child = os.fork()
         if child == 0:
@@ -84,8 +84,8 @@ def fork(folder: Path) -> None:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     stop.set()
-    for thread in threads:
-        thread.join()
+    for each in writing:
+        each.result()
     assert len(store.find(ME, query="child")) == len(idle.find(ME, query="child")) == 10
     assert set(added) <= set(store.read(ME, conversation.id)[1].nodes)
     assert len(added) > 0

@@ -20,7 +20,7 @@ ALL = [FIRST, ANSWER, AGAIN, NEXT, EDITED]
 CIRCLE = [node(NEXT.id, id=EDITED.id), node(EDITED.id, id=NEXT.id)]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_order_makes_the_same_tree(seed: int) -> None:
     tree = Tree(random.Random(seed).sample(ALL, len(ALL)))
     assert tree.path(NEXT.id) == (FIRST, ANSWER, NEXT)

@@ -27,6 +27,7 @@ from qwen35mm.prompt import Message, Text
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError
 from tests.backends.events import PATIENCE_S, collect, result_of
+from tests.backends.zero_gpu.fake import spaces
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 HELLO = [Message("user", (Text("hello"),))]
@@ -196,12 +197,6 @@ def test_every_error_survives_the_pipe(kind: Any) -> None:
     assert str(came) == "in words"
 
 
-class GradioError(Exception):
-    def __init__(self, title: str, message: str) -> None:
-        super().__init__(message)
-        self.title = title
-
-
 @pytest.mark.parametrize(
     ("title", "message", "kind", "words"),
     [
@@ -211,11 +206,11 @@ class GradioError(Exception):
         ("ZeroGPU client error", "No GPU was available", QueueFullError, "in a moment"),
         ("ZeroGPU illegal duration", "The requested GPU duration (90s)", RequestError, "shorter answer"),
         ("ZeroGPU worker error", "GPU task aborted", EngineError, "its time was over"),
-        ("ZeroGPU worker error", "/srv/RuntimeError", EngineError, "(GradioError)"),
+        ("ZeroGPU worker error", "/srv/RuntimeError", EngineError, "(Error)"),
     ],
 )
 def test_zero_gpus_refusals_are_told_in_words(title: str, message: str, kind: type[MediaError], words: str) -> None:
-    failure = _failure(GradioError(title, message))
+    failure = _failure(spaces.Error(title, message))
     assert failure.kind is kind
     assert words in failure.message
     assert "/srv" not in failure.message
@@ -241,14 +236,15 @@ def test_the_duration_follows_the_work_within_bounds() -> None:
         DurationModel(1, 1, max_duration_s=5)
 
 
-def test_a_context_that_the_model_lacks_is_refused_at_the_start(demo: LoadedModel, calls: PickledCalls) -> None:
-    with pytest.raises(ConfigError, match="8,193"):
-        ZeroGpuBackend(demo, calls, settings=EngineSettings(context_length=8193))
-
-
-def test_a_cache_folder_that_cannot_be_used_is_refused_at_the_start(
-    demo: LoadedModel, calls: PickledCalls, tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"settings": EngineSettings(context_length=8193)}, "8,193"),
+        ({"cache": CacheSettings(directory=Path(__file__))}, "not a folder"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused_at_the_start(
+    demo: LoadedModel, calls: PickledCalls, options: dict[str, Any], words: str
 ) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError):
-        ZeroGpuBackend(demo, calls, cache=CacheSettings(directory=tmp_path / "file"))
+    with pytest.raises(ConfigError, match=words):
+        ZeroGpuBackend(demo, calls, **options)

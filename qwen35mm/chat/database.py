@@ -183,10 +183,15 @@ def _committed(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder that only its owner may see; one that is there stays as it is. Raises StorageError."""
+    """Makes a folder, and what is missing above it, that only its owner may see; one that is there stays as it is.
+
+    Raises:
+        StorageError: it can't be made.
+    """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # raises where it is a file
     except OSError as error:
         reason = "the disk is full" if is_full(error) else "check that it is a folder that can be written to"
         raise StorageError(f"The folder {folder.name!r} can't be made: {reason}.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,10 +55,13 @@ def test_everything_comes_back(store: ConversationStore, reopened: Callable[[], 
     store.close()
 
 
-def test_folders_and_files_are_private(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["chat", "file"])
+def test_folders_and_files_are_private(first: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     store = ConversationStore(data)
     assert not data.exists(), "nothing is made before the first use"
+    if first == "file":
+        store.media.add(io.BytesIO(b"y"), max_bytes=1)
     chat(store)
     attach(store, b"x", "x.png")
     for path in (data, *data.rglob("*")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,11 @@ def test_several_devices_are_filled_up_to_the_one_with_the_least_room(monkeypatc
 
 
 def test_given_budgets_are_taken_and_without_reuse_nothing_is_kept():
-    given = {"state_bytes": 0, "vision_bytes": 1, "host_kv_bytes": 2}
-    taken = plan(settings=CacheSettings(kv_bytes=500 * MIB, **given))
+    given = CacheSettings(state_bytes=0, vision_bytes=1, host_kv_bytes=2)
+    taken = plan(settings=replace(given, kv_bytes=500 * MIB))
     assert taken.num_kv_tokens == 500 * MIB // (64 * 12 * KIB) * 64
     assert (taken.state_bytes, taken.vision_bytes, taken.host_kv_bytes) == (0, 1, 2)
-    taken = plan(settings=CacheSettings(reuse=False, **given))
+    taken = plan(settings=replace(given, reuse=False))
     assert (taken.state_bytes, taken.vision_bytes, taken.host_kv_bytes) == (0, 0, 0)
     assert taken.kv_bytes == plan().kv_bytes
 

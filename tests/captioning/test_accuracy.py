@@ -77,6 +77,7 @@ def transformers() -> TransformersBackend:
     return TransformersBackend(demo_model_path())
 
 
+@pytest.mark.slow
 def test_captions_are_as_accurate_as_the_evaluation_says(captions: Captions, transformers: TransformersBackend) -> None:
     table, misses = evaluate(captions, 3, SKILLS)
     assert (table, misses) == evaluate(transformers, 3, SKILLS)

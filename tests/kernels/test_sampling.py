@@ -156,6 +156,7 @@ def check_real_vocabulary(backend: Backend, rows: SamplingRows) -> None:
     assert torch.equal(backend.run("sample", logits, rows, *seen, banned), expected)
 
 
+@pytest.mark.slow
 def test_the_real_vocabulary_in_the_default_blocks(triton_backend: Backend) -> None:
     rows = make_rows(2, temperature=[1.0, 0.8], top_k=[20, 0], top_p=[0.95, 1.0])
     check_real_vocabulary(triton_backend, rows)

@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 PORT ?= 7860
 # Processes that `make test` spreads the tests over, for two cores: many tests wait for a child or a browser.
-WORKERS ?= 4
+WORKERS ?= 3
 # What `make test-quick` runs: parts that need neither a browser nor a model of real size.
 QUICK := tests/test_*.py tests/cache tests/captioning/texts tests/chat tests/checkpoints tests/model tests/preprocess \
   tests/prompt tests/web/rendering

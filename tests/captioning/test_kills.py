@@ -18,7 +18,7 @@ from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.kills import killed_at, needs_fork
 from tests.captioning.outputs.helpers import captions_of, rows_of
 from tests.captioning.runs import job, settings
-from tests.forked import ForkedProcess
+from tests.forked import PATIENCE_S, ForkedProcess
 
 pytestmark = needs_fork
 
@@ -86,7 +86,7 @@ def test_kills_at_random_moments(media: Path, num_items: int, num_kills: int, se
     for _ in range(num_kills):
         enough = num_written(media) + rng.randrange(1, num_items // num_kills)
         process = start_demo(media)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while process.poll() is None and num_written(media) < enough:
             assert time.monotonic() < deadline, "it writes nothing"
             time.sleep(0.002)

@@ -19,6 +19,7 @@ from qwen35mm.assets import asset_path
 from tests.backends.remote.server import closes, fails, running_server
 from tests.captioning.fake_model import picture
 from tests.cli.conftest import Done, Run
+from tests.forked import PATIENCE_S
 
 SAMPLES = asset_path("samples")
 SCHEMA = {
@@ -90,7 +91,7 @@ def test_ctrl_c_lets_what_is_at_work_end(caption: Caption, tmp_path: Path) -> No
         picture(seed).save(folder / f"{seed:03}.png")
 
     def press() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not list(folder.glob("*.txt")) and time.monotonic() < deadline:
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)

@@ -63,24 +63,24 @@ def test_greedy_tokens_equal_transformers(spec: TinySpec, layout: Layout, ours: 
     assert len(set(tokens)) > 8
 
 
-@pytest.mark.parametrize("spec", [SHALLOW, MOE_TIED, REAL_HEADS], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [SHALLOW, REAL_HEADS], ids=lambda spec: spec.name)
 def test_bfloat16_is_close(spec: TinySpec, ours: Loader, theirs: Loader) -> None:
     """Against transformers in float32 on the same bfloat16 weights: our rounding alone."""
     actual, expected = run_bfloat16(spec, ours, theirs)
-    assert usual_error(actual, expected) <= BF16_TOLERANCE
+    assert relative_error(actual, expected) <= BF16_TOLERANCE
 
 
-@pytest.mark.parametrize("spec", [DENSE, DEEP, MOE], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [DENSE, DEEP, MOE, MOE_TIED], ids=lambda spec: spec.name)
 def test_bfloat16_is_as_close_as_transformers(spec: TinySpec, ours: Loader, theirs: Loader) -> None:
     """Where depth or routing multiplies rounding beyond that, for transformers as well as for us."""
     actual, expected = run_bfloat16(spec, ours, theirs)
-    their_logits_bf16 = their_logits(theirs(spec, torch.bfloat16), make_prompt(FOUR_TURNS, seed=2))
-    assert usual_error(actual, expected) <= 1.25 * usual_error(their_logits_bf16, expected)
+    their_bfloat16 = their_logits(theirs(spec, torch.bfloat16), make_prompt(FOUR_TURNS, seed=2))
+    assert usual_error(actual, expected) <= 1.25 * usual_error(their_bfloat16, expected)
 
 
 def usual_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The median of the tokens' relative errors: where two experts are nearly even, rounding chooses the other."""
-    return statistics.median(map(relative_error, actual, expected))
+    """What nine of ten tokens' relative errors are within: at a few, two experts are even, and rounding chooses."""
+    return statistics.quantiles(map(relative_error, actual, expected), n=10)[-1]
 
 
 def run_bfloat16(spec: TinySpec, ours: Loader, theirs: Loader) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from qwen35mm.engine import Event, Result
 from qwen35mm.prompt import Message, Text
 from tests.backends.events import collect, result_of
 from tests.backends.remote.server import ModelServer
+from tests.forked import PATIENCE_S
 
 QUESTION = [Message("user", (Text("What is this?"),))]
 
@@ -53,8 +54,8 @@ async def events_of(
 
 
 async def until(is_so: Callable[[], bool], step_s: float = 0.005) -> None:
-    """Waits for something that another thread brings about."""
-    end_s = time.monotonic() + 10
+    """Waits for something that another thread brings about; its time is over only where it never does."""
+    end_s = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < end_s, "it never came to be"
         await asyncio.sleep(step_s)

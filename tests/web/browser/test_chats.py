@@ -253,9 +253,9 @@ def test_ending_the_server_keeps_what_was_shown(browser: Browser, tmp_path: Path
         page.ask("slow")
         expect(page.answers.locator(".answer")).to_contain_text("word word")
         shown = page.answers.locator(".answer").inner_text().strip()
+        page.server_ends = True
         server.close()
         page.wait_until(lambda: backend.active == 0)
-        page.problems.clear()
     with contextlib.closing(ConversationStore(tmp_path / "data")) as store:
         (conversation,) = store.find("local")
         _, tree = store.read("local", conversation.id)

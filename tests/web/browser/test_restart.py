@@ -45,9 +45,8 @@ def test_what_was_shown_survives_a_kill(browser: Browser, tmp_path: Path) -> Non
         page.ask("slow")
         page.wait_until(lambda: len(page.answers.locator(".answer").inner_text()) > 500)
         shown = page.answers.locator(".answer").inner_text().strip()
+        page.server_ends = True
         process.kill()
-        page.close()
-        page.problems.clear()
     again = PageProcess(ENDLESS, tmp_path, **environment)
     with chat_pages(browser, again.wait_for_url()) as opener:
         page = opener()

@@ -36,6 +36,15 @@ def test_a_foreign_address_is_said_to_be_foreign() -> None:
         serve(FakeBackend(), host="203.0.113.1")
 
 
+def test_a_machine_too_busy_for_gradios_own_look_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradio.networking.url_ok", lambda url: False)
+    server = serve(FakeBackend(), port=0)
+    try:
+        assert httpx.get(server.url).status_code == 200
+    finally:
+        server.close()
+
+
 def test_only_this_machine_is_served(server: Server) -> None:
     port = int(server.url.rstrip("/").rsplit(":", 1)[1])
     with socket.create_server(("127.0.0.2", port)):

@@ -120,6 +120,8 @@ class Reply:
             logger.exception("a reply failed")
             self.node = replace(self.node, status="failed", error=BUG_MESSAGE)
         finally:
+            # Who stops it from here on waits for its end, and cancels nothing.
+            self._stopped = True
             saving.cancel()
             self._end_thinking()
             self.progress = None

@@ -143,6 +143,24 @@ async def test_stop_in_every_phase(kit: ChatKit, num_phases: int) -> None:
     assert kit.node(conversation, reply_id).status == "stopped"
 
 
+async def test_stop_just_as_it_ends_waits_for_its_end(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversation, reply_id = await kit.send("echo one two")
+    with Gate(kit, monkeypatch) as gate:
+        watching = asyncio.create_task(kit.watch(reply_id))
+        await asyncio.to_thread(gate.entered.wait)
+        reply = kit.replies.find(ME.owner, reply_id)
+        assert reply is not None
+        while kit.backend.active or reply.node.status == "running":
+            await asyncio.sleep(0)
+        stopping = asyncio.create_task(reply.stop())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not stopping.done(), "its end isn't stored yet"
+    await stopping
+    assert (await watching)["status"] == "finished"
+    assert kit.node(conversation, reply_id).status == "finished"
+
+
 async def test_stop_keeps_what_was_written(kit: ChatKit) -> None:
     conversation, reply_id = await kit.send("slow")
     shown = await kit.watch(reply_id, until=lambda view: view["blocks"])

@@ -288,8 +288,14 @@ class ModelBackend(ABC):
                     raise _AbandonedError
                 loop.call_soon_threadsafe(updates.put_nowait, Progress("read", done, total))
 
+            def end(done: asyncio.Future[PreparedMedia], updates: asyncio.Queue[Progress | None] = updates) -> None:
+                updates.put_nowait(None)
+                # Asked for here, since nobody may wait for it any more: asyncio would log it as lost.
+                if not done.cancelled():
+                    done.exception()
+
             reading = asyncio.ensure_future(asyncio.to_thread(self.media_of, part, report))
-            reading.add_done_callback(lambda _, updates=updates: updates.put_nowait(None))
+            reading.add_done_callback(end)
             try:
                 while (update := await updates.get()) is not None:
                     yield update

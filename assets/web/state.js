@@ -192,8 +192,12 @@ export class PageState {
     if (fresh.length) this.watch([...this.live.keys()]);
   }
 
-  /** What the program sends of answers in progress, by their ids. */
-  news(/** @type {Record<string, News>} */ answers) {
+  /**
+   * What the program sends of answers in progress, by their ids.
+   * @param {Record<string, News>} answers
+   * @param {string[]} asked those that it was to send: it knows nothing of the others any more
+   */
+  news(answers, asked = []) {
     this.#heardMs = this.nowMs();
     for (const [id, answer] of Object.entries(answers)) {
       if (!this.live.has(id)) continue;
@@ -201,6 +205,8 @@ export class PageState {
       if (answer.conversation === this.chat.id) this.view.showAnswer(answer);
       if (answer.status !== "running") this.#end(answer);
     }
+    const gone = asked.filter((id) => !(id in answers) && this.live.delete(id));
+    if (gone.some((id) => this.chat.running.includes(id))) this.requests.told(this.#refresh());
   }
 
   #end(/** @type {News} */ answer) {

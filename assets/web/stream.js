@@ -36,8 +36,8 @@ export class AnswerStream {
 
   /**
    * @param {Requests} requests
-   * @param {(answers: Record<string, News>) => void} onNews gets what there is to see of answers, by id, whenever one
-   *   has changed
+   * @param {(answers: Record<string, News>, asked: string[]) => void} onNews gets what there is to see of the answers
+   *   that were asked for, by id, whenever one has changed
    */
   constructor(requests, onNews) {
     this.requests = requests;
@@ -66,7 +66,7 @@ export class AnswerStream {
     this.#source?.close();
     const source = new EventSource(`${CALLS}/${event}`);
     this.#source = source;
-    source.addEventListener("generating", ({ data }) => this.onNews(JSON.parse(data)[0]));
+    source.addEventListener("generating", ({ data }) => this.onNews(JSON.parse(data)[0], ids));
     for (const end of ["complete", "error"]) source.addEventListener(end, () => source.close());
   }
 }

@@ -261,6 +261,23 @@ suite("answers in progress", () => {
     state.checkSilence();
     assert.equal(watched.length, 2);
   });
+
+  test("one that the program knows nothing of any more is not asked for for ever", async () => {
+    await show("one", { running: ["reply"] });
+    state.news({}, ["reply"]);
+    assert.equal(state.live.size, 0);
+    await program.find("open").answer(makeChat("one", { title: "Interrupted" }));
+    assert.deepEqual(drawn, [["chat", "one", false]]);
+    nowMs = 8000;
+    state.checkSilence();
+    assert.equal(watched.length, 1);
+  });
+
+  test("what an earlier stream doesn't send says nothing of an answer that came later", async () => {
+    await show("one", { running: ["reply", "other"] });
+    state.news({ reply: makeNews() }, ["reply"]);
+    assert.equal(state.live.size, 2);
+  });
 });
 
 suite("settings", () => {

@@ -96,6 +96,9 @@ class Decoder:
         for replies in (self.running, self.suspended):
             if reply in replies:
                 replies.remove(reply)
+        if not (self.running or self.suspended):
+            # Nobody is left who could be told; what is under way would hold its replies until the next request.
+            self._launched, self._known = None, []
 
     def resume(self) -> None:
         """Brings suspended replies back, in order, as far as there is room for them and a token of everybody."""

@@ -82,6 +82,8 @@ class Prefill:
                 told.append(found)
                 if found.phase != "read":
                     break
+        if self.done:
+            self._work.close()  # lets go of features and hidden states: the reply may be long
         return told
 
     def unpin(self) -> bool:
@@ -93,6 +95,8 @@ class Prefill:
 
     def close(self) -> None:
         """Gives back everything; a second call does nothing."""
+        # A generator that isn't at its end refers to us and we to it: pixels would stay until garbage is collected.
+        self._work.close()
         if self.start is not None:
             self.start.sequence.free()
         self.unpin()
@@ -229,7 +233,7 @@ class Prefill:
             if segment_index is not None and self._keeps:
                 self._publish(start, segment_index, num_seen)
             if stop == num_tokens:
-                self.last_hidden = hidden[-1:]
+                self.last_hidden = hidden[-1:].clone()  # not a view, which would hold all of them
                 cache.rope_delta = prompt.rope_delta
             self.done = stop == self._stop
             yield Progress("prefill", stop, num_tokens)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +60,38 @@ def test_requests_are_served_in_order_and_hear_their_place(loaded: LoadedModel, 
         if isinstance(output.event, Progress) and output.event.phase == "wait"
     ]
     assert waits == [(requests[1].id, 1), (requests[2].id, 2), (requests[2].id, 1)]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("cancelled_after", [None, 1, 3])
+def test_what_a_request_held_is_free_when_it_is_over(
+    loaded: LoadedModel,
+    make_request: MakeRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    ahead: bool,
+    cancelled_after: int | None,
+) -> None:
+    """Pixels and features go at once, not when Python next looks for garbage."""
+    monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: ahead)
+    engine = Engine(loaded, EngineSettings(piece_tokens=32))
+    gc.collect()
+    gc.disable()
+    try:
+        request = make_request(Image(noise(0)), Text("What is this?"))
+        # Copies: the tests' own stay for other tests.
+        request = replace(request, media=tuple(map(copy.copy, request.media)))
+        request_id, media = request.id, weakref.ref(request.media[0])
+        engine.add(request)
+        del request
+        num_steps = 0
+        while engine.has_requests:
+            engine.step()
+            num_steps += 1
+            if num_steps == cancelled_after:
+                engine.cancel(request_id)
+        assert media() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("piece_tokens", [7, 512])

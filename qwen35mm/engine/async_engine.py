@@ -71,6 +71,7 @@ class AsyncEngine:
         self.context_length = self._engine.context_length
         self.plan = self._engine.runtime.plan
         self._commands: deque[Callable[[], None]] = deque()
+        # Entered and taken out by the streams themselves.
         self._listeners: dict[str, Callable[[StepOutput], None]] = {}
         self._wake = threading.Condition()
         self._closing = False
@@ -112,9 +113,11 @@ class AsyncEngine:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(outputs.put_nowait, output)
 
-        self._submit(lambda: self._add(request, deliver))
+        # Before the command: whatever ends the engine from here on tells us.
+        self._listeners[request.id] = deliver
         event: Event | None = None
         try:
+            self._submit(lambda: self._add(request, deliver))
             while not isinstance(event, Finished):
                 told = (await outputs.get()).event
                 if isinstance(told, (Qwen35mmError, MediaError)):
@@ -122,8 +125,9 @@ class AsyncEngine:
                 event = told
                 yield event
         finally:
+            del self._listeners[request.id]
             with contextlib.suppress(EngineError):
-                self._submit(lambda: self._cancel(request.id))
+                self._submit(lambda: self._engine.cancel(request.id))
 
     def commit(self, source: CachedPrompt) -> None:
         """Has a finished conversation's history computed for its next turn, when there is nothing else to do."""
@@ -158,13 +162,6 @@ class AsyncEngine:
             self._engine.add(request)
         except Qwen35mmError as error:
             deliver(StepOutput(request.id, error))
-        else:
-            self._listeners[request.id] = deliver
-
-    def _cancel(self, request_id: str) -> None:
-        """A request's iterator has ended, with its last event or before."""
-        self._listeners.pop(request_id, None)
-        self._engine.cancel(request_id)
 
     def _run(self) -> None:
         # OpenMP keeps the number for each thread apart, and torch sets it in a new one only on the way: until then
@@ -173,8 +170,9 @@ class AsyncEngine:
         try:
             while self._take_commands():
                 for output in self._engine.step():
-                    if output.request_id in self._listeners:
-                        self._listeners[output.request_id](output)
+                    deliver = self._listeners.get(output.request_id)
+                    if deliver is not None:
+                        deliver(output)
             reason = "The engine was shut down."
             self._engine.flush()
         except Exception:
@@ -184,7 +182,7 @@ class AsyncEngine:
         with self._wake:
             self._closing = True
             self._commands.clear()
-        for request_id, deliver in self._listeners.items():
+        for request_id, deliver in list(self._listeners.items()):
             deliver(StepOutput(request_id, EngineError(reason)))
         self._idle.set()
 

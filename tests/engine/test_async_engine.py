@@ -145,6 +145,29 @@ async def test_closing_ends_running_streams_with_an_error(loaded: LoadedModel, m
         await collect(engine, make_request(Text("hello")))
 
 
+async def test_a_request_that_comes_while_the_engine_closes_is_told(
+    engine: AsyncEngine, make_request: MakeRequest
+) -> None:
+    busy, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        busy.set()
+        released.wait(60)
+
+    engine._submit(hold)
+    busy.wait(60)
+    answer = asyncio.create_task(collect(engine, make_request(Text("hello"))))
+    while not engine._commands:
+        await asyncio.sleep(0.01)
+    close = asyncio.create_task(asyncio.to_thread(engine.close))
+    while not engine._closing:
+        await asyncio.sleep(0.01)
+    released.set()
+    await close
+    with pytest.raises(EngineError, match="shut down"):
+        await asyncio.wait_for(answer, 60)
+
+
 async def test_a_bug_in_the_engine_reaches_the_callers(
     engine: AsyncEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,12 +81,22 @@ def parse_logins(text: str) -> Logins:
     return Logins(pairs)
 
 
+def parse_folder(text: str) -> Path:
+    """A folder; in a variable no shell has replaced its "~"."""
+    folder = Path(text)
+    try:
+        return folder.expanduser()
+    except RuntimeError:  # there is no such user
+        return folder
+
+
 # The help shows them under these headings.
 _model = functools.partial(typer.Option, rich_help_panel="Model")
 _media = functools.partial(typer.Option, rich_help_panel="Media")
 _cache = functools.partial(typer.Option, rich_help_panel="Cache")
 _page = functools.partial(typer.Option, rich_help_panel="Page")
 _size = functools.partial(typer.Option, parser=parse_size, metavar="SIZE")
+_folder = functools.partial(typer.Option, parser=parse_folder, metavar="FOLDER")
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,9 @@ class ModelOptions:
     state_memory: Annotated[
         int | None, _size(rich_help_panel="Cache", help="Memory for the recurrent states of kept prompts.")
     ] = None
-    cache_dir: Annotated[Path | None, _cache(help="The folder of the disk cache, which outlives the program.")] = None
+    cache_dir: Annotated[
+        Path | None, _folder(rich_help_panel="Cache", help="The folder of the disk cache, which outlives the program.")
+    ] = None
     no_disk_cache: Annotated[
         bool, _cache("--no-disk-cache", help="Keep nothing on disk, whatever else names a folder.")
     ] = False
@@ -208,7 +220,8 @@ class ModelOptions:
         return replace(default_budget(torch.device("cuda" if on_gpu else "cpu")), **chosen)
 
 
-data_dir_option = _page(
+data_dir_option = _folder(
+    rich_help_panel="Page",
     help="The folder that keeps conversations; without it your user's data folder, and none where strangers share the "
     "page.",
     envvar="QWEN35MM_DATA_DIR",

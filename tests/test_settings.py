@@ -82,6 +82,14 @@ def test_an_option_wins_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
     assert read_options(["--cache-dir", "d"])[0] == ModelOptions(cache_dir=Path("d"))
 
 
+def test_a_folder_in_a_variable_may_be_in_the_persons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.setenv("QWEN35MM_CACHE_DIR", "~/cache")
+    monkeypatch.setenv("QWEN35MM_DATA_DIR", "~nobody-of-this-name/chats")
+    model, page = read_options([])
+    assert (model.cache_dir, page.data_dir) == (Path("/home/ann/cache"), Path("~nobody-of-this-name/chats"))
+
+
 def test_a_command_has_its_own_parameters_beside_the_groups() -> None:
     got: list[Any] = []
 

@@ -56,9 +56,9 @@ def start_once(browser: Browser, model: str | None) -> dict[str, float]:
 
 def import_times() -> list[tuple[float, str]]:
     """Seconds that the heaviest imports of the page take, with what they import."""
-    code = "import qwen35mm.backends; import qwen35mm.web"
+    code = "import qwen35mm.backends.local; import qwen35mm.web"
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
-    wanted = ("torch", "transformers", "gradio", "av", "numpy", "PIL", "qwen35mm.web", "qwen35mm.backends")
+    wanted = ("torch", "transformers", "gradio", "av", "numpy", "PIL", "qwen35mm.web", "qwen35mm.backends.local")
     found = []
     for line in done.stderr.splitlines():
         parts = line.split("|")

@@ -121,7 +121,7 @@ def show_window(url: str, storage: Path | None, *, on_start: Callable[[Any], Non
     logging.getLogger("pywebview").setLevel(logging.WARNING)
     webview.settings["OPEN_EXTERNAL_LINKS_IN_BROWSER"] = True
     webview.settings["ALLOW_FILE_URLS"] = False
-    # Qt's own handler is ours, see desktop_qt.
+    # Qt's handler is ours: see qt.py.
     on_qt = sys.platform == "linux"
     webview.settings["ALLOW_DOWNLOADS"] = not on_qt
     window: Any = webview.create_window(

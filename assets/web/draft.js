@@ -166,16 +166,24 @@ export class Draft {
     try {
       const ready = await Promise.all(this.files.map((file) => file.ready));
       // A message never goes without a file that its author saw in it.
-      if (!ready.includes(false) && (await this.desk.send(this.message))) this.clear();
+      if (ready.includes(false)) return;
+      const { text, editing } = this;
+      const files = [...this.files];
+      const isSent = await this.desk.send(this.message);
+      if (isSent && this.editing === editing) this.clear(text, files);
     } finally {
       this.isSending = false;
       this.desk.draw();
     }
   }
 
-  clear() {
-    [this.text, this.files, this.editing] = ["", [], null];
+  /** Takes this text and these files out of it, by default all: what came while they were sent stays. */
+  clear(text = this.text, files = this.files) {
+    if (this.text.startsWith(text)) this.text = this.text.slice(text.length).trimStart();
+    this.files = this.files.filter((each) => !files.includes(each));
+    this.editing = null;
     this.#measured(null);
+    if (!this.isEmpty) this.measureSoon();
   }
 
   /** Takes an earlier message up, with its files; sending it begins a branch. */

@@ -18,6 +18,7 @@ let said;
 let sent;
 /** Files on their way, whose fate a test decides. @type {any[]} */
 let uploads;
+/** @type {boolean | Promise<boolean>} */
 let isAccepted = true;
 
 afterEach(() => mock.timers.reset());
@@ -71,6 +72,17 @@ beforeEach(() => {
 const picture = { digest: "aa", kind: "image", name: "a.png", num_bytes: 3 };
 const names = () => draft.files.map(({ name }) => name);
 const attach = (/** @type {string[]} */ ...files) => draft.attach(files.map((name) => new File(["abc"], name)));
+/** Sends a text; the program takes it when the test says so. */
+async function submit(/** @type {string} */ text) {
+  let accept = () => {};
+  isAccepted = new Promise((resolve) => {
+    accept = () => resolve(true);
+  });
+  draft.text = text;
+  const done = draft.submit();
+  await idle();
+  return { done, accept: () => accept() };
+}
 
 suite("files", () => {
   test("stay in their order, whichever comes first", async () => {
@@ -176,6 +188,26 @@ suite("sending", () => {
     draft.isRunning = false;
     await Promise.all([draft.submit(), draft.submit()]);
     assert.equal(sent.length, 1);
+  });
+
+  test("what is typed and attached while it is sent stays", async () => {
+    attach("a.png");
+    await uploads[0].arrive(picture);
+    const { done, accept } = await submit("Which?");
+    draft.text = "Which? And";
+    attach("b.png");
+    accept();
+    await done;
+    assert.deepEqual([sent[0].text, sent[0].attachments.length], ["Which?", 1]);
+    assert.deepEqual([draft.text, names()], ["And", ["b.png"]]);
+  });
+
+  test("an earlier message that is taken up while it is sent stays", async () => {
+    const { done, accept } = await submit("Which?");
+    draft.edit(makeMessage({ text: "Where?" }));
+    accept();
+    await done;
+    assert.deepEqual([draft.text, draft.editing?.text], ["Where?", "Where?"]);
   });
 });
 

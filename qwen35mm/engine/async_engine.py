@@ -125,7 +125,7 @@ class AsyncEngine:
                 event = told
                 yield event
         finally:
-            del self._listeners[request.id]
+            self._listeners.pop(request.id, None)
             with contextlib.suppress(EngineError):
                 self._submit(lambda: self._engine.cancel(request.id))
 

@@ -10,7 +10,7 @@ from qwen35mm_preprocess import MediaPlan
 
 Phase = Literal["wait", "read", "encode", "prefill"]
 Channel = Literal["reasoning", "answer"]
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)

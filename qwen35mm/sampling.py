@@ -16,6 +16,8 @@ from qwen35mm.errors import CheckpointError, ConfigError
 
 MAX_STOP_STRINGS = 16
 MAX_JSON_SCHEMA_CHARS = 65_536
+# A logit divided by less comes near to what float32 holds.
+_MAX_GREEDY_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class SamplingParams:
     as in transformers' logits processors (generation/logits_process.py).
 
     Attributes:
-        temperature: 0 takes the likeliest token (greedy); above 0 the logits are divided by it.
+        temperature: up to 1e-5 takes the likeliest token (greedy); above, the logits are divided by it.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this; 1.0 keeps all.
         min_p: drop tokens less likely than this share of the likeliest one; 0.0 drops none.
@@ -78,7 +80,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """True where the likeliest token is always taken."""
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature <= _MAX_GREEDY_TEMPERATURE or self.top_k == 1
 
     def with_overrides(self, **changes: Any) -> SamplingParams:
         """A copy in which every given value that isn't None replaces ours."""

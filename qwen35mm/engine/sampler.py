@@ -17,6 +17,8 @@ from qwen35mm.sampling import SamplingParams
 from qwen35mm_kernels import SamplingRows, select_backend
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+# The likeliest of any vocabulary has a larger share, so that a smaller top_p says the same; float32 might make it zero.
+_MIN_TOP_P = 1e-6
 
 
 class Sampler:
@@ -50,6 +52,7 @@ class Sampler:
         """
         device = self.newest.device
         floats = [getattr(params, name) for name in _FLOATS]
+        floats[:2] = 0.0 if params.greedy else params.temperature, max(params.top_p, _MIN_TOP_P)
         self._floats[:, slot] = upload(np.array(floats, dtype=np.float32), device)
         top_k = min(params.top_k, len(self._banned))
         self._whole[:, slot] = upload(np.array([top_k, seed], dtype=np.int64), device)

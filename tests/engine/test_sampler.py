@@ -109,6 +109,13 @@ def test_a_reply_that_is_admitted_again_goes_on_as_before() -> None:
     assert [again.sample(logits) for _ in range(8)] == expected[12:]
 
 
+@pytest.mark.parametrize("params", [SamplingParams(temperature=1e-40), SamplingParams(top_p=1e-50)])
+def test_what_is_too_small_for_float32_takes_the_likeliest(params: SamplingParams) -> None:
+    logits = torch.linspace(-5, 5, VOCAB)
+    sampler = make(params)
+    assert {sampler.sample(logits) for _ in range(5)} == {VOCAB - 1}
+
+
 def test_banned_ids_are_never_chosen() -> None:
     logits = torch.zeros(VOCAB)
     logits[10] = 100.0

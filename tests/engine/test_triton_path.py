@@ -11,7 +11,7 @@ from qwen35mm.model import Qwen35Model
 from qwen35mm.prompt import Image
 from qwen35mm.sampling import SamplingParams
 from tests.engine.exact import DENSE, MOE, Chat, cache_settings, chat_model, picture, results, user, words
-from tests.interpreter import accept_arrays_of_one_element
+from tests.interpreter import prepare_interpreter
 from tests.tiny import TinySpec
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
@@ -22,7 +22,7 @@ def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operation that has a Triton kernel runs it, and the engine decodes as on a GPU."""
     from qwen35mm_kernels import gpu
 
-    accept_arrays_of_one_element()
+    prepare_interpreter()
     for module in (model.rope, *model.modules()):
         if hasattr(module, "ops"):
             monkeypatch.setattr(module, "ops", gpu)

@@ -24,13 +24,13 @@ def _backend(name: str) -> Backend:
 
         return Backend(name, cpu, torch.device("cpu"))
     pytest.importorskip("triton", reason="Triton has no package for this platform")
-    from tests.interpreter import accept_arrays_of_one_element
+    from tests.interpreter import prepare_interpreter
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if interpreted and name == "cuda":
         pytest.skip("kernels are interpreted here; on a card: make test-gpu")
     assert interpreted == (name == "interpreted"), "TRITON_INTERPRET must be 1 for the interpreter"
-    accept_arrays_of_one_element()
+    prepare_interpreter()
     from qwen35mm_kernels import gpu
 
     return Backend(name, gpu, torch.device("cpu" if interpreted else "cuda"))

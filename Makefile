@@ -86,7 +86,8 @@ check: $(STAMP) $(NODE_STAMP)
 	@$(MAKE) --no-print-directory -j 2 pyright lint tsc scripts
 
 bench: $(STAMP)  ## prefill and decode speed, us and transformers, on a random 0.8B checkpoint (3 GB of disk)
-	test -d build/random-0.8B || $(PY) -m benchmarks.make_random --size 0.8B --out build/random-0.8B
+	test -f build/random-0.8B/config.json || { rm -rf build/random-0.8B; \
+	  $(PY) -m benchmarks.make_random --size 0.8B --out build/random-0.8B; }
 	$(PY) -m benchmarks.prefill_decode --model build/random-0.8B --peer transformers $(ARGS)
 
 clean:  ## remove the environment and everything made

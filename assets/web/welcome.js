@@ -31,6 +31,8 @@ function shot(/** @type {Example} */ { kind, url, poster }) {
     poster: new URL(poster, document.baseURI).href,
     muted: true,
     autoplay,
+    // One that stands still is its poster.
+    preload: autoplay ? "auto" : "none",
     loop: true,
     playsInline: true,
   };

@@ -38,6 +38,10 @@ PREFIX = "/qwen35mm"
 # Pages that watch an answer at one time; the engine serves the answers in order.
 MAX_WATCHED = 64
 MAX_WAITING_EVENTS = 256
+# How often Gradio's queue looks for requests, and for progress that it would tell of, which we have none of. Its own
+# thousand times a second take 8 % of a core for as long as the page is served.
+LOOK_FOR_EVENTS_S = 0.01
+LOOK_FOR_PROGRESS_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ def build_app(
     with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
         api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
     app.queue(max_size=max_waiting)
+    app._queue.sleep_when_free = LOOK_FOR_EVENTS_S
+    app._queue.progress_update_sleep_when_free = LOOK_FOR_PROGRESS_S
     return Page(app, [Route("/", show), *_routes(answer_requests(people, *services), files)], replies, people)
 
 

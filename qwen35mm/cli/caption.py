@@ -75,7 +75,7 @@ async def _open_captioner(job: Job, model: ModelOptions, options: CaptionOptions
 
     if options.backend is None:
         with contextlib.closing(model.load()) as backend:
-            yield Captioner.local(backend, None if options.dry_run else job.state_folder / "weights.json")
+            yield Captioner.local(backend, None if options.dry_run else job.state_folder / "weights")
         return
     from qwen35mm.backends.remote.backend import RemoteBackend
     from qwen35mm.sampling import SamplingParams

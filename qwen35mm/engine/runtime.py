@@ -109,7 +109,7 @@ def _root(loaded: LoadedModel, piece_tokens: int, directory: Path) -> bytes:
     model = loaded.model
     return fingerprint(
         {
-            "weights": weights_digest(loaded.path, directory / "weights.json"),
+            "weights": weights_digest(loaded.path, directory / "weights"),
             "arithmetic": arithmetic(model.layer_devices, model.dtype),
             "block_size": DEFAULT_BLOCK_SIZE,
             "piece_tokens": piece_tokens,

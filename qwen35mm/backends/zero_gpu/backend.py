@@ -58,7 +58,7 @@ class ZeroGpuBackend(ModelBackend):
         if cache.directory is not None and cache.reuse:
             # What would be told, or take long, in every child.
             DiskStore(cache.directory, max_bytes=cache.disk_bytes)
-            weights_digest(loaded.path, cache.directory / "weights.json")
+            weights_digest(loaded.path, cache.directory / "weights")
         child = Child(loaded, self, replace(settings, slots=1, max_waiting=1), cache)
         self._run: RunJob = self._gpu(duration=lambda job: job.duration_s)(child.run)
         self._max_calls = settings.max_waiting

@@ -24,7 +24,9 @@ class LocalBackend(ModelBackend):
     """Answers with a model in this process, and commits histories while nothing else is to do. See `ModelBackend`."""
 
     def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
-        self.engine = AsyncEngine(lambda background: Engine(self.loaded, settings, cache, background=background))
+        self.engine = AsyncEngine(
+            lambda reader, writer: Engine(self.loaded, settings, cache, reader=reader, writer=writer)
+        )
         self.context_length = self.engine.context_length
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-history")
 

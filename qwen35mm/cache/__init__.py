@@ -2,7 +2,7 @@
 
 from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.disk import DiskStore
-from qwen35mm.cache.disk_tier import Background, DiskTier, Inline, Loaded
+from qwen35mm.cache.disk_tier import DiskTier, Loaded
 from qwen35mm.cache.kv_pool import KVBlockPool, OutOfBlocksError
 from qwen35mm.cache.planner import CacheSettings, MemoryPlan, plan_memory
 from qwen35mm.cache.prefix_cache import PrefixCache, Start
@@ -12,14 +12,12 @@ from qwen35mm.cache.state_pool import OutOfSlotsError, StatePool
 from qwen35mm.cache.tensor_store import VisionCache
 
 __all__ = [
-    "Background",
     "CachePools",
     "CacheReport",
     "CacheSettings",
     "Chain",
     "DiskStore",
     "DiskTier",
-    "Inline",
     "KVBlockPool",
     "Loaded",
     "MemoryPlan",

@@ -1,6 +1,6 @@
 """The disk behind the caches: what is still to be written, and what can be read for a chain.
 
-Everything that touches files runs in the background; the methods here only hand work over. Tensors are copied before
+Everything that touches files runs in two executors; the methods here only hand work over. Tensors are copied before
 they are handed over, so that a writer never sees a block that has been given to somebody else.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,37 +25,9 @@ logger = logging.getLogger(__name__)
 # Copies that wait for the disk; more of them wait where they are.
 MAX_PENDING_BYTES = 256 << 20
 
-T = TypeVar("T")
 Tensors = Mapping[str, torch.Tensor]
 # Gives an entry's tensors by its address, or None where it is gone.
 GetTensors = Callable[[bytes], Tensors | None]
-
-
-class Background(Protocol):
-    """Runs functions elsewhere, readers and writers each in the order in which they came."""
-
-    def read(self, function: Callable[[], T]) -> Future[T]:
-        """Runs a function that somebody waits for."""
-        ...
-
-    def write(self, function: Callable[[], T]) -> Future[T]:
-        """Runs a function that nobody waits for."""
-        ...
-
-
-class Inline:
-    """Runs them at once, in the caller's thread."""
-
-    def read(self, function: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
-        try:
-            future.set_result(function())
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def write(self, function: Callable[[], T]) -> Future[T]:
-        return self.read(function)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,12 +53,14 @@ class DiskTier:
     Args:
         root: what all addresses of this process begin with.
         pools: what is read must fit these.
+        reader, writer: do what somebody waits for, and what nobody waits for, each in the order in which it came.
     """
 
-    def __init__(self, store: DiskStore, root: bytes, background: Background, pools: CachePools) -> None:
+    def __init__(self, store: DiskStore, root: bytes, pools: CachePools, *, reader: Executor, writer: Executor) -> None:
         self._store = store
-        self._background = background
         self._pools = pools
+        self._reader = reader
+        self._writer = writer
         self._other_roots = [other for other in store.addresses("root") if other != root]
         self._own_root: tuple[Kind, bytes] = ("root", root)
         self._dirty: OrderedDict[tuple[Kind, bytes], GetTensors] = OrderedDict()
@@ -100,7 +73,7 @@ class DiskTier:
     def discard(self, kind: Kind, address: bytes) -> None:
         """Takes an entry off the disk, or off the list of those to be written."""
         if self._dirty.pop((kind, address), None) is None:
-            self._background.write(lambda: self._store.remove(kind, address))
+            self._writer.submit(self._store.remove, kind, address)
 
     @property
     def writing(self) -> bool:
@@ -124,13 +97,13 @@ class DiskTier:
         tensors = get_tensors(address)
         if tensors is not None:
             num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-            self._pending.append((self._background.write(lambda: self._write(kind, address, tensors)), num_bytes))
+            self._pending.append((self._writer.submit(self._write, kind, address, tensors), num_bytes))
 
     def touch(self, addresses: Sequence[bytes]) -> None:
         """Marks a chain as used, its first segment as the most recent."""
         kinds: tuple[Kind, ...] = ("state", "kv")
         entries: list[tuple[Kind, bytes]] = [(kind, address) for address in reversed(addresses) for kind in kinds]
-        self._background.write(lambda: self._store.touch([*entries, self._own_root]))
+        self._writer.submit(self._store.touch, [*entries, self._own_root])
 
     def flush(self) -> None:
         """Hands everything on the list to the writer, and waits until it has done all that."""
@@ -142,11 +115,11 @@ class DiskTier:
 
     def load(self, chain: Chain, has_kv: Sequence[bool], has_state: Sequence[bool], more_than: int) -> Future[Loaded]:
         """Reads what a chain lacks in memory, where that gives more than its first `more_than` segments."""
-        return self._background.read(lambda: self._load(chain, has_kv, has_state, more_than))
+        return self._reader.submit(self._load, chain, has_kv, has_state, more_than)
 
     def load_vision(self, addresses: Sequence[bytes]) -> Future[dict[bytes, torch.Tensor]]:
         """Reads those of the vision units' embeddings that are there."""
-        return self._background.read(lambda: self._load_vision(addresses))
+        return self._reader.submit(self._load_vision, addresses)
 
     def _write(self, kind: Kind, address: bytes, tensors: Tensors) -> bool:
         self._store.write(*self._own_root, {})  # with every entry, so that it leaves after them

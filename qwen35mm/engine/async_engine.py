@@ -8,8 +8,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -21,34 +21,23 @@ from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # How often deadlines are looked at while everything waits for a file.
 DEADLINE_POLL_S = 0.25
 
 
-class Threads:
-    """A thread that reads files and one that writes them (see cache.Background)."""
+class FileThread(ThreadPoolExecutor):
+    """A thread for files; `on_done` is called after whatever it did."""
 
-    def __init__(self) -> None:
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-reader")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-writer")
-        self.on_done: Callable[[], None] = lambda: None
+    def __init__(self, name: str, on_done: Callable[[], None]) -> None:
+        super().__init__(1, thread_name_prefix=f"qwen35mm-{name}")
+        self._on_done = on_done
 
-    def read(self, function: Callable[[], T]) -> Future[T]:
-        return self._submit(self._reader, function)
-
-    def write(self, function: Callable[[], T]) -> Future[T]:
-        return self._submit(self._writer, function)
-
-    def close(self) -> None:
-        """Waits for what was handed over and ends the threads."""
-        self._reader.shutdown(cancel_futures=True)
-        self._writer.shutdown()
-
-    def _submit(self, executor: ThreadPoolExecutor, function: Callable[[], T]) -> Future[T]:
-        future = executor.submit(function)
-        future.add_done_callback(lambda _: self.on_done())
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future = super().submit(fn, *args, **kwargs)
+        future.add_done_callback(lambda _: self._on_done())
         return future
 
 
@@ -58,26 +47,25 @@ class AsyncEngine:
     All calls into the engine happen in that thread; callers hand it commands. `close()` ends the thread.
 
     Args:
-        make_engine: makes the engine with the threads that read and write for it.
+        make_engine: makes the engine with what reads and what writes for it.
     """
 
-    def __init__(self, make_engine: Callable[[Threads], Engine]) -> None:
-        self._threads = Threads()
+    def __init__(self, make_engine: Callable[[Executor, Executor], Engine]) -> None:
+        self._wake = threading.Condition()
+        self._reader, self._writer = FileThread("reader", self._notify), FileThread("writer", self._notify)
         try:
-            self._engine = make_engine(self._threads)
+            self._engine = make_engine(self._reader, self._writer)
         except BaseException:
-            self._threads.close()
+            self._end_threads()
             raise
         self.context_length = self._engine.context_length
         self.plan = self._engine.runtime.plan
         self._commands: deque[Callable[[], None]] = deque()
         # Entered and taken out by the streams themselves.
         self._listeners: dict[str, Callable[[StepOutput], None]] = {}
-        self._wake = threading.Condition()
         self._closing = False
         self._idle = threading.Event()
         self._idle.set()
-        self._threads.on_done = self._notify
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="qwen35mm-engine", daemon=True)
         self._thread.start()
@@ -143,7 +131,12 @@ class AsyncEngine:
             self._closing = True
             self._wake.notify()
         self._thread.join()
-        self._threads.close()
+        self._end_threads()
+
+    def _end_threads(self) -> None:
+        """Waits for what was handed to be written."""
+        self._reader.shutdown(cancel_futures=True)
+        self._writer.shutdown()
 
     def _notify(self) -> None:
         with self._wake:

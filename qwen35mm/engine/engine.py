@@ -1,8 +1,8 @@
 """The engine: requests in, events out, one bounded piece of work per `step()`.
 
-It is synchronous, knows no threads and does no input or output; what must be read or written is handed to a
-`Background`. A step runs at most one piece of one prompt (some vision layers, or one piece of prefill), then one token
-of every running reply. History commits are computed when nothing else is to do.
+It is synchronous, knows no threads and does no input or output; what must be read or written is handed to a reader and
+a writer. A step runs at most one piece of one prompt (some vision layers, or one piece of prefill), then one token of
+every running reply. History commits are computed when nothing else is to do.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 import torch
 
-from qwen35mm.cache import Background, CacheSettings, Inline, OutOfBlocksError
+from qwen35mm.cache import CacheSettings, OutOfBlocksError
 from qwen35mm.engine.commits import Commits
 from qwen35mm.engine.decoder import Decoder
 from qwen35mm.engine.events import Finished, Progress
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.reply import Reply, ReplyFactory, StepResult
 from qwen35mm.engine.request import CachedPrompt, Request, RequestEnd, StepOutput, engine_error
-from qwen35mm.engine.runtime import Runtime
+from qwen35mm.engine.runtime import InlineExecutor, Runtime
 from qwen35mm.engine.sampler import ids_never_sampled
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.errors import (
@@ -43,7 +44,8 @@ class Engine:
         loaded: the model with its tokenizer and defaults.
         settings: how much is done at once.
         cache: how much is kept.
-        background: reads and writes files; None does it at once, inside the step.
+        reader, writer: read and write files, each in the order in which it is asked; without them that is done at once,
+            inside the step.
         clock: seconds, for deadlines; the one that requests' times are of.
 
     Raises:
@@ -56,12 +58,19 @@ class Engine:
         settings: EngineSettings | None = None,
         cache: CacheSettings | None = None,
         *,
-        background: Background | None = None,
+        reader: Executor | None = None,
+        writer: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loaded = loaded
         self.settings = settings or EngineSettings()
-        self.runtime = Runtime(loaded, self.settings, cache or CacheSettings(), background or Inline())
+        self.runtime = Runtime(
+            loaded,
+            self.settings,
+            cache or CacheSettings(),
+            reader=reader or InlineExecutor(),
+            writer=writer or InlineExecutor(),
+        )
         self._clock = clock
         self._factory = ReplyFactory(loaded)
         self._waiting: OrderedDict[str, Request] = OrderedDict()

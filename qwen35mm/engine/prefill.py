@@ -207,7 +207,7 @@ class Prefill:
         for index in indices:
             medium = self.source.media[index]
             if not isinstance(medium, PreparedMedia):
-                future = self._runtime.background.read(medium.load)
+                future = self._runtime.reader.submit(medium.load)
                 yield Progress("read", len(media), len(indices))
                 medium = yield from self._result(future)
             media[index] = medium

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from qwen35mm.cache import (
-    Background,
     CachePools,
     CacheSettings,
     DiskStore,
@@ -25,6 +27,21 @@ from qwen35mm.model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class InlineExecutor(Executor):
+    """Does what it is asked at once, in the caller's thread."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
 
 class Runtime:
     """Made once per engine: plans the memory and makes the pools.
@@ -40,7 +57,13 @@ class Runtime:
     """
 
     def __init__(
-        self, loaded: LoadedModel, settings: EngineSettings, cache: CacheSettings, background: Background
+        self,
+        loaded: LoadedModel,
+        settings: EngineSettings,
+        cache: CacheSettings,
+        *,
+        reader: Executor,
+        writer: Executor,
     ) -> None:
         config, model = loaded.config, loaded.model
         self.loaded, self.model = loaded, model
@@ -48,7 +71,7 @@ class Runtime:
         self.piece_tokens = settings.piece_tokens_on(model.device)
         self.slots = settings.slots
         self.reuse = cache.reuse
-        self.background = background
+        self.reader = reader
         self.plan = plan = plan_memory(
             config,
             dtype=model.dtype,
@@ -72,7 +95,7 @@ class Runtime:
             # Opened before the weights are hashed: where it can't be used, that is told at once.
             store = DiskStore(cache.directory, max_bytes=cache.disk_bytes)
             self.root = _root(loaded, self.piece_tokens, cache.directory)
-            self.disk = DiskTier(store, self.root, background, self.pools)
+            self.disk = DiskTier(store, self.root, self.pools, reader=reader, writer=writer)
         self.prefixes = PrefixCache(
             self.pools, state_bytes=plan.state_bytes, host_kv_bytes=plan.host_kv_bytes, disk=self.disk
         )

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -252,19 +252,19 @@ def commit(engine: Engine, history: CachedPrompt) -> None:
     run(engine)
 
 
-class Later:
+class Later(Executor):
     """Does what it is handed when it is told to, so that anything may happen before."""
 
     def __init__(self) -> None:
         self.waiting: deque[Callable[[], None]] = deque()
         self.at_once = False
 
-    def read(self, function: Callable[[], T]) -> Future[T]:
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
 
         def run() -> None:
             try:
-                future.set_result(function())
+                future.set_result(fn(*args, **kwargs))
             except Exception as error:
                 future.set_exception(error)
 
@@ -272,9 +272,6 @@ class Later:
         if self.at_once:
             self.work(len(self.waiting))
         return future
-
-    def write(self, function: Callable[[], T]) -> Future[T]:
-        return self.read(function)
 
     def work(self, count: int) -> None:
         for _ in range(min(count, len(self.waiting))):

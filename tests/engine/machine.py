@@ -137,7 +137,14 @@ class EngineMachine(RuleBasedStateMachine):
 
     def make_engine(self) -> None:
         self.background = Later()
-        self.engine = Engine(chat().loaded, SETTINGS, self.cache, background=self.background, clock=lambda: self.now)
+        self.engine = Engine(
+            chat().loaded,
+            SETTINGS,
+            self.cache,
+            reader=self.background,
+            writer=self.background,
+            clock=lambda: self.now,
+        )
 
     # What people do.
 

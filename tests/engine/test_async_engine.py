@@ -37,7 +37,7 @@ LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000)
 
 @pytest.fixture
 def engine(loaded: LoadedModel) -> Iterator[AsyncEngine]:
-    engine = AsyncEngine(lambda background: Engine(loaded, background=background))
+    engine = AsyncEngine(lambda reader, writer: Engine(loaded, reader=reader, writer=writer))
     yield engine
     engine.close()
 
@@ -74,7 +74,7 @@ def test_its_thread_computes_with_as_many_threads_as_its_maker(loaded: LoadedMod
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        engine = AsyncEngine(lambda background: Watched(loaded, background=background))
+        engine = AsyncEngine(lambda reader, writer: Watched(loaded, reader=reader, writer=writer))
         asyncio.run(collect(engine, make_request(Text("hello"))))
         engine.close()
     finally:
@@ -109,7 +109,9 @@ async def test_cancelling_the_task_cancels_the_request(engine: AsyncEngine, make
 
 
 async def test_a_refused_request_raises_and_others_go_on(loaded: LoadedModel, make_request: MakeRequest) -> None:
-    engine = AsyncEngine(lambda background: Engine(loaded, EngineSettings(context_length=64), background=background))
+    engine = AsyncEngine(
+        lambda reader, writer: Engine(loaded, EngineSettings(context_length=64), reader=reader, writer=writer)
+    )
     try:
         with pytest.raises(ContextTooLongError):
             await collect(engine, make_request(Text("word " * 100)))
@@ -129,7 +131,7 @@ async def test_closing_ends_running_streams_with_an_error(loaded: LoadedModel, m
                 closing.wait(60)
             return super().step()
 
-    engine = AsyncEngine(lambda background: Held(loaded, background=background))
+    engine = AsyncEngine(lambda reader, writer: Held(loaded, reader=reader, writer=writer))
     events = engine.stream(make_request(Text("hello"), params=LONG))
     await anext(events)
     told.set()

@@ -20,7 +20,7 @@ from typing import Any
 FORBIDDEN = {
     "Engine",
     "AsyncEngine",
-    "Threads",
+    "FileThread",
     "CachePools",
     "DiskTier",
     "DiskStore",

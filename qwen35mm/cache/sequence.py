@@ -16,7 +16,8 @@ from qwen35mm.config import ModelConfig
 class SequenceCache:
     """What belongs to one sequence while it runs: the model reads and writes its blocks and its slot's states.
 
-    Made empty by `CachePools.new_sequence`; `clone` shares its blocks, `free` gives everything back.
+    Made empty by `CachePools.new_sequence`; `free` gives everything back. Another one that goes on from here takes over
+    blocks (`share`, `adopt`) and states (`StatePool.save`, `load`).
 
     Attributes:
         rope_delta: next M-RoPE position minus next cache_position, once the prompt is in; it belongs to the
@@ -122,23 +123,6 @@ class SequenceCache:
     def export(self) -> dict[str, torch.Tensor]:
         """Copies the KV of all tokens to host memory (see KVBlockPool.export)."""
         return self._pools.kv.export(self._blocks, 0, self._length)
-
-    def clone(self) -> SequenceCache:
-        """A sequence that goes on from here on its own: blocks shared, states copied.
-
-        Whoever writes first into the shared last, partial block goes on in place; the other one copies it then.
-
-        Raises:
-            OutOfSlotsError: no state slot is free; nothing has changed.
-        """
-        slot = self._pools.states.take(copy_of=self.slot)
-        other = SequenceCache(self._pools, slot=slot)
-        other.rope_delta, other._length = self.rope_delta, self._length
-        other._claimed = other._shared = self._length
-        self._shared = max(self._shared, self._length)
-        other._blocks = self._blocks[: self._pools.kv.blocks_for(self._length)]
-        self._pools.kv.allocator.share(other._blocks)
-        return other
 
     def free(self) -> None:
         """Gives blocks and slot back; a second call does nothing."""

@@ -46,8 +46,8 @@ class StatePool:
     def num_free(self) -> int:
         return self._taken.count(False)
 
-    def take(self, *, copy_of: int | None = None) -> int:
-        """Takes the lowest free slot; its states are zero, or those of another slot.
+    def take(self) -> int:
+        """Takes the lowest free slot; its states are zero.
 
         Raises:
             OutOfSlotsError: none is free.
@@ -61,7 +61,7 @@ class StatePool:
         self._taken[slot] = True
         for pair in self.layers.values():
             for states in pair:
-                states[slot] = 0 if copy_of is None else states[copy_of]
+                states[slot] = 0
         return slot
 
     def save(self, slot: int, *, on_host: bool = True) -> dict[str, torch.Tensor]:

@@ -1,28 +1,28 @@
 """Every error that qwen35mm raises on purpose.
 
     Qwen35mmError
-    ├── ConfigError             a setting or a config.json that can't be used
-    ├── CheckpointError         a checkpoint folder: missing, damaged or foreign files and tensors
-    ├── PromptError             messages that can't become a prompt
-    ├── RequestError            a request that can't be served as asked
-    │   ├── ContextTooLongError more tokens than the context holds
-    │   ├── RefusedError        a server won't answer this request, whoever asks and when
-    │   ├── QueueFullError      too many requests wait already
-    │   └── RequestTimeoutError its time was over before it was done
-    ├── EngineError             the engine failed in the middle of a request
-    ├── StorageError            kept conversations: a disk, a database or a file that can't be used
-    │   ├── NotFoundError       no such conversation, message, preset or file of this person
-    │   ├── ConversationDataError   messages or settings that aren't of the kept form; no tree
-    │   ├── FileTooLargeError   a file over its limit of bytes
-    │   └── ArchiveError        an archive of conversations that can't be imported or made
-    ├── CaptioningError         a captioning run that can't begin or go on
-    │   └── OutputError         captions can't be written: a full, read-only or failing disk
-    ├── DocumentError           a text or PDF file that can't be used
-    │   ├── EncryptedDocumentError  it is locked with a password
-    │   ├── DamagedDocumentError    it is cut off, damaged or of another kind than it seems
-    │   ├── DocumentTooLargeError   too many bytes, pages or characters
-    │   └── NoTextError             its pages are pictures
-    └── MissingExtraError       an optional dependency isn't installed
+    ├── ConfigError
+    ├── CheckpointError
+    ├── PromptError
+    ├── RequestError
+    │   ├── ContextTooLongError
+    │   ├── RefusedError
+    │   ├── QueueFullError
+    │   └── RequestTimeoutError
+    ├── EngineError
+    ├── StorageError
+    │   ├── NotFoundError
+    │   ├── ConversationDataError
+    │   ├── FileTooLargeError
+    │   └── ArchiveError
+    ├── CaptioningError
+    │   └── OutputError
+    ├── DocumentError
+    │   ├── EncryptedDocumentError
+    │   ├── DamagedDocumentError
+    │   ├── DocumentTooLargeError
+    │   └── NoTextError
+    └── MissingExtraError
 
 An image or a video that can't be used is a MediaError, whose family is in qwen35mm_preprocess.errors.
 

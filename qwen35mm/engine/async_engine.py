@@ -153,8 +153,8 @@ class AsyncEngine:
     def _add(self, request: Request, deliver: Callable[[StepOutput], None]) -> None:
         try:
             self._engine.add(request)
-        except Qwen35mmError as error:
-            deliver(StepOutput(request.id, error))
+        except Exception as error:
+            deliver(StepOutput(request.id, self._engine.explained(error, request.id)))
 
     def _run(self) -> None:
         # OpenMP keeps the number for each thread apart, and torch sets it in a new one only on the way: until then
@@ -169,7 +169,7 @@ class AsyncEngine:
             reason = "The engine was shut down."
             self._engine.flush()
         except Exception:
-            # `Engine.step` answers for what goes wrong in a request; what comes through is a bug of ours.
+            # What goes wrong in a request is told to that request; what comes through is a bug of ours.
             logger.exception("the engine's thread failed")
             reason = "The engine failed and has stopped; the log has the details. Start the program again."
         with self._wake:

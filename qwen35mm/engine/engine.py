@@ -168,6 +168,13 @@ class Engine:
         if disk is not None:
             disk.flush()
 
+    def explained(self, error: Exception, request_ids: str) -> RequestEnd:
+        """What a person is told of an error; the log has the rest."""
+        if isinstance(error, (Qwen35mmError, MediaError)):
+            return error
+        logger.error("the model failed on %s", request_ids, exc_info=error)
+        return engine_error(error, self.runtime.model.device)
+
     def check_integrity(self) -> None:
         """Asserts that every block, state and pin belongs to a running request, a commit or the cache."""
         starts = [each.prefill.start for each in self._running.values()] + [each.start for each in self._commits.begun]
@@ -211,7 +218,7 @@ class Engine:
         try:
             reply = self._factory.make(request, Prefill(self.runtime, request))
         except Exception as error:
-            return [StepOutput(request.id, self._explained(error, request.id))]
+            return [StepOutput(request.id, self.explained(error, request.id))]
         self._running[request.id] = self._prefilling = reply
         total = len(self._waiting)
         return [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in enumerate(self._waiting, start=1)]
@@ -298,15 +305,8 @@ class Engine:
         """Ends requests with what went wrong."""
         for reply in failed:
             self._close(reply)
-        told = self._explained(error, ", ".join(reply.request.id for reply in failed))
+        told = self.explained(error, ", ".join(reply.request.id for reply in failed))
         return [StepOutput(reply.request.id, told) for reply in failed]
-
-    def _explained(self, error: Exception, request_ids: str) -> RequestEnd:
-        """What a person is told; the log has the rest."""
-        if isinstance(error, (Qwen35mmError, MediaError)):
-            return error
-        logger.error("the model failed on %s", request_ids, exc_info=error)
-        return engine_error(error, self.runtime.model.device)
 
     def _close(self, reply: Reply) -> None:
         """Takes a request out of everything and gives back what it holds."""

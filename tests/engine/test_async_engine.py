@@ -170,6 +170,19 @@ async def test_a_request_that_comes_while_the_engine_closes_is_told(
         await asyncio.wait_for(answer, 60)
 
 
+async def test_a_request_that_cannot_be_looked_at_fails_alone(
+    engine: AsyncEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(request: Request) -> None:
+        raise IndexError("no such token")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._engine._factory, "check", broken)
+        with pytest.raises(EngineError, match="failed on this request"):
+            await collect(engine, make_request(Text("hello")))
+    assert (await collect(engine, make_request(Text("hello")))).num_generated_tokens > 0
+
+
 async def test_a_bug_in_the_engine_reaches_the_callers(
     engine: AsyncEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

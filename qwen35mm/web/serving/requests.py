@@ -71,7 +71,11 @@ def answer_requests(people: People, *services: object) -> Handler:
             return _problem("Log in first: load the page again.", "login", 401)
         if person is None:
             return _problem("Load the page again: this browser isn't known here any more.", "unknown person", 401)
-        arguments = _ARGUMENTS.validate_json(await read_body(request, MAX_BODY_BYTES) or b"{}")
+        body = await read_body(request, MAX_BODY_BYTES)
+        try:
+            arguments = _ARGUMENTS.validate_json(body or b"{}")
+        except ValidationError:
+            raise PromptError("The request is damaged: it isn't JSON as expected.") from None
         method, names = requests[name]
         if names == {"question"}:
             arguments = {"question": arguments}
@@ -103,8 +107,6 @@ def _answer_to(error: Exception) -> Response:
         return _problem(str(error), "not found", 404)
     if isinstance(error, (Qwen35mmError, MediaError)):
         return _problem(str(error), "refused", 400)
-    if isinstance(error, (ValueError, RecursionError)):
-        return _problem("The request is damaged: it isn't JSON as expected.", "refused", 400)
     if isinstance(error, ClientDisconnect):
         return _problem("The connection was lost.", "refused", 400)
     logger.error("a request of the page failed", exc_info=error)

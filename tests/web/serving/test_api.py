@@ -216,15 +216,19 @@ async def test_a_message_that_is_too_long_comes_back_with_offers(page: PageClien
     assert (await page.call("open", conversation=chat["id"])).json() == chat
 
 
-async def test_a_bug_is_not_explained_to_strangers(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bug", [RuntimeError, ValueError])
+async def test_a_bug_is_not_explained_to_strangers(
+    page: PageClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bug: type[Exception]
+) -> None:
     def fail() -> dict[str, int]:
-        raise RuntimeError("secret detail in /srv/private")
+        raise bug("secret detail in /srv/private")
 
     assert english((await page.call("memory")).json()["words"]).startswith("Cache: keys and values ")
     monkeypatch.setattr(page.backend, "memory", fail)
     response = await page.call("memory")
     assert (response.status_code, problem(response)) == (500, BUG_MESSAGE)
     assert "secret" not in json.dumps(response.json())
+    assert "secret detail" in caplog.text
     assert (await page.call("models", token=ANN)).status_code == 404
 
 

@@ -223,9 +223,12 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise MediaConfigError(f"{path.name} of the checkpoint is not readable JSON. Download it again.") from None
+    if not isinstance(content, dict):
+        raise MediaConfigError(f"{path.name} of the checkpoint must hold a JSON object. Download it again.")
+    return content
 
 
 def _fit_video(

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 from qwen35mm_preprocess.errors import MediaConfigError
@@ -57,13 +58,14 @@ class Processing:
 
     def __post_init__(self) -> None:
         for name in ("patch_size", "temporal_patch_size", "merge_size"):
-            _check(self, name, isinstance(getattr(self, name), int) and getattr(self, name) > 0, "a positive integer")
+            _check(self, name, _is_positive(getattr(self, name), Integral), "a positive integer")
         for name in ("image_mean", "image_std"):
-            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
             values = getattr(self, name)
-            _check(self, name, len(values) == 3 and all(map(math.isfinite, values)), "three finite numbers")
+            is_three = isinstance(values, list | tuple) and len(values) == 3
+            _check(self, name, is_three and all(map(_is_finite, values)), "three finite numbers")
+            object.__setattr__(self, name, tuple(map(float, values)))
         _check(self, "image_std", min(self.image_std) > 0, "three positive numbers")
-        _check(self, "rescale_factor", self.rescale_factor > 0, "positive")
+        _check(self, "rescale_factor", _is_positive(self.rescale_factor), "positive")
 
     @property
     def factor(self) -> int:
@@ -90,7 +92,7 @@ class ImageProcessing(Processing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self, "min_pixels", 0 < self.min_pixels <= self.max_pixels, "positive and at most max_pixels")
+        _check_bounds(self, "min_pixels", "max_pixels")
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ImageProcessing:
@@ -116,10 +118,11 @@ class VideoProcessing(Processing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self, "fps", self.fps > 0, "positive")
-        for least, most in (("min_frames", "max_frames"), ("min_total_pixels", "max_total_pixels")):
-            _check(self, least, 0 < getattr(self, least) <= getattr(self, most), f"positive and at most {most}")
-        _check(self, "max_frame_tokens", self.max_frame_tokens is None or self.max_frame_tokens > 0, "positive")
+        _check(self, "fps", _is_positive(self.fps), "positive")
+        _check_bounds(self, "min_frames", "max_frames")
+        _check_bounds(self, "min_total_pixels", "max_total_pixels")
+        tokens = self.max_frame_tokens
+        _check(self, "max_frame_tokens", tokens is None or _is_positive(tokens, Integral), "a positive integer")
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> VideoProcessing:
@@ -138,7 +141,7 @@ class VideoProcessing(Processing):
             **optional,
             min_total_pixels=least,
             max_total_pixels=most,
-            max_frame_tokens=int(config.get("max_video_tokens", 768)) if capped else None,
+            max_frame_tokens=config.get("max_video_tokens", 768) if capped else None,
         )
 
 
@@ -155,7 +158,7 @@ class MediaLimits:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            _check(self, name, getattr(self, name) > 0, "positive")
+            _check(self, name, _is_positive(getattr(self, name)), "positive")
 
     def max_bytes(self, kind: MediaKind | None) -> int:
         """The byte limit for a kind of medium; the larger one where it isn't known."""
@@ -184,8 +187,8 @@ class MediaBudget:
     def __post_init__(self) -> None:
         for name in ("max_image_tokens", "max_video_tokens", "max_frames", "fps"):
             value = getattr(self, name)
-            _check(self, name, value is None or value > 0, "positive or None")
-        _check(self, "similar_difference", self.similar_difference > 0, "positive")
+            _check(self, name, value is None or _is_positive(value), "positive or None")
+        _check(self, "similar_difference", _is_positive(self.similar_difference), "positive")
 
     @classmethod
     def for_cpu(cls) -> MediaBudget:
@@ -196,6 +199,21 @@ class MediaBudget:
     def for_gpu(cls) -> MediaBudget:
         """The default of a chat on a GPU."""
         return cls(max_image_tokens=4096, max_video_tokens=16384)
+
+
+def _is_finite(value: object, kind: type = Real) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_positive(value: object, kind: type = Real) -> bool:
+    return _is_finite(value, kind) and value > 0  # pyright: ignore[reportOperatorIssue]
+
+
+def _check_bounds(owner: object, least: str, most: str) -> None:
+    """Two whole numbers above zero, in order."""
+    low, high = getattr(owner, least), getattr(owner, most)
+    are_whole = _is_positive(low, Integral) and _is_positive(high, Integral)
+    _check(owner, least, are_whole and low <= high, f"positive and at most {most}")
 
 
 def _check(owner: object, name: str, ok: bool, expected: str) -> None:
@@ -218,11 +236,12 @@ def _shared(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _pixel_bounds(config: Mapping[str, Any], name: str) -> tuple[int, int]:
     """The least and the most pixels; `min_pixels` and `max_pixels` are older names and win, as in transformers."""
-    size = config.get("size") or {}
+    size = config.get("size")
+    size = size if isinstance(size, Mapping) else {}
     bounds = []
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         value = config.get(old) if config.get(old) is not None else size.get(new)
-        if not isinstance(value, int):
+        if not _is_finite(value, Integral):
             raise MediaConfigError(f"{name} lacks size.{new}, a number of pixels: the checkpoint's copy is incomplete.")
         bounds.append(value)
     return bounds[0], bounds[1]

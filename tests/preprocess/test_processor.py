@@ -137,3 +137,6 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "video_preprocessor_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(MediaConfigError, match=r"video_preprocessor_config\.json of the checkpoint is not readable"):
         read_processing(tmp_path)
+    (tmp_path / "processor_config.json").write_text("[1]", encoding="utf-8")
+    with pytest.raises(MediaConfigError, match=r"processor_config\.json of the checkpoint must hold a JSON object"):
+        read_processing(tmp_path)

@@ -69,11 +69,20 @@ def test_processing_from_a_checkpoint(more: dict[str, Any], expected: ImageProce
         ({"image_std": [0.5, 0.5, 0]}, "image_std"),
         ({"size": {"shortest_edge": 10, "longest_edge": 5}}, "pixels"),
         ({"num_frames": 8}, "num_frames"),
+        # What only a damaged file has.
+        ({"patch_size": True}, "patch_size"),
+        ({"image_mean": 0.5}, "three finite numbers"),
+        ({"image_std": ["a", "b", "c"]}, "three finite numbers"),
+        ({"rescale_factor": "x"}, "rescale_factor"),
+        ({"size": 5}, "size.shortest_edge"),
+        ({"fps": "fast"}, "fps"),
+        ({"max_frames": 1.5}, "frames"),
+        ({"cap_pixels_per_frame": True, "max_video_tokens": []}, "max_frame_tokens"),
     ],
 )
 def test_unusable_values_are_refused(change: dict[str, Any], match: str) -> None:
-    # Only a video could have a fixed number of frames.
-    for processing in (VideoProcessing,) if match == "num_frames" else (ImageProcessing, VideoProcessing):
+    of_videos = {"num_frames", "fps", "max_frames", "max_video_tokens"} & change.keys()
+    for processing in (VideoProcessing,) if of_videos else (ImageProcessing, VideoProcessing):
         with pytest.raises(MediaConfigError, match=match):
             processing.from_dict({**CONFIG, **change})
 

@@ -201,12 +201,12 @@ class MediaBudget:
         return cls(max_image_tokens=4096, max_video_tokens=16384)
 
 
-def _is_finite(value: object, kind: type = Real) -> bool:
+def _is_finite(value: Any, kind: type = Real) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_positive(value: object, kind: type = Real) -> bool:
-    return _is_finite(value, kind) and value > 0  # pyright: ignore[reportOperatorIssue]
+def _is_positive(value: Any, kind: type = Real) -> bool:
+    return _is_finite(value, kind) and value > 0
 
 
 def _check_bounds(owner: object, least: str, most: str) -> None:

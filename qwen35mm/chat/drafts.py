@@ -248,5 +248,4 @@ def _cost(attachment: Attachment) -> dict[str, Any]:
         view["label"] = _cost_line(plan)
         view["notes"] = [with_names(note, [attachment]) for note in plan.notes]
         view["num_tokens"] = plan.num_prompt_tokens
-        view["seconds"] = plan.duration_s
     return view

@@ -63,7 +63,7 @@ class ConversationStore:
 
     # Conversations
 
-    def find(self, owner: str, *, query: str = "", limit: int = 200, offset: int = 0) -> list[Conversation]:
+    def find(self, owner: str, *, query: str = "", limit: int = 200) -> list[Conversation]:
         """The owner's conversations, the last updated one first.
 
         Args:
@@ -75,8 +75,8 @@ class ConversationStore:
                 connection,
                 "owner = ? AND (? = '' OR contains_folded(title, ?) OR EXISTS (SELECT 1 FROM nodes "
                 "WHERE conversation = conversations.id AND contains_folded(text, ?))) "
-                "ORDER BY updated_s DESC, sequence DESC LIMIT ? OFFSET ?",
-                (owner, folded, folded, folded, limit, offset),
+                "ORDER BY updated_s DESC, sequence DESC LIMIT ?",
+                (owner, folded, folded, folded, limit),
             )
 
     def read(self, owner: str, conversation_id: str) -> tuple[Conversation, Tree]:

@@ -17,7 +17,7 @@ from qwen35mm.web.rendering.wording import describe_stats, work_of
 
 def conversation_line(conversation: Conversation) -> dict[str, Any]:
     """A conversation in the sidebar."""
-    return {"id": conversation.id, "title": conversation.title, "updated_s": conversation.updated_s}
+    return {"id": conversation.id, "title": conversation.title}
 
 
 def chat_view(conversation: Conversation, tree: Tree, running: Collection[str], context_length: int) -> dict[str, Any]:

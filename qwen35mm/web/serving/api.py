@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.records import Attachment
@@ -23,7 +21,6 @@ from qwen35mm.web.serving.requests import request
 
 MAX_LISTED = 200
 MAX_PREFERENCES_CHARS = 200_000
-Offset = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class Api:
@@ -64,9 +61,9 @@ class Api:
         }
 
     @request
-    def list(self, person: Person, query: str | None = None, offset: Offset = 0) -> Any:
+    def list(self, person: Person, query: str | None = None) -> Any:
         """The conversations of the sidebar; `query` searches them."""
-        found = self._store.find(person.owner, query=query or "", limit=MAX_LISTED + 1, offset=offset)
+        found = self._store.find(person.owner, query=query or "", limit=MAX_LISTED + 1)
         lines = [conversation_line(each) for each in found[:MAX_LISTED]]
         return {"conversations": lines, "more": len(found) > MAX_LISTED}
 

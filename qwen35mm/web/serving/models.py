@@ -39,7 +39,7 @@ class Models:
     @request
     def models(self, person: Person) -> Any:
         """The models of this machine."""
-        loaded = self._switch.loaded
+        current = self._switch.loaded.path
         return {
             "models": [
                 {
@@ -47,11 +47,10 @@ class Models:
                     "source": str(model.source),
                     "size": size(model.num_bytes),
                     "reason": None if model.usable else model.reason,
-                    "current": model.folder == loaded.path,
+                    "current": model.folder == current,
                 }
                 for model in installed_models()
-            ],
-            "current": loaded.name,
+            ]
         }
 
     @request

@@ -169,7 +169,6 @@ async def test_conversations_are_listed_and_found(page: PageClient) -> None:
     assert [line["title"] for line in (await page.call("list", query="APPL")).json()["conversations"]] == [
         "echo apples"
     ]
-    assert (await page.call("list", offset=2)).json() == {"conversations": [], "more": False}
     await page.call("rename", conversation=listed[0]["id"], title="  Fruit\n")
     assert (await page.call("open", conversation=listed[0]["id"])).json()["title"] == "Fruit"
     assert (await page.call("delete", conversation=listed[0]["id"])).status_code == 200

@@ -91,24 +91,16 @@ class SamplingParams:
         """The defaults that a generation_config.json states; `do_sample: false` means greedy.
 
         Raises:
-            ConfigError: a value is out of range.
+            ConfigError: a value can't be used.
         """
         if not values.get("do_sample", False):
-            return cls(temperature=0.0, repetition_penalty=float(values.get("repetition_penalty") or 1.0))
-
-        def value(name: str, default: float) -> float:
-            given = values.get(name)
-            return float(default if given is None else given)
-
-        return cls(
-            temperature=value("temperature", 1.0),
-            # transformers' own default, which a checkpoint that samples but names no top_k is meant to get.
-            top_k=int(value("top_k", 50)),
-            top_p=value("top_p", 1.0),
-            min_p=value("min_p", 0.0),
-            presence_penalty=value("presence_penalty", 0.0),
-            repetition_penalty=value("repetition_penalty", 1.0),
-        )
+            return cls(temperature=0.0, repetition_penalty=values.get("repetition_penalty") or 1.0)
+        names = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "repetition_penalty")
+        # transformers' own default, which a checkpoint that samples but names no top_k is meant to get.
+        given: dict[str, Any] = {"top_k": 50} | {name: values[name] for name in names if values.get(name) is not None}
+        if isinstance(given["top_k"], float) and given["top_k"].is_integer():
+            given["top_k"] = int(given["top_k"])
+        return cls(**given)
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
@@ -130,7 +122,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def _check(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
     if not is_number or value > high or value < low or (low_open and value == low):
         bound = "above" if low_open else "from"
         raise ConfigError(f"{name} must be a number {bound} {low:g} to {high:g}; got {value!r}.")

@@ -21,10 +21,17 @@ from qwen35mm.sampling import SamplingParams, read_generation_config
         ),
         ({"do_sample": True, "top_k": 0}, SamplingParams(top_k=0)),
         ({"do_sample": True, "top_k": None, "top_p": None}, SamplingParams(top_k=50)),
+        ({"do_sample": True, "top_k": 20.0}, SamplingParams(top_k=20)),
     ],
 )
 def test_defaults_come_from_the_generation_config(values: dict[str, Any], expected: SamplingParams) -> None:
     assert SamplingParams.from_generation_config(values) == expected
+
+
+@pytest.mark.parametrize("values", [{"temperature": "hot"}, {"top_k": float("nan")}, {"top_p": [1]}, {"min_p": {}}])
+def test_a_damaged_generation_config_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(values))):
+        SamplingParams.from_generation_config({"do_sample": True, **values})
 
 
 @pytest.mark.parametrize(
@@ -32,6 +39,7 @@ def test_defaults_come_from_the_generation_config(values: dict[str, Any], expect
     [
         {"temperature": -0.1},
         {"temperature": float("nan")},
+        {"temperature": 10**400},
         {"top_p": 0.0},
         {"top_p": 1.5},
         {"min_p": -1.0},

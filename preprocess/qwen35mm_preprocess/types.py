@@ -202,7 +202,7 @@ class MediaBudget:
 
 
 def _is_finite(value: Any, kind: type = Real) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def _is_positive(value: Any, kind: type = Real) -> bool:

@@ -55,7 +55,8 @@ class ChatTemplate:
         except (OSError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{path.name} can't be read ({type(error).__name__}).") from error
         if isinstance(source, list):  # several named ones
-            source = next((t.get("template") for t in source if t.get("name") == "default"), None)
+            named = [each for each in source if isinstance(each, dict)]
+            source = next((each.get("template") for each in named if each.get("name") == "default"), None)
         if not isinstance(source, str):
             raise CheckpointError(
                 f"{folder.name or folder}: no chat template (chat_template.jinja, or chat_template in "

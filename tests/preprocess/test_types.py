@@ -74,6 +74,7 @@ def test_processing_from_a_checkpoint(more: dict[str, Any], expected: ImageProce
         ({"image_mean": 0.5}, "three finite numbers"),
         ({"image_std": ["a", "b", "c"]}, "three finite numbers"),
         ({"rescale_factor": "x"}, "rescale_factor"),
+        ({"max_pixels": 10**400, "min_pixels": -(10**400)}, "pixels"),
         ({"size": 5}, "size.shortest_edge"),
         ({"fps": "fast"}, "fps"),
         ({"max_frames": 1.5}, "frames"),

@@ -108,6 +108,9 @@ def test_where_templates_are_found(tmp_path):
     with pytest.raises(CheckpointError, match="no chat template"):
         default_of(tmp_path)
     config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": ["default"]}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="no chat template"):
+        default_of(tmp_path)
     named = [{"name": "other", "template": "other"}, {"name": "default", "template": "named"}]
     config.write_text(json.dumps({"chat_template": named}), encoding="utf-8")
     assert default_of(tmp_path) == "named"

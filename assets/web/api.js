@@ -176,3 +176,28 @@ export function debounce(ms, run) {
   };
   return Object.assign(later, { flush });
 }
+
+/**
+ * Runs one call after the other, and of those that wait only the last.
+ * @template {unknown[]} A
+ * @param {(...args: A) => Promise<unknown>} run
+ */
+export function inTurn(run) {
+  /** @type {A | null} */
+  let waiting = null;
+  let isRunning = false;
+  return async (/** @type {A} */ ...args) => {
+    waiting = args;
+    if (isRunning) return;
+    isRunning = true;
+    try {
+      while (waiting) {
+        const next = waiting;
+        waiting = null;
+        await run(...next);
+      }
+    } finally {
+      isRunning = false;
+    }
+  };
+}

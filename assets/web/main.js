@@ -31,7 +31,7 @@ export class Page {
     const { app } = start;
     this.app = app;
     this.requests = new Requests((problem) => this.tell(problem));
-    const stream = new AnswerStream(this.requests, (answers, asked) => this.state.news(answers, asked));
+    const stream = new AnswerStream((answers, asked) => this.state.news(answers, asked));
     this.state = new PageState(this, this.requests, (ids) => stream.watch(ids), start);
     this.toasts = new Toasts();
     this.sidebar = new Sidebar(this);

@@ -1,8 +1,10 @@
 // The stream of answers in progress. It goes through Gradio's queue, which is what a Space counts GPU time by.
 
 /** @import { News } from "./types.d.ts" */
-/** @import { Requests } from "./api.js" */
 
+import { inTurn } from "./api.js";
+
+const TIMEOUT_MS = 30000;
 const CALLS = new URL("../../gradio_api/call/watch", import.meta.url);
 const HUB = "https://huggingface.co";
 const OFFER = "supports-zerogpu-headers";
@@ -35,33 +37,34 @@ export class AnswerStream {
   #source = null;
 
   /**
-   * @param {Requests} requests
+   * Watches answers instead of those that were watched before: a browser has few connections to a program. A stream
+   * that is lost ends without a word. One that is asked for and not read would go on without this page, and the answers
+   * with it: the next is asked for when the one before is read.
+   */
+  watch = inTurn((/** @type {string[]} */ ids) => this.#watch(ids));
+
+  /**
    * @param {(answers: Record<string, News>, asked: string[]) => void} onNews gets what there is to see of the answers
    *   that were asked for, by id, whenever one has changed
    */
-  constructor(requests, onNews) {
-    this.requests = requests;
+  constructor(onNews) {
     this.onNews = onNews;
   }
 
-  /**
-   * Watches answers instead of those that were watched before: a browser has few connections to a program. A stream
-   * that is lost ends without a word.
-   */
-  async watch(/** @type {string[]} */ ids) {
-    const isLate = this.requests.begin("answers");
+  async #watch(/** @type {string[]} */ ids) {
     let event;
     try {
       const response = await fetch(CALLS, {
         method: "POST",
         headers: { "content-type": "application/json", "x-gradio-user": "app", ...(await headers()) },
         body: JSON.stringify({ data: [ids] }),
+        signal: AbortSignal.timeout(TIMEOUT_MS),
       });
       event = (await response.json()).event_id;
     } catch {
       return;
     }
-    if (isLate() || !event) return;
+    if (!event) return;
     // Only now, so that no answer is without a page that watches it.
     this.#source?.close();
     const source = new EventSource(`${CALLS}/${event}`);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
 
-import { debounce, Problem } from "../../../assets/web/api.js";
+import { debounce, inTurn, Problem } from "../../../assets/web/api.js";
 import { FakeProgram, idle } from "./helpers.js";
 
 test("an answer is dropped once something newer was asked for on its topic", async () => {
@@ -98,4 +98,24 @@ test("flushing runs what waits, once", () => {
   mock.timers.tick(1000);
   assert.deepEqual(runs, [1]);
   mock.timers.reset();
+});
+
+test("calls in turn wait for each other, and of those that wait the last is run", async () => {
+  /** @type {string[]} */
+  const began = [];
+  /** @type {(() => void)[]} */
+  const end = [];
+  const run = inTurn((/** @type {string} */ name) => {
+    began.push(name);
+    return new Promise((resolve) => end.push(() => resolve(null)));
+  });
+  for (const name of ["one", "two", "three"]) run(name);
+  assert.deepEqual(began, ["one"]);
+  end[0]();
+  await idle();
+  assert.deepEqual(began, ["one", "three"]);
+  end[1]();
+  await idle();
+  run("four");
+  assert.deepEqual(began, ["one", "three", "four"]);
 });

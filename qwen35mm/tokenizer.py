@@ -42,7 +42,7 @@ class Tokenizer:
         self._plain = tokenizers.Tokenizer(full.model)
         self._plain.normalizer = full.normalizer  # pyright: ignore[reportAttributeAccessIssue]
         self._plain.pre_tokenizer = full.pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
-        self._token_bytes: dict[int, bytes] = {}
+        self._token_bytes = _TokenBytes(full)
         self._raw_pattern = _pattern(token.content for token in added.values() if not token.normalized)
         self._normalized_pattern = _pattern(token.content for token in added.values() if token.normalized)
         self._control_id_set = frozenset(added)
@@ -99,16 +99,13 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that an id stands for: a part of a UTF-8 text, perhaps of one character; none if unknown."""
-        known = self._token_bytes.get(token_id)
-        if known is None:
-            token = self._full.id_to_token(token_id)
-            known = self._token_bytes[token_id] = b"" if token is None else _to_bytes(token)
-        return known
+        return self._token_bytes[token_id]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that aren't UTF-8 become U+FFFD. Special tokens are skipped unless asked for."""
         skipped = self.special_ids if skip_special else frozenset()
-        return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode("utf-8", "replace")
+        token_bytes = self._token_bytes
+        return b"".join([token_bytes[i] for i in ids if i not in skipped]).decode("utf-8", "replace")
 
     def _encode(self, text: str) -> list[int]:
         return self._plain.encode(text, add_special_tokens=False).ids
@@ -200,6 +197,18 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF_CHAR = _byte_alphabet()
+
+
+class _TokenBytes(dict[int, bytes]):
+    """`Tokenizer.token_bytes` by id, each found when first asked for."""
+
+    def __init__(self, full: tokenizers.Tokenizer) -> None:
+        self._full = full
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._full.id_to_token(token_id)
+        self[token_id] = found = b"" if token is None else _to_bytes(token)
+        return found
 
 
 def _to_bytes(token: str) -> bytes:

@@ -138,6 +138,12 @@ def names(lines: list[str]) -> set[str]:
 
 
 @functools.cache
+def declared_with(extras: tuple[str, ...]) -> set[str]:
+    """The distributions of an installation with these extras."""
+    return names([*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])])
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """The distributions that a file imports anywhere in it."""
     tops: set[str] = set()
@@ -160,8 +166,8 @@ def test_what_is_imported_is_declared_where_it_is_used() -> None:
     undeclared: list[str] = []
     for path in sources():
         place = path.relative_to(ROOT).as_posix()
-        extras = [extra for start, extras in EXTRAS_OF.items() if place.startswith(start) for extra in extras]
-        declared = names([*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])])
+        extras = tuple(extra for start, extras in EXTRAS_OF.items() if place.startswith(start) for extra in extras)
+        declared = declared_with(extras)
         # `spaces` is installed by a Space; the tests have one of their own. tomllib's twin is for Python 3.10.
         undeclared += [f"{place}: {name}" for name in sorted(imports(path) - declared - {"spaces", "tomli", "tomllib"})]
     assert undeclared == []

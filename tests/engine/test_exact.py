@@ -37,7 +37,6 @@ from tests.engine.exact import (
     words,
 )
 
-KINDS = ("images", "video")
 SYSTEM = words("system", count=40)
 
 
@@ -51,15 +50,15 @@ def chat(loaded: LoadedModel) -> Chat:
     return Chat(loaded)
 
 
-def six_turns(kind: str, **changed: Message) -> list[Message]:
-    """A conversation of six questions; `third=` is another third one."""
-    questions = [user(words("question", kind, index)) for index in range(6)]
-    if kind == "images":
+def six_turns(*, images: bool = True, video: bool = True, third: Message | None = None) -> list[Message]:
+    """A conversation of six questions with pictures and a clip; `third` is another third one."""
+    questions = [user(words("question", "images" if images else "video", index)) for index in range(6)]
+    if images:
         questions[0] = user(Image(picture(0)), words("a picture"))
         questions[3] = user(words("and this one"), Image(picture(1, (30, 100))), Image(picture(2)))
-    if kind == "video":
+    if video:
         questions[1] = user(Video(clip()), words("a clip"))
-    questions[2] = changed.get("third", questions[2])
+    questions[2] = third or questions[2]
     return dialog(questions, system=SYSTEM)
 
 
@@ -92,18 +91,16 @@ def cached_segments(engine: Engine, request: Request) -> list[CachedSegment]:
     return [segment for segment in found if segment is not None]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_warm_from_memory_equals_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+def test_warm_from_memory_equals_cold(loaded: LoadedModel, chat: Chat) -> None:
     engine = Engine(loaded, SETTINGS, cache_settings(loaded))
-    answers = converse(engine, chat, six_turns(kind))
+    answers = converse(engine, chat, six_turns())
     reports = [answer.result.cache for answer in answers]
     assert [report.num_cached_tokens > 0 for report in reports] == [False, True, True, True, True, True]
     assert all(report.num_prefilled_tokens < 100 for report in reports[4:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_warm_from_the_disk_equals_cold(loaded: LoadedModel, chat: Chat, kind: str, tmp_path: Path) -> None:
-    messages = turns(six_turns(kind))
+def test_warm_from_the_disk_equals_cold(loaded: LoadedModel, chat: Chat, tmp_path: Path) -> None:
+    messages = turns(six_turns())
     settings = cache_settings(loaded, directory=tmp_path)
     for first, last in ((0, 3), (3, 5), (5, 6)):
         engine = Engine(loaded, SETTINGS, settings)
@@ -113,16 +110,15 @@ def test_warm_from_the_disk_equals_cold(loaded: LoadedModel, chat: Chat, kind: s
             if index == first > 0:
                 assert set(report.cached_from) == {"disk"}
                 assert report.num_prefilled_tokens < 2 * MIN_SEGMENT + 50
-                assert report.num_encoded_units == (2 if (kind, index) == ("images", 3) else 0)
+                assert report.num_encoded_units == (2 if index == 3 else 0)
         engine.flush()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_edit_of_the_third_of_six_turns_equals_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+def test_an_edit_of_the_third_of_six_turns_equals_cold(loaded: LoadedModel, chat: Chat) -> None:
     engine = Engine(loaded, SETTINGS, cache_settings(loaded))
-    converse(engine, chat, six_turns(kind))
-    third = user(Image(picture(3)), words("edited")) if kind == "images" else user(words("edited"))
-    edited = turns(six_turns(kind, third=third))
+    converse(engine, chat, six_turns())
+    third = user(Image(picture(3)), words("edited"))
+    edited = turns(six_turns(third=third))
     before = chat.history(with_reply(edited[1])).prompt
     for index in (2, 3):
         report = ask(engine, chat, edited[index]).result.cache
@@ -131,13 +127,12 @@ def test_an_edit_of_the_third_of_six_turns_equals_cold(loaded: LoadedModel, chat
             assert report.num_cached_tokens <= before.tail_start + MIN_SEGMENT
         commit(engine, chat.history(with_reply(edited[index])))
     # The conversation as it was before is still there, and still the same.
-    ask(engine, chat, turns(six_turns(kind))[5])
+    ask(engine, chat, turns(six_turns())[5])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_another_answer_and_a_branch_equal_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+def test_another_answer_and_a_branch_equal_cold(loaded: LoadedModel, chat: Chat) -> None:
     engine = Engine(loaded, SETTINGS, cache_settings(loaded))
-    messages = six_turns(kind)
+    messages = six_turns()
     converse(engine, chat, turns(messages)[3])
     asked = turns(messages)[3]
     again = ask(engine, chat, asked).result
@@ -173,10 +168,9 @@ def reclaim(engine: Engine, segments: list[CachedSegment]) -> None:
     engine.runtime.prefixes.reclaim(len(blocks) - 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_eviction_in_the_middle_of_the_chain_equals_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+def test_an_eviction_in_the_middle_of_the_chain_equals_cold(loaded: LoadedModel, chat: Chat) -> None:
     engine = Engine(loaded, SETTINGS, cache_settings(loaded))
-    asked = turns(six_turns(kind))[4]
+    asked = turns(six_turns())[4]
     request = chat.request(asked)
     converse(engine, chat, asked)
     for lose in (drop_last_state, drop_states, drop_kv, reclaim):
@@ -191,10 +185,9 @@ def test_an_eviction_in_the_middle_of_the_chain_equals_cold(loaded: LoadedModel,
         assert ask(engine, chat, asked).result.cache.num_cached_tokens == request.prompt.tail_start, lose
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_segments_that_left_the_device_for_host_memory_equal_cold(loaded: LoadedModel, chat: Chat, kind: str) -> None:
+def test_segments_that_left_the_device_for_host_memory_equal_cold(loaded: LoadedModel, chat: Chat) -> None:
     engine = Engine(loaded, SETTINGS, cache_settings(loaded, host_kv_bytes=64 << 20))
-    messages = six_turns(kind)
+    messages = six_turns()
     asked = turns(messages)[4]
     converse(engine, chat, asked)
     allocator = engine.runtime.pools.kv.allocator
@@ -230,8 +223,8 @@ def test_conversations_that_drive_each_other_out_equal_cold(
     engine = Engine(loaded, replace(SETTINGS, context_length=640), settings)
     tiers: set[str] = set()
     for index in range(1, 5):
-        for kind in ("video", "images"):
-            asked = turns(six_turns(kind))[index]
+        for images in (False, True):
+            asked = turns(six_turns(images=images, video=not images))[index]
             tiers |= set(ask(engine, chat, asked).result.cache.cached_from)
             commit(engine, chat.history(with_reply(asked)))
     assert num_evicted >= 5
@@ -247,7 +240,7 @@ def test_a_start_inside_a_video_equals_cold(
     chat = Chat(loaded)
     options = {"vision_bytes": 0} if lost_features else {}
     engine = Engine(loaded, SETTINGS, cache_settings(loaded, **options))
-    asked = turns(six_turns("video"))[2]
+    asked = turns(six_turns(images=False))[2]
     request = chat.request(asked)
     inside = [index for index, s in enumerate(request.prompt.segments) if s.end == "run" and s.span_indices]
     assert len(inside) >= 2
@@ -269,7 +262,7 @@ def test_a_start_inside_a_video_equals_cold(
 def test_the_comparison_sees_what_is_wrong_in_the_cache(loaded: LoadedModel, chat: Chat, harm: str) -> None:
     """A test that can't fail proves nothing: a little damage in one place must change the logits."""
     engine = Engine(loaded, SETTINGS, cache_settings(loaded))
-    asked = turns(six_turns("images"))[2]
+    asked = turns(six_turns(video=False))[2]
     request = chat.request(asked)
     serve(engine, request)
     last = cached_segments(engine, request)[-1]

@@ -57,7 +57,7 @@ def run_machine(machine: type[EngineMachine], num_steps: int, must_happen: Colle
 
 
 def test_any_order_of_events_gives_the_uncached_replies() -> None:
-    run_machine(SeededMachine, 20, OFTEN)
+    run_machine(SeededMachine, 20, OFTEN, max_examples=30)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from qwen35mm.sampling import SamplingParams
 from tests.backends.events import collect, result_of
 
 QUESTION = [Message("user", (Text("What is in the picture?"),))]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 MIB = 1 << 20
 
 OPTIONS = BackendOptions(

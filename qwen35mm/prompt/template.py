@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from qwen35mm.errors import CheckpointError, PromptError
 from qwen35mm.tokenizer import read_tokenizer_config
@@ -91,7 +90,10 @@ class ChatTemplate:
         add_generation_prompt: bool,
         **options: Any,
     ) -> str:
-        # transformers compiles and caches it in an ImmutableSandboxedEnvironment.
+        # Loads for most of a second, which a process that only reads media for a server spares itself.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        # It compiles and caches it in an ImmutableSandboxedEnvironment.
         rendered, _ = render_jinja_template(
             conversations=[[dict(message) for message in messages]],
             tools=[dict(tool) for tool in tools] if tools else None,

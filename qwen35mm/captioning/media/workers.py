@@ -94,7 +94,7 @@ def prepare(
         processing = processor.image_processing if item.kind == "image" else processor.video_processing
         similarity = media_similarity(medium, processing)
     if form != "pixels":
-        # A second of a process's start, for those that need it.
+        # Only for those that need it: a tenth of a second of their start.
         from qwen35mm.backends.remote.media import encode_medium
         from qwen35mm.prompt import Image, Video
 

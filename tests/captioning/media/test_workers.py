@@ -108,7 +108,10 @@ async def test_a_medium_for_a_server(two: MediaWorkers, tmp_path: Path) -> None:
 
 
 def test_a_process_that_reads_media_loads_no_model() -> None:
-    code = "import sys, qwen35mm.captioning.media.workers; print({'torch', 'httpx', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys, qwen35mm.captioning.media.workers, qwen35mm.backends.remote.media; "
+        "print({'torch', 'httpx', 'transformers'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert done.stdout == "set()\n"
 

@@ -171,7 +171,8 @@ class Engine:
     def explained(self, error: Exception, request_ids: str) -> RequestEnd:
         """What a person is told of an error; the log has the rest."""
         if isinstance(error, (Qwen35mmError, MediaError)):
-            return error
+            # The frames in its traceback hold all that the request held.
+            return error.with_traceback(None)
         logger.error("the model failed on %s", request_ids, exc_info=error)
         return engine_error(error, self.runtime.model.device)
 

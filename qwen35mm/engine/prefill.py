@@ -77,7 +77,10 @@ class Prefill:
         while not (self.done or self.blocked):
             found = next(self._work)
             if isinstance(found, OutOfBlocksError):
-                raise found
+                try:
+                    raise found
+                finally:
+                    del found  # a traceback that leads to its own error is garbage that holds us
             if found is not None:
                 told.append(found)
                 if found.phase != "read":

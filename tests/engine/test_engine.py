@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import logging
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35mm.cache import VisionCache
+from qwen35mm.cache import OutOfBlocksError, SequenceCache, VisionCache
 from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta, prefill
 from qwen35mm.engine.decoder import Decoder
 from qwen35mm.errors import ConfigError, ContextTooLongError, EngineError, QueueFullError
@@ -71,9 +73,47 @@ def test_what_a_request_held_is_free_when_it_is_over(
     ahead: bool,
     cancelled_after: int | None,
 ) -> None:
-    """Pixels and features go at once, not when Python next looks for garbage."""
     monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: ahead)
-    engine = Engine(loaded, EngineSettings(piece_tokens=32))
+    assert_free_at_the_end(Engine(loaded, EngineSettings(piece_tokens=32)), make_request, cancelled_after)
+
+
+@pytest.mark.parametrize("error", [OutOfBlocksError("full"), KeyError("bug")])
+def test_what_a_request_held_is_free_when_it_has_failed(
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(cache: SequenceCache, num_tokens: int) -> None:
+        raise type(error)(*error.args)
+
+    monkeypatch.setattr(SequenceCache, "prepare", refuse)
+    # pytest keeps what is logged.
+    monkeypatch.setattr(logging.getLogger("qwen35mm.engine.engine"), "disabled", True)
+    assert_free_at_the_end(Engine(loaded), make_request)
+
+
+def test_a_prefill_that_found_no_room_is_free_when_it_is_closed(
+    loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(cache: SequenceCache, num_tokens: int) -> None:
+        raise OutOfBlocksError("full")
+
+    monkeypatch.setattr(SequenceCache, "prepare", refuse)
+    work = prefill.Prefill(Engine(loaded).runtime, make_request(Text("hello")))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            with contextlib.suppress(OutOfBlocksError):
+                work.step()
+        work.close()
+        alive = weakref.ref(work)
+        del work
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def assert_free_at_the_end(engine: Engine, make_request: MakeRequest, cancelled_after: int | None = None) -> None:
+    """Pixels and features go at once, not when Python next looks for garbage."""
     gc.collect()
     gc.disable()
     try:

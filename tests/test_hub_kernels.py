@@ -39,12 +39,16 @@ def site_with_kernels(tmp_path: Path) -> Path:
     return tmp_path
 
 
+# What imports the package, transformers.integrations.hub_kernels, takes three times as long as what looks for it.
+@pytest.mark.parametrize(
+    "module", ["utils.import_utils", pytest.param("integrations.hub_kernels", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "start", [pytest.param("", marks=pytest.mark.slow), "import sys; sys.path[1:1] = ['kernels', 'preprocess']; "]
 )
-def test_transformers_finds_the_installed_kernels(site_with_kernels: Path, start: str) -> None:
+def test_transformers_finds_the_installed_kernels(site_with_kernels: Path, start: str, module: str) -> None:
     code = start + (
-        "import transformers.integrations.hub_kernels as hub, kernels, qwen35mm_kernels; "
+        f"import transformers.{module} as hub, kernels, qwen35mm_kernels; "
         "print(kernels.MARK, hub.is_kernels_available())"
     )
     paths = [str(site_with_kernels), str(ROOT / "kernels"), str(ROOT / "preprocess")]

@@ -217,12 +217,14 @@ def test_a_larger_context_where_the_memory_allows(browser: Browser) -> None:
             page.box.fill("Describe the picture. " * 60)
             trouble = page.page.locator(".trouble")
             expect(trouble).to_contain_text("This won't fit")
-            trouble.get_by_role("button", name="Make room for").click()
-            page.wait_until(lambda: switch.context_length > 256)
+            # The page is loaded again once the model is there; what is pressed before that is lost with the old one.
+            with page.page.expect_navigation():
+                trouble.get_by_role("button", name="Make room for").click()
+            assert switch.context_length > 256
+            expect(page.box).to_have_value("Describe the picture. " * 60)
             expect(trouble).to_be_hidden()
             page.box.press("Enter")
             page.wait_answered()
-            page.problems = [each for each in page.problems if "request to another place" in each]
     finally:
         server.close()
         switch.close()

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from qwen35mm.captioning.outputs import Mode, Wants
@@ -98,6 +99,12 @@ class Runs:
             return persons
         parts = captions[-1:] if self._mode in ("skip", "overwrite") else [*([persons] if persons else []), *captions]
         return "\n".join(parts if self._mode != "prepend" else parts[::-1]) + "\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pandas_loaded() -> None:
+    """With its first table, pyarrow looks for pandas: once here, not in every process that is killed."""
+    pyarrow.Table.from_pylist([{"column": 1}])
 
 
 @pytest.fixture(params=[(*case, is_first) for case in CASES for is_first in (True, False)], ids=str)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from qwen35mm.captioning.items import Failed, failure_kind
 from qwen35mm.captioning.media.workers import MediumForm, Prepared
@@ -15,7 +15,7 @@ from qwen35mm.captioning.records import Caption, medium_facts
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
 from qwen35mm.captioning.texts.cleanup import clean, wrap
 from qwen35mm.checkpoints.weights_digest import weights_digest
-from qwen35mm.engine import Finished, Result
+from qwen35mm.engine import Event, Finished, Result
 from qwen35mm.errors import CaptioningError, Qwen35mmError
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
@@ -23,24 +23,10 @@ from qwen35mm_preprocess import MediaError, MediaProcessor
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
+    from qwen35mm.backends.remote.backend import RemoteBackend
 
 # A greedy reply would only repeat itself.
 _RETRY_TEMPERATURE = 0.7
-
-
-class CaptionBackend(Protocol):
-    """What answers: `LocalBackend` or `RemoteBackend`."""
-
-    def stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool | None = None,
-        retain: Any = "shared",
-    ) -> Any:
-        """The events of a reply; see `LocalBackend.stream`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +42,7 @@ class Captioner:
         is_demo: whether it is the bundled model.
     """
 
-    backend: CaptionBackend
+    backend: LocalBackend | RemoteBackend
     name: str
     identity: Mapping[str, Any]
     params: SamplingParams
@@ -161,7 +147,7 @@ def _attempt_params(request: CaptionRequest, attempt: int) -> SamplingParams:
     return params.with_overrides(temperature=_RETRY_TEMPERATURE, top_k=0) if attempt and params.greedy else params
 
 
-async def _result(events: Any) -> Result:
+async def _result(events: AsyncGenerator[Event, None]) -> Result:
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Finished):

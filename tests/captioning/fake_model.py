@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image as PILImage
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.engine import CacheReport, Event, Finished, Result
 from qwen35mm.engine.events import FinishReason
@@ -51,7 +52,11 @@ class FakeModel:
         processor = MediaProcessor.from_pretrained(demo_model_path())
         params = SamplingParams(temperature=0.0)
         return Captioner(
-            backend=self, name="Fake-1B", identity={"weights": identity}, params=params, processor=processor
+            backend=cast("LocalBackend", self),
+            name="Fake-1B",
+            identity={"weights": identity},
+            params=params,
+            processor=processor,
         )
 
     async def stream(

@@ -317,6 +317,8 @@ class Turns:
         if conversation_id is not None and (conversation_id in mine or self._replies.of(person.owner, conversation_id)):
             raise RequestError("One answer at a time: wait for it, or press Stop.")
         if len(mine) + len(self._replies.of(person.owner)) >= person.max_replies:
+            if person.max_replies == 1:
+                raise QueueFullError("You have an answer in progress already: wait for it, or stop it.")
             raise QueueFullError(
                 f"You have {person.max_replies} answers in progress already: wait for one, or stop one."
             )

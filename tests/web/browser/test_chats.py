@@ -239,7 +239,7 @@ def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.
             expect(ann.answers.last.locator(".answer")).to_contain_text("word word")
             ann.new_chat()
             ann.ask("echo too much")
-            expect(ann.toasts).to_contain_text("You have 1 answers in progress already")
+            expect(ann.toasts).to_contain_text("You have an answer in progress already")
             expect(ann.box).to_have_value("echo too much")
     finally:
         server.close()

@@ -109,7 +109,10 @@ class AsyncEngine:
             while not isinstance(event, Finished):
                 told = (await outputs.get()).event
                 if isinstance(told, (Qwen35mmError, MediaError)):
-                    raise told
+                    try:
+                        raise told
+                    finally:
+                        del told  # else this frame and its error hold each other, and the request
                 event = told
                 yield event
         finally:
@@ -162,10 +165,7 @@ class AsyncEngine:
         torch.set_num_threads(self._num_threads)
         try:
             while self._take_commands():
-                for output in self._engine.step():
-                    deliver = self._listeners.get(output.request_id)
-                    if deliver is not None:
-                        deliver(output)
+                self._tell(self._engine.step())
             reason = "The engine was shut down."
             self._engine.flush()
         except Exception:
@@ -179,6 +179,12 @@ class AsyncEngine:
             deliver(StepOutput(request_id, EngineError(reason)))
         self._idle.set()
 
+    def _tell(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            deliver = self._listeners.get(output.request_id)
+            if deliver is not None:
+                deliver(output)
+
     def _take_commands(self) -> bool:
         """Carries out what callers asked for; sleeps while there is nothing to do. False when it is time to end."""
         while True:
@@ -189,12 +195,10 @@ class AsyncEngine:
                         self._idle.set()
                     # A request may wait for a file longer than its deadline allows.
                     is_late = not self._wake.wait(DEADLINE_POLL_S if self._engine.has_requests else None)
-                commands = list(self._commands)
-                self._commands.clear()
                 if self._closing:
                     return False
-            for command in commands:
-                command()
+            while self._commands:
+                self._commands.popleft()()
             if self._can_step() or is_late:
                 return True
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +120,28 @@ async def test_a_refused_request_raises_and_others_go_on(loaded: LoadedModel, ma
             await collect(engine, make_request(Text("word " * 100)))
         assert (await collect(engine, make_request(Text("hello")))).num_generated_tokens > 0
     finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("words", [1, 100])
+async def test_an_idle_engine_holds_no_request(loaded: LoadedModel, make_request: MakeRequest, words: int) -> None:
+    engine = AsyncEngine(lambda *threads: Engine(loaded, EngineSettings(context_length=64)))
+    gc.collect()
+    gc.disable()
+    try:
+        request = make_request(Text("word " * words))
+        alive = weakref.ref(request)
+        with contextlib.suppress(ContextTooLongError):
+            await collect(engine, request)
+        del request
+        # The loop closes the iterator that `collect` has left, some time after.
+        for _ in range(6000):
+            if alive() is None and engine.idle:
+                break
+            await asyncio.sleep(0.01)
+        assert alive() is None
+    finally:
+        gc.enable()
         engine.close()
 
 

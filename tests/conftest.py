@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -25,6 +25,22 @@ settings.load_profile("quick")
 
 if TYPE_CHECKING:
     from qwen35mm.model import LoadedModel
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All processes of `-n` have their children forked from one."""
+    from tests.forked import share_server
+
+    node.workerinput["fork_server"] = share_server()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    shared = getattr(config, "workerinput", {}).get("fork_server")
+    if shared is not None:
+        from tests.forked import use_server
+
+        use_server(shared)
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,8 @@ def test_a_question_that_is_asked_once_leaves_nothing_on_the_disk(qwen35mm: Run,
     """States and embeddings are large, and of use to a conversation that goes on."""
     question = ("--video", sample_path(CLIP), "--json", "--cache-dir", str(tmp_path), CLIP["question"])
     done = json.loads(qwen35mm("ask", *question).stdout)
-    assert {path.suffix for path in tmp_path.rglob("*.*") if path.is_file()} == {".json"}
+    # An entry of the cache is named ADDRESS.KIND; notes of weights have no suffix.
+    assert not [path for path in tmp_path.rglob("*.*") if path.is_file()]
     assert done["cache"]["num_encoded_units"] > 0
 
 

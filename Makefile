@@ -4,6 +4,8 @@ PYTHON ?= python3
 MODEL ?=
 ARGS ?=
 PORT ?= 7860
+# Files and folders of tests; without them, all.
+TESTS ?=
 # Processes that `make test` spreads the tests over, for two cores: many tests wait for a child or a browser.
 WORKERS ?= 3
 # What `make test-quick` runs: parts that need neither a browser nor a model of real size.
@@ -24,7 +26,7 @@ BIOME := $(NODE) node_modules/@biomejs/biome/bin/biome
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help chat ask test test-quick test-slow test-gpu check lint format type pyright tsc scripts bench clean
+.PHONY: help chat ask test test-quick test-slow test-gpu pytest check lint format type pyright tsc scripts bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -50,12 +52,16 @@ chat: $(STAMP)  ## the chat in your browser, on the bundled demo model or on MOD
 ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg "What is this?"'
 	$(PY) -m qwen35mm ask $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-# In the folder's order: by their number, the files with one long test would come last, and the others wait for it.
-test: check  ## rules, types, the page's scripts, and pytest
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(STAMP) $(NODE_STAMP)  ## rules, types, the page's scripts, and pytest
+	@$(MAKE) --no-print-directory -j 2 lint tsc scripts
+	@$(MAKE) --no-print-directory -j 2 pyright pytest
 
-test-quick: check  ## rules, types, the page's scripts, and what takes about a minute: for while you work
-	$(PY) -m pytest -n 2 $(QUICK) $(ARGS)
+# In the folder's order: by their number, the files with one long test would come last, and the others wait for it.
+pytest: $(STAMP)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
+
+test-quick:  ## rules, types, the page's scripts, and what takes about a minute: for while you work
+	@$(MAKE) --no-print-directory test TESTS="$(QUICK)"
 
 test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out, and properties with many examples
 	$(PY) -m pytest -m 'not gpu' --hypothesis-profile=thorough $(ARGS)
@@ -85,7 +91,7 @@ tsc: $(NODE_STAMP)
 scripts: $(STAMP)
 	$(NODE) --test --test-reporter=dot 'tests/web/scripts/*.test.js'
 
-# Pyright takes one core for most of a minute; the rest is done beside it.
+# Pyright takes one core for most of a minute; the rest is done beside it, and by `test` all of pytest.
 check: $(STAMP) $(NODE_STAMP)
 	@$(MAKE) --no-print-directory -j 2 pyright lint tsc scripts
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import itertools
 import os
 import stat
@@ -68,6 +69,7 @@ def killed_at(step: int, work: Callable[[], object], *, torn_bytes: int = 0) -> 
     """
     child = os.fork()
     if child == 0:
+        gc.disable()  # a collection would touch, and so copy, all that the tests' process has in memory
         status = 1
         try:
             numbers = itertools.count()

@@ -7,14 +7,13 @@ run leaves nothing half done but what a kill leaves, and that the next run compl
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from qwen35mm.captioning.items import Failed, Item
-from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.manifest.manifest import Manifest, is_settled
 from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.media.workers import Inspected, MediaWorkers
 from qwen35mm.captioning.outputs import DEFAULT_SUFFIX, Output, OutputSettings, Sidecars, Wants
@@ -26,8 +25,6 @@ T = TypeVar("T")
 
 # Kinds of failures that another try may not have.
 _PASSING = frozenset({"engine", "timeout", "worker", "changed", "unreadable"})
-# A file that changed again within its timestamp's resolution would look unchanged: one this young isn't remembered.
-_SETTLED_S = 2.0
 
 
 class Ledger:
@@ -176,7 +173,7 @@ class Ledger:
         """The item's request, where an output wants its caption."""
         content = known or seen.digest
         assert content is not None, "it was asked for"
-        if known is None and seen.status is not None and time.time() - seen.status.st_mtime > _SETTLED_S:
+        if known is None and seen.status is not None and is_settled(seen.status):
             assert isinstance(item.source, Path)
             self.manifest.remember_digest(item.source, seen.status, content)
         try:

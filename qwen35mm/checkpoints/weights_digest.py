@@ -17,7 +17,7 @@ from qwen35mm.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 # A file is hashed in slices, so that one large file takes all cores too; the length is part of the digest's meaning.
-SLICE_BYTES = 64 << 20
+SLICE_BYTES = 8 << 20
 _MAX_THREADS = 8
 # A file changed again within its timestamp's resolution would look unchanged: what is this young isn't remembered.
 _SETTLED_S = 2.0
@@ -81,11 +81,6 @@ def _hash_file(path: Path) -> str:
 
 
 def _hash_slice(path: Path, start: int) -> bytes:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         file.seek(start)
-        left = SLICE_BYTES
-        while left and (part := file.read(min(left, 1 << 20))):
-            digest.update(part)
-            left -= len(part)
-    return digest.digest()
+        return hashlib.sha256(file.read(SLICE_BYTES)).digest()

@@ -61,7 +61,7 @@ async def test_a_file_that_changes_without_looking_changed_fails_once(folder: Pa
 
 async def test_a_new_files_digest_is_not_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # However long the run takes to come to it, the file is new.
-    monkeypatch.setattr("qwen35mm.captioning.ledger._SETTLED_S", 3600.0)
+    monkeypatch.setattr("qwen35mm.captioning.manifest.manifest.SETTLED_S", 3600.0)
     await run(job(folder), FakeModel())
     path = folder / "0.png"
     status = path.stat()

@@ -13,6 +13,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from qwen35mm.errors import CaptioningError, OutputError, StorageError
 
 # Rows that are read at once, so that no transaction is open while a caller works on one.
 _ROWS_AT_ONCE = 500
+# A file that was changed so short a time ago is read again.
+SETTLED_S = 2.0
 
 
 class Manifest:
@@ -280,6 +283,11 @@ def file_state(status: os.stat_result) -> tuple[int, int, int]:
     """By which a file is known to have been left alone: size, time of its last change, inode."""
     # SQLite's numbers have a sign; a Windows file's number may use all 64 bits.
     return status.st_size, status.st_mtime_ns, status.st_ino - (1 << 64 if status.st_ino >= 1 << 63 else 0)
+
+
+def is_settled(status: os.stat_result) -> bool:
+    """Whether the file can't change again within its timestamp's resolution, and look as if it had been left alone."""
+    return time.time() - status.st_mtime > SETTLED_S
 
 
 @contextlib.contextmanager

@@ -5,20 +5,17 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.captioning.manifest.manifest import Manifest, file_state
+from qwen35mm.captioning.manifest.manifest import Manifest, file_state, is_settled
 from qwen35mm.captioning.sources.candidates import SourceError
 
 _NAMES = ("metadata.jsonl", "metadata.csv")
 _KEY = "file_name"
 _MAX_LINE_CHARS = 2**24
 _ROWS_AT_ONCE = 1000
-# A file that changed again within its timestamp's resolution would look unchanged: one this young is read again.
-_SETTLED_S = 2.0
 
 
 class FolderMetadata:
@@ -78,7 +75,7 @@ class FolderMetadata:
                 connection.executemany(
                     "INSERT OR IGNORE INTO metadata_rows VALUES (?, ?, ?)", [(self._place, *row) for row in good]
                 )
-        if time.time() - self._path.stat().st_mtime > _SETTLED_S:
+        if is_settled(self._path.stat()):
             statement = "INSERT INTO metadata_files VALUES (?, ?, ?, ?, ?, ?)"
             self._manifest.change(statement, self._place, *state, num_rows, num_bad_rows)
         return num_rows, num_bad_rows

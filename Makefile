@@ -26,7 +26,7 @@ BIOME := $(NODE) node_modules/@biomejs/biome/bin/biome
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help chat ask test test-quick test-slow test-gpu pytest check lint format type pyright tsc scripts bench clean
+.PHONY: help chat ask test test-quick test-slow test-gpu pytest lint format type pyright tsc scripts bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -52,6 +52,7 @@ chat: $(STAMP)  ## the chat in your browser, on the bundled demo model or on MOD
 ask: $(STAMP)  ## one question in the terminal: make ask ARGS='--image photo.jpg "What is this?"'
 	$(PY) -m qwen35mm ask $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
+# What is told in seconds comes first. Pyright takes one core for most of a minute, beside the tests.
 test: $(STAMP) $(NODE_STAMP)  ## rules, types, the page's scripts, and pytest
 	@$(MAKE) --no-print-directory -j 2 lint tsc scripts
 	@$(MAKE) --no-print-directory -j 2 pyright pytest
@@ -90,10 +91,6 @@ tsc: $(NODE_STAMP)
 
 scripts: $(STAMP)
 	$(NODE) --test --test-reporter=dot 'tests/web/scripts/*.test.js'
-
-# Pyright takes one core for most of a minute; the rest is done beside it, and by `test` all of pytest.
-check: $(STAMP) $(NODE_STAMP)
-	@$(MAKE) --no-print-directory -j 2 pyright lint tsc scripts
 
 bench: $(STAMP)  ## prefill and decode speed, us and transformers, on a random 0.8B checkpoint (3 GB of disk)
 	test -f build/random-0.8B/config.json || { rm -rf build/random-0.8B; \

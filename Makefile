@@ -6,11 +6,11 @@ ARGS ?=
 PORT ?= 7860
 # Files and folders of tests; without them, all.
 TESTS ?=
-# Processes that `make test` spreads the tests over, for two cores: many tests wait for a child or a browser.
-WORKERS ?= 3
+# Processes that `make test` spreads the tests over: one a core of two. Each imports everything, 14 s of a core.
+WORKERS ?= 2
 # What `make test-quick` runs: parts that need neither a browser nor a model of real size.
-QUICK := tests/test_*.py tests/cache tests/captioning/texts tests/chat tests/checkpoints tests/model tests/preprocess \
-  tests/prompt tests/web/rendering
+QUICK := tests/test_*.py tests/cache tests/captioning/texts tests/checkpoints tests/preprocess tests/prompt \
+  tests/web/rendering
 # Of `make test-gpu`: most of its time is the compiler's, which runs on one core.
 GPU_WORKERS ?= 8
 

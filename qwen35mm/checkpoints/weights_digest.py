@@ -47,11 +47,13 @@ def weights_digest(folder: Path, memo: Path | None) -> str:
 
 def _remembered(path: Path, memo: Path) -> str:
     """A file's digest, from the memo where it knows it. Raises OSError."""
-    note, look = memo / hashlib.sha256(os.fsencode(path.absolute())).hexdigest(), _look(path)
+    note = memo / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
+    look = _look(path)
     try:
-        text, is_ours = note.read_text("ascii"), not hasattr(os, "getuid") or note.stat().st_uid == os.getuid()
+        is_ours = not hasattr(os, "getuid") or note.stat().st_uid == os.getuid()
         # A torn note is no match.
-        if is_ours and (found := re.fullmatch(re.escape(look) + r"\n([0-9a-f]{64})\n", text)):
+        found = re.fullmatch(re.escape(look) + r"\n([0-9a-f]{64})\n", note.read_text("ascii"))
+        if is_ours and found:
             return found[1]
     except (OSError, ValueError):
         pass

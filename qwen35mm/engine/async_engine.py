@@ -180,6 +180,7 @@ class AsyncEngine:
         self._idle.set()
 
     def _tell(self, outputs: list[StepOutput]) -> None:
+        """Apart from `_run`, whose frame would hold the last output, and its request, while nothing is to do."""
         for output in outputs:
             deliver = self._listeners.get(output.request_id)
             if deliver is not None:

@@ -51,9 +51,10 @@ class Sampler:
             said: the reply's own tokens, which both penalties do.
         """
         device = self.newest.device
-        floats = [getattr(params, name) for name in _FLOATS]
-        floats[:2] = 0.0 if params.greedy else params.temperature, max(params.top_p, _MIN_TOP_P)
-        self._floats[:, slot] = upload(np.array(floats, dtype=np.float32), device)
+        floats = {name: getattr(params, name) for name in _FLOATS}
+        floats["temperature"] = 0.0 if params.greedy else params.temperature
+        floats["top_p"] = max(params.top_p, _MIN_TOP_P)
+        self._floats[:, slot] = upload(np.array(list(floats.values()), dtype=np.float32), device)
         top_k = min(params.top_k, len(self._banned))
         self._whole[:, slot] = upload(np.array([top_k, seed], dtype=np.int64), device)
         reply = np.array(list(said), dtype=np.int64)

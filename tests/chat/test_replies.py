@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat.reply import BUG_MESSAGE, UPDATE_INTERVAL_S
+from qwen35mm.chat.reply import BUG_MESSAGE, UPDATE_INTERVAL_S, Reply
 from qwen35mm.errors import StorageError
 from tests.chat.chat_kit import GRACE_S, ME, OTHER, PICTURE, ChatKit, Timers
 from tests.chat.english import english
@@ -18,7 +18,7 @@ class Gate:
     """Holds the store's first `update` until the block ends, or `open`; the first `fails` go as on a full disk."""
 
     def __init__(self, kit: ChatKit, monkeypatch: pytest.MonkeyPatch, *, is_open: bool = False, fails: int = 0) -> None:
-        self._open, self.entered, self.fails = threading.Event(), threading.Event(), fails
+        self._kit, self._open, self.entered, self.fails = kit, threading.Event(), threading.Event(), fails
         if is_open:
             self._open.set()
         real = kit.store.update
@@ -43,14 +43,19 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
+    async def reply_at_it(self, reply_id: str) -> Reply:
+        """The reply, once the store is held."""
+        await asyncio.to_thread(self.entered.wait)
+        reply = self._kit.replies.find(ME.owner, reply_id)
+        assert reply is not None
+        return reply
+
 
 async def test_what_is_shown_is_stored_first(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:
     conversation, reply_id = await kit.send("echo one two")
     with Gate(kit, monkeypatch) as gate:
         watching = asyncio.create_task(kit.watch(reply_id))
-        await asyncio.to_thread(gate.entered.wait)
-        reply = kit.replies.find(ME.owner, reply_id)
-        assert reply is not None
+        reply = await gate.reply_at_it(reply_id)
         assert reply.node.text
         assert reply.shown.text == ""
     assert "one two" in (await watching)["blocks"][0]
@@ -110,9 +115,7 @@ async def test_a_slow_write_never_overwrites_the_end(kit: ChatKit, monkeypatch: 
     conversation, reply_id = await kit.send("slow")
     with Gate(kit, monkeypatch) as gate:
         watching = asyncio.create_task(kit.watch(reply_id))
-        await asyncio.to_thread(gate.entered.wait)
-        reply = kit.replies.find(ME.owner, reply_id)
-        assert reply is not None
+        reply = await gate.reply_at_it(reply_id)
         stopping = []
         for _ in range(2):
             stopping.append(asyncio.ensure_future(kit.api.stop(ME, reply_id)))
@@ -147,9 +150,7 @@ async def test_stop_just_as_it_ends_waits_for_its_end(kit: ChatKit, monkeypatch:
     conversation, reply_id = await kit.send("echo one two")
     with Gate(kit, monkeypatch) as gate:
         watching = asyncio.create_task(kit.watch(reply_id))
-        await asyncio.to_thread(gate.entered.wait)
-        reply = kit.replies.find(ME.owner, reply_id)
-        assert reply is not None
+        reply = await gate.reply_at_it(reply_id)
         while kit.backend.active or reply.node.status == "running":
             await asyncio.sleep(0)
         stopping = asyncio.create_task(reply.stop())

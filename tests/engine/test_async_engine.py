@@ -145,6 +145,14 @@ async def test_an_idle_engine_holds_no_request(loaded: LoadedModel, make_request
         engine.close()
 
 
+async def begin_to_close(engine: AsyncEngine) -> asyncio.Task[None]:
+    """Ends when the engine is closed, and has begun to be."""
+    closing = asyncio.create_task(asyncio.to_thread(engine.close))
+    while not engine._closing:
+        await asyncio.sleep(0.01)
+    return closing
+
+
 async def test_closing_ends_running_streams_with_an_error(loaded: LoadedModel, make_request: MakeRequest) -> None:
     told, closing = threading.Event(), threading.Event()
 
@@ -160,9 +168,7 @@ async def test_closing_ends_running_streams_with_an_error(loaded: LoadedModel, m
     events = engine.stream(make_request(Text("hello"), params=LONG))
     await anext(events)
     told.set()
-    close = asyncio.create_task(asyncio.to_thread(engine.close))
-    while not engine._closing:
-        await asyncio.sleep(0.01)
+    close = await begin_to_close(engine)
     closing.set()
     await close
     with pytest.raises(EngineError, match="shut down"):
@@ -186,9 +192,7 @@ async def test_a_request_that_comes_while_the_engine_closes_is_told(
     answer = asyncio.create_task(collect(engine, make_request(Text("hello"))))
     while not engine._commands:
         await asyncio.sleep(0.01)
-    close = asyncio.create_task(asyncio.to_thread(engine.close))
-    while not engine._closing:
-        await asyncio.sleep(0.01)
+    close = await begin_to_close(engine)
     released.set()
     await close
     with pytest.raises(EngineError, match="shut down"):

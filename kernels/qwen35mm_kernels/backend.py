@@ -13,6 +13,8 @@ import logging
 import torch
 
 from qwen35mm_kernels import cpu
+from qwen35mm_kernels.cpu import native
+from qwen35mm_kernels.cpu.native.library import find_library
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +26,17 @@ _MIN_CAPABILITY = (8, 0)
 # Without an annotation of what it returns: a module has no type that could be written, and the inferred one leads an
 # editor and a type checker to the functions of both.
 def select_backend(device: torch.device | str):
-    """`qwen35mm_kernels.gpu` where Triton's kernels run, else `qwen35mm_kernels.cpu`, whose torch runs anywhere."""
+    """`qwen35mm_kernels.gpu` where Triton's kernels run, on a CPU `cpu.native` where a compiled library is found, else
+    `cpu`, whose torch runs anywhere."""
     return _backend(torch.device(device).type)
 
 
 @functools.cache
 def _backend(device_type: str):
     why_not = why_not_triton(device_type)
+    if device_type == "cpu" and (library := find_library()) is not None:
+        logger.info("On %s the operations run compiled for %s, else in torch.", device_type, library.name)
+        return native
     if why_not is not None:
         logger.info("On %s the operations run in torch: %s.", device_type, why_not)
         return cpu

@@ -1,4 +1,5 @@
-"""Each kernel test runs by every backend: torch, Triton's interpreter, and compiled on a card with `make test-gpu`.
+"""Each kernel test runs by every backend: torch, each compiled library that this processor runs, Triton's interpreter,
+and compiled on a card with `make test-gpu`. `make test-slow` adds the libraries of other processors, emulated.
 
 Buffers are poisoned: what a kernel doesn't write is NaN, never a lucky zero.
 """
@@ -7,22 +8,42 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from qwen35mm_kernels import cpu
+from qwen35mm_kernels.cpu import native
+from qwen35mm_kernels.cpu.native import library
 from tests.kernels.compare import LENGTHS, Backend
+from tests.kernels.native import emulated
 
+NATIVE = tuple(library.usable_libraries())
+EMULATED = tuple(pytest.param(name, marks=pytest.mark.slow) for name in emulated.FLAGS)
 TRITON = ("interpreted", pytest.param("cuda", marks=pytest.mark.gpu))
 
 
-def _backend(name: str) -> Backend:
-    if name == "cpu":
-        from qwen35mm_kernels import cpu
+@pytest.fixture
+def make_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Backend]]:
+    """A backend by its name; a compiled library is the chosen one until the test ends."""
 
-        return Backend(name, cpu, torch.device("cpu"))
+    def make(name: str) -> Backend:
+        if name == "cpu":
+            return Backend(name, cpu, torch.device("cpu"))
+        if name in NATIVE or name in emulated.FLAGS:
+            monkeypatch.setenv(library.ENVIRONMENT, name if name in NATIVE else str(emulated.build(name)))
+            library.find_library.cache_clear()
+            return Backend(name, native, torch.device("cpu"))
+        return _triton_backend(name)
+
+    yield make
+    library.find_library.cache_clear()
+
+
+def _triton_backend(name: str) -> Backend:
     pytest.importorskip("triton", reason="Triton has no package for this platform")
     from tests.interpreter import prepare_interpreter
 
@@ -36,16 +57,29 @@ def _backend(name: str) -> Backend:
     return Backend(name, gpu, torch.device("cpu" if interpreted else "cuda"))
 
 
-@pytest.fixture(params=["cpu", *TRITON])
-def backend(request: pytest.FixtureRequest) -> Backend:
+@pytest.fixture(params=["cpu", *NATIVE, *EMULATED, *TRITON])
+def backend(request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]) -> Backend:
     """Every one, in turn."""
-    return _backend(request.param)
+    return make_backend(request.param)
+
+
+@pytest.fixture(params=[*NATIVE, *EMULATED, *TRITON])
+def kernel_backend(request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]) -> Backend:
+    """All but torch: those whose rows have the same bits in any company."""
+    return make_backend(request.param)
+
+
+@pytest.fixture(params=[*NATIVE, *EMULATED])
+def native_library(request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]) -> library.Library:
+    """Every compiled library."""
+    make_backend(request.param)
+    return library.loaded_library()
 
 
 @pytest.fixture(params=TRITON)
 def triton_backend(request: pytest.FixtureRequest) -> Backend:
     """For what only Triton's kernels know, such as how they are cut."""
-    return _backend(request.param)
+    return _triton_backend(request.param)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

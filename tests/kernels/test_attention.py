@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,14 +63,14 @@ def test_padding_is_neither_written_nor_read(backend: Backend) -> None:
     assert all(int(cache[:, 0, 0].isfinite().sum()) == 7 for cache in (k_cache, v_cache))  # type: ignore[index]
 
 
-def test_a_written_token_has_the_same_bits_alone_and_among_others(triton_backend: Backend) -> None:
+def test_a_written_token_has_the_same_bits_alone_and_among_others(kernel_backend: Backend) -> None:
     case = projection(37, num_heads=2, num_kv_heads=1, head_dim=256, rotated=64, dtype=torch.float32)
     qkv, cos, sin, *rest, rows = case
-    q = triton_backend.run("qk_norm_rope_write", *case, num_heads=2)
+    q = kernel_backend.run("qk_norm_rope_write", *case, num_heads=2)
     k_cache = rest[3].clone()  # type: ignore[union-attr]
     rest[3].fill_(7.0)  # type: ignore[union-attr]
     one = [x[20:21] for x in (qkv, cos, sin)]  # type: ignore[index]
-    alone = triton_backend.run("qk_norm_rope_write", *one, *rest, rows[20:21], num_heads=2)  # type: ignore[index]
+    alone = kernel_backend.run("qk_norm_rope_write", *one, *rest, rows[20:21], num_heads=2)  # type: ignore[index]
     assert torch.equal(alone[0], q[20])
     assert torch.equal(rest[3][rows[20]], k_cache[rows[20]])  # type: ignore[index]
 
@@ -115,6 +116,26 @@ def test_a_sequence_has_the_same_bits_in_any_company(backend: Backend) -> None:
         assert torch.equal(
             backend.run("paged_attention_decode", q[one], gate[one], *caches, *alone, **OPTIONS)[0], together[b]
         )
+
+
+@pytest.mark.parametrize("op", ["paged_attention_decode", "paged_attention_prefill"])
+def test_neither_threads_nor_where_blocks_lie_change_a_bit(
+    op: str, kernel_backend: Backend, request: pytest.FixtureRequest
+) -> None:
+    pool = Pool([700], num_kv_heads=2, head_dim=32, dtype=torch.bfloat16)
+    q, gate = queries(1 if op == "paged_attention_decode" else 40, 4, 32, torch.bfloat16)
+    tables: tuple[Any, ...] = (pool.block_table, pool.lengths) if len(q) == 1 else (pool.block_table[0], 700)
+    before = kernel_backend.run(op, q, gate, pool.k_cache, pool.v_cache, *tables, **OPTIONS)
+    request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
+    rows = pool.rows(0)
+    pool.block_table[0] = pool.block_table[0].flip(0)
+    for cache in (pool.k_cache, pool.v_cache):
+        moved = cache[rows]
+        cache.fill_(float("nan"))
+        cache[pool.rows(0)] = moved
+    after = kernel_backend.run(op, q, gate, pool.k_cache, pool.v_cache, *tables, **OPTIONS)
+    assert torch.equal(before, after)
 
 
 # Prefill.

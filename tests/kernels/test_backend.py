@@ -12,14 +12,18 @@ import torch
 
 from qwen35mm_kernels import backend as choice
 from qwen35mm_kernels import cpu, reference, select_backend
+from qwen35mm_kernels.cpu import native
+from qwen35mm_kernels.cpu.native import library
 from tests.kernels.compare import Backend
 
 
 @pytest.fixture(autouse=True)
 def _choose_again() -> Iterator[None]:
-    choice._backend.cache_clear()
+    for cached in (choice._backend, library.find_library):
+        cached.cache_clear()
     yield
-    choice._backend.cache_clear()
+    for cached in (choice._backend, library.find_library):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("op", reference.__all__)
@@ -31,9 +35,39 @@ def test_a_backend_has_nothing_else(backend: Backend) -> None:
     assert backend.ops.__all__ == reference.__all__
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps", torch.device("meta")])
-def test_torch_runs_where_triton_does_not(device: torch.device | str) -> None:
+@pytest.mark.parametrize("device", ["mps", torch.device("meta")])
+def test_torch_runs_where_nothing_else_does(device: torch.device | str) -> None:
     assert select_backend(device) is cpu
+
+
+@pytest.mark.parametrize("name", library.usable_libraries())
+def test_a_cpu_runs_the_compiled_library_that_there_is(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(library.ENVIRONMENT, name)
+    caplog.set_level(logging.INFO, "qwen35mm_kernels")
+    assert select_backend("cpu") is native
+    assert library.loaded_library().name == name
+    (logged,) = (record.getMessage() for record in caplog.records)
+    assert f"compiled for {name}" in logged
+
+
+def test_a_cpu_without_a_compiled_library_runs_torch_and_the_log_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(library.ENVIRONMENT, raising=False)
+    monkeypatch.setattr(library, "_load", lambda name: None)
+    assert select_backend("cpu") is cpu
+    assert "Install a C++ compiler" in caplog.text
+
+
+def test_compiled_operations_can_be_turned_off_but_not_invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.ENVIRONMENT, "none")
+    assert select_backend("cpu") is cpu
+    library.find_library.cache_clear()
+    monkeypatch.setenv(library.ENVIRONMENT, "abacus")
+    with pytest.raises(RuntimeError, match="'abacus'"):
+        library.find_library()
 
 
 @pytest.mark.parametrize(
@@ -67,3 +101,18 @@ def test_where_triton_cannot_run_torch_does_and_the_reason_is_told(
         assert select_backend(device).__name__ == f"qwen35mm_kernels.{'cpu' if reason else 'gpu'}"
     (logged,) = (record.getMessage() for record in caplog.records)
     assert (reason or "On cuda the operations run as Triton's kernels") in logged
+
+
+def test_a_library_that_the_system_does_not_run_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where Linux keeps AMX's tiles from a process: the next best is taken."""
+    if not library.usable_libraries():
+        pytest.skip("no compiled library")
+    library._load.cache_clear()
+    monkeypatch.setattr(library.Library, "__call__", lambda self, name, *args: 0)
+    try:
+        assert library.usable_libraries() == []
+        assert "keeps these instructions from this process" in caplog.text
+    finally:
+        library._load.cache_clear()

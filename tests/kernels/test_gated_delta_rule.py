@@ -127,6 +127,18 @@ def test_pieces_cut_at_chunks_equal_one_shot_bit_for_bit(
     assert torch.equal(last, final_state)
 
 
+def test_threads_change_no_bit(kernel_backend: Backend, request: pytest.FixtureRequest) -> None:
+    """Also where several of them share a head's columns."""
+    inputs = make(70, (1, 2), torch.bfloat16, dims=(64, 128))
+    out, state = run(kernel_backend, inputs)
+    request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
+    for num_threads in (1, 5):
+        torch.set_num_threads(num_threads)
+        again, final_state = run(kernel_backend, inputs)
+        assert torch.equal(out, again)
+        assert torch.equal(state, final_state)
+
+
 @pytest.mark.parametrize("cut", [1, 63, 65, 130])
 def test_pieces_cut_anywhere_agree(cut: int, backend: Backend) -> None:
     inputs = make(131)

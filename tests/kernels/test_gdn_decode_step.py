@@ -90,14 +90,14 @@ def test_padding_rows_are_not_read(backend: Backend) -> None:
     check(backend, arguments)
 
 
-def test_a_row_has_the_same_bits_alone_and_in_a_batch(triton_backend: Backend) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(kernel_backend: Backend) -> None:
     arguments = make([4, 0, -1, 3], torch.bfloat16)
     alone = [value.clone() if isinstance(value, torch.Tensor) else value for value in arguments]
-    out = triton_backend.run("gdn_decode_step", *arguments, num_k_heads=2)
+    out = kernel_backend.run("gdn_decode_step", *arguments, num_k_heads=2)
     mixed, slots = alone[MIXED], alone[SLOTS]
     for row in range(4):
         alone[MIXED], alone[SLOTS] = mixed[row : row + 1], slots[row : row + 1]
-        assert torch.equal(triton_backend.run("gdn_decode_step", *alone, num_k_heads=2)[0], out[row])
+        assert torch.equal(kernel_backend.run("gdn_decode_step", *alone, num_k_heads=2)[0], out[row])
     assert torch.equal(alone[RECURRENT_STATES], arguments[RECURRENT_STATES])
 
 

@@ -12,6 +12,7 @@ from qwen35mm_kernels.cpu.moe import moe_experts, moe_route
 from qwen35mm_kernels.cpu.norm import add_rms_norm, gated_rms_norm, rms_norm
 from qwen35mm_kernels.cpu.rope import apply_partial_rope, mrope_cos_sin
 from qwen35mm_kernels.cpu.sampling import sample
+from qwen35mm_kernels.cpu.swiglu import swiglu
 
 __all__ = [
     "add_rms_norm",
@@ -28,5 +29,6 @@ __all__ = [
     "qk_norm_rope_write",
     "rms_norm",
     "sample",
+    "swiglu",
     "vision_attention",
 ]

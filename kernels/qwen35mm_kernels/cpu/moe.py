@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
+
+from qwen35mm_kernels.cpu.swiglu import swiglu
+
+Matrix = TypeVar("Matrix")
 
 
 def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -18,18 +23,22 @@ def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]
 def moe_experts(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    return moe_experts_by(F.linear, x, gate_up, down, chosen, weights)
+    return moe_experts_by(F.linear, swiglu, x, list(gate_up), list(down), chosen, weights)
 
 
 def moe_experts_by(
-    linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    linear: Callable[[torch.Tensor, Matrix], torch.Tensor],
+    activation: Callable[[torch.Tensor], torch.Tensor],
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Collection[Matrix],
+    down: Collection[Matrix],
     chosen: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """`moe_experts` by another product than torch's: linear(x [N, in], weight [out, in]) -> [N, out]."""
+    """`moe_experts` on matrices of any kind, one for each expert: linear(x [N, in], matrix [out, in]) -> [N, out].
+
+    The activation is a `swiglu`.
+    """
     num_tokens, top_k = chosen.shape
     order = torch.argsort(chosen.flatten(), stable=True)
     counts = torch.bincount(chosen.flatten(), minlength=len(gate_up)).tolist()
@@ -38,8 +47,7 @@ def moe_experts_by(
     parts = zip(grouped.split(counts), outputs.split(counts), gate_up, down, strict=True)
     for rows, target, expert_gate_up, expert_down in parts:
         if len(rows):
-            gate, up = linear(rows, expert_gate_up).chunk(2, dim=-1)
-            target.copy_(linear(F.silu(gate).mul_(up), expert_down))
+            target.copy_(linear(activation(linear(rows, expert_gate_up)), expert_down))
     # Back in the tokens' own order, so that the sum over a token's experts never depends on its company.
     grouped[order] = outputs
     return torch.bmm(weights.unsqueeze(1), grouped.view(num_tokens, top_k, x.shape[1])).squeeze(1)

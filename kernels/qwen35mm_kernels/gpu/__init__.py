@@ -5,7 +5,7 @@ the KV pool a multiple of 16 tokens: a kernel asserts what it relies on. An oper
 comes from `cpu`; to try another implementation of one, import it here in place of ours.
 """
 
-from qwen35mm_kernels.cpu import vision_attention
+from qwen35mm_kernels.cpu import swiglu, vision_attention
 from qwen35mm_kernels.gpu.attention_decode import paged_attention_decode
 from qwen35mm_kernels.gpu.attention_prefill import paged_attention_prefill
 from qwen35mm_kernels.gpu.conv1d import causal_conv1d
@@ -32,5 +32,6 @@ __all__ = [
     "qk_norm_rope_write",
     "rms_norm",
     "sample",
+    "swiglu",
     "vision_attention",
 ]

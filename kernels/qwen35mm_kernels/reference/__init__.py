@@ -15,6 +15,7 @@ from qwen35mm_kernels.reference.moe import moe_experts, moe_route
 from qwen35mm_kernels.reference.norm import add_rms_norm, gated_rms_norm, rms_norm
 from qwen35mm_kernels.reference.rope import apply_partial_rope, mrope_cos_sin
 from qwen35mm_kernels.reference.sampling import sample
+from qwen35mm_kernels.reference.swiglu import swiglu
 
 __all__ = [
     "add_rms_norm",
@@ -31,5 +32,6 @@ __all__ = [
     "qk_norm_rope_write",
     "rms_norm",
     "sample",
+    "swiglu",
     "vision_attention",
 ]

@@ -1,0 +1,38 @@
+"""The operations of `cpu`, compiled where that is quicker: torch does the others. What they take and give: `reference`.
+
+They run where `library.find_library` finds a library. Tensors that a compiled operation doesn't know go to torch's.
+"""
+
+from qwen35mm_kernels.cpu import (
+    moe_experts,
+    moe_route,
+    mrope_cos_sin,
+)
+from qwen35mm_kernels.cpu.native.attention_decode import paged_attention_decode
+from qwen35mm_kernels.cpu.native.attention_prefill import paged_attention_prefill, vision_attention
+from qwen35mm_kernels.cpu.native.conv1d import causal_conv1d
+from qwen35mm_kernels.cpu.native.gdn_prefill import gated_delta_prefill
+from qwen35mm_kernels.cpu.native.gdn_step import gdn_decode_step
+from qwen35mm_kernels.cpu.native.norm import add_rms_norm, gated_rms_norm, rms_norm
+from qwen35mm_kernels.cpu.native.rope import apply_partial_rope, qk_norm_rope_write
+from qwen35mm_kernels.cpu.native.sampling import sample
+from qwen35mm_kernels.cpu.native.swiglu import swiglu
+
+__all__ = [
+    "add_rms_norm",
+    "apply_partial_rope",
+    "causal_conv1d",
+    "gated_delta_prefill",
+    "gated_rms_norm",
+    "gdn_decode_step",
+    "moe_experts",
+    "moe_route",
+    "mrope_cos_sin",
+    "paged_attention_decode",
+    "paged_attention_prefill",
+    "qk_norm_rope_write",
+    "rms_norm",
+    "sample",
+    "swiglu",
+    "vision_attention",
+]

@@ -1,0 +1,71 @@
+"""Attention of many queries: over a paged KV cache, and inside frames of the vision tower.
+
+AMX's tiles are left to torch, whose attention has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from qwen35mm_kernels.cpu import attention as by_torch
+from qwen35mm_kernels.cpu.native.library import loaded_library
+from qwen35mm_kernels.cpu.native.strided import Strided, dense_rows, is_known, strided
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = [
+        *((name, Strided) for name in ("q", "k", "v", "gate")),
+        *((name, ctypes.c_void_p) for name in ("block_table", "out")),
+        *((name, ctypes.c_long) for name in ("num_tokens", "num_keys", "num_frames")),
+        *((name, ctypes.c_long) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "is_causal")),
+        ("scale", ctypes.c_float),
+    ]
+
+
+def paged_attention_prefill(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    length: int,
+    *,
+    block_size: int,
+    scale: float,
+) -> torch.Tensor:
+    if not _is_ours(q, gate, k_cache, v_cache):
+        return by_torch.paged_attention_prefill(
+            q, gate, k_cache, v_cache, block_table, length, block_size=block_size, scale=scale
+        )
+    q, gate, k_cache, v_cache = map(dense_rows, (q, gate, k_cache, v_cache))
+    block_table = block_table.contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype)
+    places = (*map(strided, (q, k_cache, v_cache, gate)), block_table.data_ptr(), out.data_ptr())
+    heads = q.shape[1], k_cache.shape[1], q.shape[2]
+    _run(q, _Attention(*places, len(q), length, 1, *heads, block_size, True, scale))
+    return out
+
+
+def vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_frames: int) -> torch.Tensor:
+    if not _is_ours(q, k, v):
+        return by_torch.vision_attention(q, k, v, num_frames)
+    q, k, v = map(dense_rows, (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype)
+    num_patches, num_heads, head_dim = q.shape
+    size = num_patches // num_frames
+    places = (*map(strided, (q, k, v)), Strided(), None, out.data_ptr())
+    heads = num_heads, num_heads, head_dim
+    _run(q, _Attention(*places, size, size, num_frames, *heads, 1, False, head_dim**-0.5))
+    return out
+
+
+def _is_ours(*tensors: torch.Tensor) -> bool:
+    has_tiles = loaded_library().name == "amx" and tensors[0].dtype == torch.bfloat16
+    return is_known(*tensors) and not has_tiles
+
+
+def _run(q: torch.Tensor, attention: _Attention) -> None:
+    is_bf16 = q.dtype == torch.bfloat16
+    loaded_library()("qwen_attention_prefill", ctypes.byref(attention), is_bf16, torch.get_num_threads())

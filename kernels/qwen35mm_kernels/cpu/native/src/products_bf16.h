@@ -1,0 +1,45 @@
+// Products of bfloat16 weights by AVX-512-BF16's own.
+#pragma once
+
+#include "product_rows.h"
+#include "runs.h"
+
+#include <algorithm>
+
+#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
+namespace {
+
+template <int R, int V>
+INLINE void bf16_tile(const char *const *w, const bf16 *x, long stride, long k_count, vf (&sums)[R][V]) {
+    for (long k = 0; k < k_count; k += 2) {
+        __m512bh weights[V];
+        for (int v = 0; v < V; v++) {
+            // Many rows find them in the second cache, after the first ones.
+            if (R <= 4) __builtin_prefetch(w[v] + k * BLOCK * 2 + prefetch_bytes(R));
+            weights[v] = (__m512bh)_mm512_loadu_si512(w[v] + k * BLOCK * 2);
+        }
+        for (int r = 0; r < R; r++) {
+            int32_t pair;
+            memcpy(&pair, x + r * stride + k, 4);
+            for (int v = 0; v < V; v++)
+                sums[r][v] = (vf)_mm512_dpbf16_ps((__m512)sums[r][v], weights[v], (__m512bh)_mm512_set1_epi32(pair));
+        }
+    }
+}
+
+void bf16_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
+    const auto run = [&](long b, long apart, auto blocks) {
+        constexpr int V = blocks();
+        const char *places[V];
+        for (int v = 0; v < V; v++) places[v] = block(w, b + v * apart);
+        in_runs<V == 4 ? 4 : 12>(0, x.count, [&](long row, auto rows) {
+            vf sums[rows()][V] = {};
+            bf16_tile<rows(), V>(places, x.halves + row * x.width, x.width, x.width, sums);
+            write_tile(out, row, b * BLOCK, sums, apart);
+        });
+    };
+    x.count <= 4 ? over_streams<STREAMS>(first, end, run) : over_streams<2>(first, end, run);
+}
+
+}  // namespace
+#endif

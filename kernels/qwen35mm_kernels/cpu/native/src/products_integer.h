@@ -1,0 +1,213 @@
+// Products of int8 and int4 weights: a group's products are summed as integers, exactly, and scaled once.
+#pragma once
+
+#include "product_rows.h"
+#include "runs.h"
+
+#include <algorithm>
+
+namespace {
+
+#if defined(__AVX512F__)
+using Bytes = __m512i;
+INLINE Bytes load_bytes(const char *p) { return _mm512_loadu_si512(p); }
+INLINE Bytes splat_four(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+}
+INLINE Bytes lower(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+INLINE Bytes upper(Bytes x) { return lower(_mm512_srli_epi16(x, 4)); }
+#if defined(__AVX512VNNI__)
+INLINE vi dot_unsigned(vi sums, Bytes w, Bytes x) { return (vi)_mm512_dpbusd_epi32((__m512i)sums, w, x); }
+INLINE vi dot_signed(vi sums, Bytes w, Bytes x) { return dot_unsigned(sums, w ^ _mm512_set1_epi8(-128), x); }
+#else
+INLINE vi dot_unsigned(vi sums, Bytes w, Bytes x) {
+    return sums + (vi)_mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1));
+}
+INLINE vi dot_signed(vi sums, Bytes w, Bytes x) {
+    Bytes turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    return dot_unsigned(sums, _mm512_abs_epi8(w), turned);
+}
+#endif
+#elif defined(__AVX2__)
+using Bytes = __m256i;
+INLINE Bytes load_bytes(const char *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+INLINE Bytes splat_four(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+}
+INLINE Bytes lower(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+INLINE Bytes upper(Bytes x) { return lower(_mm256_srli_epi16(x, 4)); }
+// Pairs of 255 * 127 would not fit into 16 bits; those of weights up to 127 do.
+INLINE vi dot_unsigned(vi sums, Bytes w, Bytes x) {
+    return sums + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+}
+INLINE vi dot_signed(vi sums, Bytes w, Bytes x) {
+    return dot_unsigned(sums, _mm256_sign_epi8(w, w), _mm256_sign_epi8(x, w));
+}
+#else
+typedef int8_t Bytes __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
+INLINE Bytes load_bytes(const char *p) { return *reinterpret_cast<const Bytes *>(p); }
+INLINE Bytes splat_four(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return (Bytes)splat_int(four);
+}
+INLINE Bytes lower(Bytes x) { return x & 15; }
+INLINE Bytes upper(Bytes x) { return (x >> 4) & 15; }
+#if defined(__ARM_FEATURE_DOTPROD)
+INLINE vi dot_signed(vi sums, Bytes w, Bytes x) { return (vi)vdotq_s32((int32x4_t)sums, (int8x16_t)w, (int8x16_t)x); }
+#elif defined(__ARM_NEON)
+INLINE vi dot_signed(vi sums, Bytes w, Bytes x) {
+    const int8x16_t a = (int8x16_t)w, b = (int8x16_t)x;
+    const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
+    return sums + (vi)vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+}
+#else
+INLINE vi dot_signed(vi sums, Bytes w, Bytes x) {
+    for (int lane = 0; lane < LANES; lane++)
+        for (int i = 0; i < 4; i++) sums[lane] += int32_t(w[lane * 4 + i]) * x[lane * 4 + i];
+    return sums;
+}
+#endif
+INLINE vi dot_unsigned(vi sums, Bytes w, Bytes x) { return dot_signed(sums, w, x); }
+#endif
+
+// What weights are more than they should be where they are multiplied: as they lie (int4), or for `dot_signed`, which
+// has only unsigned ones times signed ones. (255 * 127 twice doesn't fit into the 16 bits that come before VNNI.)
+#if defined(__AVX512VNNI__)
+constexpr int INT8_OFFSET = 128, INT4_OFFSET = 8;
+#else
+constexpr int INT8_OFFSET = 0, INT4_OFFSET = 8;
+#endif
+
+// dots[r][v]: of R rows' bytes with those of V vectors of outputs, over the group g.
+template <int R, int V>
+INLINE void int8_dots(const char *const *w, long g, const int8_t *x, long stride, vi (&dots)[R][V]) {
+    for (int j = 0; j < 8; j++)
+        for (int v = 0; v < V; v++) {
+            const char *place = w[v] + (g * 8 + j) * BLOCK * 4;
+            __builtin_prefetch(place + prefetch_bytes(R));
+            Bytes weights = load_bytes(place);
+            for (int r = 0; r < R; r++)
+                dots[r][v] = dot_signed(dots[r][v], weights, splat_four(x + r * stride + j * 4));
+        }
+}
+
+template <int R, int V>
+INLINE void int4_dots(const char *const *w, long g, const int8_t *x, long stride, vi (&dots)[R][V]) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    // Eight pairs of 15 * 127 fit into 16 bits: they are widened once.
+    __m256i shorts[R][V] = {};
+    for (int j = 0; j < 4; j++)
+        for (int v = 0; v < V; v++) {
+            const char *place = w[v] + (g * 4 + j) * BLOCK * 4;
+            __builtin_prefetch(place + prefetch_bytes(R));
+            Bytes both = load_bytes(place), low = lower(both), high = upper(both);
+            for (int r = 0; r < R; r++) {
+                __m256i first = _mm256_maddubs_epi16(low, splat_four(x + r * stride + j * 4));
+                __m256i second = _mm256_maddubs_epi16(high, splat_four(x + r * stride + 16 + j * 4));
+                shorts[r][v] = _mm256_add_epi16(shorts[r][v], _mm256_add_epi16(first, second));
+            }
+        }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) dots[r][v] += (vi)_mm256_madd_epi16(shorts[r][v], _mm256_set1_epi16(1));
+#else
+    for (int j = 0; j < 4; j++)
+        for (int v = 0; v < V; v++) {
+            const char *place = w[v] + (g * 4 + j) * BLOCK * 4;
+            __builtin_prefetch(place + prefetch_bytes(R));
+            Bytes both = load_bytes(place), low = lower(both), high = upper(both);
+            for (int r = 0; r < R; r++) {
+                dots[r][v] = dot_unsigned(dots[r][v], low, splat_four(x + r * stride + j * 4));
+                dots[r][v] = dot_unsigned(dots[r][v], high, splat_four(x + r * stride + 16 + j * 4));
+            }
+        }
+#endif
+}
+
+// R rows from `row` on by V vectors, those of blocks that lie `apart` blocks from each other.
+template <int R, int V, bool IS_INT4>
+INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_block, long apart, const Output &out) {
+    const long groups = x.width / GROUP;
+    const char *data[V];
+    const bf16 *scales[V];
+    for (int v = 0; v < V; v++) {
+        const long b = first_block + v / PER_BLOCK * apart, part = v % PER_BLOCK;
+        data[v] = block(w, b) + part * LANES * 4;
+        scales[v] = block_scales(w, b) + part * LANES;
+    }
+    vf sums[R][V] = {};
+    for (long g = 0; g < groups; g++) {
+        const int8_t *bytes = x.bytes + row * x.width + g * GROUP;
+        vi dots[R][V];
+        for (int r = 0; r < R; r++) {
+            constexpr int OFFSET = IS_INT4 ? INT4_OFFSET : INT8_OFFSET;
+            vi start = splat_int(-OFFSET * x.sums[(row + r) * groups + g]);
+            for (int v = 0; v < V; v++) dots[r][v] = start;
+        }
+        if constexpr (IS_INT4)
+            int4_dots<R, V>(data, g, bytes, x.width, dots);
+        else
+            int8_dots<R, V>(data, g, bytes, x.width, dots);
+        for (int v = 0; v < V; v++) {
+            if (v % PER_BLOCK == 0) __builtin_prefetch(scales[v] + g * BLOCK + SCALES_AHEAD);
+            vf scale = load(scales[v] + g * BLOCK);
+            for (int r = 0; r < R; r++)
+                sums[r][v] = fma(to_float(dots[r][v]), scale * splat(x.scales[(row + r) * groups + g]), sums[r][v]);
+        }
+    }
+    write_tile(out, row, first_block * BLOCK, sums, apart);
+}
+
+template <bool IS_INT4>
+void integer_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
+    in_runs<4>(0, x.count, [&](long row, auto rows) {
+        // As many blocks at once as sums find registers.
+        constexpr int R = rows(), MOST = R <= 2 || LANES == 16 ? STREAMS : 1;
+        over_streams<MOST>(first, end, [&](long b, long apart, auto blocks) {
+            integer_rows<R, blocks() * PER_BLOCK, IS_INT4>(w, x, row, b, apart, out);
+        });
+    });
+}
+
+template <class T>
+INLINE void load_group(const T *x, long count, vf (&values)[GROUP / LANES]) {
+    if (count == GROUP) {
+        for (long i = 0; i < GROUP / LANES; i++) values[i] = load(x + i * LANES);
+    } else {
+        float padded[GROUP] = {};
+        for (long i = 0; i < count; i++) padded[i] = get(x + i);
+        for (long i = 0; i < GROUP / LANES; i++) values[i] = load(padded + i * LANES);
+    }
+}
+
+// [rows][width] bytes with [rows][width / GROUP] scales and sums. A group with a value that isn't finite has NaN as its
+// scale, and one below 1e-30 is zeros: the inverse of its scale might be infinite.
+template <class T>
+void quantise_row(const T *x, long in, long width, int8_t *bytes, float *scales, int32_t *sums) {
+    for (long g = 0; g < width / GROUP; g++, bytes += GROUP) {
+        vf values[GROUP / LANES];
+        load_group(x + g * GROUP, std::min(GROUP, in - g * GROUP), values);
+        vf largest = {}, strange = {};
+        // By index: the pointer that `for (vf value : values)` deduces believes in whole vectors' alignment.
+        for (long i = 0; i < GROUP / LANES; i++) {
+            largest = max(largest, max(values[i], -values[i]));
+            strange += values[i] * 0.0f;
+        }
+        const float bound = max_lane(largest) + sum(strange), inverse = bound >= 1e-30f ? 127.0f / bound : 0.0f;
+        vf total = {};
+        for (long i = 0; i < GROUP / LANES; i++) {
+            // A NaN becomes a bound: no integer is one.
+            vf value = min(max(round(values[i] * inverse), splat(-127)), splat(127));
+            store_bytes(bytes + i * LANES, __builtin_convertvector(value, vi));
+            total += value;
+        }
+        scales[g] = bound / 127.0f;
+        sums[g] = int32_t(sum(total));
+    }
+}
+
+}  // namespace

@@ -1,0 +1,19 @@
+// Loops whose bodies know at compile time how many steps they take at once.
+#pragma once
+
+#include <type_traits>
+
+#include "simd.h"
+
+template <int N>
+using Count = std::integral_constant<int, N>;
+
+// Cuts [first, end) into runs of LARGEST and, for the rest, of 4, 2 and 1: work(start, Count<length>).
+template <int LARGEST, class Work>
+INLINE void in_runs(long first, long end, const Work &work) {
+    for (; first + LARGEST <= end; first += LARGEST) work(first, Count<LARGEST>{});
+    if constexpr (LARGEST > 1) {
+        constexpr int next = LARGEST > 4 ? 4 : LARGEST > 2 ? 2 : 1;
+        in_runs<next>(first, end, work);
+    }
+}

@@ -1,0 +1,198 @@
+// From logits to token ids: one pass over the vocabulary, and only what can pass top-k and top-p is sorted.
+#include "simd.h"
+#include "threads.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace {
+
+struct Sampling {
+    const void *logits;
+    const uint8_t *in_text, *in_reply, *banned;
+    long logits_stride, text_stride, reply_stride, banned_stride, vocab;
+    const float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty;
+    const int32_t *top_k;
+    const int64_t *seeds, *steps, *slots;
+    int64_t *out;
+};
+
+struct Candidate {
+    float score;
+    int32_t id;
+};
+
+constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+// Scores that are made at a time: whether one of them counts is asked once.
+constexpr long SOME = 256;
+
+INLINE bool higher(const Candidate &a, const Candidate &b) { return a.score > b.score; }
+
+INLINE vi flags(const uint8_t *p) { return __builtin_convertvector(*reinterpret_cast<const vb *>(p), vi) != 0; }
+
+// One row's logits and what happens to them.
+template <class T>
+struct Row {
+    const T *logits;
+    const uint8_t *in_text, *in_reply, *banned;
+    float repetition, presence, temperature;
+
+    vf score(long i) const {
+        vf x = load(logits + i);
+        if (repetition != 1.0f) x = flags(in_text + i) ? (x < 0.0f ? x * repetition : x / repetition) : x;
+        if (presence != 0.0f) x = flags(in_reply + i) ? x - presence : x;
+        return (flags(banned + i) ? splat(LOWEST) : x) / temperature;
+    }
+
+    // Scores [first, first + n) and the largest of them; a last vector overlaps the one before.
+    float scores(long first, long n, float *to) const {
+        if (n < LANES) return few_scores(first, n, to);
+        vf largest = splat(LOWEST);
+        for (long i = 0; i < n; i += LANES) {
+            const long at = std::min(i, n - LANES);
+            vf x = score(first + at);
+            store(to + at, x);
+            largest = max(x, largest);
+        }
+        return max_lane(largest);
+    }
+
+    float few_scores(long first, long n, float *to) const {
+        T values[LANES] = {};
+        uint8_t bits[3][LANES] = {};
+        const uint8_t *sources[] = {in_text, in_reply, banned};
+        memcpy(values, logits + first, n * sizeof(T));
+        for (int i = 0; i < 3; i++) memcpy(bits[i], sources[i] + first, n);
+        store(to, Row{values, bits[0], bits[1], bits[2], repetition, presence, temperature}.score(0));
+        return *std::max_element(to, to + n);
+    }
+};
+
+template <class T>
+long greedy(const Row<T> &row, long vocab) {
+    float some[SOME], best = LOWEST;
+    long id = 0;
+    for (long first = 0; first < vocab; first += SOME) {
+        const long n = std::min(SOME, vocab - first);
+        if (!(row.scores(first, n, some) > best)) continue;
+        for (long i = 0; i < n; i++)
+            if (some[i] > best) best = some[i], id = first + i;
+    }
+    return id;
+}
+
+// All that fewer than k tokens score higher than; all tokens at k = 0. In the order of ids.
+template <class T>
+void collect(const Row<T> &row, long vocab, long k, std::vector<Candidate> &found) {
+    if (k >= vocab) k = 0;
+    float some[SOME], threshold = std::numeric_limits<float>::lowest();
+    unsigned long limit = 4 * k + SOME;
+    std::vector<float> ordered;
+    auto cut = [&] {
+        if (!k || long(found.size()) <= k) return;
+        ordered.clear();
+        for (const Candidate &one : found) ordered.push_back(one.score);
+        std::nth_element(ordered.begin(), ordered.begin() + k - 1, ordered.end(), std::greater<float>());
+        threshold = ordered[k - 1];
+        found.erase(std::remove_if(found.begin(), found.end(), [&](auto &one) { return one.score < threshold; }),
+                    found.end());
+        limit = 2 * found.size() + SOME;
+    };
+    found.clear();
+    for (long first = 0; first < vocab; first += SOME) {
+        const long n = std::min(SOME, vocab - first);
+        if (!(row.scores(first, n, some) >= threshold)) continue;
+        for (long i = 0; i < n; i++)
+            if (some[i] >= threshold) found.push_back({some[i], int32_t(first + i)});
+        if (k && found.size() > limit) cut();
+    }
+    cut();
+}
+
+float weight(float score, float highest) { return exp(splat(score - highest))[0]; }
+
+int64_t mass(float weight) { return int64_t(weight * 1099511627776.0f); }
+
+// The lowest score that top-p lets pass; sorts no more than it needs.
+float lowest_passing(std::vector<Candidate> &found, float highest, float top_p) {
+    int64_t total = 0, above = 0;
+    for (const Candidate &one : found) total += mass(weight(one.score, highest));
+    const float bound = top_p * float(total);
+    float lowest = highest;
+    auto begin = found.begin();
+    for (long some = SOME; begin != found.end(); some *= 4) {
+        auto end = found.end() - begin > some ? begin + some : found.end();
+        if (end != found.end()) std::nth_element(begin, end, found.end(), higher);
+        std::sort(begin, end, higher);
+        for (; begin != end; ++begin) {
+            if (!(float(above) < bound)) return lowest;
+            lowest = begin->score;
+            above += mass(weight(begin->score, highest));
+        }
+    }
+    return lowest;
+}
+
+// Philox4x32-10's first word for a counter of (token id, step) and the key (seed).
+uint32_t random_bits(uint64_t seed, uint64_t step, uint32_t id) {
+    uint32_t c0 = id, c1 = uint32_t(step), c2 = uint32_t(step >> 32), c3 = 0, k0 = uint32_t(seed),
+             k1 = uint32_t(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        const uint64_t first = uint64_t(c0) * 0xD2511F53u, second = uint64_t(c2) * 0xCD9E8D57u;
+        c0 = uint32_t(second >> 32) ^ c1 ^ k0, c2 = uint32_t(first >> 32) ^ c3 ^ k1;
+        c1 = uint32_t(second), c3 = uint32_t(first);
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    return c0;
+}
+
+float exponential(uint32_t bits) {
+    const float uniform = (float(bits) + 0.5f) * 0x1p-32f;
+    if (uniform < 0x1p-7f) return uniform * (1 + uniform * (0.5f + uniform * (1.0f / 3.0f)));
+    return -std::log(1 - std::min(uniform, 1 - 0x1p-24f));
+}
+
+template <class T>
+long draw(const Row<T> &row, const Sampling &s, long index) {
+    static thread_local std::vector<Candidate> found;
+    collect(row, s.vocab, s.top_k[index], found);
+    float highest = LOWEST, best = -1;
+    for (const Candidate &one : found) highest = std::max(highest, one.score);
+    const float lowest = s.top_p[index] < 1 ? lowest_passing(found, highest, s.top_p[index]) : LOWEST;
+    long id = 0;
+    for (const Candidate &one : found) {
+        const float share = weight(one.score, highest);
+        if (one.score < lowest || !(share >= s.min_p[index])) continue;
+        const float race = share / exponential(random_bits(s.seeds[index], s.steps[index], one.id));
+        if (race > best || (race == best && one.id < id)) best = race, id = one.id;
+    }
+    return id;
+}
+
+template <class T>
+void sample_row(const Sampling &s, long index) {
+    const long slot = s.slots[index];
+    const bool is_greedy = s.temperature[index] == 0 || s.top_k[index] == 1;
+    const Row<T> row{static_cast<const T *>(s.logits) + index * s.logits_stride,
+                     s.in_text + slot * s.text_stride,
+                     s.in_reply + slot * s.reply_stride,
+                     s.banned + index * s.banned_stride,
+                     s.repetition_penalty[index],
+                     s.presence_penalty[index],
+                     is_greedy ? 1.0f : s.temperature[index]};
+    s.out[index] = is_greedy ? greedy(row, s.vocab) : draw(row, s, index);
+}
+
+}  // namespace
+
+// Each row's next token id. Rows are drawn before one of them is entered as seen.
+extern "C" void qwen_sample(const Sampling *s, uint8_t *in_text, uint8_t *in_reply, long batch, long is_bf16,
+                            long num_threads) {
+    parallel(batch, batch * s->vocab < THREADS_ELEMENTS ? 1 : int(num_threads),
+             [&](long row) { is_bf16 ? sample_row<bf16>(*s, row) : sample_row<float>(*s, row); });
+    for (long row = 0; row < batch; row++) {
+        in_text[s->slots[row] * s->text_stride + s->out[row]] = 1;
+        in_reply[s->slots[row] * s->reply_stride + s->out[row]] = 1;
+    }
+}

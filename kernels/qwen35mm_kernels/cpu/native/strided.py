@@ -1,0 +1,28 @@
+"""Tensors that the compiled part takes where they lie."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+
+class Strided(ctypes.Structure):
+    """[N, H, D] with a dense last dimension, or [N, H]: strided.h's struct."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("row", ctypes.c_long), ("head", ctypes.c_long)]
+
+
+def strided(x: torch.Tensor) -> Strided:
+    """The memory of a tensor, which has to live as long as it is used."""
+    return Strided(x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, with its last dimension dense."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def is_known(x: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether all tensors have one of the compiled types, the same one."""
+    return x.dtype in (torch.float32, torch.bfloat16) and all(other.dtype == x.dtype for other in others)

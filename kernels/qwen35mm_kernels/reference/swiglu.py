@@ -1,0 +1,18 @@
+"""The activation of a feed-forward network: Qwen3_5MLP of transformers' modeling_qwen3_5.py, between its products."""
+
+from __future__ import annotations
+
+import torch
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for gate and up side by side.
+
+    Args:
+        gate_up: [N, 2 * width], float32 or bfloat16. The arithmetic is float32.
+
+    Returns:
+        [N, width] in gate_up's dtype.
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate / (1 + torch.exp(-gate)) * up).to(gate_up.dtype)

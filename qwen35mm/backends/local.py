@@ -15,6 +15,7 @@ from qwen35mm.backends.model_backend import ModelBackend, Turn
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Event, Finished, Request, TextDelta
 from qwen35mm.model import load
+from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import Message
 
 logger = logging.getLogger(__name__)
@@ -32,14 +33,22 @@ class LocalBackend(ModelBackend):
 
     @classmethod
     def load(
-        cls, path_or_hub_id: str | Path, *, dtype: str = "auto", device: str = "auto", **options: Any
+        cls,
+        path_or_hub_id: str | Path,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        weights: str = "auto",
+        **options: Any,
     ) -> LocalBackend:
-        """Loads a checkpoint and starts its engine; `options` are the constructor's.
+        """Loads a checkpoint as `load` does and starts its engine; `options` are the constructor's.
 
         Raises:
             CheckpointError, ConfigError: the checkpoint or a setting can't be used.
         """
-        return cls(load(path_or_hub_id, dtype=dtype, device=device), **options)
+        kept = weights_cache(options.get("cache") or CacheSettings())
+        loaded = load(path_or_hub_id, dtype=dtype, device=device, weights=weights, weights_cache=kept)
+        return cls(loaded, **options)
 
     async def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
         events = self.engine.stream(request)
@@ -109,6 +118,11 @@ class LocalBackend(ModelBackend):
             self.engine.commit(self.history(turn))
         except Exception:
             logger.exception("a conversation's history could not be kept for its next turn")
+
+
+def weights_cache(cache: CacheSettings) -> WeightsCache | None:
+    """Where quantised weights are kept: beside the disk cache, and as much as that; None where there is none."""
+    return WeightsCache(cache.directory, cache.disk_bytes) if cache.directory is not None and cache.reuse else None
 
 
 def _left(deadline: float | None) -> float | None:

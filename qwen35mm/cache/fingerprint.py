@@ -20,11 +20,14 @@ import qwen35mm_kernels
 import qwen35mm_preprocess
 from qwen35mm.cpu import cpu_capabilities
 from qwen35mm_kernels import select_backend
+from qwen35mm_kernels.cpu.native.library import find_library
 
 _FINGERPRINT = b"qwen35mm fingerprint 1\n"
 _PACKAGE = Path(__file__).parents[1]
 # Its parts that decide which numbers are computed from a prompt, and beside which others.
 _COMPUTING = ("cache", "checkpoints", "config", "engine", "model", "prompt")
+# The tables of kernels' configurations are JSON.
+_SOURCES = (".py", ".cpp", ".h", ".json")
 # How users steer the libraries below torch.
 _ENVIRONMENT = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "OMP_DYNAMIC")
 
@@ -76,8 +79,7 @@ def sources_digest() -> str:
     folders += [Path(module.__path__[0]) for module in (qwen35mm_kernels, qwen35mm_preprocess)]
     digest = hashlib.sha256()
     for folder in folders:
-        # The tables of kernels' configurations are JSON.
-        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".json")):
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in _SOURCES):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()} {content}\n".encode())
     return digest.hexdigest()
@@ -92,6 +94,8 @@ def _version(distribution: str) -> str | None:
 
 def _device(device: torch.device) -> dict[str, Any]:
     described = {"type": device.type, "kernels": select_backend(device).__name__}
+    if device.type == "cpu" and (library := find_library()) is not None:
+        return described | {"library": library.name, "library_digest": library.digest}
     if device.type != "cuda":
         return described
     properties = torch.cuda.get_device_properties(device)

@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from qwen35mm.cache.placement import Devices, largest_share, layer_devices, mib
+from qwen35mm.cgroups import CGROUPS, OWN_CGROUP, control_groups, read_words
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 
@@ -19,8 +20,6 @@ MIN_CACHED_STATES = 8
 _MAX_CPU_KV_BYTES = 2 << 30
 _MAX_CONTEXTS = 32
 _MAX_STATE_BYTES = 1 << 30
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -180,43 +179,15 @@ def plan_memory(
 
 def host_memory_bytes() -> int:
     """Bytes of the machine's memory, or of the container's limit where that is less."""
-    return min([psutil.virtual_memory().total, *cgroup_limits(_CGROUPS, _OWN_CGROUP)])
+    return min([psutil.virtual_memory().total, *cgroup_limits()])
 
 
-def cgroup_limits(cgroups: Path, own_cgroup: Path) -> Iterator[int]:
-    """Memory limits in bytes of this process's control group and of those above it, versions 1 and 2.
-
-    Args:
-        cgroups: where control groups are mounted.
-        own_cgroup: the file that names this process's; lines of `id:controllers:path`.
-    """
-    try:
-        lines = own_cgroup.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return
-    for line in lines:
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers == "":
-            base, name = cgroups, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = cgroups / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # Inside a container the path may be that of the host, of which only the upper end is mounted here.
-        inner = Path(path.lstrip("/"))
-        for folder in (inner, *inner.parents):
-            limit = _read_limit(base / folder / name)
-            if limit is not None:
-                yield limit
-
-
-def _read_limit(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None
-    # "max" is no limit; version 1 writes a number beyond any machine's memory instead.
-    return int(text) if text.isdecimal() else None
+def cgroup_limits(cgroups: Path = CGROUPS, own_cgroup: Path = OWN_CGROUP) -> Iterator[int]:
+    """Memory limits in bytes of this process's control group and of those above it; see `control_groups`."""
+    for folder in control_groups("memory", cgroups, own_cgroup):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            # "max" is no limit; version 1 writes a number beyond any machine's memory instead.
+            yield from (int(word) for word in read_words(folder / name)[:1] if word.isdecimal())
 
 
 def _free_bytes(device: torch.device, host_bytes: int) -> int:

@@ -61,10 +61,13 @@ class Captioner:
             CheckpointError: its files can't be read.
         """
         loaded = backend.loaded
+        identity = {"weights": weights_digest(loaded.path, memo), "dtype": str(loaded.model.dtype)}
+        if loaded.model.integers is not None:
+            identity["integers"] = loaded.model.integers
         return cls(
             backend=backend,
             name=loaded.name,
-            identity={"weights": weights_digest(loaded.path, memo), "dtype": str(loaded.model.dtype)},
+            identity=identity,
             params=loaded.generation,
             processor=backend.media,
             is_demo=backend.is_demo,

@@ -67,7 +67,8 @@ class CaptionActor:
         captioner = self._captioner
         assert captioner.form is not None
         if captioner.identity != identity:
-            return Failed("engine", "The machines of the cluster don't have the same weights, or not the same dtype.")
+            text = "The machines of the cluster don't have the same weights, or not in one format (--weights, --dtype)."
+            return Failed("engine", text)
         prepared = await self._workers.prepare(request.item, request.content, captioner.form)
         return prepared if isinstance(prepared, Failed) else await captioner.caption(request, prepared)
 

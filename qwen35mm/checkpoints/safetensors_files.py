@@ -1,4 +1,4 @@
-"""Safetensors files: which ones a checkpoint has, what their headers say, and reading a tensor into place.
+"""Safetensors files: what their headers say, and reading a tensor into place.
 
 We read the headers ourselves (eight bytes of length, then JSON), because all of them are checked before any data is
 read, and because the data then goes straight into the parameter: no copy, no mapped file in the process's memory.
@@ -17,14 +17,12 @@ from typing import Any
 
 import torch
 
+from qwen35mm.checkpoints.shards import some
 from qwen35mm.errors import CheckpointError
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 # The format's own limit on a header (safetensors' MAX_HEADER_SIZE).
 _MAX_HEADER_BYTES = 100_000_000
 _CHUNK_BYTES = 16 << 20
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -43,31 +41,6 @@ class StoredTensor:
     shape: tuple[int, ...]
     start: int
     num_bytes: int
-
-
-def find_shards(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, from its index or the single file.
-
-    Raises:
-        CheckpointError: there are none (pickled weights are refused by name), or one of the index is missing.
-    """
-    if (folder / INDEX_FILE).is_file():
-        names = _index_files(folder / INDEX_FILE)
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise CheckpointError(f"{INDEX_FILE} names files that aren't in the folder: {some(missing)}.")
-        return [folder / name for name in names]
-    if (folder / SINGLE_FILE).is_file():
-        return [folder / SINGLE_FILE]
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder.name}: no such checkpoint folder.")
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
-    if pickles:
-        raise CheckpointError(
-            f"This checkpoint has pickled weights only ({some(pickles)}), which can run code when loaded and are never "
-            "read. Use a checkpoint with safetensors files, or convert it with transformers' save_pretrained."
-        )
-    raise CheckpointError(f"No weights in this folder: neither {SINGLE_FILE} nor {INDEX_FILE} is there.")
 
 
 def read_headers(shards: list[Path]) -> dict[str, StoredTensor]:
@@ -105,6 +78,24 @@ def read_into(file: BufferedReader | FileIO, tensor: StoredTensor, target: torch
         target[start : start + part.numel()].copy_(part)
 
 
+def read_rows(file: BufferedReader | FileIO, tensor: StoredTensor, width: int) -> Iterator[torch.Tensor]:
+    """A tensor's numbers as rows [n, width], 16 MiB at a time, float32 or bfloat16 on the CPU; float16 as float32.
+
+    What is yielded is overwritten by the next.
+
+    Raises:
+        CheckpointError: the file ended early.
+    """
+    dtype = DTYPES[tensor.dtype]
+    num_rows = tensor.num_bytes // dtype.itemsize // width
+    buffer = torch.empty(max(1, min(num_rows, _CHUNK_BYTES // (width * dtype.itemsize))), width, dtype=dtype)
+    file.seek(tensor.start)
+    for start in range(0, num_rows, len(buffer)):
+        rows = buffer[: min(len(buffer), num_rows - start)]
+        _fill(file, tensor, rows)
+        yield rows.float() if dtype == torch.float16 else rows
+
+
 def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
     """True where two stored tensors hold the same numbers in the same dtype and shape."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
@@ -121,32 +112,14 @@ def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
     return True
 
 
-def some(names: list[str], limit: int = 8) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
 def _fill(file: BufferedReader | FileIO, tensor: StoredTensor, target: torch.Tensor) -> None:
-    view = target.view(torch.uint8).numpy().data
+    view = target.view(-1).view(torch.uint8).numpy().data
     done = 0
     while done < len(view):
         count = file.readinto(view[done:])
         if not count:
             raise CheckpointError(f"{tensor.file.name} ends in the middle of {tensor.name}: it changed while loading.")
         done += count
-
-
-def _index_files(path: Path) -> list[str]:
-    try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path.name} can't be read as a safetensors index.") from error
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{path.name} names {name!r}, which is not a safetensors file of this folder.")
-    return names
 
 
 def _read_header(path: Path) -> Iterator[StoredTensor]:

@@ -7,20 +7,24 @@ import json
 import logging
 import os
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from qwen35mm.checkpoints.safetensors_files import find_shards
+from qwen35mm.checkpoints.shards import find_shards
 from qwen35mm.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 # A file is hashed in slices, so that one large file takes all cores too; the length is part of the digest's meaning.
 SLICE_BYTES = 8 << 20
+_READ_BYTES = 1 << 20
 _MAX_THREADS = 8
 # A file changed again within its timestamp's resolution would look unchanged: what is this young isn't remembered.
 _SETTLED_S = 2.0
+# Who asks while another thread hashes waits, and finds it remembered.
+_remembering = threading.Lock()
 
 
 def weights_digest(folder: Path, memo: Path | None) -> str:
@@ -37,7 +41,11 @@ def weights_digest(folder: Path, memo: Path | None) -> str:
     total = hashlib.sha256()
     try:
         for path in (*find_shards(folder), folder / "config.json"):
-            digest = _hash_file(path) if memo is None else _remembered(path, memo)
+            if memo is None:
+                digest = _hash_file(path)
+            else:
+                with _remembering:
+                    digest = _remembered(path, memo)
             total.update(json.dumps([path.name, digest]).encode() + b"\n")
     except OSError as error:
         name = Path(error.filename).name if error.filename else folder.name
@@ -83,6 +91,11 @@ def _hash_file(path: Path) -> str:
 
 
 def _hash_slice(path: Path, start: int) -> bytes:
-    with path.open("rb") as file:
+    digest, left = hashlib.sha256(), SLICE_BYTES
+    # Some at a time: with a thread for each core, whole slices would be a good part of a small model.
+    with path.open("rb", buffering=0) as file:
         file.seek(start)
-        return hashlib.sha256(file.read(SLICE_BYTES)).digest()
+        while left and (some := file.read(min(left, _READ_BYTES))):
+            digest.update(some)
+            left -= len(some)
+    return digest.digest()

@@ -20,6 +20,7 @@ from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.step_graph import StepGraph, can_capture
+from qwen35mm_kernels.cpu.native.library import find_library
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,12 @@ def step_sizes(slots: int, device: torch.device, *, batch_invariant: bool) -> li
     """The numbers of rows that steps have; more replies than the last number are run in several steps.
 
     A GPU takes powers of two and the number of slots, and fills steps up: each is a graph of its own. Products have
-    the same bits for each row where their number of rows is one and the same (on a GPU) or is one (on a CPU).
+    the same bits for each row always (the CPU's compiled ones), where their number of rows is one and the same (on a
+    GPU), or where it is one (torch's on a CPU).
     """
     if device.type == "cpu":
-        return [1] if batch_invariant else list(range(1, slots + 1))
+        one_by_one = batch_invariant and find_library() is None
+        return [1] if one_by_one else list(range(1, slots + 1))
     if batch_invariant:
         return [slots]
     return [*(1 << bit for bit in range((slots - 1).bit_length())), slots]

@@ -133,6 +133,7 @@ def _root(loaded: LoadedModel, piece_tokens: int, directory: Path) -> bytes:
     return fingerprint(
         {
             "weights": weights_digest(loaded.path, directory / "weights"),
+            "weights_format": loaded.weights,
             "arithmetic": arithmetic(model.layer_devices, model.dtype),
             "block_size": DEFAULT_BLOCK_SIZE,
             "piece_tokens": piece_tokens,

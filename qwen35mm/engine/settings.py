@@ -24,8 +24,8 @@ class EngineSettings:
         slots: requests that are computed at the same time.
         max_waiting: requests that may wait before further ones are refused.
         batch_invariant: whether a reply has the same bits whatever is decoded beside it. It costs a GPU little, where
-            every step gets as many rows as there are slots, and a CPU much, where replies are decoded one by one. What
-            is cached is exact either way: it never comes from decoding.
+            every step gets as many rows as there are slots, and a CPU nothing; without the compiled part much, since
+            replies are decoded one by one then. What is cached is exact either way: it never comes from decoding.
     """
 
     context_length: int | None = None

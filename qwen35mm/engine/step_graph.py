@@ -1,4 +1,7 @@
-"""One decode step of a fixed number of rows, sampling included; on one GPU it is captured once and replayed."""
+"""One decode step of a fixed number of rows, sampling included.
+
+On one GPU it is captured once and replayed; on a CPU its compiled operations are, where torch does none of the work.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from qwen35mm.cache import CachePools
 from qwen35mm.engine.batches import StepInputs
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.model import Qwen35Model
+from qwen35mm_kernels.cpu.native.recording import record
 
 # Runs before a capture: kernels are compiled and libraries make their workspaces.
 _NUM_WARM_UPS = 2
@@ -29,7 +33,7 @@ class StepGraph:
     Answers are written to two places in turn, so that one can be read while the next step runs; the same holds for
     what the host writes. No more than two steps may be under way.
 
-    Where the model lies on several devices, or on a CPU, the step's operations are launched one by one.
+    Where the model lies on several devices, or torch computes on a CPU, the step's operations are launched one by one.
 
     Args:
         max_blocks: of one sequence.
@@ -63,7 +67,7 @@ class StepGraph:
         self._answers = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned[1]) for _ in range(2)]
         self._events = [torch.cuda.Event() if pinned[1] else None for _ in range(2)]
         self._token_ids = self._answers[0]
-        self._replay: Callable[[], None] = self._capture(memory) if can_capture(model) else self.compute
+        self._replay: Callable[[], None] = self._capture(memory) if can_capture(model) else self._record
 
     def inputs(self, answer: int) -> StepInputs:
         """Where the next step's inputs are written; nobody uses any of its rows yet."""
@@ -97,6 +101,12 @@ class StepGraph:
         self.logits = model.logits(model(inputs.batch(self._pools.layers, embeds, self._pools.kv.block_size)))
         slots, steps = (numbers.to(self._head_device) for numbers in inputs.sampled())
         self._token_ids = self._sampler.sample(self.logits, slots, steps)
+
+    def _record(self) -> None:
+        """The first step on a CPU."""
+        on_cpu = all(device.type == "cpu" for device in self._model.devices)
+        recording = record(self.compute) if on_cpu else None
+        self._replay = self.compute if recording is None else recording.run
 
     def _capture(self, memory: Any) -> Callable[[], None]:
         device = self._model.device

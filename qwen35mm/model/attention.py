@@ -7,7 +7,8 @@ from torch import nn
 
 from qwen35mm.config import TextConfig
 from qwen35mm.model.batch import Batch
-from qwen35mm.model.layers import Factory, Linear, RMSNorm
+from qwen35mm.model.layers import Linear, RMSNorm
+from qwen35mm.model.weight_formats import Factory
 from qwen35mm_kernels import select_backend, split_gate
 
 
@@ -23,7 +24,7 @@ class GatedAttention(nn.Module):
         self.layer_idx = layer_idx
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.scale = self.head_dim**-0.5
-        self.ops = select_backend(factory["device"])
+        self.ops = select_backend(factory.device)
         width = 2 * (self.num_heads + config.num_key_value_heads) * self.head_dim
         self.qkv_proj = Linear(config.hidden_size, width, factory)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, factory)

@@ -11,13 +11,13 @@ from torch import nn
 from qwen35mm.config import ModelConfig, TextConfig
 from qwen35mm.model.attention import GatedAttention
 from qwen35mm.model.batch import Batch
-from qwen35mm.model.dense import linear
 from qwen35mm.model.devices import DeviceMap
 from qwen35mm.model.gated_delta_net import GatedDeltaNet
-from qwen35mm.model.layers import Embedding, Factory, Linear, RMSNorm
+from qwen35mm.model.layers import Embedding, Linear, RMSNorm
 from qwen35mm.model.mlp import MLP, SparseMoE
 from qwen35mm.model.rope import TextRope
 from qwen35mm.model.vision import VisionTower
+from qwen35mm.model.weight_formats import Factory, Weight
 
 
 class DecoderLayer(nn.Module):
@@ -67,8 +67,12 @@ class Qwen35Model(nn.Module):
 
     Args:
         device: where all of it goes, or each part.
+        integers: `int8` or `int4` for the layers' matrices. Embeddings and the output head take eight bits in both;
+            norms, gates and the vision tower stay as they are.
+        is_mapped: see `Factory`.
 
     Attributes:
+        integers: as it was made.
         layer_devices: of each layer, and of its states, keys and values.
     """
 
@@ -79,6 +83,8 @@ class Qwen35Model(nn.Module):
         dtype: torch.dtype,
         device: torch.device | DeviceMap,
         tie_word_embeddings: bool | None = None,
+        integers: str | None = None,
+        is_mapped: bool = False,
     ) -> None:
         super().__init__()
         text = config.text
@@ -86,14 +92,14 @@ class Qwen35Model(nn.Module):
         tied = config.tie_word_embeddings if tie_word_embeddings is None else tie_word_embeddings
 
         def on(place: torch.device) -> Factory:
-            return Factory(dtype=dtype, device=place)
+            return Factory(dtype, place, integers, is_mapped)
 
-        self.config = config
-        self.embedding = Embedding(text.vocab_size, text.hidden_size, on(places.embedding))
+        self.config, self.integers = config, integers
+        self.embedding = Embedding(text.vocab_size, text.hidden_size, on(places.embedding).head(), is_head=tied)
         self.layers = nn.ModuleList(DecoderLayer(text, index, on(place)) for index, place in enumerate(places.layers))
         self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, on(places.norm))
-        self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, on(places.lm_head))
-        self.visual = VisionTower(config.vision, on(places.visual))
+        self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, on(places.lm_head).head())
+        self.visual = VisionTower(config.vision, on(places.visual).exact())
         self.rope = TextRope(text.rope, places.embedding)
         self.layer_devices = places.layers
         self.eval()
@@ -106,7 +112,7 @@ class Qwen35Model(nn.Module):
     @property
     def head_device(self) -> torch.device:
         """Where logits come out."""
-        return self._head.device
+        return self.head.device
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -146,9 +152,10 @@ class Qwen35Model(nn.Module):
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden], only the rows that are asked for -> [N, vocab] float32."""
-        head = self._head
-        return linear(hidden.to(head.device), head).float()
+        head = self.head
+        return head.product(hidden.to(head.device)).float()
 
     @property
-    def _head(self) -> torch.Tensor:
+    def head(self) -> Weight:
+        """The output head: `logits` are its products."""
         return self.embedding.weight if self.lm_head is None else self.lm_head.weight

@@ -11,7 +11,8 @@ from torch import nn
 
 from qwen35mm.config import TextConfig
 from qwen35mm.model.batch import Batch
-from qwen35mm.model.layers import Factory, Linear, new_parameter
+from qwen35mm.model.layers import Linear, new_parameter
+from qwen35mm.model.weight_formats import Factory
 from qwen35mm_kernels import select_backend
 
 
@@ -28,15 +29,15 @@ class GatedDeltaNet(nn.Module):
         self.num_k_heads, self.head_k_dim = config.linear_num_key_heads, config.linear_key_head_dim
         self.num_v_heads, self.head_v_dim = config.linear_num_value_heads, config.linear_value_head_dim
         self.eps = config.rms_norm_eps
-        self.ops = select_backend(factory["device"])
+        self.ops = select_backend(factory.device)
         key_dim = self.num_k_heads * self.head_k_dim
         self.qkv_split = (key_dim, key_dim, config.value_dim)
         self.in_split = (config.conv_dim, config.value_dim, self.num_v_heads, self.num_v_heads)
-        self.in_proj = Linear(config.hidden_size, sum(self.in_split), factory)
-        self.conv1d = new_parameter(config.conv_dim, config.linear_conv_kernel_dim, **factory)
-        self.A_log = new_parameter(self.num_v_heads, dtype=torch.float32, device=factory["device"])
-        self.dt_bias = new_parameter(self.num_v_heads, dtype=torch.float32, device=factory["device"])
-        self.norm = new_parameter(self.head_v_dim, **factory)
+        self.in_proj = Linear(config.hidden_size, sum(self.in_split), factory, exact_rows=2 * self.num_v_heads)
+        self.conv1d = new_parameter(config.conv_dim, config.linear_conv_kernel_dim, factory=factory)
+        self.A_log = new_parameter(self.num_v_heads, factory=factory, dtype=torch.float32)
+        self.dt_bias = new_parameter(self.num_v_heads, factory=factory, dtype=torch.float32)
+        self.norm = new_parameter(self.head_v_dim, factory=factory)
         self.out_proj = Linear(config.value_dim, config.hidden_size, factory)
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -5,52 +5,50 @@ Parameters are made uninitialised, because `weights.py` fills every one of them 
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qwen35mm.model.dense import linear
+from qwen35mm.model.weight_formats import Factory, PlainWeight, new_weight
 from qwen35mm_kernels import select_backend
 
 
-class Factory(TypedDict):
-    """Where and in which dtype parameters are made; modules pass it on as keyword arguments."""
-
-    dtype: torch.dtype
-    device: torch.device
-
-
-def new_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """An uninitialised parameter that asks for no gradient."""
-    return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
+def new_parameter(*shape: int, factory: Factory, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """An uninitialised parameter that asks for no gradient, in the factory's dtype or another one."""
+    values = torch.empty(*shape, dtype=dtype or factory.dtype, device=factory.device)
+    return nn.Parameter(values, requires_grad=False)
 
 
 class Linear(nn.Module):
-    """x @ weight.T (+ bias). weight: [out_features, in_features]."""
+    """x @ weight.T (+ bias)."""
 
     bias: nn.Parameter | None
 
-    def __init__(self, in_features: int, out_features: int, factory: Factory, *, bias: bool = False) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, factory: Factory, *, bias: bool = False, exact_rows: int = 0
+    ) -> None:
+        """exact_rows: how many of the last outputs' weights are never quantised."""
         super().__init__()
-        self.weight = new_parameter(out_features, in_features, **factory)
-        self.bias = new_parameter(out_features, **factory) if bias else None
+        self.weight = new_weight(out_features, in_features, factory, exact_rows=exact_rows)
+        self.bias = new_parameter(out_features, factory=factory) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] -> [N, out_features]."""
-        return linear(x, self.weight, self.bias)
+        return self.weight.product(x, self.bias)
 
 
 class Embedding(nn.Module):
-    """Rows of a table by index. weight: [num_rows, width]."""
+    """Rows of a table by index."""
 
-    def __init__(self, num_rows: int, width: int, factory: Factory) -> None:
+    def __init__(self, num_rows: int, width: int, factory: Factory, *, is_head: bool = False) -> None:
+        """is_head: the table is multiplied by, too: it is the output head."""
         super().__init__()
-        self.weight = new_parameter(num_rows, width, **factory)
+        is_plain = factory.integers is None and not is_head
+        self.weight = (PlainWeight if is_plain else new_weight)(num_rows, width, factory)
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:
-        return F.embedding(index, self.weight)
+        """[N] int64 -> [N, width], a tensor of its own."""
+        return self.weight.rows(index)
 
 
 class RMSNorm(nn.Module):
@@ -58,9 +56,9 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float, factory: Factory) -> None:
         super().__init__()
-        self.weight = new_parameter(width, **factory)
+        self.weight = new_parameter(width, factory=factory)
         self.eps = eps
-        self.ops = select_backend(factory["device"])
+        self.ops = select_backend(factory.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps, zero_centred=True)
@@ -75,8 +73,8 @@ class LayerNorm(nn.Module):
 
     def __init__(self, width: int, eps: float, factory: Factory) -> None:
         super().__init__()
-        self.weight = new_parameter(width, **factory)
-        self.bias = new_parameter(width, **factory)
+        self.weight = new_parameter(width, factory=factory)
+        self.bias = new_parameter(width, factory=factory)
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,9 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
+from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model.weights import load_model
+from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import ChatTemplate
 from qwen35mm.sampling import SamplingParams, read_generation_config
 from qwen35mm.tokenizer import Tokenizer
@@ -20,6 +22,8 @@ from qwen35mm_preprocess import ImageProcessing, VideoProcessing, read_processin
 # Never code, never pickles: weights as safetensors, everything else as text.
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+# What `weights` may be: `auto` and `bf16` are as `dtype` says.
+WEIGHTS = ("auto", "bf16", "int8", "int4")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +33,7 @@ class LoadedModel:
     Attributes:
         name: what to call it: the folder's name or the Hub id.
         path: the folder that it was read from.
+        weights: the format of its matrices: float32, bf16, int8 or int4.
         eos_ids: ids that end a reply.
         generation: the checkpoint's sampling defaults.
     """
@@ -36,6 +41,7 @@ class LoadedModel:
     name: str
     path: Path
     model: Qwen35Model
+    weights: str
     config: ModelConfig
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -45,7 +51,14 @@ class LoadedModel:
     eos_ids: frozenset[int]
 
 
-def load(path_or_hub_id: str | Path, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+def load(
+    path_or_hub_id: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    weights: str = "auto",
+    weights_cache: WeightsCache | None = None,
+) -> LoadedModel:
     """Loads a Qwen3.5, 3.6 or 3.8 checkpoint.
 
     Args:
@@ -54,14 +67,18 @@ def load(path_or_hub_id: str | Path, *, dtype: str = "auto", device: str = "auto
         device: `cpu`, `cuda`, `cuda:1`, or several: `cuda:0,cuda:1` splits the layers over two GPUs, `cuda:0,cpu`
             computes the layers that don't fit on the processor, slowly. `auto` takes the first GPU that has room for
             the model, all of them together where none has, and the CPU where there is no GPU.
+        weights: `bf16`, `int8` or `int4`: matrices in a half or a quarter of the memory, on a CPU. `auto` leaves them
+            as they are in the checkpoint, in `dtype`; what fits into the memory is chosen in `model_library`.
+        weights_cache: where quantised weights are kept for the next time.
 
     Raises:
         CheckpointError: files or tensors are missing, damaged or foreign.
         ConfigError: the model or a setting isn't supported.
     """
     DeviceRequest.parse(device)  # before anything is downloaded
-    torch_dtype = _choose_dtype(dtype)
-    folder = _find_folder(path_or_hub_id)
+    torch_dtype = choose_dtype(dtype)
+    integers = choose_integers(weights, torch_dtype)
+    folder = find_checkpoint(path_or_hub_id)
     config = ModelConfig.from_pretrained(folder)
     tokenizer = Tokenizer.from_pretrained(folder)
     template = ChatTemplate.from_pretrained(folder)
@@ -75,7 +92,8 @@ def load(path_or_hub_id: str | Path, *, dtype: str = "auto", device: str = "auto
     return LoadedModel(
         name=folder.name if Path(path_or_hub_id).is_dir() else str(path_or_hub_id),
         path=folder,
-        model=load_model(folder, config, dtype=torch_dtype, device=device),
+        model=load_model(folder, config, dtype=torch_dtype, device=device, integers=integers, cache=weights_cache),
+        weights=integers or weights_name(torch_dtype),
         config=config,
         tokenizer=tokenizer,
         template=template,
@@ -86,7 +104,12 @@ def load(path_or_hub_id: str | Path, *, dtype: str = "auto", device: str = "auto
     )
 
 
-def _find_folder(path_or_hub_id: str | Path) -> Path:
+def find_checkpoint(path_or_hub_id: str | Path) -> Path:
+    """A checkpoint's folder; what a Hub id stands for is downloaded once.
+
+    Raises:
+        CheckpointError: there is no such folder, or it can't be downloaded.
+    """
     path = Path(path_or_hub_id).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -121,13 +144,28 @@ def _download(hub_id: str) -> Path:
         ) from error
 
 
-def _choose_dtype(name: str) -> torch.dtype:
+def weights_name(dtype: torch.dtype) -> str:
+    """What weights that aren't integers are called."""
+    return {torch.bfloat16: "bf16", torch.float32: "float32"}[dtype]
+
+
+def choose_dtype(name: str) -> torch.dtype:
+    """`load`'s dtype by its name. Raises ConfigError."""
     if name == "auto":
         # Half the memory and the faster decode everywhere; `dense.linear` knows CPUs without bfloat16 arithmetic.
         return torch.bfloat16
     if name not in DTYPES:
         raise ConfigError(f"dtype must be auto, {' or '.join(DTYPES)}; got '{name}'.")
     return DTYPES[name]
+
+
+def choose_integers(weights: str, dtype: torch.dtype) -> str | None:
+    """The integers that `load`'s `weights` asks for, or None. Raises ConfigError."""
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights must be {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}; got '{weights}'.")
+    if weights == "bf16" and dtype != torch.bfloat16:
+        raise ConfigError("bf16 weights need --dtype bfloat16 (or auto): float32 keeps them in float32.")
+    return weights if weights in INTEGER_FORMATS else None
 
 
 def _as_ids(value: int | list[int] | None) -> set[int]:

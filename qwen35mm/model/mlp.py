@@ -6,20 +6,13 @@ As transformers' Qwen3_5MoeSparseMoeBlock: softmax over all experts in fp32, the
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from qwen35mm.config import MoEConfig
-from qwen35mm.model.dense import linear
-from qwen35mm.model.layers import Factory, Linear, new_parameter
+from qwen35mm.model.layers import Linear
+from qwen35mm.model.weight_formats import Factory, PlainWeight, StackedWeight, Weight, new_weight
 from qwen35mm_kernels import select_backend
 from qwen35mm_kernels.cpu.moe import moe_experts_by
-
-
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for gate and up side by side: [..., 2 * width] -> [..., width]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
 
 
 class MLP(nn.Module):
@@ -27,21 +20,32 @@ class MLP(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, factory: Factory) -> None:
         super().__init__()
+        self.ops = select_backend(factory.device)
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, factory)
         self.down_proj = Linear(intermediate_size, hidden_size, factory)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(swiglu(self.gate_up_proj(x)))
+        return self.down_proj(self.ops.swiglu(self.gate_up_proj(x)))
 
 
 class Experts(nn.Module):
-    """The routed experts' matrices. gate_up_proj: [E, 2 * width, hidden]; down_proj: [E, hidden, width]."""
+    """The routed experts' matrices, one under the other.
+
+    gate_up_proj: [E * 2 * width, hidden]; down_proj: [E * hidden, width].
+    """
 
     def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
         super().__init__()
-        self.ops = select_backend(factory["device"])
-        self.gate_up_proj = new_parameter(config.num_experts, 2 * config.intermediate_size, hidden_size, **factory)
-        self.down_proj = new_parameter(config.num_experts, hidden_size, config.intermediate_size, **factory)
+        self.ops = select_backend(factory.device)
+        self.num_experts, width = config.num_experts, config.intermediate_size
+
+        def matrices(out_features: int, in_features: int) -> Weight:
+            if factory.device.type != "cpu":
+                return PlainWeight(self.num_experts * out_features, in_features, factory)
+            each = [new_weight(out_features, in_features, factory) for _ in range(self.num_experts)]
+            return StackedWeight(each, factory)
+
+        self.gate_up_proj, self.down_proj = matrices(2 * width, hidden_size), matrices(hidden_size, width)
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sums each token's experts.
@@ -54,10 +58,14 @@ class Experts(nn.Module):
         Returns:
             [N, hidden].
         """
-        if x.device.type != "cpu":
-            return self.ops.moe_experts(x, self.gate_up_proj, self.down_proj, chosen, weights)
-        # On a CPU the products are `linear`'s, which knows CPUs without bfloat16 arithmetic.
-        return moe_experts_by(linear, x, self.gate_up_proj, self.down_proj, chosen, weights)
+        gate_up, down = self.gate_up_proj, self.down_proj
+        if isinstance(gate_up, PlainWeight) and isinstance(down, PlainWeight):
+            gate_ups, downs = (weight.values.unflatten(0, (self.num_experts, -1)) for weight in (gate_up, down))
+            return self.ops.moe_experts(x, gate_ups, downs, chosen, weights)
+        assert isinstance(gate_up, StackedWeight)
+        assert isinstance(down, StackedWeight)
+        parts = gate_up.parts, down.parts
+        return moe_experts_by(lambda rows, weight: weight.product(rows), self.ops.swiglu, x, *parts, chosen, weights)
 
 
 class SparseMoE(nn.Module):
@@ -66,11 +74,11 @@ class SparseMoE(nn.Module):
     def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
         super().__init__()
         self.top_k = config.num_experts_per_tok
-        self.ops = select_backend(factory["device"])
-        self.gate = Linear(hidden_size, config.num_experts, factory)
+        self.ops = select_backend(factory.device)
+        self.gate = Linear(hidden_size, config.num_experts, factory.exact())
         self.experts = Experts(hidden_size, config, factory)
         self.shared_expert = MLP(hidden_size, config.shared_intermediate_size, factory)
-        self.shared_expert_gate = Linear(hidden_size, 1, factory)
+        self.shared_expert_gate = Linear(hidden_size, 1, factory.exact())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = self.ops.moe_route(self.gate(x), self.top_k)

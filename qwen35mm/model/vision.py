@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from qwen35mm.config import VisionConfig
-from qwen35mm.model.layers import Embedding, Factory, LayerNorm, Linear
+from qwen35mm.model.layers import Embedding, LayerNorm, Linear
 from qwen35mm.model.rope import vision_cos_sin
+from qwen35mm.model.weight_formats import Factory
 from qwen35mm_kernels import select_backend
 
 _LAYER_NORM_EPS = 1e-6
@@ -25,7 +26,7 @@ class VisionAttention(nn.Module):
     def __init__(self, config: VisionConfig, factory: Factory) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.ops = select_backend(factory["device"])
+        self.ops = select_backend(factory.device)
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, factory, bias=True)
         self.proj = Linear(config.hidden_size, config.hidden_size, factory, bias=True)
 

@@ -1,7 +1,7 @@
 """Loading: a checkpoint folder's tensors, checked against the table of names and streamed straight into place.
 
 The headers of all shards are checked before the model is allocated or any data read, so that a wrong or damaged
-checkpoint is refused at once. Peak memory is the weights themselves and one buffer of 16 MiB.
+checkpoint is refused at once. Peak memory is the weights as they are kept and one buffer of 16 MiB.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,18 +17,28 @@ import torch
 
 from qwen35mm.checkpoints.safetensors_files import (
     StoredTensor,
-    find_shards,
     open_shard,
     read_headers,
     read_into,
+    read_rows,
     same_bytes,
-    some,
 )
-from qwen35mm.checkpoints.tensor_names import EMBEDDING, IGNORED_PREFIXES, LM_HEAD, Target, checkpoint_targets
+from qwen35mm.checkpoints.shards import find_shards, some
+from qwen35mm.checkpoints.tensor_names import (
+    EMBEDDING,
+    IGNORED_PREFIXES,
+    LM_HEAD,
+    TEXT_PREFIX,
+    VISION_PREFIX,
+    Target,
+    checkpoint_targets,
+)
 from qwen35mm.config import ModelConfig
-from qwen35mm.errors import CheckpointError
+from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest, place
+from qwen35mm.model.weight_formats import INTEGER_FORMATS, Weight
+from qwen35mm.model.weights_cache import WeightsCache
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +52,8 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
+    integers: str | None = None,
+    cache: WeightsCache | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Qwen35Model:
     """Makes the model that `config` describes and fills it from the safetensors files in `folder`.
@@ -49,12 +61,15 @@ def load_model(
     Args:
         dtype: float32 or bfloat16; A_log and dt_bias are kept in float32 in both.
         device: as in `DeviceRequest.parse`.
-        progress: called with (bytes read, bytes in all) after each tensor.
+        integers: `int8` or `int4` for matrices, on a CPU; see `Qwen35Model`.
+        cache: where integers are kept for the next time; bfloat16 isn't.
+        progress: called with (bytes read, bytes in all) after each tensor that is read.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen or of a dtype that isn't supported, a file is
             truncated, or there are no safetensors files.
-        ConfigError: there is no such device, or the weights don't fit into the GPUs' free memory.
+        ConfigError: there is no such device, the weights don't fit into the GPUs' free memory, or integers were asked
+            for on one.
     """
     if dtype not in MODEL_DTYPES:
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16; got {dtype}.")
@@ -64,13 +79,81 @@ def load_model(
     split_experts = config.text.moe is not None and any(".experts.0." in name for name in stored)
     targets = checkpoint_targets(config, separate_head=separate_head, split_experts=split_experts)
     _check(targets, stored)
-    make = partial(Qwen35Model, config, dtype=dtype, tie_word_embeddings=not separate_head)
-    num_bytes = sum(math.prod(tensor.shape) for tensor in stored.values()) * dtype.itemsize
-    skeleton = partial(make, device=torch.device("meta"))
     request = DeviceRequest.parse(device)
-    model = make(device=place(Path(folder).name, num_bytes, config.text.num_layers, skeleton, request))
+    check_integers(integers, request.devices)
+    make = partial(Qwen35Model, config, dtype=dtype, tie_word_embeddings=not separate_head, integers=integers)
+    num_bytes = weights_bytes(stored, dtype, integers)
+    skeleton = partial(make, device=torch.device("meta"))
+    places = place(Path(folder).name, num_bytes, config.text.num_layers, skeleton, request)
+    kept = None if integers is None or cache is None else cache.find(Path(folder), integers, dtype)
+    if kept is not None and kept.exists() and kept.read_into(model := make(device=places, is_mapped=True)):
+        return model
+    model = make(device=places)
     _fill(model, targets, stored, progress)
+    if kept is not None:
+        kept.write(model)
     return model
+
+
+def check_integers(integers: str | None, devices: Sequence[torch.device]) -> None:
+    """Raises ConfigError where integers are asked for on a GPU."""
+    if integers is not None and any(device.type != "cpu" for device in devices):
+        raise ConfigError(
+            f"{integers} weights are for CPUs, and GPUs compute with bfloat16: take --device cpu, or --weights bf16."
+        )
+
+
+def weights_bytes(stored: Mapping[str, StoredTensor | Target], dtype: torch.dtype, integers: str | None) -> int:
+    """Bytes of a checkpoint's tensors as a model keeps them, without what layouts are padded by.
+
+    A head that repeats the embeddings counts, though it isn't loaded: only its numbers tell.
+
+    Args:
+        stored: by name, from the files' headers.
+        integers: as for `load_model`.
+    """
+    return math.ceil(sum(_num_bytes(name, tensor, dtype, integers) for name, tensor in stored.items()))
+
+
+def loaded_bytes(model: Qwen35Model) -> int:
+    """Bytes of a loaded model's weights, padding included."""
+    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def bytes_read_per_token(
+    config: ModelConfig, stored: Mapping[str, StoredTensor | Target], dtype: torch.dtype, integers: str | None
+) -> float:
+    """Bytes of weights that decoding a token reads; the arguments are those of `weights_bytes`."""
+    has_head = LM_HEAD in stored
+    return sum(
+        share_read(config, name, has_head) * _num_bytes(name, tensor, dtype, integers)
+        for name, tensor in stored.items()
+    )
+
+
+def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
+    """How much of a tensor decoding a token reads: of embeddings beside an output head a row, of experts the chosen."""
+    if name.startswith(VISION_PREFIX) or (name == EMBEDDING and has_head):
+        return 0.0
+    moe = config.text.moe
+    return moe.num_experts_per_tok / moe.num_experts if moe is not None and ".experts." in name else 1.0
+
+
+def _num_bytes(name: str, tensor: StoredTensor | Target, dtype: torch.dtype, integers: str | None) -> float:
+    if name.startswith(IGNORED_PREFIXES):
+        return 0.0
+    bits = None if integers is None else _integer_bits(name, integers)
+    return math.prod(tensor.shape) * (dtype.itemsize if bits is None else bits / 8)
+
+
+def _integer_bits(name: str, integers: str) -> float | None:
+    """Bits of a value where matrices become integers; None for a tensor that stays as it is."""
+    if name in (EMBEDDING, LM_HEAD):
+        return INTEGER_FORMATS["int8"]
+    last = name.removesuffix(".weight").rpartition(".")[2]
+    is_matrix = last.endswith("_proj") or last in ("in_proj_qkv", "in_proj_z")
+    return INTEGER_FORMATS[integers] if name.startswith(TEXT_PREFIX) and is_matrix else None
 
 
 def _has_separate_head(config: ModelConfig, stored: dict[str, StoredTensor]) -> bool:
@@ -122,19 +205,34 @@ def _fill(
     stored: dict[str, StoredTensor],
     progress: Callable[[int, int], None] | None,
 ) -> None:
+    matrices = {name: module for name, module in model.named_modules() if isinstance(module, Weight)}
     parameters = {name: parameter.detach().view(-1) for name, parameter in model.named_parameters()}
+    sizes = {name: flat.numel() for name, flat in parameters.items() if not _inside(name, matrices)}
+    sizes |= {name: x.out_features * x.in_features for name, x in matrices.items() if not _inside(name, matrices)}
     filled: dict[str, int] = defaultdict(int)
     by_file: dict[Path, list[Target]] = defaultdict(list)
     for target in targets:
         filled[target.parameter] += target.numel
         by_file[stored[target.name].file].append(target)
-    assert dict(filled) == {name: flat.numel() for name, flat in parameters.items()}, "a parameter isn't filled whole"
+    assert dict(filled) == sizes, "a parameter isn't filled whole"
     total, done = sum(stored[target.name].num_bytes for target in targets), 0
     for path, group in by_file.items():
         with open_shard(path) as file:
             for target in sorted(group, key=lambda target: stored[target.name].start):
-                flat = parameters[target.parameter]
-                read_into(file, stored[target.name], flat[target.offset : target.offset + target.numel])
+                if (matrix := matrices.get(target.parameter)) is not None:
+                    first, width = target.offset // matrix.in_features, matrix.in_features
+                    for rows in read_rows(file, stored[target.name], width):
+                        matrix.fill(first, rows)
+                        first += len(rows)
+                else:
+                    flat = parameters[target.parameter]
+                    read_into(file, stored[target.name], flat[target.offset : target.offset + target.numel])
                 done += stored[target.name].num_bytes
                 if progress is not None:
                     progress(done, total)
+
+
+def _inside(name: str, matrices: Mapping[str, Weight]) -> bool:
+    """Whether a parameter or weight is part of another weight."""
+    parents = [name[:index] for index, letter in enumerate(name) if letter == "."]
+    return any(parent in matrices for parent in parents)

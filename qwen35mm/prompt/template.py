@@ -1,4 +1,4 @@
-"""A checkpoint's own chat template, run in transformers' sandbox."""
+"""A checkpoint's own chat template, run in a sandbox."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from qwen35mm.errors import CheckpointError, PromptError
+from qwen35mm.prompt.sandbox import compile_template, plain
 from qwen35mm.tokenizer import read_tokenizer_config
 
 _PROBE = [{"role": "user", "content": "Hello"}]
@@ -90,19 +91,14 @@ class ChatTemplate:
         add_generation_prompt: bool,
         **options: Any,
     ) -> str:
-        # Loads for most of a second, which a process that only reads media for a server spares itself.
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        # It compiles and caches it in an ImmutableSandboxedEnvironment.
-        rendered, _ = render_jinja_template(
-            conversations=[[dict(message) for message in messages]],
-            tools=[dict(tool) for tool in tools] if tools else None,
-            chat_template=self.source,
+        return compile_template(self.source).render(
+            messages=plain(messages),
+            tools=plain(tools) if tools else None,
+            documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._variables,
             **options,
         )
-        return rendered[0]
 
     def _read_default(self) -> bool:
         try:

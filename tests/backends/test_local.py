@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.media import encode_medium
+from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Event, MediaPlanned, Progress
 from qwen35mm.errors import PromptError
 from qwen35mm.model import LoadedModel
@@ -49,6 +51,18 @@ async def test_a_medium_that_was_encoded_for_a_server_is_refused(backend: LocalB
     medium = encode_medium(Image(picture(0)), backend.media, "frames")
     with pytest.raises(MediaError, match="encoded for a server can't be read here"):
         await collect(backend.stream([Message("user", (Image(medium),))], GREEDY))
+
+
+def test_each_format_of_weights_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    roots = []
+    for weights in ("bf16", "int8", "int8", "int4"):
+        backend = LocalBackend.load(
+            demo_model_path(), device="cpu", weights=weights, cache=CacheSettings(directory=tmp_path)
+        )
+        roots.append(backend.engine._engine.runtime.root)
+        backend.close()
+    assert roots[1] == roots[2]
+    assert len(set(roots)) == 3
 
 
 async def test_events_come_in_order(backend: LocalBackend, clip: Path) -> None:

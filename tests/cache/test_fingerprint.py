@@ -56,6 +56,7 @@ def changed():
         ("torch.__version__", "2.99"),
         ("torch.__config__.show", lambda: "another build"),
         ("qwen35mm.cache.fingerprint.select_backend", lambda device: SimpleNamespace(__name__="another")),
+        ("qwen35mm.cache.fingerprint.find_library", lambda: SimpleNamespace(name="another", digest="")),
     ],
 )
 def test_libraries_their_state_and_the_machine_count(changed, monkeypatch, target, value):
@@ -126,9 +127,10 @@ def test_the_sources_are_those_that_compute(monkeypatch, tmp_path):
         seen.add(sources_digest())
     (preprocess / "a.py").rename(preprocess / "b.py")
     seen.add(sources_digest())
-    (kernels / "new.py").write_text("")
-    seen.add(sources_digest())
-    assert len(seen) == 6
+    for name in ("new.py", "new.cpp", "new.h"):
+        (kernels / name).write_text("")
+        seen.add(sources_digest())
+    assert len(seen) == 8
     (package / "ui" / "a.py").write_text("changed")
     (kernels / "notes.txt").write_text("changed")
     assert sources_digest() in seen

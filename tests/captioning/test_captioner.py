@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Failed, Item
 from qwen35mm.captioning.media.workers import Prepared
 from qwen35mm.captioning.records import Caption
@@ -41,6 +45,16 @@ async def caption(folder: Path, style: CaptionStyle, *replies: str) -> tuple[Cap
 
 def answer(next_reply: Callable[[], str]) -> Callable[[Asked], str]:
     return lambda asked: next_reply()
+
+
+def test_each_format_of_weights_is_another_model() -> None:
+    identities = []
+    for weights in ("bf16", "int8", "int4"):
+        with closing(LocalBackend.load(demo_model_path(), device="cpu", weights=weights)) as backend:
+            identities.append(Captioner.local(backend, None).describe()["model"])
+    assert identities[0].keys() == {"weights", "dtype"}, "bfloat16 is as it was before there were others"
+    assert [each.get("integers") for each in identities] == [None, "int8", "int4"]
+    assert len({each["weights"] for each in identities}) == 1
 
 
 async def test_the_first_reply_without_a_problem_is_taken(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Finding a checkpoint's files and reading their headers."""
+"""Reading headers and tensors of safetensors files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from qwen35mm.checkpoints.safetensors_files import find_shards, open_shard, read_headers, read_into, same_bytes, some
+from qwen35mm.checkpoints.safetensors_files import open_shard, read_headers, read_into, same_bytes
+from qwen35mm.checkpoints.shards import find_shards
 from qwen35mm.errors import CheckpointError
 
 
 def write(folder: Path, name: str = "model.safetensors", **tensors: torch.Tensor) -> Path:
     save_file(tensors, folder / name)
     return folder / name
-
-
-def write_index(folder: Path, weight_map: object) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -54,51 +51,6 @@ def test_scalars_and_empty_tensors_are_read(tmp_path: Path) -> None:
         read_into(file, stored["scalar"], target)
         read_into(file, stored["empty"], torch.empty(0))
     assert target.item() == 3.5
-
-
-def test_the_index_names_the_files(tmp_path: Path) -> None:
-    write(tmp_path, "b.safetensors", x=torch.zeros(1))
-    write(tmp_path, "a.safetensors", y=torch.zeros(1))
-    write(tmp_path, "stray.safetensors", z=torch.zeros(1))
-    write_index(tmp_path, {"x": "b.safetensors", "y": "a.safetensors"})
-    assert [path.name for path in find_shards(tmp_path)] == ["a.safetensors", "b.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gone.safetensors", r"aren't in the folder: gone\.safetensors"),
-        ("../outside.safetensors", "not a safetensors file of this folder"),
-        ("/etc/passwd", "not a safetensors file of this folder"),
-        ("pytorch_model.bin", "not a safetensors file of this folder"),
-        (3, "not a safetensors file of this folder"),
-    ],
-)
-def test_an_index_names_files_of_its_folder(tmp_path: Path, name: object, message: str) -> None:
-    write_index(tmp_path, {"x": name})
-    with pytest.raises(CheckpointError, match=message):
-        find_shards(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}', "\xff"])
-def test_a_broken_index_is_an_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(content, encoding="latin-1")
-    with pytest.raises(CheckpointError, match="can't be read as a safetensors index"):
-        find_shards(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])
-def test_pickles_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"\x80\x04N.")
-    with pytest.raises(CheckpointError, match=rf"pickled weights only \({name}\), which can run code"):
-        find_shards(tmp_path)
-
-
-def test_a_folder_without_weights(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="No weights in this folder"):
-        find_shards(tmp_path)
-    with pytest.raises(CheckpointError, match="no such checkpoint folder"):
-        find_shards(tmp_path / "nowhere")
 
 
 def header_of(entry: object) -> bytes:
@@ -149,8 +101,3 @@ def test_same_bytes(tmp_path: Path) -> None:
         [write(tmp_path, a=values, b=values.clone(), c=values + 1, d=values.view(3, 2).clone(), e=values.bfloat16())]
     )
     assert [name for name in "abcde" if same_bytes(stored["a"], stored[name])] == ["a", "b"]
-
-
-def test_some_names_the_first_and_counts_the_rest() -> None:
-    assert some(["a", "b"]) == "a, b"
-    assert some(list("abcdefghij")) == "a, b, c, d, e, f, g, h and 2 more"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -237,3 +239,22 @@ def test_a_file_that_changes_has_one_note(folder, memo):
         os.utime(folder / "a.safetensors", (LONG_AGO_S, LONG_AGO_S + second))
         weights_digest(folder, memo)
     assert len(list(memo.iterdir())) == 3
+
+
+def test_who_asks_while_another_thread_hashes_waits_for_it(folder: Path, memo: Path, monkeypatch) -> None:
+    begun, ends, names, original = threading.Event(), threading.Event(), [], module._hash_file
+
+    def hash_file(path: Path) -> str:
+        names.append(path.name)
+        begun.set()
+        assert ends.wait(60)
+        return original(path)
+
+    monkeypatch.setattr(module, "_hash_file", hash_file)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(weights_digest, folder, memo)
+        assert begun.wait(60)
+        second = threads.submit(weights_digest, folder, memo)
+        ends.set()
+        assert first.result() == second.result()
+    assert sorted(names) == ["a.safetensors", "b.safetensors", "config.json"]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-import torch
 
 from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, TextDelta
+from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.errors import EngineError, RequestTimeoutError
 from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import Image, Part, Text
 from qwen35mm.sampling import SamplingParams
-from tests.engine.conftest import MakeRequest, failing_in, noise
+from tests.engine.conftest import MakeRequest, noise
 from tests.engine.exact import cache_settings, endless_replies, results_of, run, small_blocks
 
 LONG = SamplingParams(temperature=0.0, max_tokens=20)
@@ -70,13 +71,17 @@ def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
     while not engine._decoder.running:
         engine.step()
     calls: list[str] = []
-    forward = Qwen35Model.forward
+    for owner, name in ((Qwen35Model, "forward"), (StepGraph, "run")):
+        original = getattr(owner, name)
 
-    def counted(self: Qwen35Model, batch: Batch) -> torch.Tensor:
-        calls.append("prefill" if isinstance(batch.lengths, int) else "decode")
-        return forward(self, batch)
+        def counted(self: Any, work: Batch | int, _original: Any = original) -> Any:
+            if isinstance(work, int):
+                calls.append("decode")
+            elif isinstance(work.lengths, int):
+                calls.append("prefill")
+            return _original(self, work)
 
-    monkeypatch.setattr(Qwen35Model, "forward", counted)
+        monkeypatch.setattr(owner, name, counted)
     long = make_request(Text("word " * 400), params=LONG)
     engine.add(long)
     run(engine)
@@ -136,8 +141,12 @@ def test_a_failing_step_ends_the_running_requests_and_nothing_else(
         engine.add(request)
     while len(engine._decoder.running) < 2:
         engine.step()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
     with monkeypatch.context() as patch:
-        patch.setattr(Qwen35Model, "forward", failing_in("decode", RuntimeError("broken")))
+        patch.setattr(StepGraph, "run", fail)
         outputs = engine.step()
     engine.check_integrity()
     failed = [output.request_id for output in outputs if isinstance(output.event, EngineError)]

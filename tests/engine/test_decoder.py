@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35mm.engine import Engine, EngineSettings, Request
+from qwen35mm.engine import Engine, EngineSettings, Request, decoder, step_graph
 from qwen35mm.engine.decoder import step_sizes
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_kernels.cpu.native.library import find_library
 from tests.engine.exact import (
     Chat,
     cache_settings,
@@ -175,3 +176,30 @@ def test_a_gpu_has_graphs_for_powers_of_two_and_for_all_slots() -> None:
     ]
     assert step_sizes(3, cpu, batch_invariant=False) == [1, 2, 3]
     assert step_sizes(6, gpu, batch_invariant=True) == [6]
+
+
+@pytest.mark.parametrize(("library", "sizes"), [(None, [1]), ("avx2", [1, 2, 3])])
+def test_compiled_products_need_no_steps_of_one_row(
+    library: str | None, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder, "find_library", lambda: library)
+    assert step_sizes(3, torch.device("cpu"), batch_invariant=True) == sizes
+
+
+@pytest.mark.skipif(find_library() is None, reason="there is no compiled part for this processor")
+def test_a_recorded_step_chooses_what_a_computed_one_does(
+    loaded: LoadedModel, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [SamplingParams(temperature=0.9, seed=seed, max_tokens=12 + 4 * seed) for seed in range(3)]
+    requests, found = asked(chat, params), []
+    with endless_replies(loaded):
+        for record in (step_graph.record, lambda function: function()):
+            monkeypatch.setattr(step_graph, "record", record)
+            engine = engine_of(loaded, ahead=False)
+            found.append([result.token_ids for result in results(engine, *requests).values()])
+            graphs = engine._decoder._graphs
+            # Steps of three rows, of two and of one.
+            assert len(graphs) == 3
+            recorded = [graph._replay != graph.compute for graph in graphs.values()]
+            assert recorded == [len(found) == 1] * 3
+    assert found[0] == found[1]

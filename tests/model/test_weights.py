@@ -19,6 +19,9 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model import weights
 from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.model.weight_formats import Weight
+from qwen35mm.model.weights_cache import WeightsCache
+from qwen35mm_kernels.cpu.native.library import find_library
 from tests import forked
 from tests.model.layouts import make_prompt, new_cache, our_prefill, their_logits, their_positions
 from tests.tiny import DENSE, MOE, SHALLOW, TinyCheckpoints, TinySpec, build
@@ -50,8 +53,13 @@ def edited(tiny: TinyCheckpoints, tmp_path: Path) -> Callable[..., Path]:
 
 
 def same_parameters(one: Qwen35Model, two: Qwen35Model) -> bool:
-    pairs = zip(one.named_parameters(), two.named_parameters(), strict=True)
-    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+    first, second = one.state_dict(), two.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def values(weight: torch.nn.Module) -> torch.Tensor:
+    assert isinstance(weight, Weight)
+    return weight.rows(torch.arange(weight.out_features))
 
 
 @pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
@@ -66,9 +74,9 @@ def test_merged_rows_lie_in_order(tiny: TinyCheckpoints, ours: Loader) -> None:
     prefix = "model.language_model.layers.0."
     parts = [stored[f"{prefix}linear_attn.in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")]
     layer = ours(DENSE).layers[0]
-    assert torch.equal(layer.linear_attn.in_proj.weight, torch.cat(parts))
+    assert torch.equal(values(layer.linear_attn.in_proj.weight), torch.cat(parts))
     gate_up = torch.cat([stored[f"{prefix}mlp.gate_proj.weight"], stored[f"{prefix}mlp.up_proj.weight"]])
-    assert torch.equal(layer.mlp.gate_up_proj.weight, gate_up)
+    assert torch.equal(values(layer.mlp.gate_up_proj.weight), gate_up)
 
 
 def test_fused_experts_equal_one_tensor_per_expert(edited: Callable[..., Path], ours: Loader) -> None:
@@ -101,9 +109,9 @@ def test_dtypes_are_converted_and_gates_stay_float32(edited: Callable[..., Path]
     stored = load_file(folder / "model.safetensors")
     for dtype in (torch.float32, torch.bfloat16):
         model = load(folder, dtype)
-        assert torch.equal(model.embedding.weight, stored[EMBEDDING].to(dtype))
+        assert torch.equal(values(model.embedding.weight), stored[EMBEDDING].to(dtype))
         down = "model.language_model.layers.3.mlp.down_proj.weight"
-        assert torch.equal(model.get_parameter("layers.3.mlp.down_proj.weight"), stored[down].to(dtype))
+        assert torch.equal(values(model.get_submodule("layers.3.mlp.down_proj.weight")), stored[down].to(dtype))
     rounded = ours(DENSE, torch.bfloat16)
     exact = ours(DENSE)
     for name in ("A_log", "dt_bias"):
@@ -230,6 +238,21 @@ def test_peak_memory_is_the_weights_and_one_shard(large_checkpoint: Path) -> Non
     assert 0.9 * weight_bytes < peak_bytes < 1.15 * weight_bytes + shard_bytes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("integers", ["int8", "int4"])
+def test_peak_memory_of_quantised_weights_is_little_more_than_they_are(
+    integers: str, large_checkpoint: Path, tmp_path: Path
+) -> None:
+    """When they are made, and when they are mapped."""
+    for _ in range(2):
+        process = forked.run("tests.model.test_weights", large_checkpoint, integers, tmp_path)
+        assert process.returncode == 0, process.stderr
+        weight_bytes, peak_bytes = json.loads(process.stdout)
+        # Buffers of 16 MiB and what a first use brings of libraries, whatever a model's size.
+        assert peak_bytes < 1.2 * weight_bytes + (64 << 20)
+    assert any(tmp_path.glob("packed/*")) == (find_library() is not None)
+
+
 @pytest.fixture(scope="module")
 def large_checkpoint(tiny: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 220 MB of float32 weights in shards of about 60."""
@@ -269,7 +292,7 @@ def write_zeros(tensors: Tensors, path: Path) -> None:
         file.truncate(file.tell() + size)
 
 
-def measure_peak(folder: Path) -> None:
+def measure_peak(folder: Path, integers: str | None = None, cache: str | None = None) -> None:
     """What the other process does: prints the bytes of a model's weights, and how much its loading took at most."""
 
     def status(key: str) -> int:
@@ -279,9 +302,11 @@ def measure_peak(folder: Path) -> None:
 
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = status("VmRSS")
-    model = load(folder, torch.bfloat16)
-    print(json.dumps([sum(parameter.nbytes for parameter in model.parameters()), status("VmHWM") - before]))
+    kept = None if cache is None else WeightsCache(Path(cache), 1 << 30)
+    model = load(folder, torch.bfloat16, integers=integers, cache=kept)
+    weight_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    print(json.dumps([weight_bytes, status("VmHWM") - before]))
 
 
 if __name__ == "__main__":
-    measure_peak(Path(sys.argv[1]))
+    measure_peak(Path(sys.argv[1]), *sys.argv[2:])

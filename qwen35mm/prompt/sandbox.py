@@ -1,0 +1,123 @@
+"""The sandbox that chat templates run in: what a checkpoint brings is a stranger's program.
+
+What a template finds there is what transformers' `apply_chat_template` offers it; importing transformers for that takes
+most of a second. `tests/prompt/test_sandbox.py` compares the two.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NoReturn
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+@functools.lru_cache(maxsize=8)
+def compile_template(source: str) -> Template:
+    """A template to `render`. Raises jinja2's TemplateSyntaxError."""
+    return _environment().from_string(source)
+
+
+def plain(value: Any) -> Any:
+    """A copy of a JSON value in Python's own types; what else is in it becomes its type's name, out of reach."""
+    if value is None or type(value) in (str, bool, int, float):
+        return value
+    # Not str(value) and the like, which ask the value itself.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return f"<{type(value).__name__}>"
+
+
+@functools.cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": _now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}`, around what an assistant wrote: for training, nothing here."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+    def _written(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict` for templates: not the class itself, whose attributes lead further."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """`namespace` for templates: what it stores can't be named like what Python itself stores."""
+
+    # As its parent: a template may call an attribute "self".
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *others = args
+        values = dict(*others, **kwargs)
+        for name in values:
+            _check_attribute(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def _check_attribute(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"A template's namespace can't have an attribute {name!r}.")
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter of this name escapes what HTML would."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

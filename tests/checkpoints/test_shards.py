@@ -1,0 +1,64 @@
+"""Finding a checkpoint's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qwen35mm.checkpoints.shards import find_shards, some
+from qwen35mm.errors import CheckpointError
+
+
+def write_index(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_the_index_names_the_files(tmp_path: Path) -> None:
+    for name in ("b", "a", "stray"):
+        (tmp_path / f"{name}.safetensors").touch()
+    write_index(tmp_path, {"x": "b.safetensors", "y": "a.safetensors"})
+    assert [path.name for path in find_shards(tmp_path)] == ["a.safetensors", "b.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.safetensors", r"aren't in the folder: gone\.safetensors"),
+        ("../outside.safetensors", "not a safetensors file of this folder"),
+        ("/etc/passwd", "not a safetensors file of this folder"),
+        ("pytorch_model.bin", "not a safetensors file of this folder"),
+        (3, "not a safetensors file of this folder"),
+    ],
+)
+def test_an_index_names_files_of_its_folder(tmp_path: Path, name: object, message: str) -> None:
+    write_index(tmp_path, {"x": name})
+    with pytest.raises(CheckpointError, match=message):
+        find_shards(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}', "\xff"])
+def test_a_broken_index_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content, encoding="latin-1")
+    with pytest.raises(CheckpointError, match="can't be read as a safetensors index"):
+        find_shards(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])
+def test_pickles_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04N.")
+    with pytest.raises(CheckpointError, match=rf"pickled weights only \({name}\), which can run code"):
+        find_shards(tmp_path)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="No weights in this folder"):
+        find_shards(tmp_path)
+    with pytest.raises(CheckpointError, match="no such checkpoint folder"):
+        find_shards(tmp_path / "nowhere")
+
+
+def test_some_names_the_first_and_counts_the_rest() -> None:
+    assert some(["a", "b"]) == "a, b"
+    assert some(list("abcdefghij")) == "a, b, c, d, e, f, g, h and 2 more"

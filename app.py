@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def __getattr__(name: str) -> Any:
     """`demo`, for what imports this file to find its Blocks: the model is loaded, and they are served, when it asks."""
     if name != "demo":
         raise AttributeError(f"module 'app' has no attribute {name!r}")
+    _build_for_a_space()
     from qwen35mm.cli.chat import open_page
     from qwen35mm.settings import read_options
 
@@ -40,7 +42,17 @@ def __getattr__(name: str) -> Any:
     return server.app
 
 
+def _build_for_a_space() -> None:
+    """Compiles the operations for processors on a Hugging Face Space, which installs packages but not this project."""
+    if "SPACE_ID" not in os.environ or any(Path(__file__).parent.rglob("native/*.so")):
+        return
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    if subprocess.run(command, cwd=Path(__file__).parent, check=False).returncode:
+        print("The operations for processors couldn't be built: PyTorch does their work, slowly.", file=sys.stderr)
+
+
 if __name__ == "__main__":
     from qwen35mm.cli import main
 
+    _build_for_a_space()
     main(["chat", *_arguments()])

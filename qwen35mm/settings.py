@@ -109,6 +109,13 @@ class ModelOptions:
         str | None, _model(help="A checkpoint's folder or Hugging Face id; the bundled demo without it.")
     ] = None
     dtype: Annotated[str, _model(help="auto, bfloat16 or float32.")] = "auto"
+    weights: Annotated[
+        str,
+        _model(
+            help="auto, bf16, int8 or int4: what the weights are kept as. On a processor int8 takes half the memory "
+            "and int4 a quarter; auto takes the checkpoint's own where they fit, else int8, else int4."
+        ),
+    ] = "auto"
     device: Annotated[
         str,
         _model(
@@ -124,7 +131,14 @@ class ModelOptions:
         bool | None,
         _model(
             "--batch-invariant/--no-batch-invariant",
-            help="A reply's bits don't depend on what is written beside it; a processor then runs one reply a step.",
+            help="A reply's bits don't depend on what is written beside it, which costs a GPU a little speed.",
+        ),
+    ] = None
+
+    threads: Annotated[
+        int | None,
+        _model(
+            help="Threads on the processor; without it one for each core that it may use, or OMP_NUM_THREADS.", min=1
         ),
     ] = None
 
@@ -155,16 +169,24 @@ class ModelOptions:
         """The checkpoint to load."""
         return self.model or demo_model_path()
 
+    @property
+    def name(self) -> str:
+        """What to call it: its folder's name or the Hub id."""
+        return Path(self.source).resolve().name if Path(self.source).is_dir() else str(self.source)
+
     def load(self) -> LocalBackend:
-        """Loads the model and starts its engine, with a disk cache only where a folder is named.
+        """Loads the model in the format that fits and starts its engine, with a disk cache only where one is named.
 
         Raises:
             Qwen35mmError: the model or a setting can't be used.
         """
-        return self.backend_options().load(self.source)
+        from qwen35mm.model_library import fit_source
+
+        options, folder = fit_source(self.backend_options(), self.source, self.name)
+        return options.load(folder, name=self.name)
 
     def backend_options(self, default_cache_dir: Path | None = None) -> BackendOptions:
-        """What a backend is made with, apart from its checkpoint.
+        """What a backend is made with, apart from its checkpoint; sets this process's number of threads.
 
         Args:
             default_cache_dir: the disk cache's folder where none is named; None is no disk cache. When it can't be
@@ -173,13 +195,16 @@ class ModelOptions:
         Raises:
             ConfigError: a setting can't be used.
         """
+        from qwen35mm.cpu import set_num_threads
         from qwen35mm.engine import EngineSettings
         from qwen35mm.model_library import BackendOptions
 
+        set_num_threads(self.threads)
         chosen = given(context_length=self.context_length, slots=self.slots, batch_invariant=self.batch_invariant)
         return BackendOptions(
             self.dtype,
             self.device,
+            self.weights,
             budget=self._media_budget(),
             settings=EngineSettings(**chosen),
             cache=self._cache_settings(default_cache_dir),

@@ -15,13 +15,14 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["qwen35mm.cli"],
     ["qwen35mm.settings", "qwen35mm.web"],
-    ["qwen35mm.captioning", "qwen35mm.model_library"],
+    ["qwen35mm.captioning", "qwen35mm.evaluation", "qwen35mm.model_library"],
     ["qwen35mm.chat", "qwen35mm.backends"],
     ["qwen35mm.engine"],
     ["qwen35mm.cache", "qwen35mm.model"],
     ["qwen35mm.checkpoints", "qwen35mm.prompt"],
     ["qwen35mm.config", "qwen35mm.tokenizer", "qwen35mm.sampling", "qwen35mm.assets"],
-    ["qwen35mm.errors", "qwen35mm.cpu", "qwen35mm_preprocess", "qwen35mm_kernels"],
+    ["qwen35mm.errors", "qwen35mm.cpu", "qwen35mm.strangers", "qwen35mm_preprocess", "qwen35mm_kernels"],
+    ["qwen35mm.cgroups"],
 ]
 # The package's own file only says where its public names live; the programs only start the command line.
 EXEMPT = {"qwen35mm", "qwen35mm.__main__", "app"}

@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Protocol
 
+import av
 import numpy as np
 import torch
 from PIL import Image
@@ -15,9 +16,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from training import files
 from training.cases import Case
-from training.data import Encoder, Example, Media, image_grid, patchify, video_grid
+from training.data import Encoder, Example, Media, image_grid, num_sampled_frames, patchify, video_grid
 
 MAX_NEW_TOKENS = 64
 BATCH = 48
@@ -72,7 +72,7 @@ class TransformersBackend:
 
     def _video(self, file: bytes) -> tuple[Media, torch.Tensor]:
         """Frames resized by Pillow: the video processor's own resize needs torchvision."""
-        images, times_s = files.sampled_frames(file)
+        images, times_s = _sampled_frames(file)
         height, width = video_grid(images[0].size, len(images))
         if len(images) % 2:
             images, times_s = [*images, images[-1]], [*times_s, times_s[-1]]
@@ -103,7 +103,7 @@ class TransformersBackend:
 
 
 class EngineBackend:
-    """qwen35mm's own engine, one case after the other."""
+    """qwen35mm's own engine."""
 
     def __init__(self, folder: Path) -> None:
         from qwen35mm import LocalBackend
@@ -111,25 +111,21 @@ class EngineBackend:
         self.backend = LocalBackend.load(folder, dtype="float32", device="cpu")
 
     def answers(self, cases: list[Case]) -> list[str]:
-        return [asyncio.run(self._answer(case)) for case in tqdm(cases, unit="case")]
+        from qwen35mm.evaluation.skills import answers, to_messages
 
-    async def _answer(self, case: Case) -> str:
-        from qwen35mm import Finished, Image, Message, Text, Video
+        return asyncio.run(answers(self.backend, [to_messages(case.messages) for case in cases]))
 
-        messages = []
-        for message in case.messages:
-            content = message["content"]
-            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-            made = (
-                Text(p["text"]) if "text" in p else Image(p["image"]) if "image" in p else Video(p["video"])
-                for p in parts
-            )
-            messages.append(Message(message["role"], tuple(made)))
-        params = self.backend.loaded.generation.with_overrides(max_tokens=MAX_NEW_TOKENS, temperature=0.0)
-        async for event in self.backend.stream(messages, params, enable_thinking=False):
-            if isinstance(event, Finished):
-                return event.result.text
-        raise AssertionError("a stream ends with Finished or an error")
+
+def _sampled_frames(file: bytes) -> tuple[list[Image.Image], list[float]]:
+    """The frames, with times, that the video processor would take from a file of constant rate."""
+    with av.open(io.BytesIO(file)) as container:
+        rate = container.streams.video[0].average_rate
+        assert rate is not None, "our own files state their rate"
+        images = [frame.to_image() for frame in container.decode(video=0)]
+    fps = float(rate)
+    count = num_sampled_frames(len(images) / fps, fps)
+    indices = np.linspace(0, len(images) - 1, count).round().astype(int)
+    return [images[i] for i in indices], [float(i) / fps for i in indices]
 
 
 BACKENDS = {"transformers": TransformersBackend, "qwen35mm": EngineBackend}

@@ -1,14 +1,12 @@
-"""Scenes as real files: PNG, JPEG and GIF through Pillow, MP4 and WebM through PyAV; and sampled frames back."""
+"""Scenes as real files: PNG, JPEG and GIF through Pillow, MP4 and WebM through PyAV."""
 
 from __future__ import annotations
 
 import io
 
 import av
-import numpy as np
 from PIL import Image
 
-from training.data import num_sampled_frames
 from training.drawing import render_clip, render_picture
 from training.scenes import Clip, Picture
 
@@ -53,15 +51,3 @@ def gif_file(clip: Clip, fps: int = 10) -> bytes:
     buffer = io.BytesIO()
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=1000 // fps, loop=0)
     return buffer.getvalue()
-
-
-def sampled_frames(file: bytes) -> tuple[list[Image.Image], list[float]]:
-    """The frames, with times, that the video processor would take from a file of constant rate."""
-    with av.open(io.BytesIO(file)) as container:
-        rate = container.streams.video[0].average_rate
-        assert rate is not None, "our own files state their rate"
-        images = [frame.to_image() for frame in container.decode(video=0)]
-    fps = float(rate)
-    count = num_sampled_frames(len(images) / fps, fps)
-    indices = np.linspace(0, len(images) - 1, count).round().astype(int)
-    return [images[i] for i in indices], [float(i) / fps for i in indices]

@@ -12,7 +12,7 @@ export class Models {
   constructor(/** @type {Page} */ page) {
     this.page = page;
     this.requests = page.requests;
-    this.element = h("label.block-field", h("span", t("Model")));
+    this.element = h("div.models");
   }
 
   async load() {
@@ -27,7 +27,18 @@ export class Models {
     );
     const another = h("option", { value: "" }, t("Another one from Hugging Face"));
     const choose = (/** @type {string} */ source) => this.choose(source, found.models);
-    redraw(this.element, h("span", t("Model")), select({}, choose, [options, another]));
+    const formats = found.formats.map(({ weights, label, chosen }) =>
+      h("option", { value: weights, selected: chosen }, said(label)),
+    );
+    // The context stays as it is.
+    const context_length = this.page.app.context_length;
+    const take = (/** @type {string} */ weights) => this.change({ weights, context_length });
+    const hint = h("small", t("Fewer bits take less memory; answers lose a little of their accuracy."));
+    redraw(
+      this.element,
+      h("label.block-field", h("span", t("Model")), select({}, choose, [options, another])),
+      formats.length > 0 && h("label.block-field", h("span", t("Weights")), select({}, take, formats), hint),
+    );
   }
 
   async choose(/** @type {string} */ source, /** @type {Model[]} */ models) {

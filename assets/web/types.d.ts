@@ -176,9 +176,17 @@ export interface Model {
   current: boolean;
 }
 
+/** A format that the current model's weights can be taken in. */
+export interface Format {
+  weights: string;
+  label: Said;
+  chosen: boolean;
+}
+
 export interface ModelChange {
   source?: string;
   context_length?: number;
+  weights?: string;
   is_new?: boolean;
 }
 
@@ -217,7 +225,7 @@ export interface Methods {
   preferences(args: { preferences: Preferences }): object;
   save_preset(args: { name: string; settings: Settings }): { presets: Presets };
   delete_preset(args: { name: string }): { presets: Presets };
-  models(args: object): { models: Model[] };
+  models(args: object): { models: Model[]; formats: Format[] };
   change_model(args: ModelChange): ChangeState;
   change_state(args: object): ChangeState;
   cancel_change(args: object): object;

@@ -12,8 +12,8 @@ from qwen35mm.cli.ask import ask
 from qwen35mm.cli.caption import caption
 from qwen35mm.cli.chat import chat
 from qwen35mm.cli.desktop import desktop
+from qwen35mm.cli.eval import evaluate
 from qwen35mm.errors import Qwen35mmError
-from qwen35mm_preprocess import MediaError
 
 app = typer.Typer(
     name="qwen35mm",
@@ -26,6 +26,7 @@ app.command()(chat)
 app.command()(desktop)
 app.command()(ask)
 app.command()(caption)
+app.command("eval")(evaluate)
 
 
 @app.callback(invoke_without_command=True)
@@ -52,6 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         app(arguments)
-    except (Qwen35mmError, MediaError) as error:
+    except Exception as error:
+        # Imported here, because it brings PyAV and NumPy.
+        from qwen35mm_preprocess import MediaError
+
+        if not isinstance(error, Qwen35mmError | MediaError):
+            raise
         typer.echo(f"qwen35mm: {error}", err=True)
         sys.exit(1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.settings import DEMO_NOTE, ModelOptions, with_options
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def ask(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Ask one question about images and videos, or about nothing at all."""
-    from qwen35mm.prompt import Image, Message, Text, Video
+    with quick_imports():
+        import qwen35mm.backends.local
+        import qwen35mm.model_library  # noqa: F401
+        from qwen35mm.prompt import Image, Message, Text, Video
 
     json_schema = None if schema is None else _read_schema(schema)
     media = [Image(_file(path)) for path in image or []]

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qwen35mm.cli.caption_options import CaptionOptions
+from qwen35mm.cli.early_digest import begin_digest
+from qwen35mm.cli.folders import cache_folder
+from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.settings import DEMO_NOTE, ModelOptions, with_options
 
 if TYPE_CHECKING:
@@ -35,7 +38,11 @@ def caption(
     """Caption images and videos. What is interrupted goes on where it was, with the same command."""
     if options.backend is not None and options.ray is not None:
         raise typer.BadParameter("--backend and --ray are two places for one model: give one of them.")
-    job = options.job(sources, model)
+    local = options.backend is None and options.ray is None
+    if local and not options.dry_run:
+        begin_digest(model.source, cache_folder(model))
+    with quick_imports() if local else contextlib.nullcontext():
+        job = options.job(sources, model)
     # A run in a log is watched, too.
     logging.getLogger("qwen35mm.captioning.progress").setLevel(logging.INFO)
     raise typer.Exit(asyncio.run(_caption(job, model, options)))
@@ -75,7 +82,8 @@ async def _open_captioner(job: Job, model: ModelOptions, options: CaptionOptions
 
     if options.backend is None:
         with contextlib.closing(model.load()) as backend:
-            yield Captioner.local(backend, None if options.dry_run else job.state_folder / "weights")
+            memo = None if options.dry_run else (cache_folder(model) or job.state_folder) / "weights"
+            yield Captioner.local(backend, memo)
         return
     from qwen35mm.backends.remote.backend import RemoteBackend
     from qwen35mm.sampling import SamplingParams

@@ -6,17 +6,20 @@ import contextlib
 import importlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qwen35mm.cli.early_digest import begin_digest
+from qwen35mm.cli.folders import cache_folder, user_folder
+from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError
 from qwen35mm.settings import ModelOptions, PageOptions, given, with_options
+from qwen35mm.strangers import is_shared
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
@@ -59,12 +62,16 @@ def open_page(
     """
     # `spaces` comes before everything that might touch CUDA.
     gpu = zero_gpu()
-    from qwen35mm.backends.zero_gpu import ZeroGpuBackend
-    from qwen35mm.model import load
-    from qwen35mm.model_library import BackendSwitch
-    from qwen35mm.web import is_shared
-
     shared = is_shared(page.host)
+    if gpu is None and not shared:
+        begin_digest(model.source, cache_folder(model))
+    with quick_imports() if gpu is None else contextlib.nullcontext():
+        import qwen35mm.web  # noqa: F401 - what it lacks is told before a model is loaded
+        from qwen35mm.backends.zero_gpu import ZeroGpuBackend
+        from qwen35mm.config import ModelConfig
+        from qwen35mm.model.load import find_checkpoint
+        from qwen35mm.model_library import BackendSwitch, fit_source
+
     with contextlib.ExitStack() as stack:
         if shared:
             model = replace(model, **{name: n for name, n in _FOR_STRANGERS.items() if getattr(model, name) is None})
@@ -75,9 +82,12 @@ def open_page(
         options = model.backend_options(None if shared else user_folder("cache"))
         engine = replace(options.settings, **given(max_waiting=page.max_queue))
         options = replace(options, limits=_limits(page, shared), settings=engine)
-        loaded = load(model.source, dtype=model.dtype, device=model.device)
+        source = model.source
         if shared and model.context_length is None:
-            options = options.with_context(min(_STRANGERS_CONTEXT, loaded.config.text.max_position_embeddings))
+            config = ModelConfig.from_pretrained(source := find_checkpoint(source))
+            options = options.with_context(min(_STRANGERS_CONTEXT, config.text.max_position_embeddings))
+        fitted, folder = fit_source(options, source, model.name)
+        loaded = fitted.load_model(folder, name=model.name)
         if gpu is not None:
             backend = ZeroGpuBackend(
                 loaded,
@@ -89,7 +99,7 @@ def open_page(
                 max_duration_s=page.max_gpu_seconds,
             )
         else:
-            local = options.start(loaded)
+            local = fitted.start(loaded)
             backend = local if shared else BackendSwitch(local, options)
         stack.callback(backend.close)
         data_dir = page.data_dir or (None if shared else user_folder("data"))
@@ -111,27 +121,6 @@ def zero_gpu() -> Callable[..., Any] | None:
             "SPACES_ZERO_GPU is set, and the package `spaces` isn't installed (Hugging Face installs it on every "
             f"Gradio Space; missing here: {error.name}). Install it, or take the variable away."
         ) from None
-
-
-def user_folder(kind: Literal["cache", "data"]) -> Path | None:
-    """The person's folder for what can be made again (`cache`) or can't (`data`), where each platform has it.
-
-    It isn't made here; None for a user without a home.
-    """
-    try:
-        if sys.platform == "win32":
-            local = os.environ.get("LOCALAPPDATA")
-            folder = Path(local) if local else Path.home() / "AppData" / "Local"
-        elif sys.platform == "darwin":
-            folder = Path.home() / "Library" / ("Caches" if kind == "cache" else "Application Support")
-        else:
-            # The XDG base directory specification: a relative path is invalid and to be ignored.
-            folder = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", ""))
-            if not folder.is_absolute():
-                folder = Path.home() / (".cache" if kind == "cache" else ".local/share")
-    except RuntimeError:  # Path.home() finds none
-        return None
-    return folder / "qwen35mm"
 
 
 def _limits(page: PageOptions, shared: bool) -> MediaLimits:

@@ -7,15 +7,18 @@ from typing import Annotated
 
 import typer
 
-from qwen35mm.cli.chat import open_page, user_folder
+from qwen35mm.cli.chat import open_page
+from qwen35mm.cli.folders import user_folder
+from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.settings import ModelOptions, PageOptions, data_dir_option, with_options
 
 
 @with_options
 def desktop(model: ModelOptions, data_dir: Annotated[Path | None, data_dir_option] = None) -> None:
     """Open the chat in a window of its own; closing it ends the program."""
-    from qwen35mm.web import launch
-    from qwen35mm.web.desktop.window import has_display, run_window, window_problem
+    with quick_imports():
+        from qwen35mm.web import launch
+        from qwen35mm.web.desktop.window import has_display, run_window, window_problem
 
     problem = window_problem()
     with open_page(model, PageOptions(port=0, data_dir=data_dir)) as (backend, how):

@@ -1,8 +1,17 @@
 """The models on this machine: which there are, getting another one, and changing the one that answers."""
 
+from qwen35mm.model_library.fit import fit_source
 from qwen35mm.model_library.hub import DownloadCancelled, download
 from qwen35mm.model_library.installed import find_model, installed_models
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm.model_library.switch import BackendSwitch
 
-__all__ = ["BackendOptions", "BackendSwitch", "DownloadCancelled", "download", "find_model", "installed_models"]
+__all__ = [
+    "BackendOptions",
+    "BackendSwitch",
+    "DownloadCancelled",
+    "download",
+    "find_model",
+    "fit_source",
+    "installed_models",
+]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.checkpoints.safetensors_files import find_shards
+from qwen35mm.checkpoints.shards import find_shards
 from qwen35mm.config import SUPPORTED_MODEL_TYPES, ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 

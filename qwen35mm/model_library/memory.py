@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import prod
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
-from qwen35mm.cache.planner import MemoryPlan, host_memory_bytes, plan_memory
-from qwen35mm.checkpoints.safetensors_files import find_shards, read_headers
+from qwen35mm.cache.planner import CacheSettings, MemoryPlan, host_memory_bytes, plan_memory
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
+from qwen35mm.model.weights import loaded_bytes
 from qwen35mm.model_library.options import BackendOptions
 
 # For what a step computes with, and for the rest of the machine.
@@ -25,12 +23,21 @@ RESERVE_BYTES = 512 << 20
 Available = Callable[[torch.device], int]
 
 
+class NoRoomError(ConfigError):
+    """A model doesn't fit into the memory that can be had."""
+
+
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a model takes on its device: weights, KV and running states."""
+    """Bytes that a model takes on its device: weights, KV and running states.
+
+    Attributes:
+        settings: what the engine has to be started with to take no more than that.
+    """
 
     weights_bytes: int
     cache: MemoryPlan
+    settings: CacheSettings
 
     @property
     def total_bytes(self) -> int:
@@ -46,62 +53,63 @@ def memory_need(
     dtype: torch.dtype,
     devices: Sequence[torch.device],
     memory_bytes: int,
+    integers: str | None = None,
 ) -> MemoryNeed:
     """What a model will take, with the planner's own arithmetic.
 
+    On a host whose memory doesn't hold what the planner would give to kept prompts, those get what is left, and
+    running ones at least one context.
+
     Args:
         name: what to call it in a message.
-        weights_bytes: see `stored_weights_bytes`.
+        weights_bytes: see `qwen35mm.model.weights.weights_bytes`; 0 of a model that is loaded.
         devices: what it may lie on, all together; how it is split among several is found out when it is loaded.
         memory_bytes: what it may take of their memory.
+        integers: what its weights are kept as, for a message.
 
     Raises:
-        ConfigError: it doesn't fit, with the numbers and what would help; or a setting can't be used.
+        NoRoomError: it doesn't fit, with the numbers and what would help.
+        ConfigError: a setting can't be used.
     """
     settings = options.settings
     context_length = settings.context_length_of(config.text.max_position_embeddings, name)
+    weights = f"{integers} weights" if integers else "weights"
     if weights_bytes > memory_bytes:
-        raise ConfigError(
-            f"{name} doesn't fit: its weights take {_gib(weights_bytes)}, and {_gib(memory_bytes)} of memory can be "
+        raise NoRoomError(
+            f"{name} doesn't fit: its {weights} take {gib(weights_bytes)}, and {gib(memory_bytes)} of memory can be "
             f"had on {_names(devices)}. Take a smaller model, or close other programs."
         )
     # The engine plans by all memory of a host, and by what the weights leave free on a GPU.
     on_cpu = all(device.type == "cpu" for device in devices)
     left = None if on_cpu else memory_bytes - weights_bytes
-    plan = plan_memory(
-        config,
-        dtype=dtype,
-        device=devices[0],
-        num_slots=settings.slots,
-        context_length=context_length,
-        block_size=DEFAULT_BLOCK_SIZE,
-        settings=options.cache,
-        available_bytes=left,
-    )
-    need = MemoryNeed(weights_bytes, plan)
+
+    def planned(cache: CacheSettings) -> MemoryNeed:
+        plan = plan_memory(
+            config,
+            dtype=dtype,
+            device=devices[0],
+            num_slots=settings.slots,
+            context_length=context_length,
+            block_size=DEFAULT_BLOCK_SIZE,
+            settings=cache,
+            available_bytes=left,
+        )
+        return MemoryNeed(weights_bytes, plan, cache)
+
+    need = planned(options.cache)
+    if on_cpu and options.cache.kv_bytes is None and need.total_bytes > memory_bytes:
+        one_context = -(-context_length // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * need.cache.kv_token_bytes
+        left_bytes = memory_bytes - weights_bytes - need.cache.slot_bytes
+        need = planned(replace(options.cache, kv_bytes=max(one_context, left_bytes)))
+    plan = need.cache
     if need.total_bytes > memory_bytes:
-        raise ConfigError(
-            f"{name} doesn't fit: weights take {_gib(weights_bytes)}, KV for {plan.num_kv_tokens:,} tokens "
-            f"{_gib(plan.kv_bytes)} and running states {_gib(plan.slot_bytes)}, together {_gib(need.total_bytes)}, and "
-            f"{_gib(memory_bytes)} of memory can be had on {_names(devices)}. Take a smaller model or a shorter "
+        raise NoRoomError(
+            f"{name} doesn't fit: {weights} take {gib(weights_bytes)}, KV for {plan.num_kv_tokens:,} tokens "
+            f"{gib(plan.kv_bytes)} and running states {gib(plan.slot_bytes)}, together {gib(need.total_bytes)}, and "
+            f"{gib(memory_bytes)} of memory can be had on {_names(devices)}. Take a smaller model or a shorter "
             "context, or close other programs."
         )
     return need
-
-
-def stored_weights_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Bytes of a checkpoint's tensors in memory, from its files' headers; a little more than is loaded.
-
-    Raises:
-        CheckpointError: the files are missing or damaged.
-    """
-    return sum(prod(tensor.shape) * dtype.itemsize for tensor in read_headers(find_shards(folder)).values())
-
-
-def loaded_weights_bytes(model: torch.nn.Module) -> int:
-    """Bytes of a loaded model's parameters and buffers."""
-    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def available_bytes(device: torch.device) -> int:
@@ -151,8 +159,9 @@ def measure_room(
     free = sum(map(available, devices))
     if backend is None:
         return Room(free, free)
-    weights_bytes = loaded_weights_bytes(backend.loaded.model)
-    planned_bytes = MemoryNeed(weights_bytes, backend.engine.plan).total_bytes
+    weights_bytes = loaded_bytes(backend.loaded.model)
+    plan = backend.engine.plan
+    planned_bytes = weights_bytes + plan.kv_bytes + plan.slot_bytes
     held = sum(held_bytes(device, planned_bytes) for device in devices)
     return Room(free, free + max(held - (weights_bytes if keep_weights else 0), 0))
 
@@ -193,6 +202,6 @@ def _names(devices: Sequence[torch.device]) -> str:
     return ", ".join(map(str, devices))
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
     """Bytes as a person reads them: GiB from one on, MiB below."""
     return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.local import LocalBackend, weights_cache
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel, load
@@ -14,10 +14,11 @@ from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """The arguments of `load` and of `LocalBackend`; see there."""
+    """The arguments of `load` and of `LocalBackend`; see there. `fit` says what `auto` weights are."""
 
     dtype: str = "auto"
     device: str = "auto"
+    weights: str = "auto"
     budget: MediaBudget | None = None
     limits: MediaLimits | None = None
     settings: EngineSettings = field(default_factory=EngineSettings)
@@ -30,8 +31,13 @@ class BackendOptions:
         Raises:
             Qwen35mmError: the checkpoint or a setting can't be used.
         """
-        loaded = load(source, dtype=self.dtype, device=self.device)
-        return self.start(loaded if name is None else replace(loaded, name=name))
+        return self.start(self.load_model(source, name=name))
+
+    def load_model(self, source: str | Path, *, name: str | None = None) -> LoadedModel:
+        """The same without the engine."""
+        kept = weights_cache(self.cache)
+        loaded = load(source, dtype=self.dtype, device=self.device, weights=self.weights, weights_cache=kept)
+        return loaded if name is None else replace(loaded, name=name)
 
     def start(self, loaded: LoadedModel) -> LocalBackend:
         """Starts an engine on a model that is loaded already.

@@ -18,6 +18,8 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Event
 from qwen35mm.errors import CheckpointError, EngineError, RequestError
 from qwen35mm.model import DeviceRequest, LoadedModel
+from qwen35mm.model.load import choose_dtype
+from qwen35mm.model_library.fit import FormatOffer, fit, offered_formats
 from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import (
     Available,
@@ -26,7 +28,6 @@ from qwen35mm.model_library.memory import (
     largest_context,
     measure_room,
     memory_need,
-    stored_weights_bytes,
 )
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm.prompt import Message
@@ -40,7 +41,7 @@ OnProgress = Callable[[SwitchPhase], None]
 
 
 class BackendSwitch:
-    """Owns the running backend, and replaces it by one with another model or another context length.
+    """Owns the running backend, and replaces it by one with another model, format of weights or context length.
 
     It has what a page uses of a backend, and hands it on. All calls of `stream` and `switch` come from one event loop.
 
@@ -63,7 +64,9 @@ class BackendSwitch:
         self._last: LoadedModel = backend.loaded
         self._media: MediaProcessor = backend.media
         # The options are the same for every model, and so are what they lead to.
-        self._devices, self._dtype = DeviceRequest.parse(self._options.device).devices, backend.loaded.model.dtype
+        self._devices = DeviceRequest.parse(self._options.device).devices
+        # What the current backend can be made again with.
+        self._fitted = replace(self._options, weights=backend.loaded.model.integers or "auto")
         self._context_length = backend.context_length
         self._num_streams = 0
         self._switched: asyncio.Event | None = None
@@ -96,6 +99,21 @@ class BackendSwitch:
     @property
     def context_length(self) -> int:
         return self._context_length
+
+    @property
+    def weights(self) -> str:
+        """The format that was asked for: auto, bf16, int8 or int4; the one that was taken is `loaded.weights`."""
+        return self._options.weights
+
+    def formats(self) -> list[FormatOffer]:
+        """What the current model can be taken in; nothing on a GPU.
+
+        Raises:
+            CheckpointError, ConfigError: its files can't be read any more.
+        """
+        if any(device.type != "cpu" for device in self._devices):
+            return []
+        return offered_formats(self._last.path, choose_dtype(self._options.dtype))
 
     def count_tokens(self, messages: Sequence[Message], **options: Any) -> int:
         """The current backend's."""
@@ -131,9 +149,10 @@ class BackendSwitch:
         source: str | Path | None = None,
         *,
         context_length: int | None = None,
+        weights: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> LocalBackend:
-        """Answers with another model, or with the same one and another context length.
+        """Answers with another model, or with the same one in another format or with another context length.
 
         Everything that can be checked is checked before the old backend is closed, and when the new one fails to load,
         the old one comes back. Once begun it goes to its end, even if the caller is cancelled.
@@ -141,6 +160,8 @@ class BackendSwitch:
         Args:
             source: a folder or a Hub id that is installed; None keeps the model.
             context_length: most tokens of a conversation; None leaves it to the model.
+            weights: auto, bf16, int8 or int4, for this model and those after it; None is what was said before, and
+                leaves the current model's as they are.
             on_progress: called in the event loop as each phase begins.
 
         Raises:
@@ -158,7 +179,10 @@ class BackendSwitch:
             raise RequestError(f"{replies} being written: stop or wait, then change the model.")
         self._switched = asyncio.Event()
         report = on_progress or (lambda phase: None)
-        change = asyncio.ensure_future(self._change(source, context_length, report))
+        options = self._options.with_context(context_length)
+        options = options if weights is None else replace(options, weights=weights)
+        keeps = weights is None or weights == self._last.weights
+        change = asyncio.ensure_future(self._change(source, options, keeps, report))
         change.add_done_callback(self._end_switch)
         return await asyncio.shield(change)
 
@@ -184,12 +208,14 @@ class BackendSwitch:
         if not change.cancelled():
             change.exception()  # the caller may be gone
 
-    async def _change(self, source: str | Path | None, context_length: int | None, report: OnProgress) -> LocalBackend:
+    async def _change(
+        self, source: str | Path | None, options: BackendOptions, keeps_weights: bool, report: OnProgress
+    ) -> LocalBackend:
+        """keeps_weights: whether those of the current model will do, where it is the one that is asked for."""
         report("check")
-        options = self._options.with_context(context_length)
         model = _installed(self._last) if source is None else await asyncio.to_thread(find_model, source)
-        same = self._backend is not None and model.folder == self._last.path
-        need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
+        same = self._backend is not None and model.folder == self._last.path and keeps_weights
+        fitted, need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
         if same and need.cache.context_length == self._context_length:
             return self.current
 
@@ -202,14 +228,14 @@ class BackendSwitch:
             await self._close_old(report)
         report("load")
         try:
-            new = await asyncio.to_thread(_make, model, options, kept)
+            new = await asyncio.to_thread(_make, model, fitted, kept)
         except BaseException:
             if was_running and not fits_beside:
                 await self._restore(kept, report)
             raise
         if fits_beside:
             await self._close_old(report)
-        self._options = options
+        self._options, self._fitted = options, fitted
         return self._take(new)
 
     async def _close_old(self, report: OnProgress) -> None:
@@ -224,7 +250,7 @@ class BackendSwitch:
 
     async def _restore(self, kept: LoadedModel | None, report: OnProgress) -> None:
         report("restore")
-        options = self._options.with_context(self._context_length)
+        options = self._fitted.with_context(self._context_length)
         try:
             self._take(await asyncio.to_thread(_make, _installed(self._last), options, kept))
         except Exception as error:
@@ -241,22 +267,22 @@ class BackendSwitch:
             backend.close()
         return backend
 
-    def _check(self, model: InstalledModel, options: BackendOptions, *, keep_weights: bool) -> tuple[MemoryNeed, bool]:
-        """What it takes, and whether that fits beside the current one; raises where it doesn't fit at all."""
+    def _check(
+        self, model: InstalledModel, options: BackendOptions, *, keep_weights: bool
+    ) -> tuple[BackendOptions, MemoryNeed, bool]:
+        """What it is made with and takes, and whether that fits beside the current one; raises where it doesn't fit."""
         if not model.usable:
             raise CheckpointError(f"'{model.name}' can't be used: {model.reason}")
         devices = self._backend.loaded.model.devices if keep_weights and self._backend else self._devices
         room = measure_room(self._backend, devices, self._available, keep_weights=keep_weights)
-        need = memory_need(
-            model.name,
-            ModelConfig.from_pretrained(model.folder),
-            0 if keep_weights else stored_weights_bytes(model.folder, self._dtype),
-            options,
-            dtype=self._dtype,
-            devices=devices,
-            memory_bytes=room.after_bytes,
-        )
-        return need, need.total_bytes <= room.beside_bytes
+        where = {"devices": devices, "memory_bytes": room.after_bytes}
+        if keep_weights:
+            config, dtype = ModelConfig.from_pretrained(model.folder), choose_dtype(options.dtype)
+            need = memory_need(model.name, config, 0, options, dtype=dtype, **where)
+            fitted = replace(options, weights=self._fitted.weights, cache=need.settings)
+        else:
+            fitted, need = fit(options, model.folder, model.name, **where)
+        return fitted, need, need.total_bytes <= room.beside_bytes
 
 
 def _make(model: InstalledModel, options: BackendOptions, loaded: LoadedModel | None) -> LocalBackend:

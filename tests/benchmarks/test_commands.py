@@ -14,6 +14,9 @@ OPTIONS = {
 }
 
 
+LLAMA_CPP = ["--peer", "llama.cpp", "--llama-bench", __file__]
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_table_comes_first_and_one_json_line_last(name: str, run_here: Callable[..., Report]) -> None:
     prefills = ["--prefill-repeats", "1"] if name == "multi_turn" else []
@@ -34,6 +37,12 @@ def test_a_table_comes_first_and_one_json_line_last(name: str, run_here: Callabl
         ("multi_turn", ["--peer-url", "http://x"], "go together"),
         ("multi_turn", ["--turns", "1"], "at least 2"),
         ("prefill_decode", ["--peer", "another"], "invalid choice"),
+        ("prefill_decode", ["--peer", "llama.cpp", "--gguf", "x"], "go together"),
+        ("prefill_decode", ["--gguf", "x", "--llama-bench", "y"], "go together"),
+        ("prefill_decode", [*LLAMA_CPP, "--gguf", "x"], "x is no file"),
+        ("prefill_decode", [*LLAMA_CPP, "--gguf", __file__, "--gguf", __file__], "needs a name of its own"),
+        ("prefill_decode", ["--picture", "100"], "multiple of 32"),
+        ("prefill_decode", ["--weights", "int8,int3"], "got 'int3'"),
     ],
 )
 def test_options_are_checked(

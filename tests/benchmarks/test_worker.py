@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.worker import Worker
+from benchmarks.worker import Worker, in_turns, rounds
 
 
 class Engine:
@@ -46,3 +46,23 @@ def test_a_worker_answers_or_its_end_is_told(fails: str | None) -> None:
     else:
         with pytest.raises(SystemExit, match="ended with status 4"):
             ask()
+
+
+def test_the_first_round_warms_up_those_that_need_it() -> None:
+    asked: list[str] = []
+
+    class Noted:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def ask(self, method: str, number: int) -> dict[str, Any]:
+            asked.append(self._name)
+            return {method: number}
+
+    workers: Any = {"a": Noted("a"), "warm": Noted("warm")}
+    found = rounds(workers, 2, "add", 8, warm=["warm"])
+    assert next(found) == {"a": [{"add": 8}], "warm": [{"add": 8}]}
+    assert asked == ["a", "a", "warm"]
+    assert next(found) == {"a": [{"add": 8}] * 2, "warm": [{"add": 8}] * 2}
+    assert not list(found)
+    assert in_turns(workers, 1, "add", 8) == {"a": [{"add": 8}], "warm": [{"add": 8}]}

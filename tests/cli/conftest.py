@@ -23,8 +23,11 @@ class Done:
 
 
 @pytest.fixture
-def qwen35mm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the command line with arguments, and `stdin` if there is one."""
+def qwen35mm(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    """Runs the command line with arguments, and `stdin` if there is one, for a person without caches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: object, stdin: str = "") -> Done:

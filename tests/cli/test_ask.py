@@ -59,6 +59,13 @@ def test_json_is_one_object_that_transformers_agrees_with(qwen35mm: Run) -> None
     assert result["token_ids"] == greedy_reply(load_demo_oracle(), result["prompt_token_ids"], dict(inputs), 100)
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_integers_give_the_demos_answer(qwen35mm: Run, weights: str) -> None:
+    done = qwen35mm("ask", "--image", sample_path(PICTURE), "--json", "--weights", weights, PICTURE["question"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["text"] == PICTURE["answer"]
+
+
 def test_the_answer_streams_to_stdout_and_the_rest_to_stderr(qwen35mm: Run) -> None:
     done = qwen35mm("ask", "--video", sample_path(CLIP), CLIP["question"])
     assert done.returncode == 0, done.stderr
@@ -121,6 +128,7 @@ def test_a_schema_that_cannot_be_used_is_told_before_a_model_is_loaded(
         (("--image", "nowhere.png", "hi"), 2, "there is no file"),
         (("--model", "nowhere/at/all", "hi"), 1, "There is no folder"),
         (("--dtype", "int3", "hi"), 1, "dtype must be"),
+        (("--weights", "int3", "hi"), 1, "weights must be auto, bf16, int8 or int4"),
         (("--temperature", "-1", "hi"), 1, "temperature must be"),
         (("--kv-memory", "1k", "hi"), 1, "KV"),
         (("--cache-size", "1GiB", "hi"), 2, "there is none"),

@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 
 from qwen35mm.assets import asset_path
+from qwen35mm.checkpoints import weights_digest
 from tests.backends.remote.server import closes, fails, running_server
 from tests.captioning.fake_model import picture
 from tests.cli.conftest import Done, Run
@@ -61,6 +62,16 @@ def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(ca
     assert (folder / "moves-right.txt").read_text() == "A red star moves to the right.\n"
     again = caption(folder, "--preset", "plain")
     assert (again.returncode, "0 done, 2 skipped" in again.stderr) == (0, True), again.stderr
+
+
+def test_another_output_does_not_hash_the_weights_again(
+    caption: Caption, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caption(folder, "--preset", "plain", "--output", f"jsonl:{folder / 'first.jsonl'}")
+    monkeypatch.setattr(weights_digest, "_hash_file", lambda path: pytest.fail(f"{path.name} is hashed again"))
+    arguments = ("--preset", "plain", "--output-dir", folder.parent / "other", "--limit", 1)
+    assert caption(folder, *arguments).returncode == 0
+    assert (folder.parent / "other" / ".qwen35mm").is_dir()
 
 
 def test_a_dry_run_shows_names_that_are_no_text(caption: Caption, tmp_path: Path) -> None:

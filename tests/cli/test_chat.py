@@ -19,6 +19,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.model_library import BackendSwitch
 from qwen35mm.settings import Logins, ModelOptions, PageOptions
 from qwen35mm.web import serve
+from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_preprocess import MediaBudget, MediaLimits
 from tests.children import ROOT, environment
 from tests.cli.conftest import Run
@@ -73,6 +74,15 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
 def test_no_disk_cache_leaves_the_disk_alone(home: Path) -> None:
     with open_page(ModelOptions(device="cpu", no_disk_cache=True), PageOptions()):
         assert list(home.iterdir()) == []
+
+
+def test_quantised_weights_lie_beside_the_disk_cache(home: Path) -> None:
+    for _ in range(2):
+        with open_page(ModelOptions(device="cpu", weights="int8"), PageOptions()) as (backend, _how):
+            assert isinstance(backend, BackendSwitch)
+            assert (backend.loaded.weights, backend.loaded.name, backend.weights) == ("int8", "demo", "int8")
+    kept = list((home / "caches" / "qwen35mm" / "packed").iterdir())
+    assert len(kept) == (find_library() is not None)
 
 
 def test_without_a_usable_cache_folder_it_starts_all_the_same(home: Path, caplog: pytest.LogCaptureFixture) -> None:

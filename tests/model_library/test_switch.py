@@ -8,8 +8,10 @@ import json
 import shutil
 import weakref
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -234,7 +236,9 @@ async def test_too_little_memory_is_said_with_the_numbers(
 ) -> None:
     monkeypatch.setattr("qwen35mm.model_library.memory.held_bytes", lambda device, planned: 0)
     switch = make(20 * MIB)
-    with pytest.raises(ConfigError, match=r"other doesn't fit: weights take [\d.]+ MiB, KV .* 20\.0 MiB of memory"):
+    with pytest.raises(
+        ConfigError, match=r"other doesn't fit: int4 weights take [\d.]+ MiB, KV .* 20\.0 MiB of memory"
+    ):
         await switch.switch(other)
     with pytest.raises(ConfigError, match=r"weights take .* Take a smaller model"):
         await make(5 * MIB).switch(other)
@@ -281,3 +285,36 @@ def test_several_devices_give_what_they_have_together() -> None:
     cards = [torch.device("cuda", index) for index in range(2)]
     free = {cards[0]: 8, cards[1]: 5}
     assert memory.measure_room(None, cards, lambda device: free[device]) == memory.Room(13, 13)
+
+
+async def test_another_format_keeps_the_model_and_its_context(make: Make, other: Path) -> None:
+    switch = make(1 << 40, replace(OPTIONS, dtype="auto"))
+    assert switch.loaded.weights == "bf16"
+    await switch.switch(context_length=512, weights="int4")
+    assert (switch.loaded.name, switch.loaded.weights, switch.context_length) == ("demo", "int4", 512)
+    assert switch.loaded.model.integers == "int4"
+    assert await answer(switch)
+    await switch.switch(context_length=1024)
+    assert switch.loaded.weights == "int4"
+    await switch.switch(other)
+    assert (switch.loaded.name, switch.loaded.weights) == ("other", "int4"), "it is said for other models, too"
+    with pytest.raises(ConfigError, match="weights must be"):
+        await switch.switch(weights="int2")
+    await switch.switch(weights="auto")
+    assert switch.loaded.weights == "bf16"
+
+
+async def test_a_format_that_fails_to_load_leaves_the_old_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = make(0, replace(OPTIONS, dtype="auto", weights="int8"))
+    load = BackendOptions.load
+
+    def fail(self: BackendOptions, *args: Any, **options: Any) -> LocalBackend:
+        if self.weights == "int4":
+            raise CheckpointError("broken")
+        return load(self, *args, **options)
+
+    monkeypatch.setattr(BackendOptions, "load", fail)
+    with pytest.raises(CheckpointError, match="broken"):
+        await switch.switch(weights="int4")
+    assert switch.loaded.weights == "int8"
+    assert await answer(switch)

@@ -6,13 +6,14 @@ Nothing of its own page is used: the page is `assets/web/index.html`, under a po
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 from gradio.events import api
+from gradio.routes import App
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -114,12 +115,24 @@ def build_app(
     async def show(request: Request) -> Response:
         return FileResponse(asset_path("web") / "index.html", headers={"cache-control": "no-cache"})
 
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
-        api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
-    app.queue(max_size=max_waiting)
+    with _no_routes_yet():
+        with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
+            api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
+        app.queue(max_size=max_waiting)
     app._queue.sleep_when_free = LOOK_FOR_EVENTS_S
     app._queue.progress_update_sleep_when_free = LOOK_FOR_PROGRESS_S
     return Page(app, [Route("/", show), *_routes(answer_requests(people, *services), files)], replies, people)
+
+
+@contextmanager
+def _no_routes_yet() -> Iterator[None]:
+    """Has Gradio (6.31) make its 80 routes at the launch, not three times before, for a tenth of a second each."""
+    made = App.create_app
+    App.create_app = staticmethod(lambda *args, **kwargs: None)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        App.create_app = staticmethod(made)
 
 
 def _routes(requests: Handler, files: Files) -> list[BaseRoute]:

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from qwen35mm.chat.reply import BUG_MESSAGE
-from qwen35mm.chat.say import Said, say, size
+from qwen35mm.chat.say import Said, decimal, say, size
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError
+from qwen35mm.model.load import WEIGHTS
 from qwen35mm.model_library import BackendSwitch, DownloadCancelled, download, installed_models
 from qwen35mm.web.serving.requests import request
 from qwen35mm_preprocess import MediaError
@@ -38,7 +39,7 @@ class Models:
 
     @request
     def models(self, person: Person) -> Any:
-        """The models of this machine."""
+        """The models of this machine, and the formats that the current one's weights can be taken in."""
         current = self._switch.loaded.path
         return {
             "models": [
@@ -50,17 +51,26 @@ class Models:
                     "current": model.folder == current,
                 }
                 for model in installed_models()
-            ]
+            ],
+            "formats": self._formats(),
         }
 
     @request
     async def change_model(
-        self, person: Person, source: str | None = None, context_length: Length | None = None, is_new: bool = False
+        self,
+        person: Person,
+        source: str | None = None,
+        context_length: Length | None = None,
+        weights: str | None = None,
+        is_new: bool = False,
     ) -> Any:
-        """Begins to load another model, or the same one with another context length; how far that is.
+        """Begins to load another model, or the same one in another format or with another context length.
+
+        The answer says how far that is.
 
         Args:
             source: a model's folder or Hub id; None keeps the model.
+            weights: auto, bf16, int8 or int4; None leaves what was said before.
             is_new: whether it has to be downloaded first.
 
         Raises:
@@ -70,7 +80,7 @@ class Models:
             raise RequestError("Another model is being loaded already: wait until it is there.")
         self._cancelled = False
         self._state = {"busy": True, "label": _PHASES["check"], "share": None, "error": None}
-        self._task = asyncio.create_task(self._change(source, context_length, is_new))
+        self._task = asyncio.create_task(self._change(source, context_length, weights, is_new))
         return self._state
 
     @request
@@ -84,7 +94,28 @@ class Models:
         self._cancelled = True
         return {}
 
-    async def _change(self, source: str | None, context_length: int | None, is_new: bool) -> None:
+    def _formats(self) -> list[dict[str, Any]]:
+        """What the page lists; nothing where there is nothing to choose."""
+        try:
+            offers = self._switch.formats()
+        except Qwen35mmError:  # the checkpoint went away
+            return []
+        if not offers:
+            return []
+        listed = [("auto", say("Automatic: {name}", name=self._switch.loaded.weights))]
+        for offer in offers:
+            name, num_bytes = offer.weights, size(offer.num_bytes)
+            words = say("{name}, {size}", name=name, size=num_bytes)
+            if offer.speedup is not None:
+                times = decimal(offer.speedup, 1)
+                words = say("{name}, {size}, up to {n} times as fast", name=name, size=num_bytes, n=times)
+            # float32 isn't chosen here but by --dtype, and is what `auto` takes then.
+            if offer.weights in WEIGHTS:
+                listed.append((offer.weights, words))
+        asked = self._switch.weights
+        return [{"weights": name, "label": label, "chosen": name == asked} for name, label in listed]
+
+    async def _change(self, source: str | None, context_length: int | None, weights: str | None, is_new: bool) -> None:
         error = None
         try:
             if is_new and source is not None:
@@ -92,7 +123,10 @@ class Models:
                     download, source, progress=self._report_download, cancelled=lambda: self._cancelled
                 )
             await self._switch.switch(
-                source, context_length=context_length, on_progress=lambda phase: self._tell(_PHASES[phase], None)
+                source,
+                context_length=context_length,
+                weights=weights,
+                on_progress=lambda phase: self._tell(_PHASES[phase], None),
             )
         except DownloadCancelled:
             error = "The download was stopped; it goes on from there next time."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -225,6 +226,37 @@ def test_a_larger_context_where_the_memory_allows(browser: Browser) -> None:
             expect(trouble).to_be_hidden()
             page.box.press("Enter")
             page.wait_answered()
+    finally:
+        server.close()
+        switch.close()
+
+
+def test_weights_in_another_format(browser: Browser) -> None:
+    from qwen35mm.engine import EngineSettings
+    from qwen35mm.model_library import BackendOptions, BackendSwitch
+
+    options = BackendOptions(device="cpu", settings=EngineSettings(context_length=512))
+    switch = BackendSwitch(options.load(demo_model_path()), options)
+    server = serve(switch, port=0)
+    try:
+        with chat_pages(browser, server.url) as opener:
+            page = opener()
+            formats = page.open_settings().get_by_label("Weights")
+            expect(formats.locator("option")).to_have_text(
+                [
+                    "Automatic: bf16",
+                    "bf16, 6.5 MiB",
+                    re.compile(r"^int8, \d\.\d MiB(, up to 1\.\d times as fast)?$"),
+                    re.compile(r"^int4, \d\.\d MiB(, up to \d\.\d times as fast)?$"),
+                ]
+            )
+            expect(formats).to_have_value("auto")
+            with page.page.expect_navigation():
+                formats.select_option("int4")
+            assert (switch.loaded.weights, switch.context_length) == ("int4", 512)
+            page.ask("How many shapes are there?", [SAMPLES / "three-shapes.png"])
+            assert page.wait_answered() == "There are three shapes."
+            expect(page.open_settings().get_by_label("Weights")).to_have_value("int4")
     finally:
         server.close()
         switch.close()

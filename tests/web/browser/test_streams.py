@@ -13,9 +13,9 @@ pytestmark = pytest.mark.browser
 def test_every_stream_that_is_asked_for_is_read(open_page: OpenPage) -> None:
     """One that nobody reads would keep its answers going after the page was closed."""
     page = open_page()
-    for _ in range(2):
+    for name in ("slow 1", "slow 2"):
         page.new_chat()
-        page.ask("slow")
+        page.ask(name)
         expect(page.answers.last.locator(".answer")).to_contain_text("word")
     methods: list[str] = []
 
@@ -26,7 +26,9 @@ def test_every_stream_that_is_asked_for_is_read(open_page: OpenPage) -> None:
     page.page.on("request", note)
     page.page.reload()
     page.wait_until(lambda: sorted(methods) == ["GET", "GET", "POST", "POST"])
-    for number in range(2):
-        page.titles.nth(number).click()
+    for name in ("slow 1", "slow 2"):
+        page.titles.filter(has_text=name).click()
+        # Until it is shown, the button is that of the conversation before it.
+        expect(page.page.get_by_role("heading", level=1)).to_have_text(name)
         page.stop_button.click()
         page.wait_answered()

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from qwen35mm.web.serving.security import CONTENT_SECURITY_POLICY, OnlyThisMachine, SecurityHeaders, is_shared
+from qwen35mm.web.serving.security import CONTENT_SECURITY_POLICY, OnlyThisMachine, SecurityHeaders
 
 
 def client_of(*middleware: Any) -> httpx.AsyncClient:
@@ -77,31 +77,3 @@ async def test_every_answer_has_the_headers_but_keeps_a_stricter_policy() -> Non
     assert (headers["referrer-policy"], headers["x-content-type-options"]) == ("no-referrer", "nosniff")
     assert (await client.get("/strict")).headers.get_list("content-security-policy") == ["default-src 'none'"]
     assert (await client.get("/missing")).headers["content-security-policy"] == CONTENT_SECURITY_POLICY
-
-
-@pytest.mark.parametrize(
-    ("host", "shared"),
-    [
-        ("127.0.0.1", False),
-        ("127.8.9.10", False),
-        ("localhost", False),
-        ("::1", False),
-        ("[::1]", False),
-        ("0.0.0.0", True),
-        ("::", True),
-        ("192.168.1.7", True),
-        ("example.org", True),
-        ("localhost.example.org", True),
-        ("", True),
-    ],
-)
-def test_only_this_machine_s_own_addresses_are_private(
-    host: str, shared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SPACE_ID", raising=False)
-    assert is_shared(host) is shared
-
-
-def test_a_space_is_shared_whatever_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPACE_ID", "someone/something")
-    assert is_shared("127.0.0.1")

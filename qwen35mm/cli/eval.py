@@ -1,0 +1,122 @@
+"""`qwen35mm eval`: what formats of weights cost, in distributions and, of the bundled model, in right answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qwen35mm.cli.quick_imports import quick_imports
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from qwen35mm.evaluation.compare import Result
+
+# Of each skill of the bundled model: 400 in all.
+_QUESTIONS = 20
+
+
+def evaluate(
+    weights: Annotated[
+        str, typer.Option(help="Formats with commas between: bf16, float32, int8, int4.", metavar="FORMATS")
+    ] = "int8,int4",
+    model: Annotated[
+        str | None, typer.Option(help="A checkpoint's folder or Hugging Face id; the bundled demo without it.")
+    ] = None,
+    reference: Annotated[str, typer.Option(help="What they are compared with: bf16, or float32.")] = "bf16",
+    text: Annotated[
+        Path | None,
+        typer.Option(help="A text file to foretell; without it the demo's right answers, or a text of the project's."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Most tokens of the text.", min=2)] = 8192,
+    questions: Annotated[
+        int | None,
+        typer.Option(help="Questions of each skill of the bundled model; 20 without it, none for others.", min=0),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Integers are for cpu alone.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="Threads on the processor; one a core without it.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell what formats of weights cost: distances of next-token distributions, perplexity, right answers."""
+    words = None if text is None else _read(text)
+    with quick_imports():
+        from rich.console import Console
+
+        from qwen35mm.assets import demo_model_path
+        from qwen35mm.cpu import set_num_threads
+        from qwen35mm.evaluation.compare import compare
+
+    set_num_threads(threads)
+    if questions is None:
+        questions = _QUESTIONS if model is None else 0
+    with Console(stderr=True).status("making questions" if questions else "loading") as status:
+        results = compare(
+            model or demo_model_path(),
+            [name.strip() for name in weights.split(",") if name.strip()],
+            reference=reference,
+            text=words,
+            max_tokens=tokens,
+            num_questions=questions,
+            device=device,
+            told=status.update,
+        )
+    if as_json:
+        found: dict[str, Any] = {"model": model or "demo", "reference": reference}
+        found["text"] = "right answers" if words is None and questions else str(text or "the project's")
+        typer.echo(json.dumps({**found, "formats": [result.to_dict() for result in results]}))
+        return
+    console = Console()
+    console.print(_divergences(results))
+    if questions:
+        console.print(_skills(results))
+
+
+def _read(path: Path) -> str:
+    """Checked before a model is loaded for it."""
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"'{path}' can't be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"'{path}' is no text in UTF-8.") from None
+
+
+def _divergences(results: list[Result]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"{results[0].divergence.num_tokens:,} tokens, against {results[0].weights}; KL in nats")
+    for name in ("weights", "MiB", "KL mean", "KL 99%", "KL max", "same first, %", "perplexity"):
+        table.add_column(name, justify="left" if name == "weights" else "right")
+    for result in results:
+        found = result.divergence
+        kl = (f"{number:.5f}" for number in (found.kl_mean, found.kl_p99, found.kl_max))
+        first = f"{found.top1_percent:.2f}"
+        table.add_row(result.weights, f"{result.num_bytes / 2**20:,.1f}", *kl, first, f"{found.perplexity:.4f}")
+    return table
+
+
+def _skills(results: list[Result]) -> Table:
+    from rich.table import Table
+
+    total = results[0].accuracy
+    assert total is not None
+    each = next(iter(results[0].skills.values())).num_questions
+    title = f"Right answers, %, and points more than {results[0].weights} has, with their standard error"
+    table = Table(title=f"{title}: {each} questions a skill, {total.num_questions:,} in all")
+    table.add_column("skill")
+    for result in results:
+        table.add_column(result.weights, justify="right")
+    for skill in (*results[0].skills, "all"):
+        table.add_row(skill, *(_accuracy(result, skill, result is results[0]) for result in results))
+    return table
+
+
+def _accuracy(result: Result, skill: str, is_reference: bool) -> str:
+    found = result.accuracy if skill == "all" else result.skills[skill]
+    assert found is not None
+    if is_reference:
+        return f"{found.percent:.1f} ± {found.error:.1f}"
+    return f"{found.percent:.1f} ({found.change:+.1f} ± {found.change_error:.1f})"

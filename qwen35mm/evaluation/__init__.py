@@ -1,0 +1,1 @@
+"""What a format of weights costs: distributions against a reference's, and the bundled model's skills."""

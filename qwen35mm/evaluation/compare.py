@@ -1,0 +1,125 @@
+"""One checkpoint in several formats of weights, one after the other, each against a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qwen35mm.assets import asset_path
+from qwen35mm.errors import ConfigError
+from qwen35mm.evaluation.divergence import Divergence
+from qwen35mm.evaluation.passages import Passage, diverge, hidden_states, text_passages
+from qwen35mm.evaluation.skills import Accuracy, SkillTest
+from qwen35mm.model import load
+from qwen35mm.model.weight_formats import INTEGER_FORMATS, Weight
+from qwen35mm.model.weights import loaded_bytes
+
+REFERENCES = ("bf16", "float32")
+FORMATS = (*REFERENCES, *INTEGER_FORMATS)
+DEFAULT_TEXT = "evaluation.txt"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One format.
+
+    Attributes:
+        num_bytes: of weights.
+        divergence: from the reference; its own is nothing but its perplexity.
+        accuracy: over all questions; None where none were asked.
+        skills: accuracy by skill.
+    """
+
+    weights: str
+    num_bytes: int
+    divergence: Divergence
+    accuracy: Accuracy | None
+    skills: dict[str, Accuracy]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the divergence's numbers stand among the others."""
+        found = asdict(self)
+        return {**found.pop("divergence"), **found}
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What is kept of a model: too little to run it, and all that another one is compared with."""
+
+    num_bytes: int
+    head: Weight
+    hidden: list[torch.Tensor]
+    right: list[bool]
+
+
+def compare(
+    source: str | Path,
+    formats: Sequence[str],
+    *,
+    reference: str = "bf16",
+    text: str | None = None,
+    max_tokens: int = 8192,
+    num_questions: int = 0,
+    device: str = "cpu",
+    told: Callable[[str], None] = lambda _: None,
+) -> list[Result]:
+    """Results of the reference, and then of each format.
+
+    Args:
+        source: a checkpoint's folder or Hub id.
+        text: to foretell; without it the right answers where there are questions, else a text that comes with us.
+        max_tokens: of the text.
+        num_questions: of each of the bundled model's skills.
+        device: as `load` takes it.
+        told: called with what is being done.
+
+    Raises:
+        CheckpointError, ConfigError: the checkpoint, a format or the text can't be used, or there can't be questions.
+    """
+    if reference not in REFERENCES:
+        raise ConfigError(f"The reference must be {' or '.join(REFERENCES)}; got '{reference}'.")
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        got = f"'{unknown[0]}'" if unknown else "none"
+        raise ConfigError(f"weights must be some of {', '.join(FORMATS)}, with commas between; got {got}.")
+    test = SkillTest(num_questions) if num_questions else None
+    if text is None and test is None:
+        text = asset_path(DEFAULT_TEXT).read_text("utf-8")
+    passages: list[Passage] = []
+
+    def run(weights: str) -> _Run:
+        told(f"{weights}: loading")
+        dtype = "float32" if weights == "float32" else "bfloat16"
+        integers = weights if weights in INTEGER_FORMATS else "auto"
+        loaded = load(source, dtype=dtype, device=device, weights=integers)
+        if not passages:
+            if text is not None:
+                passages.extend(text_passages(loaded, text, max_tokens))
+            elif test is not None:
+                passages.extend(test.passages(loaded))
+        told(f"{weights}: reading")
+        hidden = list(hidden_states(loaded.model, passages))
+        right = []
+        if test is not None:
+            told(f"{weights}: answering {len(test.skills):,} questions")
+            right = test.run(loaded)
+        return _Run(loaded_bytes(loaded.model), loaded.model.head, hidden, right)
+
+    def result(weights: str, run: _Run) -> Result:
+        divergence = diverge(passages, (kept.head, kept.hidden), (run.head, run.hidden))
+        if test is None:
+            return Result(weights, run.num_bytes, divergence, None, {})
+        answers: dict[str, tuple[list[bool], list[bool]]] = {}
+        for skill, *pair in zip(test.skills, run.right, kept.right, strict=True):
+            for answered, is_right in zip(answers.setdefault(skill, ([], [])), pair, strict=True):
+                answered.append(is_right)
+        skills = {skill: Accuracy.of(*pair) for skill, pair in answers.items()}
+        return Result(weights, run.num_bytes, divergence, Accuracy.of(run.right, kept.right), skills)
+
+    kept = run(reference)
+    # Each model is gone before the next is loaded.
+    return [result(reference, kept), *(result(name, run(name)) for name in formats if name != reference)]

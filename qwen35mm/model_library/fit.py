@@ -1,0 +1,137 @@
+"""Which format a model's weights are taken in, and what the cache may take beside them, from the memory there is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from qwen35mm.checkpoints.safetensors_files import read_headers
+from qwen35mm.checkpoints.shards import find_shards
+from qwen35mm.config import ModelConfig
+from qwen35mm.model import DeviceRequest
+from qwen35mm.model.load import choose_dtype, choose_integers, find_checkpoint, weights_name
+from qwen35mm.model.weight_formats import INTEGER_FORMATS
+from qwen35mm.model.weights import bytes_read_per_token, check_integers, weights_bytes
+from qwen35mm.model_library.memory import Available, MemoryNeed, NoRoomError, available_bytes, gib, memory_need
+from qwen35mm.model_library.options import BackendOptions
+from qwen35mm_kernels.cpu.native.library import find_library
+
+logger = logging.getLogger(__name__)
+
+
+def fit(
+    options: BackendOptions, folder: Path, name: str, *, devices: Sequence[torch.device], memory_bytes: int
+) -> tuple[BackendOptions, MemoryNeed]:
+    """What a checkpoint is loaded and started with, and what that takes.
+
+    `auto` weights are the checkpoint's own on a GPU and where these fit; else int8, else int4: the log says so.
+
+    Args:
+        name: what to call it in a message.
+        devices: what it may lie on, all together.
+        memory_bytes: what it may take of their memory.
+
+    Raises:
+        NoRoomError: it doesn't fit, with the numbers and what would help.
+        CheckpointError, ConfigError: its files or a setting can't be used.
+    """
+    dtype = choose_dtype(options.dtype)
+    asked = choose_integers(options.weights, dtype)
+    check_integers(asked, devices)
+    config, stored = ModelConfig.from_pretrained(folder), read_headers(find_shards(folder))
+    on_cpu = all(device.type == "cpu" for device in devices)
+    sizes = {each: weights_bytes(stored, dtype, each) for each in (None, *INTEGER_FORMATS)}
+    smaller = [each for each in INTEGER_FORMATS if on_cpu and sizes[each] < sizes[asked]]
+    refused = None
+    for integers in [asked, *smaller]:
+        try:
+            need = memory_need(
+                name,
+                config,
+                sizes[integers],
+                options,
+                dtype=dtype,
+                devices=devices,
+                memory_bytes=memory_bytes,
+                integers=integers,
+            )
+        except NoRoomError as error:
+            # Of `auto` the last word is the smallest's, else that of what was asked for.
+            refused = error if refused is None or options.weights == "auto" else refused
+            continue
+        if integers != asked and options.weights != "auto":
+            raise NoRoomError(f"{refused} With --weights {integers} it fits: {gib(sizes[integers])} of weights.")
+        if integers != asked:
+            text = (
+                "%s has %s weights: %s instead of %s of %s, which don't fit into %s of memory beside a context of %s."
+            )
+            plain, room = weights_name(dtype), gib(memory_bytes)
+            length = f"{need.cache.context_length:,} tokens"
+            logger.warning(text, name, integers, gib(sizes[integers]), gib(sizes[None]), plain, room, length)
+        return replace(options, weights=integers or options.weights, cache=need.settings), need
+    assert refused is not None
+    raise refused
+
+
+@dataclass(frozen=True)
+class FormatOffer:
+    """A format that a model can be taken in on a processor.
+
+    Attributes:
+        weights: as `BackendOptions` takes it.
+        num_bytes: of the weights.
+        speedup: how many times as many tokens a second as the checkpoint's own at most, by the bytes that one token
+            reads; None of its own, and without the compiled part, where integers are no faster.
+    """
+
+    weights: str
+    num_bytes: int
+    speedup: float | None
+
+
+def offered_formats(folder: Path, dtype: torch.dtype) -> list[FormatOffer]:
+    """The checkpoint's own precision, then the smaller ones.
+
+    Raises:
+        CheckpointError, ConfigError: the checkpoint can't be read.
+    """
+    config, stored = ModelConfig.from_pretrained(folder), read_headers(find_shards(folder))
+    own = bytes_read_per_token(config, stored, dtype, None)
+    offers = [FormatOffer(weights_name(dtype), weights_bytes(stored, dtype, None), None)]
+    for integers in INTEGER_FORMATS:
+        speedup = own / bytes_read_per_token(config, stored, dtype, integers) if find_library() else None
+        offers.append(FormatOffer(integers, weights_bytes(stored, dtype, integers), speedup))
+    return offers
+
+
+def fit_source(
+    options: BackendOptions, source: str | Path, name: str, *, available: Available = available_bytes
+) -> tuple[BackendOptions, Path]:
+    """The same for the first model, of which nothing is refused: the system may know better what memory it finds.
+
+    Args:
+        source: a folder, or a Hub id, which is downloaded once.
+        name: what to call it in a message.
+        available: how much memory a device has free.
+
+    Returns:
+        what it is loaded and started with, and the checkpoint's folder.
+
+    Raises:
+        CheckpointError, ConfigError: its files or a setting can't be used.
+    """
+    devices = DeviceRequest.parse(options.device).devices  # before anything is downloaded
+    choose_integers(options.weights, choose_dtype(options.dtype))
+    folder = find_checkpoint(source)
+    if any(device.type != "cpu" for device in devices):
+        return options, folder
+    try:
+        fitted, _ = fit(options, folder, name, devices=devices, memory_bytes=sum(map(available, devices)))
+    except NoRoomError as error:
+        logger.warning("%s", error)
+        fitted = replace(options, weights="int4") if options.weights == "auto" else options
+    return fitted, folder

@@ -1,0 +1,97 @@
+"""`qwen35mm eval`, as a person or a script runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen35mm.assets import asset_path, demo_model_path
+from tests.cli.conftest import Run
+from tests.tiny import DENSE, MOE, TinyCheckpoints, TinySpec
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
+    return TinyCheckpoints(tmp_path_factory.mktemp("tiny"))
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """A tiny checkpoint that can read: the bundled model's tokens are among its own."""
+    for path in demo_model_path().iterdir():
+        if path.suffix in (".json", ".jinja") and not (folder / path.name).exists():
+            shutil.copy(path, folder)
+    return folder
+
+
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
+def test_json_has_every_format(qwen35mm: Run, tiny: TinyCheckpoints, spec: TinySpec) -> None:
+    folder = with_tokenizer(tiny.folder(spec))
+    options = ("--weights", "bf16,int8,int4", "--reference", "float32", "--tokens", "300", "--json")
+    done = qwen35mm("eval", "--model", folder, *options)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert (found["model"], found["reference"], found["text"]) == (str(folder), "float32", "the project's")
+    reference, *others = found["formats"]
+    assert [each["weights"] for each in found["formats"]] == ["float32", "bf16", "int8", "int4"]
+    assert (reference["kl_mean"], reference["kl_max"], reference["top1_percent"]) == (0, 0, 100)
+    divergence = "num_tokens kl_mean kl_p99 kl_max top1_percent perplexity"
+    assert set(reference) == {*divergence.split(), "weights", "num_bytes", "accuracy", "skills"}
+    assert {each["num_tokens"] for each in found["formats"]} == {299}
+    means = [each["kl_mean"] for each in others]
+    assert 0 < means[0] < means[1] < means[2]
+    for each in others:
+        assert 0 < each["kl_mean"] < each["kl_p99"] <= each["kl_max"]
+        assert each["num_bytes"] < reference["num_bytes"]
+        assert each["perplexity"] == pytest.approx(reference["perplexity"], rel=0.3)
+        assert (each["accuracy"], each["skills"]) == (None, {})
+
+
+def test_a_text_of_ones_own(qwen35mm: Run, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("A red circle at the top left and a blue star on the right.", "utf-8")
+    done = qwen35mm("eval", "--weights", "bf16", "--text", path, "--questions", "0")
+    assert done.returncode == 0, done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if "bf16" in line and "│" in line]
+    assert [cell.strip() for cell in row.strip("│").split("│")][2:6] == ["0.00000", "0.00000", "0.00000", "100.00"]
+    assert "Right answers" not in done.stdout
+
+
+def test_the_bundled_models_skills(qwen35mm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.cases.SKILLS", ("color", "motion"))
+    done = qwen35mm("eval", "--weights", "int8", "--questions", "2")
+    assert done.returncode == 0, done.stderr
+    assert "2 questions a skill, 4 in all" in " ".join(done.stdout.split())
+    rows = [line.strip("│ \n").split("│")[0].strip() for line in done.stdout.splitlines() if "│" in line]
+    known = ["bf16", "int8", "color", "motion", "all"]
+    assert [row for row in rows if row in known] == known
+
+
+def test_the_projects_text_is_what_most_models_read() -> None:
+    text = asset_path("evaluation.txt").read_text("utf-8")
+    assert 30_000 < len(text) < 40_000
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("--weights", "int3"), 1, "bf16, float32, int8, int4, with commas between; got 'int3'"),
+        (("--weights", ","), 1, "got none"),
+        (("--reference", "int8"), 1, "The reference must be bf16 or float32"),
+        (("--text", "nowhere.txt"), 2, "can't be read"),
+        (("--text", str(demo_model_path() / "model.safetensors")), 2, "is no text in UTF-8"),
+        (("--text", __file__, "--tokens", "1"), 2, "--tokens"),
+        (("--questions", "-1"), 2, "--questions"),
+        (("--model", "nowhere/at/all"), 1, "There is no folder"),
+        (("--device", "banana", "--questions", "0"), 1, "banana"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(qwen35mm: Run, args: tuple[str, ...], code: int, message: str) -> None:
+    done = qwen35mm("eval", *args)
+    assert done.returncode == code
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,110 @@
+"""Formats of weights: what each takes, which one is taken where memory is short, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.cache import CacheSettings
+from qwen35mm.engine import EngineSettings
+from qwen35mm.errors import ConfigError
+from qwen35mm.model_library import BackendOptions, fit_source
+from qwen35mm.model_library.fit import fit, offered_formats
+from qwen35mm.model_library.memory import MemoryNeed, NoRoomError
+from qwen35mm_kernels.cpu.native.library import find_library
+from tests.tiny import DENSE, MOE, build
+
+CPU = torch.device("cpu")
+OPTIONS = BackendOptions(
+    device="cpu", settings=EngineSettings(context_length=1024, slots=2), cache=CacheSettings(kv_bytes=2 << 20)
+)
+
+
+def fit_demo(memory_bytes: int, options: BackendOptions = OPTIONS) -> tuple[BackendOptions, MemoryNeed]:
+    return fit(options, demo_model_path(), "demo", devices=[CPU], memory_bytes=memory_bytes)
+
+
+def needed(weights: str) -> int:
+    return fit_demo(1 << 40, replace(OPTIONS, weights=weights))[1].total_bytes
+
+
+def test_the_first_format_that_fits_is_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {weights: needed(weights) for weights in ("bf16", "int8", "int4")}
+    assert sizes["bf16"] > sizes["int8"] > sizes["int4"]
+    assert fit_demo(sizes["bf16"])[0].weights == "auto"
+    assert not caplog.records
+    for memory_bytes, weights in ((sizes["bf16"] - 1, "int8"), (sizes["int8"] - 1, "int4")):
+        caplog.clear()
+        options, need = fit_demo(memory_bytes)
+        assert options.weights == weights
+        assert need.total_bytes == sizes[weights]
+        assert f"demo has {weights} weights: " in caplog.text
+        assert "instead of 6.5 MiB of bf16, which don't fit into" in caplog.text
+        assert "1,024 tokens" in caplog.text
+    with pytest.raises(NoRoomError, match=r"int4 weights take .*Take a smaller model"):
+        fit_demo(sizes["int4"] - 1)
+
+
+def test_a_format_that_was_asked_for_is_kept_to_and_a_smaller_one_named() -> None:
+    small = needed("int8")
+    with pytest.raises(NoRoomError, match=r"demo doesn't fit: weights take 6\.5 MiB.* With --weights int8 it fits: "):
+        fit_demo(small, replace(OPTIONS, weights="bf16"))
+    with pytest.raises(NoRoomError, match=r"int8 weights take .* With --weights int4 it fits"):
+        fit_demo(small - 1, replace(OPTIONS, weights="int8"))
+    assert fit_demo(small, replace(OPTIONS, weights="int8"))[0].weights == "int8"
+    with pytest.raises(ConfigError, match="weights must be auto, bf16, int8 or int4"):
+        fit_demo(small, replace(OPTIONS, weights="q4"))
+    cards = [torch.device("cuda", 0)]
+    with pytest.raises(ConfigError, match="int8 weights are for CPUs"):
+        fit(replace(OPTIONS, weights="int8"), demo_model_path(), "demo", devices=cards, memory_bytes=1 << 40)
+
+
+def test_kept_prompts_get_what_weights_leave_before_the_weights_are_made_smaller() -> None:
+    options = replace(OPTIONS, cache=CacheSettings())
+    plenty = fit_demo(1 << 40, options)[1]
+    fitted, need = fit_demo(plenty.total_bytes - (1 << 20), options)
+    assert fitted.weights == "auto"
+    assert plenty.cache.kv_bytes - (2 << 20) < need.cache.kv_bytes < plenty.cache.kv_bytes
+    assert fitted.cache.kv_bytes is not None
+    one_context = 1024 * need.cache.kv_token_bytes
+    least = need.weights_bytes + need.cache.slot_bytes + one_context
+    assert fit_demo(least, options)[1].cache.kv_bytes == one_context
+    assert fit_demo(least - 1, options)[0].weights == "int8"
+
+
+def test_the_first_model_is_loaded_though_no_format_fits(caplog: pytest.LogCaptureFixture) -> None:
+    options, folder = fit_source(OPTIONS, demo_model_path(), "demo", available=lambda device: 1)
+    assert (options.weights, folder) == ("int4", demo_model_path())
+    assert "demo doesn't fit" in caplog.text
+    loaded = options.load_model(folder)
+    assert (loaded.weights, loaded.model.integers) == ("int4", "int4")
+
+
+def test_a_card_has_the_checkpoints_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    options = replace(OPTIONS, device="cuda:0")
+    assert fit_source(options, demo_model_path(), "demo", available=lambda device: 1)[0] == options
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+def test_what_is_offered_says_what_it_takes_and_gives(
+    moe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoint"
+    build(MOE if moe else DENSE).save_pretrained(folder)
+    offers = offered_formats(folder, torch.bfloat16)
+    assert [offer.weights for offer in offers] == ["bf16", "int8", "int4"]
+    assert [offer.num_bytes for offer in offers] == sorted((offer.num_bytes for offer in offers), reverse=True)
+    if find_library() is not None:
+        own, eight, four = (offer.speedup for offer in offers)
+        assert own is None
+        assert eight is not None
+        assert four is not None
+        assert 1.2 < eight < 16 / 8.5
+        assert eight < four < 16 / 4.5
+    monkeypatch.setattr("qwen35mm.model_library.fit.find_library", lambda: None)
+    assert {offer.speedup for offer in offered_formats(folder, torch.bfloat16)} == {None}

@@ -144,6 +144,11 @@ class Cases:
         weight = self._randn(self.shapes.hidden)
         return self._case("add_rms_norm", (x, delta, weight, EPS), f"T={length}", 4 * num_bytes(x), changed=(x,))
 
+    def swiglu(self, length: int) -> Case:
+        """Three times the hidden size wide, as 9B's."""
+        gate_up = self._randn(length, 6 * self.shapes.hidden)
+        return self._case("swiglu", (gate_up,), f"T={length}", num_bytes(gate_up) * 3 // 2)
+
     def paged_attention_prefill(self, num_new: int, length: int | None = None) -> Case:
         """New tokens, the last of `length`; of as many if left out."""
         s, length = self.shapes, length or num_new

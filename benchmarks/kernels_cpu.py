@@ -1,10 +1,9 @@
-"""Our CPU kernels and transformers' torch versions, measured in one run at the shapes of Qwen3.5.
+"""Our CPU kernels, compiled and in torch, and transformers', measured in one run at the shapes of Qwen3.5.
 
     python -m benchmarks.kernels_cpu --dtype bfloat16
     python -m benchmarks.kernels_cpu --threads 1 --clock cpu        on a busy machine: this thread's own CPU time
 
-Us and the peer take turns, so that what else the machine does hits both. A pair whose results differ isn't timed: the
-command fails.
+They take turns, so that what else the machine does hits all. Where results differ nothing is timed: the command fails.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as peer
 from benchmarks.kernel_cases import SHAPES, Case, Cases, Shapes, relative_error, tensors
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
 from qwen35mm_kernels import cpu
+from qwen35mm_kernels.cpu import native
 from qwen35mm_kernels.cpu.gated_delta_rule import gdn_gates
+from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_kernels.reference.gated_delta_rule import split_heads, split_projection
 
 Run = Callable[[], torch.Tensor]
@@ -111,43 +112,58 @@ def _vision_attention(case: Case) -> Run:
     return lambda: sdpa_attention_forward(module, *batched, attention_mask=None)[0][0]
 
 
-# Each operation's sizes, as its method of `Cases` takes them, and what makes the peer of a case.
-PEERS: dict[str, tuple[tuple[tuple[int, ...], ...], Callable[[Case], Run]]] = {
-    "gated_delta_prefill": (((64,), (512,), (2048,)), _gated_delta_prefill),
+# Each operation's sizes, as its method of `Cases` takes them, and what makes the peer of a case, if there is one.
+PEERS: dict[str, tuple[tuple[tuple[int, ...], ...], Callable[[Case], Run] | None]] = {
+    "gated_delta_prefill": (((64,), (512,), (8192,)), _gated_delta_prefill),
     "gdn_decode_step": (((1,),), _gdn_decode_step),
     "causal_conv1d": (((512,), (2048,)), _causal_conv1d),
     "gated_rms_norm": (((1,), (512,)), _gated_rms_norm),
     "rms_norm": (((1,), (512,)), _rms_norm),
-    "apply_partial_rope": (((1024,),), _apply_partial_rope),
-    "paged_attention_prefill": (((512,), (512, 4096)), _paged_attention),
+    "add_rms_norm": (((1,), (512,)), None),
+    "swiglu": (((1,), (512,)), None),
+    "apply_partial_rope": (((1024,), (4096,)), _apply_partial_rope),
+    "qk_norm_rope_write": (((1,), (512,)), None),
+    "paged_attention_prefill": (((512,), (512, 4608), (512, 8704)), _paged_attention),
     "paged_attention_decode": (((1, 512), (1, 4096)), _paged_attention),
-    "vision_attention": (((1024,),), _vision_attention),
+    "vision_attention": (((1024,), (4096,)), _vision_attention),
+    "sample": (((1,), (4,)), None),
 }
 
 
-def pairs(shapes: Shapes, dtype: torch.dtype, only: str) -> Iterator[tuple[Case, Run]]:
-    """Cases and what makes the same of them in transformers."""
+def cases(shapes: Shapes, dtype: torch.dtype, only: str) -> Iterator[tuple[Case, Run | None]]:
+    """Cases and what makes the same of them in transformers, if anything does."""
     made = Cases(shapes, "cpu", dtype)
     for operation, (sizes, peer_of) in PEERS.items():
         for size in sizes if only in operation else ():
             case = getattr(made, operation)(*size)
-            yield case, peer_of(case)
+            yield case, peer_of and peer_of(case)
 
 
-def measure(case: Case, theirs: Run, clock: Callable[[], float], repeats: int) -> tuple[Spread, Spread]:
-    """Checks that both compute the same, warms up, then times them in turns; milliseconds, ours first."""
-    expected = theirs()
-    error = relative_error(tensors(case.run(cpu))[0], expected)
-    if not error <= MAX_RELATIVE_ERROR[expected.dtype]:
-        sys.exit(f"{case.operation}: ours is off by a relative {error:.1e}; run `make test` before measuring.")
-    times: tuple[list[float], list[float]] = ([], [])
+def measure(case: Case, theirs: Run | None, clock: Callable[[], float], repeats: int) -> dict[str, Spread]:
+    """Checks that all compute the same, warms up, then times them in turns: milliseconds by who it was."""
+    runs: dict[str, Callable[[], Any]] = {"torch": lambda: case.run(cpu)}
+    if find_library() is not None:
+        runs = {"compiled": lambda: case.run(native)} | runs
+    if theirs is not None:
+        runs["transformers"] = theirs
+    before, results = [x.clone() for x in case.changed], []
+    for run in runs.values():
+        results.append(tensors(run())[0])
+        for changed, kept in zip(case.changed, before, strict=True):
+            changed.copy_(kept)
+    *ours, expected = results
+    for name, found in zip(runs, ours, strict=False):
+        error = relative_error(found, expected)
+        if not error <= MAX_RELATIVE_ERROR.get(expected.dtype, 0.0):
+            sys.exit(f"{case.operation}: {name} is off by a relative {error:.1e}; run `make test` before measuring.")
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(-2, repeats):
-        for run, seen in zip((lambda: case.run(cpu), theirs), times, strict=True):
+        for name, run in runs.items():
             start = clock()
             run()
             if repeat >= 0:
-                seen.append(1e3 * (clock() - start))
-    return Spread.of(times[0]), Spread.of(times[1])
+                times[name].append(1e3 * (clock() - start))
+    return {name: Spread.of(seen) for name, seen in times.items()}
 
 
 @torch.inference_mode()
@@ -165,16 +181,18 @@ def main() -> None:
     torch.manual_seed(0)
     rows, results = [], []
     for name in MODELS:
-        for case, theirs in pairs(SHAPES[name], getattr(torch, args.dtype), args.only):
+        for case, theirs in cases(SHAPES[name], getattr(torch, args.dtype), args.only):
             print(f"{case.operation} {case.shape}", file=sys.stderr)
-            us, peers = measure(case, theirs, CLOCKS[args.clock], args.repeats)
-            faster = peers.median / us.median
-            rows.append((case.operation, case.shape, us.text(3), peers.text(3), f"{faster:.2f}"))
+            times = measure(case, theirs, CLOCKS[args.clock], args.repeats)
+            texts = (times[who].text(3) if who in times else "-" for who in ("compiled", "torch", "transformers"))
+            ours = next(iter(times.values()))
+            faster = {who: seen.median / ours.median for who, seen in times.items() if seen is not ours}
+            rows.append((case.operation, case.shape, *texts, ", ".join(f"{ratio:.2f}" for ratio in faster.values())))
             result = {"kernel": case.operation, "shape": case.shape}
-            results.append(result | {"ours_ms": us, "transformers_ms": peers, "times_faster": faster})
+            results.append(result | {f"{who}_ms": seen for who, seen in times.items()} | {"times_faster": faster})
     info = machine()
     print_machine(info | {"dtype": args.dtype, "clock": args.clock, "repeats": args.repeats})
-    print_table(("kernel", "shape", "ours, ms", "transformers, ms", "times faster"), rows)
+    print_table(("kernel", "shape", "compiled, ms", "torch, ms", "transformers, ms", "times faster than these"), rows)
     print_json("kernels_cpu", args, machine=info, results=results)
 
 

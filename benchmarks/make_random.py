@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks import ROOT
-from qwen35mm.checkpoints.safetensors_files import INDEX_FILE
+from qwen35mm.checkpoints.shards import INDEX_FILE
 from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.model.load import DTYPES

@@ -1,179 +1,307 @@
-"""Prefill and decode speed and peak memory, ours and transformers' in one run.
+"""Prefill and decode speed and peak memory: ours, transformers' and llama.cpp's, beside what the machine can.
 
     python -m benchmarks.make_random --size 0.8B --out /tmp/random-0.8B
     python -m benchmarks.prefill_decode --model /tmp/random-0.8B --peer transformers
+    python -m benchmarks.prefill_decode --model /tmp/random-0.8B --weights bf16,int8,int4 --peer transformers \\
+        --peer llama.cpp --llama-bench build/bin/llama-bench --gguf bf16.gguf --gguf q8_0.gguf --gguf q4_0.gguf
 
 Prefill multiplies large matrices and is bound by arithmetic; decode reads every weight for one token and is bound by
-memory bandwidth. Each engine lives in a process of its own; they are measured in turns, one length after the other,
-so that a machine that slows down does so for both. The prompt is random text in one piece, ending in the logits of
-its last token; then tokens are decoded greedily. On a GPU ours decodes as the engine does, by CUDA graphs and one step
-ahead of the host; the peer takes flash-linear-attention and causal-conv1d where they are installed, and where it takes
-each operation of a Gated DeltaNet layer from is told.
+memory bandwidth. So the rate of torch's products at the model's shapes and the rate of reading memory are measured
+too, and each engine's share of the highest that were seen is told: of the products a prompt needs, and of the weights,
+states, keys and values that a token needs (`work`). Each engine lives in a process of its own; they and the machine
+are measured in turns, one length after the other, so that a machine that slows down does so for all.
+What is known after each round stands on the standard error, whole tables on the standard output.
+
+The prompt is random text in one piece, ending in the logits of its last token; then tokens are decoded greedily. A
+run's rate is its tokens over its time. On a GPU ours decodes as the engine does, by CUDA graphs and one step ahead of
+the host; transformers takes flash-linear-attention and causal-conv1d where they are installed, and where it takes each
+operation of a Gated DeltaNet layer from is told. How to make the GGUFs and llama-bench, and what to do on a busy
+machine: docs/performance.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
+import contextlib
 import sys
-import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.engines import TransformersPeer, print_operations
+from benchmarks import llama_cpp
+from benchmarks.engines import print_operations
+from benchmarks.forward import Ours, Transformers
+from benchmarks.limits import Limits
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
-from benchmarks.worker import Worker, in_turns, numbers, parser, set_threads
-from qwen35mm.cache import CachePools
+from benchmarks.work import cache_bytes, prefill_flops, vision_flops, weight_bytes
+from benchmarks.worker import Worker, numbers, parser, rounds, set_threads
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine.batches import prefill_batch
-from qwen35mm.engine.sampler import Sampler
-from qwen35mm.engine.step_graph import StepGraph
-from qwen35mm.model.load import DTYPES
-from qwen35mm.model.weights import load_model
+from qwen35mm.errors import ConfigError
+from qwen35mm.model.load import DTYPES, choose_integers, weights_name
+
+MACHINE, OURS, TRANSFORMERS, LLAMA_CPP = "the machine", "qwen35mm", "transformers", "llama.cpp"
+Runs = list[dict[str, Any]]
 
 
-class Ours:
-    """The model, its cache and its decode step, without an engine around them."""
+@dataclass(frozen=True)
+class Measured:
+    """An engine in a process of its own, or what measures the machine.
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._num_decoded, dtype = arguments.decode_tokens, DTYPES[arguments.dtype]
-        config = ModelConfig.from_pretrained(arguments.model)
-        self.model = load_model(arguments.model, config, dtype=dtype, device=arguments.device)
-        max_tokens = max(arguments.lengths) + self._num_decoded
-        devices = self.model.layer_devices
-        self.pools = CachePools(config, num_slots=1, num_tokens=max_tokens, dtype=dtype, device=devices)
-        self.cache = self.pools.new_sequence()
-        # A slot that nobody was admitted to takes the likeliest token.
-        sampler = Sampler(1, config.text.vocab_size, [], self.model.head_device)
-        self.graph = StepGraph(self.model, self.pools, sampler, 1, self.pools.kv.blocks_for(max_tokens))
+    Attributes:
+        weight_bytes: that decoding a token reads.
+    """
 
-    def measure(self, length: int) -> dict[str, Any]:
-        """Seconds of a prompt's prefill and of each token after it, and this process's peak memory."""
-        ids, started_s = random_ids(length), time.perf_counter()
-        token_id = self._prefill(ids)
-        prefill_s = time.perf_counter() - started_s
-        decode = self._decode_one_by_one if self.model.device.type == "cpu" else self._decode_ahead
-        return {"prefill_s": prefill_s, "decode_s": decode(token_id), "peak_bytes": peak_bytes(self.model.device)}
+    name: str
+    weights: str
+    worker: Worker
+    weight_bytes: float = 0.0
 
-    def _prefill(self, token_ids: torch.Tensor) -> int:
-        self.cache.free()
-        self.cache = self.pools.new_sequence()
-        self.cache.prepare(len(token_ids))
-        positions = torch.arange(len(token_ids)).expand(3, -1).to(self.model.device)
-        embeds = self.model.embed_tokens(token_ids.to(self.model.device))
-        hidden = self.model(prefill_batch(self.cache, embeds, positions))
-        self.cache.advance(len(token_ids))
-        return int(self.model.logits(hidden[-1:]).argmax())
-
-    def _decode_one_by_one(self, token_id: int) -> list[float]:
-        seconds = []
-        for _ in range(self._num_decoded):
-            started_s = time.perf_counter()
-            self._launch(token_id, 0)
-            token_id = self.graph.token_ids(0)[0]
-            seconds.append(time.perf_counter() - started_s)
-        return seconds
-
-    def _decode_ahead(self, token_id: int) -> list[float]:
-        """As the engine does on a GPU: a step is launched before the one before is read."""
-        started_s = time.perf_counter()
-        for step in range(self._num_decoded):
-            self._launch(token_id if step == 0 else None, step)
-            if step:
-                self.graph.token_ids(1 - step % 2)
-        self.graph.token_ids((self._num_decoded - 1) % 2)
-        # Steps overlap: only all of them together have a time.
-        return [(time.perf_counter() - started_s) / self._num_decoded] * self._num_decoded
-
-    def _launch(self, token_id: int | None, step: int) -> None:
-        self.cache.prepare(1)
-        self.graph.inputs(step % 2).set(0, self.cache, token_id=token_id, step=step + 1)
-        self.graph.run(step % 2)
-        self.cache.advance(1)
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.weights}"
 
 
-class Transformers(TransformersPeer):
-    """The model's own forward, with its cache."""
+class Bench:
+    """The engines and the machine, asked in turns; results are yielded as they stand after each round."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        super().__init__(arguments)
-        self._num_decoded = arguments.decode_tokens
+        self._arguments, self._config = arguments, ModelConfig.from_pretrained(arguments.model)
+        self._dtype = DTYPES[arguments.dtype]
+        self.measured = [Measured(MACHINE, "", Worker(Limits, arguments)), *self._engines()]
 
-    @torch.inference_mode()
-    def measure(self, length: int) -> dict[str, Any]:
-        """Like `Ours.measure`."""
-        ids, past, seconds = random_ids(length)[None], None, []
-        for _ in range(1 + self._num_decoded):
-            started_s = time.perf_counter()
-            output = self.hf_model(ids.to(self.device), past_key_values=past, use_cache=True, logits_to_keep=1)
-            past, ids = output.past_key_values, torch.tensor([[int(output.logits[0, -1].argmax())]])
-            seconds.append(time.perf_counter() - started_s)
-        peak = peak_bytes(torch.device(self.device))
-        return {"prefill_s": seconds[0], "decode_s": seconds[1:], "peak_bytes": peak}
+    def close(self) -> None:
+        for measured in self.measured:
+            measured.worker.close()
+
+    def operations(self) -> dict[str, str]:
+        """See `TransformersPeer.operations`; {} without it."""
+        found = [measured.worker.ask("operations") for measured in self.measured if measured.name == TRANSFORMERS]
+        return found[0] if found else {}
+
+    def length(self, length: int) -> Iterator[Runs]:
+        """What the machine can, and then what each engine does with a prompt of this length."""
+        flops = prefill_flops(self._config, length) / length
+        for (_, runs), *engines in self._ask([MACHINE, OURS, TRANSFORMERS, LLAMA_CPP], "measure", length):
+            limits = spreads(runs)
+            result = {"engine": MACHINE, "weights": "", "length": length, **limits, "flops_per_prompt_token": flops}
+            yield [result, *(self._rates(engine, length, runs, flops, limits) for engine, runs in engines)]
+
+    def slots(self) -> Runs:
+        """Ours with several sequences in one batch: tokens a second of all together, and how many times one's."""
+        results: Runs = []
+        ones: dict[str, float] = {}
+        for num_slots in self._arguments.slots:
+            *_, samples = self._ask([OURS], "measure_slots", num_slots)
+            for engine, runs in samples:
+                rate = Spread.of([num_slots * self._arguments.decode_tokens / run["decode_s"] for run in runs])
+                multiple = rate.median / ones.setdefault(engine.key, rate.median)
+                result = {"weights": engine.weights, "num_slots": num_slots, "tokens_per_s": rate}
+                results.append({**result, "multiple": multiple})
+        return results
+
+    def tower(self, side: int) -> Iterator[Runs]:
+        """What the machine can at the vision tower's shapes, and then each engine's time for a picture."""
+        rows = side // self._config.vision.patch_size
+        flops = vision_flops(self._config, rows, rows)
+        for (_, runs), *engines in self._ask([MACHINE, OURS, TRANSFORMERS], "measure_tower", side):
+            limits = spreads(runs)
+            results: Runs = [{"engine": MACHINE, "weights": "", **limits, "flops": flops}]
+            for engine, runs in engines:
+                seconds = Spread.of([run["tower_s"] for run in runs])
+                share = flops / seconds.median / fastest_products(limits)
+                results.append({"engine": engine.name, "weights": engine.weights, "tower_s": seconds, "share": share})
+            yield results
+
+    def _rates(
+        self, engine: Measured, length: int, runs: Runs, flops: float, limits: dict[str, Spread]
+    ) -> dict[str, Any]:
+        num_decoded = self._arguments.decode_tokens
+        prefill = Spread.of([length / run["prefill_s"] for run in runs])
+        decode = Spread.of([num_decoded / run["decode_s"] for run in runs])
+        kept = (llama_cpp.KV_DTYPE, llama_cpp.CONV_DTYPE) if engine.name == LLAMA_CPP else (self._dtype, self._dtype)
+        # In the middle of what is decoded the sequence is half of it longer.
+        read = engine.weight_bytes + cache_bytes(self._config, length + num_decoded / 2, *kept)
+        return {
+            "engine": engine.name,
+            "weights": engine.weights,
+            "length": length,
+            "prefill_tokens_per_s": prefill,
+            "prefill_share": prefill.median * flops / fastest_products(limits),
+            "decode_tokens_per_s": decode,
+            "decode_share": decode.median * read / limits["read_bytes_per_s"].high,
+            "bytes_read_per_token": read,
+            "peak_gib": max(run["peak_bytes"] for run in runs) / 2**30,
+            "load_s": engine.worker.load_s,
+            "build": runs[0].get("build"),
+        }
+
+    def _ask(self, names: list[str], method: str, value: int) -> Iterator[list[tuple[Measured, Runs]]]:
+        asked = {measured.key: measured for measured in self.measured if measured.name in names}
+        workers = {key: measured.worker for key, measured in asked.items()}
+        warm = [key for key, measured in asked.items() if measured.name == LLAMA_CPP]
+        for samples in rounds(workers, self._arguments.repeats, method, value, warm=warm):
+            yield [(measured, samples[key]) for key, measured in asked.items()]
+
+    def _engines(self) -> Iterator[Measured]:
+        arguments, plain = self._arguments, weights_name(self._dtype)
+        for weights in arguments.weights:
+            integers = choose_integers(weights, self._dtype)
+            num_bytes = weight_bytes(self._config, self._dtype, integers)
+            yield Measured(OURS, integers or plain, Worker(Ours, arguments, weights), num_bytes)
+        if TRANSFORMERS in arguments.peer:
+            num_bytes = weight_bytes(self._config, self._dtype)
+            yield Measured(TRANSFORMERS, plain, Worker(Transformers, arguments), num_bytes)
+        for path in arguments.gguf:
+            num_bytes = llama_cpp.weight_bytes(self._config, llama_cpp.gguf_tensors(path))
+            yield Measured(LLAMA_CPP, path.stem, Worker(llama_cpp.LlamaCpp, arguments, path), num_bytes)
 
 
-def random_ids(length: int) -> torch.Tensor:
-    return torch.randint(0, 900, (length,), generator=torch.Generator().manual_seed(length))
+def spreads(runs: Runs) -> dict[str, Spread]:
+    return {name: Spread.of([run[name] for run in runs]) for name in runs[0]}
 
 
-def peak_bytes(device: torch.device) -> int:
-    """Peak memory of this process so far: of the GPU where it runs on one, else resident."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-ENGINES = {"qwen35mm": Ours, "transformers": Transformers}
+def fastest_products(limits: dict[str, Spread]) -> float:
+    """Operations a second: a product may be computed in any precision, and what else runs makes no machine's limit."""
+    return max(limits[f"{name}_flops_per_s"].high for name in DTYPES)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     options = parser(__doc__)
-    options.add_argument("--peer", choices=["transformers"], help="measure this engine as well")
-    options.add_argument("--lengths", type=numbers, default=[128, 512, 2048])
-    options.add_argument("--decode-tokens", type=int, default=16)
+    options.add_argument(
+        "--peer", choices=[TRANSFORMERS, LLAMA_CPP], action="append", default=[], help="measure this engine as well"
+    )
+    options.add_argument("--llama-bench", type=Path, metavar="BIN", help="llama.cpp's own benchmark")
+    options.add_argument(
+        "--gguf", type=Path, action="append", default=[], metavar="FILE", help="the model for llama.cpp"
+    )
+    options.add_argument(
+        "--weights", default="auto", help="ours in these formats, as bf16,int8; auto is the dtype's own"
+    )
+    options.add_argument("--lengths", type=numbers, default=[512], help="of prompts, as 512,8192")
+    options.add_argument("--decode-tokens", type=int, default=16, help="after each prompt")
+    options.add_argument("--slots", type=numbers, default=[], help="sequences in one batch, ours alone, as 1,4")
+    options.add_argument("--picture", type=int, help="pixels a side of a picture for the vision tower, as 1024")
     options.add_argument("--repeats", type=int, default=3)
-    return options.parse_args(argv)
+    arguments = options.parse_args(argv)
+    arguments.weights = arguments.weights.split(",")
+    try:
+        for weights in arguments.weights:
+            choose_integers(weights, DTYPES[arguments.dtype])
+    except ConfigError as error:
+        options.error(str(error))
+    if (LLAMA_CPP in arguments.peer) != bool(arguments.gguf and arguments.llama_bench):
+        options.error("--peer llama.cpp, --llama-bench and --gguf go together")
+    if arguments.gguf and arguments.device != "cpu":
+        options.error("llama.cpp is measured on the CPU alone")
+    for path in [*arguments.gguf, *([arguments.llama_bench] if arguments.llama_bench else [])]:
+        if not path.is_file():
+            options.error(f"{path} is no file")
+    if len({path.stem for path in arguments.gguf}) < len(arguments.gguf):
+        options.error("each --gguf needs a name of its own: the table has no folders")
+    if arguments.slots:
+        # What the others are multiples of comes first.
+        arguments.slots = sorted({1, *arguments.slots})
+    if arguments.picture is not None and (arguments.picture < 32 or arguments.picture % 32):
+        options.error("--picture must be a multiple of 32")
+    return arguments
 
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
     set_threads(arguments)
     info = machine()
-    workers = {name: Worker(ENGINES[name], arguments) for name in ("qwen35mm", arguments.peer) if name}
-    results = [
-        {
-            "engine": engine,
-            "length": length,
-            "prefill_tokens_per_s": Spread.of([length / run["prefill_s"] for run in runs]),
-            "decode_tokens_per_s": Spread.of([1 / second for run in runs for second in run["decode_s"]]),
-            "peak_gib": max(run["peak_bytes"] for run in runs) / 2**30,
-            "load_s": workers[engine].load_s,
-        }
-        for length in arguments.lengths
-        for engine, runs in in_turns(workers, arguments.repeats, "measure", length).items()
-    ]
-    operations = workers[arguments.peer].ask("operations") if arguments.peer else {}
-    for worker in workers.values():
-        worker.close()
+    bench = Bench(arguments)
+    operations = bench.operations()
     print(f"{arguments.model}, {arguments.dtype} on {arguments.device}, median (lowest-highest)")
     print_machine(info)
     print_operations(operations)
+    results: Runs = []
+    for length in arguments.lengths:
+        results += shown(bench.length(length), arguments.repeats, print_length)
+    slots = bench.slots()
+    print_slots(slots)
+    towers = shown(bench.tower(arguments.picture), arguments.repeats, print_tower) if arguments.picture else []
+    bench.close()
+    values = {"results": results, "slots_results": slots, "tower_results": towers}
+    print_json("prefill_decode", arguments, machine=info, peer_operations=operations, **values)
+
+
+def shown(results: Iterator[Runs], num_rounds: int, show: Callable[[Runs], None]) -> Runs:
+    """Shows results after each round, before the last one where progress is told."""
+    found: Runs = []
+    for round_number, found in enumerate(results, 1):
+        with contextlib.redirect_stdout(sys.stdout if round_number == num_rounds else sys.stderr):
+            show(found)
+            sys.stdout.flush()
+    return found
+
+
+def print_length(results: Runs) -> None:
+    """The machine's limits in words, and the engines' table."""
+    limits, *engines = results
+    print(
+        f"\n{limits['length']} tokens, {limits['flops_per_prompt_token'] / 1e9:.2f} GFLOP each. {limits_text(limits)}"
+    )
     print_table(
-        ["engine", "prompt tokens", "prefill, tok/s", "decode, tok/s", "peak memory, GiB", "load, s"],
+        [
+            "engine",
+            "weights",
+            "prefill, tok/s",
+            "of products",
+            "decode, tok/s",
+            "read a token, MB",
+            "of reads",
+            "peak memory, GiB",
+            "load, s",
+        ],
         [
             [
                 result["engine"],
-                result["length"],
+                result["weights"],
                 result["prefill_tokens_per_s"].text(),
+                f"{result['prefill_share']:.0%}",
                 result["decode_tokens_per_s"].text(2),
+                f"{result['bytes_read_per_token'] / 1e6:,.0f}",
+                f"{result['decode_share']:.0%}",
                 f"{result['peak_gib']:.2f}",
-                f"{result['load_s']:.1f}",
+                # llama-bench loads the model each time, outside of what it measures.
+                "" if result["engine"] == LLAMA_CPP else f"{result['load_s']:.1f}",
             ]
-            for result in results
+            for result in engines
         ],
     )
-    print_json("prefill_decode", arguments, machine=info, peer_operations=operations, results=results)
+
+
+def limits_text(limits: dict[str, Any]) -> str:
+    """What the machine can, in words."""
+    rates = [f"{limits[f'{name}_flops_per_s'].scaled(1e-9).text(0)} GFLOP/s in {name}" for name in DTYPES]
+    reads = limits.get("read_bytes_per_s")
+    memory = f", its reads {reads.scaled(1e-9).text()} GB/s" if reads else ""
+    return f"This machine's products reach {' and '.join(rates)}{memory}."
+
+
+def print_slots(results: Runs) -> None:
+    """Decode of several sequences in one batch."""
+    if results:
+        print("\nSequences decoded in one batch, ours:")
+        print_table(
+            ["sequences", "weights", "all together, tok/s", "times one's"],
+            [
+                [result["num_slots"], result["weights"], result["tokens_per_s"].text(2), f"{result['multiple']:.2f}"]
+                for result in results
+            ],
+        )
+
+
+def print_tower(results: Runs) -> None:
+    """The vision tower."""
+    limits, *engines = results
+    print(f"\nThe picture, {limits['flops'] / 1e12:.2f} TFLOP in the tower. {limits_text(limits)}")
+    print_table(
+        ["engine", "weights", "tower, s", "of products"],
+        [[r["engine"], r["weights"], r["tower_s"].text(2), f"{r['share']:.0%}"] for r in engines],
+    )
 
 
 if __name__ == "__main__":

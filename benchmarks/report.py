@@ -33,6 +33,10 @@ class Spread:
             raise ValueError("no measurements")
         return cls(statistics.median(values), min(values), max(values), len(values))
 
+    def scaled(self, factor: float) -> Spread:
+        """The same in another unit."""
+        return Spread(self.median * factor, self.low * factor, self.high * factor, self.count)
+
     def text(self, digits: int = 1) -> str:
         """`median (low-high)`."""
         return f"{self.median:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"

@@ -6,7 +6,7 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, nullcontext
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -80,20 +80,31 @@ def _serve(connection: Connection, make: Callable[..., Any], arguments: argparse
             connection.send(getattr(engine, method)(*values))
 
 
-def in_turns(
-    workers: Mapping[str, Worker], num_rounds: int, method: str, *values: Any
-) -> dict[str, list[dict[str, Any]]]:
-    """What every engine answers, round by round, so that a machine that slows down does so for all.
+def rounds(
+    workers: Mapping[str, Worker], num_rounds: int, method: str, *values: Any, warm: Collection[str] = ()
+) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """What every engine has answered so far, after each round, so that a machine that slows down does so for all.
 
-    The first round warms up and isn't counted.
+    The first round warms up and isn't counted; engines that do so by themselves, those in `warm`, sit it out.
     """
     samples: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     for round_number in range(num_rounds + 1):
         for name, worker in workers.items():
+            if round_number == 0 and name in warm:
+                continue
             sample = worker.ask(method, *values)
             print(f"{method} {values}, {name}, round {round_number}: done", file=sys.stderr, flush=True)
             if round_number > 0:
                 samples[name].append(sample)
+        if round_number > 0:
+            yield samples
+
+
+def in_turns(
+    workers: Mapping[str, Worker], num_rounds: int, method: str, *values: Any
+) -> dict[str, list[dict[str, Any]]]:
+    """The same after the last round."""
+    *_, samples = rounds(workers, num_rounds, method, *values)
     return samples
 
 

@@ -52,6 +52,17 @@ INLINE void write_vector(const Output &to, long row, long first, vf sums) {
     for (long i = 0; i < to.out - first; i++) put(y + i, sums[i] + (bias ? get(bias + i) : 0.0f));
 }
 
+// Has the places of `write_tile` come into the cache meanwhile: they lie pages apart.
+template <int R, int V>
+INLINE void prefetch_tile(const Output &to, long row, long first, long apart) {
+    const long size = to.is_bf16 ? 2 : 4;
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++)
+            __builtin_prefetch(
+                static_cast<const char *>(to.y) +
+                ((row + r) * to.stride + first + (v / PER_BLOCK * apart * BLOCK + v % PER_BLOCK * LANES)) * size, 1);
+}
+
 // R rows by V vectors of outputs, those of blocks that lie `apart` blocks from each other; the first is output `first`.
 template <int R, int V>
 INLINE void write_tile(const Output &to, long row, long first, const vf (&sums)[R][V], long apart = 1) {

@@ -31,7 +31,7 @@ void strip(const Weight &w, const Rows &x, long first, long end, const Output &o
 }
 
 // Rows of the product at a time: their sums and temporaries stay in the cache.
-constexpr long ROWS_AT_ONCE = 512;
+constexpr long ROWS_AT_ONCE = 256;
 
 template <class T>
 Rows prepare(const Weight &w, const T *x, long count, long stride, int num_threads) {

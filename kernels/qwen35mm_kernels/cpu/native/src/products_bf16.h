@@ -32,13 +32,14 @@ void bf16_strip(const Weight &w, const Rows &x, long first, long end, const Outp
         constexpr int V = blocks();
         const char *places[V];
         for (int v = 0; v < V; v++) places[v] = block(w, b + v * apart);
-        in_runs<V == 4 ? 4 : 12>(0, x.count, [&](long row, auto rows) {
+        in_runs<V == 4 ? 6 : 12>(0, x.count, [&](long row, auto rows) {
+            prefetch_tile<rows(), V>(out, row, b * BLOCK, apart);
             vf sums[rows()][V] = {};
             bf16_tile<rows(), V>(places, x.halves + row * x.width, x.width, x.width, sums);
             write_tile(out, row, b * BLOCK, sums, apart);
         });
     };
-    x.count <= 4 ? over_streams<STREAMS>(first, end, run) : over_streams<2>(first, end, run);
+    x.count <= 4 ? over_streams<STREAMS>(first, end, run) : over_streams<4>(first, end, run);
 }
 
 }  // namespace

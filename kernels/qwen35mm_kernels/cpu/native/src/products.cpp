@@ -31,7 +31,7 @@ void strip(const Weight &w, const Rows &x, long first, long end, const Output &o
 }
 
 // Rows of the product at a time: their sums and temporaries stay in the cache.
-constexpr long ROWS_AT_ONCE = 256;
+constexpr long ROWS_AT_ONCE = 512;
 
 template <class T>
 Rows prepare(const Weight &w, const T *x, long count, long stride, int num_threads) {
@@ -87,7 +87,7 @@ void linear(const Weight &w, const T *x, long count, long stride, const void *bi
     const long work = blocks * block_bytes(w) * std::min(count, 64L);
     num_threads = int(std::min<long>(num_threads, 1 + work / BYTES_PER_THREAD));
     // Strips that every thread gets several of: long ones where few rows read them as streams.
-    const long each = std::max(1L, std::min<long>(count <= 4 ? 128 : 4, blocks / (2 * num_threads)));
+    const long each = std::max(1L, std::min<long>(count <= 4 ? 128 : 16, blocks / (2 * num_threads)));
     for (long row = 0; row < count; row += ROWS_AT_ONCE) {
         const Rows rows = prepare(w, x + row * stride, std::min(ROWS_AT_ONCE, count - row), stride, num_threads);
         const Output out{y + row * y_stride, bias, w.out, y_stride, std::is_same_v<T, bf16>};

@@ -32,14 +32,20 @@ void bf16_strip(const Weight &w, const Rows &x, long first, long end, const Outp
         constexpr int V = blocks();
         const char *places[V];
         for (int v = 0; v < V; v++) places[v] = block(w, b + v * apart);
+        // While many rows are multiplied, the blocks after these come into the second cache, a row's part at a time.
+        const long ahead = x.count > 4 && b + V < end ? std::min<long>(V, end - b - V) * block_bytes(w) : 0;
         in_runs<V == 4 ? 6 : 12>(0, x.count, [&](long row, auto rows) {
+            const char *next = block(w, b + V);
+            for (long place = ahead * row / x.count & -64; place < ahead * (row + rows()) / x.count; place += 64)
+                __builtin_prefetch(next + place, 0, 2);
             prefetch_tile<rows(), V>(out, row, b * BLOCK, apart);
             vf sums[rows()][V] = {};
             bf16_tile<rows(), V>(places, x.halves + row * x.width, x.width, x.width, sums);
             write_tile(out, row, b * BLOCK, sums, apart);
         });
     };
-    x.count <= 4 ? over_streams<STREAMS>(first, end, run) : over_streams<4>(first, end, run);
+    if (x.count <= 4) return over_streams<STREAMS>(first, end, run);
+    in_runs<4>(first, end, [&](long b, auto blocks) { run(b, 1L, blocks); });
 }
 
 }  // namespace

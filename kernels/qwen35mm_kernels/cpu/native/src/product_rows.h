@@ -10,7 +10,7 @@ constexpr int PER_BLOCK = BLOCK / LANES;  // vectors that hold one k of a block'
 
 // How far ahead weights are asked for, in bytes: the processor's own prefetcher comes late where several streams run.
 // Several rows take longer over them, and want them from farther; scales are fewer bytes.
-constexpr long prefetch_bytes(int rows) { return rows == 1 ? 512 : 1536; }
+constexpr long prefetch_bytes(int rows) { return rows > 1 ? 1536 : LANES == 16 ? 128 : 512; }
 constexpr long SCALES_AHEAD = 64;
 
 // Few rows take as long as reading the weights does, and memory gives a half more to a thread that reads several long

@@ -16,6 +16,7 @@ from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.config import ModelConfig, VisionConfig
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.engine.sampler import Sampler
+from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.model import load
 from qwen35mm.model.load import DTYPES
@@ -31,6 +32,7 @@ class Ours:
         self._num_decoded, dtype = arguments.decode_tokens, DTYPES[arguments.dtype]
         loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device, weights=weights)
         self.model, self._config = loaded.model, loaded.config
+        self._piece_tokens = EngineSettings().piece_tokens_on(self.model.device)
         num_slots = max([1, *arguments.slots])
         max_tokens = max(arguments.lengths) + self._num_decoded
         slot_tokens = SLOT_TOKENS + self._num_decoded
@@ -70,11 +72,12 @@ class Ours:
 
     def _prefill(self, token_ids: torch.Tensor) -> tuple[SequenceCache, int]:
         cache = self._pools.new_sequence()
-        cache.prepare(len(token_ids))
-        positions = torch.arange(len(token_ids)).expand(3, -1).to(self.model.device)
-        embeds = self.model.embed_tokens(token_ids.to(self.model.device))
-        hidden = self.model(prefill_batch(cache, embeds, positions))
-        cache.advance(len(token_ids))
+        positions = torch.arange(len(token_ids)).expand(3, -1)
+        pieces = [tensor.to(self.model.device).split(self._piece_tokens, -1) for tensor in (token_ids, positions)]
+        for ids, places in zip(*pieces, strict=True):
+            cache.prepare(len(ids))
+            hidden = self.model(prefill_batch(cache, self.model.embed_tokens(ids), places))
+            cache.advance(len(ids))
         return cache, int(self.model.logits(hidden[-1:]).argmax())
 
     def _decode(self, caches: list[SequenceCache], token_ids: list[int]) -> float:

@@ -27,9 +27,9 @@ struct Attention {
 
 namespace {
 
-constexpr long KEYS = 64, SCORES_ROW = KEYS + ROW_PADDING;  // of a tile
+constexpr long KEYS = LANES == 16 ? 128 : 64, SCORES_ROW = KEYS + ROW_PADDING;  // of a tile
 // Floats of a task's queries, outputs and scores, which stay in the second cache beside a tile's keys and values.
-constexpr long TASK_FLOATS = 56 << 10;
+constexpr long TASK_FLOATS = (LANES == 16 ? 168 : 56) << 10;
 
 // What values of type T are multiplied as.
 #if defined(__AVX512BF16__)

@@ -60,7 +60,8 @@ INLINE void prefetch_tile(const Output &to, long row, long first, long apart) {
         for (int v = 0; v < V; v++)
             __builtin_prefetch(
                 static_cast<const char *>(to.y) +
-                ((row + r) * to.stride + first + (v / PER_BLOCK * apart * BLOCK + v % PER_BLOCK * LANES)) * size, 1);
+                    ((row + r) * to.stride + first + (v / PER_BLOCK * apart * BLOCK + v % PER_BLOCK * LANES)) * size,
+                1);
 }
 
 // R rows by V vectors of outputs, those of blocks that lie `apart` blocks from each other; the first is output `first`.

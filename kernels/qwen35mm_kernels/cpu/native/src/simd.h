@@ -73,11 +73,16 @@ INLINE vu load_wide(const bf16 *p) {
 INLINE vf load(const bf16 *p) { return bits_to_float(load_wide(p) << 16); }
 
 INLINE void store(bf16 *p, vf x) {
+#if defined(__AVX512BF16__)
+    // The same, but for floats below 2^-126, which it takes for zero, as products of bfloat16 do.
+    *reinterpret_cast<vh *>(p) = (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
     vu bits = reinterpret_cast<vu>(x);
     vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     vu is_nan = reinterpret_cast<vu>((bits & 0x7fffffffu) > 0x7f800000u);
     vu chosen = (is_nan & ((bits >> 16) | 0x40u)) | (~is_nan & rounded);
     *reinterpret_cast<vh *>(p) = __builtin_convertvector(chosen, vh);
+#endif
 }
 
 // work(T()) for the type of a call's values.
@@ -135,9 +140,8 @@ INLINE void put(bf16 *p, float x) { *p = to_bf16(x); }
 template <class Combine>
 INLINE float combine_lanes(vf x, const Combine &combine) {
 #if LANES == 16
-    float lanes[LANES];
-    store(lanes, x);
-    __m256 half = combine(_mm256_loadu_ps(lanes), _mm256_loadu_ps(lanes + 8));
+    const __m512d bits = _mm512_castps_pd((__m512)x);
+    __m256 half = combine(_mm512_castps512_ps256((__m512)x), _mm256_castpd_ps(_mm512_extractf64x4_pd(bits, 1)));
 #else
     __m256 half = (__m256)x;
 #endif

@@ -58,8 +58,18 @@ def read_headers(shards: list[Path]) -> dict[str, StoredTensor]:
     return tensors
 
 
-def read_into(file: BufferedReader | FileIO, tensor: StoredTensor, target: torch.Tensor) -> None:
+def new_buffer() -> torch.Tensor:
+    """What a whole checkpoint is read through: memory of its own for each tensor stays with the process, a few times."""
+    return torch.empty(_CHUNK_BYTES, dtype=torch.uint8)
+
+
+def read_into(
+    file: BufferedReader | FileIO, tensor: StoredTensor, target: torch.Tensor, buffer: torch.Tensor | None = None
+) -> None:
     """Reads a tensor's numbers into `target` (1-D, contiguous, as many elements), converting the dtype if need be.
+
+    Args:
+        buffer: of `new_buffer`.
 
     Raises:
         CheckpointError: the file ended early.
@@ -71,27 +81,33 @@ def read_into(file: BufferedReader | FileIO, tensor: StoredTensor, target: torch
     if target.dtype == dtype and target.device.type == "cpu":
         _fill(file, tensor, target)
         return
-    chunk = torch.empty(max(1, min(target.numel(), _CHUNK_BYTES // dtype.itemsize)), dtype=dtype)
+    chunk = _taken(buffer, max(1, min(target.numel(), _CHUNK_BYTES // dtype.itemsize)), dtype)
     for start in range(0, target.numel(), chunk.numel()):
         part = chunk[: min(chunk.numel(), target.numel() - start)]
         _fill(file, tensor, part)
         target[start : start + part.numel()].copy_(part)
 
 
-def read_rows(file: BufferedReader | FileIO, tensor: StoredTensor, width: int) -> Iterator[torch.Tensor]:
+def read_rows(
+    file: BufferedReader | FileIO, tensor: StoredTensor, width: int, buffer: torch.Tensor | None = None
+) -> Iterator[torch.Tensor]:
     """A tensor's numbers as rows [n, width], 16 MiB at a time, float32 or bfloat16 on the CPU; float16 as float32.
 
     What is yielded is overwritten by the next.
+
+    Args:
+        buffer: of `new_buffer`.
 
     Raises:
         CheckpointError: the file ended early.
     """
     dtype = DTYPES[tensor.dtype]
     num_rows = tensor.num_bytes // dtype.itemsize // width
-    buffer = torch.empty(max(1, min(num_rows, _CHUNK_BYTES // (width * dtype.itemsize))), width, dtype=dtype)
+    rows_at_once = max(1, min(num_rows, _CHUNK_BYTES // (width * dtype.itemsize)))
+    chunk = _taken(buffer, rows_at_once * width, dtype).view(rows_at_once, width)
     file.seek(tensor.start)
-    for start in range(0, num_rows, len(buffer)):
-        rows = buffer[: min(len(buffer), num_rows - start)]
+    for start in range(0, num_rows, rows_at_once):
+        rows = chunk[: num_rows - start]
         _fill(file, tensor, rows)
         yield rows.float() if dtype == torch.float16 else rows
 
@@ -110,6 +126,13 @@ def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
                 return False
             left -= size
     return True
+
+
+def _taken(buffer: torch.Tensor | None, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """So many elements of the buffer, or new ones where they are more."""
+    if buffer is None or count * dtype.itemsize > buffer.numel():
+        return torch.empty(count, dtype=dtype)
+    return buffer[: count * dtype.itemsize].view(dtype)
 
 
 def _fill(file: BufferedReader | FileIO, tensor: StoredTensor, target: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from qwen35mm_kernels.cpu.quantise import GROUP, dequantise, pack_nibbles, quant
 # By name: bits of a value, a group's scale included. None: as the activations are.
 INTEGER_FORMATS = {"int8": 8.5, "int4": 4.5}
 _ROWS_AT_ONCE = 2048
+_VALUES_AT_ONCE = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,13 @@ class QuantisedWeight(Weight):
         self.register_buffer("scales", torch.zeros(out_features, groups, dtype=torch.bfloat16, device=factory.device))
 
     def fill(self, first: int, rows: torch.Tensor) -> None:
-        integers, scales = quantise(rows, self.bits)
-        part = slice(first, first + len(rows))
-        self.integers[part] = integers if self.bits == 8 else pack_nibbles(integers)
-        self.scales[part] = scales
+        # A few at a time: what it computes with is many times what it makes.
+        for some in rows.split(max(1, _VALUES_AT_ONCE // self.in_features)):
+            integers, scales = quantise(some, self.bits)
+            part = slice(first, first + len(some))
+            self.integers[part] = integers if self.bits == 8 else pack_nibbles(integers)
+            self.scales[part] = scales
+            first = part.stop
 
     def product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None

@@ -17,6 +17,7 @@ import torch
 
 from qwen35mm.checkpoints.safetensors_files import (
     StoredTensor,
+    new_buffer,
     open_shard,
     read_headers,
     read_into,
@@ -215,18 +216,19 @@ def _fill(
         filled[target.parameter] += target.numel
         by_file[stored[target.name].file].append(target)
     assert dict(filled) == sizes, "a parameter isn't filled whole"
+    buffer = new_buffer()
     total, done = sum(stored[target.name].num_bytes for target in targets), 0
     for path, group in by_file.items():
         with open_shard(path) as file:
             for target in sorted(group, key=lambda target: stored[target.name].start):
                 if (matrix := matrices.get(target.parameter)) is not None:
                     first, width = target.offset // matrix.in_features, matrix.in_features
-                    for rows in read_rows(file, stored[target.name], width):
+                    for rows in read_rows(file, stored[target.name], width, buffer):
                         matrix.fill(first, rows)
                         first += len(rows)
                 else:
-                    flat = parameters[target.parameter]
-                    read_into(file, stored[target.name], flat[target.offset : target.offset + target.numel])
+                    flat = parameters[target.parameter][target.offset : target.offset + target.numel]
+                    read_into(file, stored[target.name], flat, buffer)
                 done += stored[target.name].num_bytes
                 if progress is not None:
                     progress(done, total)

@@ -229,8 +229,8 @@ def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_memory_is_the_weights_and_one_shard(large_checkpoint: Path) -> None:
-    process = forked.run("tests.model.test_weights", large_checkpoint)
+def test_peak_memory_is_the_weights_and_one_shard(large_checkpoint: Path, tiny: TinyCheckpoints) -> None:
+    process = forked.run("tests.model.test_weights", large_checkpoint, tiny.folder(DENSE))
     assert process.returncode == 0, process.stderr
     weight_bytes, peak_bytes = json.loads(process.stdout)
     shard_bytes = max(path.stat().st_size for path in large_checkpoint.glob("*.safetensors"))
@@ -241,15 +241,15 @@ def test_peak_memory_is_the_weights_and_one_shard(large_checkpoint: Path) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("integers", ["int8", "int4"])
 def test_peak_memory_of_quantised_weights_is_little_more_than_they_are(
-    integers: str, large_checkpoint: Path, tmp_path: Path
+    integers: str, large_checkpoint: Path, tiny: TinyCheckpoints, tmp_path: Path
 ) -> None:
     """When they are made, and when they are mapped."""
     for _ in range(2):
-        process = forked.run("tests.model.test_weights", large_checkpoint, integers, tmp_path)
+        process = forked.run("tests.model.test_weights", large_checkpoint, tiny.folder(DENSE), integers, tmp_path)
         assert process.returncode == 0, process.stderr
         weight_bytes, peak_bytes = json.loads(process.stdout)
-        # Buffers of 16 MiB and what a first use brings of libraries, whatever a model's size.
-        assert peak_bytes < 1.2 * weight_bytes + (64 << 20)
+        # Beside them a buffer of 16 MiB, and some rows on their way, whatever a model's size.
+        assert peak_bytes < 1.2 * weight_bytes + (48 << 20)
     assert any(tmp_path.glob("packed/*")) == (find_library() is not None)
 
 
@@ -292,18 +292,26 @@ def write_zeros(tensors: Tensors, path: Path) -> None:
         file.truncate(file.tell() + size)
 
 
-def measure_peak(folder: Path, integers: str | None = None, cache: str | None = None) -> None:
-    """What the other process does: prints the bytes of a model's weights, and how much its loading took at most."""
+def measure_peak(folder: Path, small: str, integers: str | None = None, cache: str | None = None) -> None:
+    """What the other process does: prints the bytes of a model's weights, and how much its loading took at most.
+
+    A small one comes first: how much of its libraries' files a system maps at their first use is no matter here.
+    """
 
     def status(key: str) -> int:
         text = Path("/proc/self/status").read_text()
         (kib,) = re.findall(rf"{key}:\s+(\d+) kB", text)
         return int(kib) * 1024
 
+    def load_with(cache: Path | None, folder: Path) -> Qwen35Model:
+        kept = None if cache is None else WeightsCache(cache, 1 << 30)
+        return load(folder, torch.bfloat16, integers=integers, cache=kept)
+
+    for _ in range(2):  # made and mapped
+        load_with(None if cache is None else Path(cache, "small"), Path(small))
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = status("VmRSS")
-    kept = None if cache is None else WeightsCache(Path(cache), 1 << 30)
-    model = load(folder, torch.bfloat16, integers=integers, cache=kept)
+    model = load_with(None if cache is None else Path(cache), folder)
     weight_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     print(json.dumps([weight_bytes, status("VmHWM") - before]))
 

@@ -59,7 +59,7 @@ def read_headers(shards: list[Path]) -> dict[str, StoredTensor]:
 
 
 def new_buffer() -> torch.Tensor:
-    """What a whole checkpoint is read through: memory of its own for each tensor stays with the process, a few times."""
+    """What a whole checkpoint is read through: memory for each tensor would stay with the process, a few times."""
     return torch.empty(_CHUNK_BYTES, dtype=torch.uint8)
 
 

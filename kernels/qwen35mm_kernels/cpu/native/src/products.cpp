@@ -86,7 +86,8 @@ void linear(const Weight &w, const T *x, long count, long stride, const void *bi
     const long blocks = (w.out + BLOCK - 1) / BLOCK;
     const long work = blocks * block_bytes(w) * std::min(count, 64L);
     num_threads = int(std::min<long>(num_threads, 1 + work / BYTES_PER_THREAD));
-    // Strips that every thread gets several of: long ones where few rows read them as streams.
+    // Strips that every thread gets several of: long ones where few rows read them as streams; of many rows long enough
+    // for the next blocks to be fetched while one is multiplied.
     const long each = std::max(1L, std::min<long>(count <= 4 ? 128 : 16, blocks / (2 * num_threads)));
     for (long row = 0; row < count; row += ROWS_AT_ONCE) {
         const Rows rows = prepare(w, x + row * stride, std::min(ROWS_AT_ONCE, count - row), stride, num_threads);

@@ -31,6 +31,7 @@ _SAFE_LINK = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x20]+", re.IGNORECASE)
 _LINE_END = re.compile(r"\r\n?")
 # What HTML has no place for: control characters but tabs and line ends, and halves of surrogate pairs.
 _NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_TASK = re.compile(r"\[([ xX])\]\s+")
 _ALIGN_STYLE = re.compile(r"text-align:(left|center|right)")
 
 References = dict[str, dict[str, Any]]
@@ -141,6 +142,7 @@ def _parser() -> MarkdownIt:
     markdown.block.ruler.at("table", _bounded_table(markdown), {"alt": ["paragraph", "reference"]})
     markdown.inline.ruler.before("text", "bounded", _bounded_inline)
     markdown.core.ruler.push("only_safe", _only_safe)
+    markdown.core.ruler.push("tasks", _tasks)
     for name, rule in (("fence", _fence), ("code_block", _fence), ("table_open", _table), ("table_close", _table)):
         markdown.add_render_rule(name, rule)
     return markdown
@@ -177,6 +179,17 @@ def _only_safe(state: StateCore) -> None:
             alignment = _ALIGN_STYLE.fullmatch(str(token.attrs.pop("style", "")))
             if alignment:
                 token.attrs["class"] = f"align-{alignment[1]}"
+
+
+def _tasks(state: StateCore) -> None:
+    """Items that begin with `[ ]` or `[x]` get a box: the style sheet draws it in place of their bullet."""
+    for item, paragraph, content in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
+        if (item.type, paragraph.type) != ("list_item_open", "paragraph_open") or not content.children:
+            continue
+        first = content.children[0]
+        if first.type == "text" and (box := _TASK.match(first.content)):
+            item.attrs["class"] = "task" if box[1] == " " else "task done"
+            first.content = first.content[box.end() :]
 
 
 def _safe_children(children: list[Token]) -> list[Token]:

@@ -153,6 +153,11 @@ def test_code_tables_and_formulas_are_rendered_and_nothing_else(page: ChatPage) 
     expect(answer.locator("math")).to_have_count(1)
     expect(answer).to_contain_text("<b>not</b> markup")
     expect(answer.locator("img")).to_have_count(0)
+    gaps = answer.evaluate(
+        """answer => [...answer.children].map(block => block.getBoundingClientRect())
+           .map(({ top }, at, all) => (at ? top - all[at - 1].bottom : null)).slice(1)"""
+    )
+    assert min(gaps) >= 10
 
 
 def test_an_error_is_said_in_words_and_can_be_tried_again(page: ChatPage, backend: FakeBackend) -> None:

@@ -16,7 +16,7 @@ from qwen35mm.web.rendering.markdown import MAX_BRACKETS, render_blocks
 _TEXT_TAGS = "a blockquote br button code div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong ul"
 TEXT_TAGS = set(_TEXT_TAGS.split())
 TABLE_TAGS = {"table", "thead", "tbody", "tr", "th", "td"}
-CLASSES = re.compile(r"align-(left|center|right)|code|code-bar|math|plain|table|hl-[a-z0-9]{1,3}")
+CLASSES = re.compile(r"align-(left|center|right)|code|code-bar|math|plain|table|task|task done|hl-[a-z0-9]{1,3}")
 VOID = {"br", "hr"}
 LINK = {"href", "target", "rel"}
 
@@ -119,6 +119,17 @@ def test_tables_can_scroll_and_keep_their_alignment() -> None:
     assert table.startswith('<div class="table"><table>')
     assert table.endswith("</table></div>")
     assert '<td class="align-right">1</td>\n<td class="align-center">2</td>' in table
+
+
+def test_tasks_get_a_box_in_place_of_their_brackets() -> None:
+    (block,) = render_blocks("- [ ] open\n- [x] done\n  - [X] inside\n- [y] neither\n- x [ ] neither")
+    assert '<li class="task">open</li>' in block
+    assert '<li class="task done">done' in block
+    assert '<li class="task done">inside</li>' in block
+    assert "<li>[y] neither</li>" in block
+    assert "<li>x [ ] neither</li>" in block
+    assert '<li class="task">counted</li>' in render_blocks("1. [ ] counted")[0]
+    assert render_blocks("[ ] no list") == ["<p>[ ] no list</p>\n"]
 
 
 def test_code_has_a_bar_and_colours() -> None:

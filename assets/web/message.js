@@ -4,7 +4,7 @@
 /** @import { Page } from "./main.js" */
 
 import { mediaUrl, thumbnailUrl } from "./api.js";
-import { ask, copyText, h, icon, iconButton, redraw, setProgress } from "./dom.js";
+import { ask, button, copyText, h, icon, iconButton, redraw, setProgress } from "./dom.js";
 import { number, said, t } from "./words.js";
 
 const COPIED_MS = 1200;
@@ -71,8 +71,10 @@ export class QuestionRow extends Row {
   draw(/** @type {Question} */ message) {
     const files = message.attachments.map((each) => this.file(each));
     redraw(this.body, files.length > 0 && h("div.files.row", files), message.text && h("div.bubble", message.text));
+    const answer = () => this.page.state.answer(message.id);
     this.drawTools(
       message,
+      message.unanswered && button("plain", [icon("goOn"), t("Answer this question")], answer),
       iconButton("edit", t("Edit"), () => this.page.composer.edit(message)),
       this.deleteButton(message),
     );
@@ -136,7 +138,7 @@ export class AnswerRow extends Row {
     const canGoOn = message.status !== "finished" && (message.text || message.reasoning.length > 0);
     this.drawTools(
       message,
-      iconButton("again", t("Answer again"), () => this.page.state.again(message)),
+      iconButton("again", t("Answer again"), () => this.page.state.answer(message.parent)),
       canGoOn && iconButton("goOn", t("Continue"), () => this.page.state.goOn(message), { class: "accented" }),
       this.deleteButton(message),
       this.cost(message),

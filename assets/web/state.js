@@ -124,8 +124,9 @@ export class PageState {
     return this.send({ ...place, text, attachments: [found.attachment] });
   }
 
-  again(/** @type {Message} */ { parent }) {
-    return this.#change("again", { conversation: this.chat.id, node: parent, settings: this.settings });
+  /** Answers a question, beside the answers that it may have. */
+  answer(/** @type {string | null} */ node) {
+    return this.#change("again", { conversation: this.chat.id, node, settings: this.settings });
   }
 
   goOn(/** @type {Message} */ { id }) {

@@ -64,6 +64,8 @@ interface Node {
 export interface Question extends Node {
   role: "user";
   status: Status;
+  /** Whether nothing follows it on this branch: its answer was deleted. */
+  unanswered: boolean;
   attachments: Attachment[];
 }
 

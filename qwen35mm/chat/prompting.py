@@ -41,7 +41,7 @@ def prompt_path_before(tree: Tree, parent: str | None, first: str | None) -> lis
     """
     path = tree.path(parent)
     if path and path[-1].role == "user":
-        raise PromptError("A question can't follow a question: answer the first, or edit it.")
+        raise PromptError("The question before this one has no answer: have it answered first, or edit it.")
     kept = prompt_path(path, first)
     # The last question is kept for its answer's sake; without one it is left out here.
     if kept and kept[-1].role == "assistant" and not kept[-1].text:

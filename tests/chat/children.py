@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import StorageError
+from tests.chat.chat_kit import ChatKit
 from tests.chat.helpers import ME, attach, chat, create, files_in, node
 from tests.forked import ForkedProcess
 
@@ -39,6 +41,29 @@ def stream(folder: Path, node_id: str) -> None:
         text = f"{number} {'x' * 40 * (number % 1000)}"
         store.update(ME, replace(message, text=text, notes=(str(number),)))
         os.write(1, f"{number}\n".encode())
+
+
+def send(folder: Path, number: str, *place: str) -> None:
+    """Sends a message, and is killed before a statement of the transaction that keeps it; says so if it gets through.
+
+    Args:
+        number: the statement's, from 1.
+        place: the conversation, and the reply that the message follows; without them it begins a new one.
+    """
+    kit = ChatKit(folder)
+    kit.store.find(ME)  # opens the database
+    statements: list[str] = []
+
+    def trace(statement: str) -> None:
+        if statements or statement == "BEGIN IMMEDIATE":
+            statements.append(statement)
+        if len(statements) == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with kit.store._database.reading() as connection:
+        connection.set_trace_callback(trace)
+    asyncio.run(kit.send("another question", *place))
+    print("sent", flush=True)
 
 
 def create_many(folder: Path, count: str) -> None:
@@ -129,5 +154,5 @@ def is_full(call: Callable[[], object]) -> bool:
 
 
 if __name__ == "__main__":
-    tasks = {"stream": stream, "create": create_many, "fork": fork, "fill": fill}
+    tasks = {"stream": stream, "send": send, "create": create_many, "fork": fork, "fill": fill}
     tasks[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import subprocess
@@ -40,6 +41,26 @@ def test_kill_loses_nothing_that_a_call_wrote(store: ConversationStore, tmp_path
         assert found.notes == (number,)
         assert rest == "x" * 40 * (int(number) % 1000)
         assert integrity(store) == "ok"
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["a new chat", "one that is there"])
+def test_a_kill_leaves_no_message_without_its_reply(store: ConversationStore, tmp_path: Path, begins: bool) -> None:
+    """Killed before every statement of the transaction, one after the other."""
+    conversation, last = chat(store)
+    place = () if begins else (conversation.id, last.id)
+    for number in itertools.count(1):
+        store.close()
+        child = start("send", tmp_path / "data", number, *place)
+        is_sent = child.communicate()[0] == "sent\n"
+        assert child.wait() == (0 if is_sent else -9)
+        trees = [store.read(ME, each.id)[1] for each in store.find(ME)]
+        texts = [[message.text for message in tree.nodes.values()] for tree in trees]
+        if is_sent:
+            break
+        assert texts == [["question 0", "answer 0"]]
+    assert number > 5, "it wasn't killed in the middle"
+    new = ["another question", ""]
+    assert texts == ([new, ["question 0", "answer 0"]] if begins else [["question 0", "answer 0", *new]])
 
 
 def test_processes_share_a_folder(tmp_path: Path) -> None:

@@ -73,6 +73,20 @@ async def test_another_answer_stands_beside_the_first(kit: ChatKit) -> None:
         await kit.turns.answer_again(ME, asked.conversation, reply_id)
 
 
+async def test_a_question_whose_answer_was_deleted_can_be_answered(kit: ChatKit) -> None:
+    asked = await kit.ask("echo one")
+    question = kit.path(asked.conversation)[0].id
+    assert not (await kit.api.open(ME, asked.conversation))["messages"][0]["unanswered"]
+    await kit.api.delete_message(ME, asked.conversation, asked.reply)
+    assert (await kit.api.open(ME, asked.conversation))["messages"][0]["unanswered"]
+    with pytest.raises(PromptError, match="have it answered first"):
+        await kit.send("echo two", asked.conversation, question)
+    reply_id = (await kit.api.again(ME, asked.conversation, question))["reply"]
+    await kit.watch(reply_id)
+    await kit.ask("echo two", asked.conversation, reply_id)
+    assert kit.prompt == [("user", "echo one"), ("assistant", "one"), ("user", "echo two")]
+
+
 async def test_a_cut_answer_goes_on(kit: ChatKit) -> None:
     asked = await kit.ask("length of it")
     assert asked.view["status"] == "length"

@@ -32,7 +32,7 @@ def chat_view(conversation: Conversation, tree: Tree, running: Collection[str], 
         "id": conversation.id,
         "title": conversation.title,
         "settings": dict(Settings.kept(conversation.settings).values),
-        "messages": [_message(node, tree, running, node.id in kept) for node in path],
+        "messages": [_message(node, tree, running, node.id in kept, node is path[-1]) for node in path],
         "running": [node.id for node in path if node.id in running],
         "context": {"used": _used(path), "length": context_length},
     }
@@ -56,7 +56,7 @@ class ReplyDrawing:
         }
 
 
-def _message(node: Node, tree: Tree, running: Collection[str], kept: bool) -> dict[str, Any]:
+def _message(node: Node, tree: Tree, running: Collection[str], kept: bool, is_last: bool) -> dict[str, Any]:
     siblings = [sibling.id for sibling in tree.siblings(node.id)]
     at = siblings.index(node.id)
     view: dict[str, Any] = {
@@ -74,7 +74,8 @@ def _message(node: Node, tree: Tree, running: Collection[str], kept: bool) -> di
         },
     }
     if node.role == "user":
-        return {**view, "attachments": [attachment_view(attachment) for attachment in node.attachments]}
+        attachments = [attachment_view(attachment) for attachment in node.attachments]
+        return {**view, "attachments": attachments, "unanswered": is_last}
     answer = _answer(node, _blocks(node.text), _blocks(node.reasoning))
     if node.status == "running" and node.id not in running:
         answer["status"] = "interrupted"

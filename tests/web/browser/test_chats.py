@@ -72,6 +72,25 @@ def test_a_deleted_message_is_gone_with_what_follows(page: ChatPage) -> None:
     expect(page.questions).to_have_count(1)
 
 
+def test_a_question_whose_answer_was_deleted_is_answered_by_a_button(page: ChatPage) -> None:
+    page.ask("echo one")
+    page.wait_answered()
+    answer = page.tool(page.questions.last, "Answer this question")
+    expect(answer).to_have_count(0)
+    page.tool(page.answers.last, "Delete").click()
+    page.dialog.get_by_role("button", name="Delete").click()
+    expect(page.answers).to_have_count(0)
+    page.ask("echo two")
+    expect(page.toasts).to_contain_text("have it answered first")
+    expect(page.box).to_have_value("echo two")
+    page.toasts.get_by_role("button", name="Close the notice").click()
+    answer.click()
+    assert page.wait_answered() == "one"
+    expect(answer).to_have_count(0)
+    page.box.press("Enter")
+    assert page.wait_answered(2) == "two"
+
+
 def test_the_message_box_keeps_what_is_typed_during_an_answer(page: ChatPage) -> None:
     page.ask("slow")
     expect(page.answers.locator(".answer")).to_contain_text("word word")

@@ -151,7 +151,7 @@ suite("changing a conversation", () => {
   test("another answer and the rest of one come with the settings as they are", async () => {
     await show("one", { settings: { seed: 3 } });
     const message = makeMessage({ id: "answer", parent: "question" });
-    state.again(message);
+    state.answer(message.parent);
     state.goOn(message);
     const settings = { seed: 3 };
     assert.deepEqual(program.find("again").args, { conversation: "one", node: "question", settings });

@@ -86,20 +86,20 @@ class MediaPlan:
     def __post_init__(self) -> None:
         if self.kind not in ("image", "video"):
             raise MediaPlanError(f"A media plan is of kind image or video, not {self.kind!r}.")
-        _require(min(self.grid_thw) > 0 and min(self.size) > 0 and self.num_tokens > 0, "a size of zero")
-        _require(min(self.num_prompt_tokens, self.cache_bytes) >= 0, "a cost below zero")
+        require_plan(min(self.grid_thw) > 0 and min(self.size) > 0 and self.num_tokens > 0, "a size of zero")
+        require_plan(min(self.num_prompt_tokens, self.cache_bytes) >= 0, "a cost below zero")
         if self.kind == "image":
-            _require(self.grid_thw.t == 1, "an image of several temporal patches")
+            require_plan(self.grid_thw.t == 1, "an image of several temporal patches")
         else:
             indices, times, timestamps = self.frame_indices, self.frame_times_s, self.timestamps_s
             if indices is None or times is None or timestamps is None:
                 raise MediaPlanError("The media plan is damaged: a video without frames. Make a new plan.")
-            _require(0 < len(indices) == len(times), "frames and times that don't match")
-            _require(indices[0] >= 0, "a frame before the first")
-            _require(len(timestamps) == self.grid_thw.t, "timestamps and temporal patches that don't match")
-            _require(all(a < b for a, b in pairwise(indices)), "frames out of order")
+            require_plan(0 < len(indices) == len(times), "frames and times that don't match")
+            require_plan(indices[0] >= 0, "a frame before the first")
+            require_plan(len(timestamps) == self.grid_thw.t, "timestamps and temporal patches that don't match")
+            require_plan(all(a < b for a, b in pairwise(indices)), "frames out of order")
         units = None if self.unit_digests is None else len(self.unit_digests)
-        _require(units == (None if self.digest is None else self.grid_thw.t), "digests and spans that don't match")
+        require_plan(units == (None if self.digest is None else self.grid_thw.t), "digests and spans that don't match")
 
     def unpinned(self) -> MediaPlan:
         """The same plan with its digests forgotten: `prepare` then accepts whatever content fits it."""
@@ -149,6 +149,7 @@ class PreparedMedia:
         return self.patches.values()
 
 
-def _require(ok: bool, what: str) -> None:
+def require_plan(ok: bool, what: str) -> None:
+    """Raises MediaPlanError, which says what is wrong."""
     if not ok:
         raise MediaPlanError(f"The media plan is damaged: {what}. Make a new plan.")

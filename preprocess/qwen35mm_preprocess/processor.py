@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm_preprocess.errors import MediaBudgetError, MediaChangedError, MediaConfigError, MediaPlanError
-from qwen35mm_preprocess.image import image_patches, probe_image
+from qwen35mm_preprocess.image import check_source_size, image_patches, probe_image
 from qwen35mm_preprocess.media import MediaSource, describe, detect_kind
 from qwen35mm_preprocess.media_plan import (
     NUM_MARKS,
@@ -16,6 +16,7 @@ from qwen35mm_preprocess.media_plan import (
     PreparedMedia,
     num_prompt_tokens,
     patch_timestamps,
+    require_plan,
     timestamp_text,
 )
 from qwen35mm_preprocess.patches import media_digest
@@ -97,19 +98,15 @@ class MediaProcessor:
 
         Raises:
             MediaChangedError: the content is not what the plan was made for, by its digest, size or frame times.
-            MediaPlanError: the plan was made for another kind, or for a checkpoint with other processing.
+            MediaPlanError: the plan was made for another kind, or for a checkpoint with other processing, or can't be
+                one of such a medium.
             MediaError: the source can't be read or decoded, or is over a limit.
         """
         if plan is None:
             plan = self.plan(source, kind)
         elif kind is not None and kind != plan.kind:
             raise MediaPlanError(f"The plan of {describe(source)} is for {plan.kind}, not {kind}. Make a new plan.")
-        processing = self.image_processing if plan.kind == "image" else self.video_processing
-        if plan.processing != processing.fingerprint():
-            raise MediaPlanError(
-                f"The plan of {describe(source)} was made for a model that processes media in another way. "
-                "Make a new plan."
-            )
+        self.check(plan, source)
         final, warnings = plan, ()
         if plan.kind == "image":
             if progress is not None:
@@ -131,6 +128,44 @@ class MediaProcessor:
         else:
             final = plan
         return PreparedMedia(final, patches, warnings)
+
+    def check(self, plan: MediaPlan, source: MediaSource) -> None:
+        """Refuses a plan that can't have come from `plan`, whatever the budget was: a record may say anything, and what
+        it says is allocated before the medium is read.
+
+        Raises:
+            MediaLimitError, MediaDecodeError: its medium would be over a limit.
+            MediaPlanError: it is for a checkpoint with other processing, it contradicts itself, or it makes more of its
+                medium than is ever made.
+        """
+        processing = self.image_processing if plan.kind == "image" else self.video_processing
+        if plan.processing != processing.fingerprint():
+            raise MediaPlanError(
+                f"The plan of {describe(source)} was made for a model that processes media in another way. "
+                "Make a new plan."
+            )
+        check_source_size(plan.source_size, describe(source), self.limits)
+        grid, (height, width) = plan.grid_thw, plan.size
+        patch, factor = processing.patch_size, processing.factor
+        require_plan((grid.h * patch, grid.w * patch) == plan.size, "a grid of another size")
+        require_plan(height % factor == 0 == width % factor, "a size between two tokens")
+        require_plan(
+            plan.num_tokens == grid.num_tokens(processing.merge_size), "another number of tokens than its grid's"
+        )
+        in_prompt = num_prompt_tokens(plan.num_tokens, plan.timestamps_s)
+        require_plan(plan.num_prompt_tokens == in_prompt, "another number of tokens than its prompt's")
+        if isinstance(processing, ImageProcessing):
+            most = image_size(plan.source_size, processing)
+            require_plan(height <= most[0] and width <= most[1], "more pixels than are made of such a picture")
+            return
+        num_frames, num_source = len(plan.frame_indices or ()), plan.source_frames or 0
+        require_plan(num_frames <= num_source <= self.limits.max_source_frames, "more frames than the video has")
+        require_plan(
+            grid.t == -(-num_frames // processing.temporal_patch_size), "another number of frames than its grid's"
+        )
+        # Frames keep their size where others are left out, and rounding isn't monotonic: hence not the exact size.
+        most = video_size(plan.source_size, num_frames, processing)
+        require_plan(height * width <= 2 * most[0] * most[1], "more pixels than are made of such a video")
 
     def _plan_image(self, source: MediaSource) -> MediaPlan:
         processing, limit = self.image_processing, self.budget.max_image_tokens

@@ -29,6 +29,7 @@ from qwen35mm.engine import (
     Request,
     Retain,
     check_json_schema,
+    check_num_tokens,
 )
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import (
@@ -244,6 +245,8 @@ class ModelBackend(ABC):
         processing = self.media.image_processing if plan.kind == "image" else self.media.video_processing
         if plan.kind != part.kind or plan.processing != processing.fingerprint():
             return None  # `prepare` has the words for it
+        if not isinstance(part.source, PreparedMedia | EncodedMedium):
+            self.media.check(plan, part.source)
         return DeferredMedia(plan, functools.partial(self.media_of, part))
 
     def media_of(self, part: Image | Video, report: Callable[[int, int], None] | None = None) -> PreparedMedia:
@@ -265,18 +268,28 @@ class ModelBackend(ABC):
         return self.loaded.template.default_enable_thinking if enable_thinking is None else enable_thinking
 
     def _plan_of(self, part: Image | Video) -> MediaPlan:
-        if part.plan is not None:
+        if isinstance(part.source, PreparedMedia | EncodedMedium):
+            assert part.plan is not None
             return part.plan
-        assert not isinstance(part.source, PreparedMedia | EncodedMedium), "they have their plans"
+        if part.plan is not None:
+            self.media.check(part.plan, part.source)
+            return part.plan
         return self.media.plan(part.source, kind=part.kind)
 
     async def _read_media(
         self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia]
     ) -> AsyncGenerator[Progress, None]:
-        """Appends the messages' media; those without a plan are read one after the other in a thread."""
+        """Appends the messages' media; those without a plan are read one after the other in a thread.
+
+        Raises:
+            ContextTooLongError: they alone are more than the context holds; no more are read than fit.
+        """
         loop = asyncio.get_running_loop()
         abandoned = threading.Event()
+        num_tokens = sum(part.plan.num_tokens for part in iter_media(messages) if part.plan is not None)
         for part in iter_media(messages):
+            # Pixels of all of them are in memory at one time.
+            check_num_tokens(num_tokens, self.context_length)
             deferred = self.find(part)
             if deferred is not None:
                 media.append(deferred)
@@ -300,6 +313,7 @@ class ModelBackend(ABC):
                 while (update := await updates.get()) is not None:
                     yield update
                 media.append(await reading)
+                num_tokens += 0 if part.plan is not None else media[-1].plan.num_tokens
             finally:
                 abandoned.set() if not reading.done() else None
 

@@ -23,24 +23,26 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import pickle
 import re
 import struct
+import tempfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, cast
 
 from pydantic import BaseModel, ValidationError
 
 from qwen35mm.chat.markdown import markdown, media_names
-from qwen35mm.chat.records import KEPT, Conversation, Id, Node, Time, place_of
+from qwen35mm.chat.records import KEPT, Attachment, Conversation, Id, Node, Time, place_of
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
 
 MAX_FILES = 20_000
-_MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 64 << 20
 # The list of 20,000 files takes half of this. zipfile reads the list in one piece.
 _MAX_READ_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20
@@ -111,7 +113,16 @@ def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[
         raise StorageError("The archive can't be written: the disk is full or fails.") from error
 
 
-def import_zip(store: ConversationStore, owner: str, stream: BinaryIO, *, max_bytes: int) -> list[Conversation]:
+def import_zip(
+    store: ConversationStore,
+    owner: str,
+    stream: BinaryIO,
+    *,
+    max_bytes: int,
+    max_conversations: int = MAX_FILES,
+    max_json_bytes: int = MAX_JSON_BYTES,
+    admit: Callable[[Attachment], Attachment] = lambda attachment: attachment,
+) -> list[Conversation]:
     """Adds the conversations of an archive under new ids: all of them, or none after an error.
 
     A reply that was being written when it was exported is "stopped". Anybody may have made the archive: nothing in it
@@ -120,20 +131,28 @@ def import_zip(store: ConversationStore, owner: str, stream: BinaryIO, *, max_by
     Args:
         stream: seekable.
         max_bytes: how many the archive may have when it is unpacked.
+        max_conversations: how many it may hold.
+        max_json_bytes: how many one conversation may have without its files.
+        admit: a file that is in the store by now, as it may be kept; raises what is wrong with it.
 
     Raises:
+        MediaError, DocumentError: from `admit`.
         ArchiveError: the archive is damaged, too large, of another version, or holds what no export writes.
         StorageError: the disk is full, or can't be written to.
     """
     with _damage_in_words("The archive"):
         # The directory is read at once; an explicit close would only close the caller's stream.
         archive = zipfile.ZipFile(cast(BinaryIO, _Bounded(stream)))
-    conversations, media = _list(archive, max_bytes)
+    conversations, media = _list(archive, max_bytes, max_json_bytes)
+    if len(conversations) > max_conversations:
+        raise ArchiveError(
+            f"The archive holds {len(conversations):,} conversations; there is room for {max_conversations:,} here. "
+            "Export fewer at a time, or delete some that you don't need."
+        )
     new_digests = [digest for digest in media if digest not in store.media]
     imported: list[Conversation] = []
 
-    def renewed() -> Iterator[tuple[Conversation, Tree]]:
-        # Read one at a time: all of them may be more than the memory holds.
+    def read() -> Iterator[tuple[Conversation, tuple[Node, ...]]]:
         unused = dict(media)
         for entry in conversations:
             conversation, tree = _read(archive, entry)
@@ -144,21 +163,38 @@ def import_zip(store: ConversationStore, owner: str, stream: BinaryIO, *, max_by
                     raise ArchiveError(f"The archive lacks the file {_shown(attachment.name)} of a message.")
                 if file.file_size != attachment.num_bytes:
                     raise ArchiveError(f"The file {_shown(attachment.name)} is damaged: its length is wrong.")
-            conversation, tree = _with_new_ids(conversation, tree)
+            conversation, nodes = _with_new_ids(conversation, tree, admit)
             imported.append(conversation)
-            yield conversation, tree
+            yield conversation, nodes
         for file in unused.values():
             raise ArchiveError(f"The archive has a file that no message refers to: {_shown(file.filename)}.")
 
     try:
         for digest, entry in media.items():
             _read_media(archive, digest, entry, store)
-        store.insert(owner, renewed())
+        with _set_aside(read()) as checked:
+            store.insert(owner, ((conversation, Tree(nodes)) for conversation, nodes in checked))
     except BaseException:
         with contextlib.suppress(StorageError):
             store.media.discard(new_digests)
         raise
     return imported
+
+
+@contextlib.contextmanager
+def _set_aside(values: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """All the values again, from the disk: everybody else waits for a transaction, so nothing is parsed in one, and all
+    of them may be more than the memory holds."""
+    with tempfile.TemporaryFile() as file:
+        for value in values:
+            try:
+                pickle.dump(value, file)
+            except OSError as error:
+                raise StorageError("The disk is full or fails, so nothing was imported. Free some space.") from error
+        end = file.tell()
+        file.seek(0)
+        # Written above, by nobody else.
+        yield iter(lambda: pickle.load(file) if file.tell() < end else None, None)
 
 
 def _to_json(conversation: Conversation, tree: Tree) -> str:
@@ -199,19 +235,24 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
     return Conversation(id="", **kept), tree
 
 
-def _with_new_ids(conversation: Conversation, tree: Tree) -> tuple[Conversation, Tree]:
+def _with_new_ids(
+    conversation: Conversation, tree: Tree, admit: Callable[[Attachment], Attachment]
+) -> tuple[Conversation, tuple[Node, ...]]:
     ids: dict[str | None, str | None] = {None: None, **{identity: new_id() for identity in tree.nodes}}
 
     def renewed(node: Node) -> Node:
         status = "stopped" if node.status == "running" else node.status
-        return dataclasses.replace(node, id=ids[node.id], parent=ids[node.parent], status=status)
+        files = tuple(map(admit, node.attachments))
+        return dataclasses.replace(node, id=ids[node.id], parent=ids[node.parent], status=status, attachments=files)
 
     head, first = ids[conversation.head], ids[conversation.first]
-    renewed_tree = Tree(map(renewed, tree.nodes.values()))
-    return dataclasses.replace(conversation, id=new_id(), head=head, first=first), renewed_tree
+    nodes = tuple(map(renewed, tree.nodes.values()))
+    return dataclasses.replace(conversation, id=new_id(), head=head, first=first), nodes
 
 
-def _list(archive: zipfile.ZipFile, max_bytes: int) -> tuple[list[zipfile.ZipInfo], dict[str, zipfile.ZipInfo]]:
+def _list(
+    archive: zipfile.ZipFile, max_bytes: int, max_json_bytes: int
+) -> tuple[list[zipfile.ZipInfo], dict[str, zipfile.ZipInfo]]:
     """The JSON files, and the media by digest, checked by their names and declared sizes.
 
     Raises:
@@ -236,8 +277,8 @@ def _list(archive: zipfile.ZipFile, max_bytes: int) -> tuple[list[zipfile.ZipInf
         if entry.flag_bits & _IS_ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ArchiveError(f"{_shown(name)} in the archive is encrypted, or compressed in a way that isn't read.")
         if _CONVERSATION.fullmatch(name):
-            if entry.file_size > _MAX_JSON_BYTES:
-                raise ArchiveError(f"{_shown(name)} is larger than the {_MAX_JSON_BYTES >> 20} MiB that are read.")
+            if entry.file_size > max_json_bytes:
+                raise ArchiveError(f"{_shown(name)} is larger than the {max_json_bytes >> 20} MiB that are read.")
             conversations.append(entry)
         elif found := _MEDIA.fullmatch(name):
             if found[1] in media:

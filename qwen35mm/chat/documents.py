@@ -30,6 +30,8 @@ from qwen35mm.errors import (
 
 MAX_PDF_BYTES = 200 * 2**20
 MAX_TEXT_CHARS = 4_000_000
+# The text of a PDF as it is kept, with the numbers of its pages.
+MAX_KEPT_TEXT_BYTES = 5 * MAX_TEXT_CHARS
 # For one answer of the child: a page, or the opening of the file.
 ANSWER_TIMEOUT_S = 60.0
 

@@ -7,16 +7,18 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.documents import MAX_KEPT_TEXT_BYTES
 from qwen35mm.chat.media import MediaStore
 from qwen35mm.chat.prompting import prompt_messages, with_names
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.say import Said, say, size, tokens
 from qwen35mm.chat.settings import Settings
-from qwen35mm.errors import PromptError
-from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlan, MediaProcessor, VideoProcessing
+from qwen35mm.errors import ArchiveError, DocumentTooLargeError, PromptError
+from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlan, MediaPlanError, MediaProcessor, VideoProcessing
 
 # Less room than this for an answer isn't worth sending for.
 _LEAST_ANSWER = 128
@@ -171,6 +173,46 @@ class Drafts:
 
     def _make_plan(self, digest: str, kind: Any, budget: MediaBudget, processor: MediaProcessor) -> MediaPlan:
         return replace(processor, budget=budget).plan(self._media.path(digest), kind)
+
+
+def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> Attachment:
+    """A file that a record from elsewhere names, as it may be kept: it is looked at, and within the limits here.
+
+    A plan for another checkpoint's processing is left out: a new one can be made.
+
+    Raises:
+        ArchiveError: the file is of another kind than its record says, or its plan is another medium's.
+        MediaError, DocumentError: the file can't be read, or is over a limit.
+    """
+    if attachment.kind == "text":
+        if attachment.num_bytes > MAX_KEPT_TEXT_BYTES:
+            raise DocumentTooLargeError(
+                f"The text file {attachment.name!r} has {attachment.num_bytes / 2**20:,.1f} MiB; at most "
+                f"{MAX_KEPT_TEXT_BYTES / 2**20:,.1f} are taken."
+            )
+        return replace(attachment, plan=None)
+    plan = attachment.plan
+    try:
+        found = processor.plan(path, attachment.kind)
+        if plan is None or plan.processing != found.processing:
+            return replace(attachment, plan=None)
+        if plan.kind != found.kind:
+            raise ArchiveError(
+                f"The file {attachment.name!r} is kept as {attachment.kind} with a plan for {plan.kind}."
+            )
+        processor.check(plan, path)
+    except MediaPlanError as error:
+        raise ArchiveError(
+            f"The file {attachment.name!r} can't be taken. {with_names(str(error), [attachment])}"
+        ) from None
+    except MediaError as error:
+        raise type(error)(with_names(str(error), [attachment])) from None
+    if (plan.source_size, plan.source_frames) != (found.source_size, found.source_frames):
+        raise ArchiveError(
+            f"The file {attachment.name!r} is not the one that its record was made for: its size in pixels, or its "
+            "number of frames, is another."
+        )
+    return attachment
 
 
 def completed(plan: MediaPlan, digest: str, known: Iterable[Attachment], processing: VideoProcessing) -> MediaPlan:

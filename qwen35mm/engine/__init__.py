@@ -13,7 +13,14 @@ from qwen35mm.engine.events import (
     TextDelta,
 )
 from qwen35mm.engine.grammar import check_json_schema
-from qwen35mm.engine.request import CachedPrompt, DeferredMedia, Request, Retain, StepOutput
+from qwen35mm.engine.request import (
+    CachedPrompt,
+    DeferredMedia,
+    Request,
+    Retain,
+    StepOutput,
+    check_num_tokens,
+)
 from qwen35mm.engine.settings import EngineSettings
 
 __all__ = [
@@ -34,4 +41,5 @@ __all__ = [
     "StepOutput",
     "TextDelta",
     "check_json_schema",
+    "check_num_tokens",
 ]

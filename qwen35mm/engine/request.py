@@ -71,12 +71,7 @@ class Request(CachedPrompt):
 
     def check_length(self, context_length: int) -> None:
         """Raises ContextTooLongError for a prompt that leaves no room for a reply."""
-        num_tokens = len(self.prompt.token_ids)
-        if num_tokens >= context_length:
-            raise ContextTooLongError(
-                f"The conversation has {num_tokens:,} tokens and the context holds {context_length:,}, reply included. "
-                "Start a new chat, send fewer or smaller pictures and videos, or raise the context length."
-            )
+        check_num_tokens(len(self.prompt.token_ids), context_length)
 
 
 @dataclass(frozen=True)
@@ -85,6 +80,15 @@ class StepOutput:
 
     request_id: str
     event: Event | RequestEnd
+
+
+def check_num_tokens(num_tokens: int, context_length: int) -> None:
+    """Raises ContextTooLongError where so many tokens leave no room for a reply."""
+    if num_tokens >= context_length:
+        raise ContextTooLongError(
+            f"The conversation has {num_tokens:,} tokens and the context holds {context_length:,}, reply included. "
+            "Start a new chat, send fewer or smaller pictures and videos, or raise the context length."
+        )
 
 
 def engine_error(error: Exception, device: torch.device) -> EngineError:

@@ -7,6 +7,7 @@ import gc
 import io
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,11 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Event, MediaPlanned, Progress
-from qwen35mm.errors import PromptError
+from qwen35mm.errors import ContextTooLongError, PromptError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaBudget, MediaError, PreparedMedia
+from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia
 from tests.backends.events import collect, result_of
 from tests.engine.exact import clip as short_clip
 from tests.engine.exact import picture
@@ -163,6 +164,24 @@ async def test_leaving_while_a_medium_is_read_stops_the_reading(
     await asyncio.to_thread(lambda: None)
     gc.collect()
     assert not caplog.records, "nobody is told of an error that is none"
+
+
+async def test_no_more_media_are_read_than_the_context_holds(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their pixels would all be in memory before the engine counts the prompt."""
+    plan = backend.media.plan(source := picture(0), "image")
+    monkeypatch.setattr(backend, "media_of", None)
+    message = Message("user", (Image(source, plan),) * (backend.context_length // plan.num_tokens + 1))
+    with pytest.raises(ContextTooLongError):
+        await collect(backend.stream([message], GREEDY))
+    # What a record says of a medium is not taken for true.
+    huge = replace(plan, grid_thw=plan.grid_thw._replace(h=10**6, w=10**6))
+    with pytest.raises(MediaPlanError):
+        backend.count_tokens([Message("user", (Image(source, huge),))])
+    pinned = replace(huge, digest="ab" * 32, unit_digests=("cd" * 32,), num_tokens=6)
+    with pytest.raises(MediaPlanError):
+        await collect(backend.stream([Message("user", (Image(source, pinned),))], GREEDY))
 
 
 async def test_a_broken_medium_leaves_the_backend_working(backend: LocalBackend) -> None:

@@ -209,6 +209,19 @@ def test_a_full_disk_on_import_leaves_nothing(
     assert not [name for name in files_in(tmp_path / "other" / "media") if name != digest_of(b"picture")]
 
 
+def test_others_write_while_an_archive_is_read(store: ConversationStore, tmp_path: Path) -> None:
+    data = exported(store, full(store), full(store))
+    somebody = ConversationStore(tmp_path / "data")
+    seen: list[str] = []
+
+    def admit(file: Attachment) -> Attachment:
+        seen.append(create(somebody, ME).id)
+        return file
+
+    assert len(import_zip(store, OTHER, io.BytesIO(data), max_bytes=ROOM, admit=admit)) == 2
+    assert {each.id for each in store.find(ME)} >= set(seen) != set()
+
+
 def test_markdown_reads_well() -> None:
     picture = Attachment(digest_of(b"x"), "image", "my [cat]!.JPEG", 1)
     question = node(text="What is it?\n\n    code", attachments=(picture,), created_s=0)

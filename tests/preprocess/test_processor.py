@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from qwen35mm_preprocess import (
     MediaBudget,
     MediaChangedError,
     MediaConfigError,
+    MediaError,
     MediaPlanError,
     MediaProcessor,
     read_processing,
 )
+from qwen35mm_preprocess.media_plan import num_prompt_tokens
 from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene
 from tests.preprocess.test_types import CONFIG
 
@@ -81,6 +84,44 @@ def test_a_plan_for_another_checkpoint_is_refused(source: Path | bytes, processo
     )
     with pytest.raises(MediaPlanError, match="processes media in another way"):
         other.prepare(source, plan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"size": (60_000, 60_000)}, "a grid of another size"),
+        ({"size": (60_000, 60_000), "grid_thw": 3750}, "tokens than its grid's"),
+        ({"size": (60_000, 60_000), "grid_thw": 3750, "num_tokens": 1875**2}, "tokens than its prompt's"),
+        ({"size": (60_000, 60_000), "grid_thw": 3750, "num_tokens": None}, "more pixels than are made"),
+        ({"source_size": (60_000, 60_000)}, "60,?000 x 60,?000"),
+        ({"size": (40, 32)}, "another size"),
+    ],
+)
+def test_a_plan_that_no_medium_gives_is_refused_before_anything_is_made_of_it(
+    source: Path | bytes, processor: MediaProcessor, changes: dict[str, Any], words: str
+) -> None:
+    """A record may say anything: 60,000 x 60,000 pixels are more memory than there is."""
+    plan = processor.plan(source)
+    made = dict(changes)
+    if "grid_thw" in made:
+        made["grid_thw"] = plan.grid_thw._replace(h=made["grid_thw"], w=made["grid_thw"])
+        if made.get("num_tokens", 0) is None:
+            made["num_tokens"] = made["grid_thw"].num_tokens(2)
+            made["num_prompt_tokens"] = num_prompt_tokens(made["num_tokens"], plan.timestamps_s)
+        elif "num_tokens" in made:
+            made["num_tokens"] *= plan.grid_thw.t
+    for digest in (None, "ab" * 32):
+        units = None if digest is None else ("cd" * 32,) * plan.grid_thw.t
+        with pytest.raises(MediaError, match=words):
+            processor.prepare(source, replace(plan, **made, digest=digest, unit_digests=units))
+
+
+def test_a_plan_of_more_frames_than_a_video_has_is_refused(clip: bytes, processor: MediaProcessor) -> None:
+    plan = processor.plan(clip)
+    with pytest.raises(MediaPlanError, match="more frames than the video has"):
+        processor.check(replace(plan, source_frames=len(plan.frame_indices or ()) - 1), clip)
+    with pytest.raises(MediaPlanError, match="frames than its grid's"):
+        processor.check(replace(plan, frame_indices=(0,), frame_times_s=(0.0,)), clip)
 
 
 def test_kind_can_be_asked_for(processor: MediaProcessor) -> None:

@@ -21,6 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.quotas import ALONE, STRANGERS
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.settings import describe_settings
 from qwen35mm.chat.store import ConversationStore
@@ -101,7 +102,8 @@ def build_app(
         }
 
     services = [Api(backend, store, replies, turns, describe, examples), *([Models(switch)] if switch else [])]
-    files = Files(store, people, backend.media.limits, examples)
+    quotas = STRANGERS if shared else ALONE
+    files = Files(store, people, backend, quotas, examples)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
         person = people.person(request.cookies)

@@ -19,10 +19,13 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from qwen35mm.chat.archive import export_zip, import_zip
+from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
+from qwen35mm.chat.drafts import admitted
 from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.prompting import with_names
-from qwen35mm.chat.records import Attachment
+from qwen35mm.chat.quotas import Quotas
+from qwen35mm.chat.records import Attachment, Conversation
 from qwen35mm.chat.say import say
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person
@@ -32,12 +35,11 @@ from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.requests import HEADER
 from qwen35mm.web.serving.thumbnails import make_thumbnail, media_type
-from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
+from qwen35mm_preprocess import MediaError, detect_kind
 
 MAX_TEXT_BYTES = 4 * 2**20
 MAX_PDF_PAGES = 2_000
 MAX_PAGE_PICTURES = 32
-MAX_ARCHIVE_BYTES = 8 * 2**30
 # A file of a stranger's is shown as what it is, and does nothing.
 _INERT = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
 _KEEP = {"cache-control": "private, max-age=31536000, immutable"}
@@ -47,16 +49,23 @@ class Files:
     """The routes that carry files.
 
     Args:
-        limits: what is too large to be kept.
+        backend: says what is too large to be kept, and how media are read.
+        quotas: what a person may take.
         examples: those of an empty page.
     """
 
     def __init__(
-        self, store: ConversationStore, people: People, limits: MediaLimits, examples: Sequence[Sample] = ()
+        self,
+        store: ConversationStore,
+        people: People,
+        backend: ChatBackend,
+        quotas: Quotas,
+        examples: Sequence[Sample] = (),
     ) -> None:
         self._store = store
         self._people = people
-        self._limits = limits
+        self._backend = backend
+        self._quotas = quotas
         self._examples = examples
         self._thumbnail = functools.lru_cache(maxsize=256)(make_thumbnail)
 
@@ -64,7 +73,7 @@ class Files:
         """`POST .../upload?name=...` with a file as the body: what it becomes in a message."""
         person = self._person(request, writes=True)
         name = _file_name(request.query_params.get("name", ""))
-        max_bytes = max(self._limits.max_image_bytes, self._limits.max_video_bytes)
+        max_bytes = self._backend.media.limits.max_bytes(None)
         async with _received(request, repr(name), max_bytes) as file:
             digest, num_bytes = await asyncio.to_thread(self._store.media.add, file, max_bytes=max_bytes)
         await asyncio.to_thread(self._store.media.hold, person.owner, digest)
@@ -83,7 +92,11 @@ class Files:
         path = self._store.media.path(attachment.digest)
         kind = detect_document(path, attachment.name)
         if kind is None:
-            return {"attachments": [attachment_view(replace(attachment, kind=detect_kind(path, self._limits)))]}
+            return {
+                "attachments": [
+                    attachment_view(replace(attachment, kind=detect_kind(path, self._backend.media.limits)))
+                ]
+            }
         if kind == "text":
             content = read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name)
             text = self._keep(person, attachment.name, "text", content.encode())
@@ -163,9 +176,21 @@ class Files:
     async def take_in(self, request: Request) -> Response:
         """`POST .../import` with what `export` gave as the body."""
         person = self._person(request, writes=True)
-        async with _received(request, "The archive", MAX_ARCHIVE_BYTES) as archive:
-            taken = await asyncio.to_thread(import_zip, self._store, person.owner, archive, max_bytes=MAX_ARCHIVE_BYTES)
+        async with _received(request, "The archive", self._quotas.archive_bytes) as archive:
+            taken = await asyncio.to_thread(self._import, person, archive)
         return JSONResponse({"conversations": [conversation_line(each) for each in taken]})
+
+    def _import(self, person: Person, archive: BinaryIO) -> list[Conversation]:
+        media, processor = self._store.media, self._backend.media
+        return import_zip(
+            self._store,
+            person.owner,
+            archive,
+            max_bytes=self._quotas.archive_bytes,
+            max_conversations=self._quotas.conversations,
+            max_json_bytes=self._quotas.conversation_bytes,
+            admit=lambda file: admitted(file, media.path(file.digest), processor),
+        )
 
     def _mine(self, request: Request) -> Path:
         digest = request.path_params["digest"]

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 
+from qwen35mm.chat.quotas import STRANGERS, Quotas
 from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Turns
@@ -27,7 +28,7 @@ ANN, BOB = "a" * 32, "b" * 32
 class PageClient:
     """A page that several people use; `token` is one's private cookie."""
 
-    def __init__(self, folder: Path, *, shared: bool = True) -> None:
+    def __init__(self, folder: Path, *, shared: bool = True, quotas: Quotas = STRANGERS) -> None:
         self.backend = FakeBackend()
         self.store = ConversationStore(folder)
         self.replies = Replies(self.store, self.backend, grace_s=10**6)
@@ -36,7 +37,7 @@ class PageClient:
         examples = choose_examples(load_samples())
         app = {"model": self.backend.loaded.name}
         api = Api(self.backend, self.store, self.replies, turns, lambda: app, examples)
-        self.files = Files(self.store, self.people, self.backend.media.limits, examples)
+        self.files = Files(self.store, self.people, self.backend, quotas, examples)
         self.app: Any = PrivateCookie(Starlette(routes=_routes(answer_requests(self.people, api), self.files)))
 
     async def request(

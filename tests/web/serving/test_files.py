@@ -7,12 +7,14 @@ import json
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qwen35mm.web.serving import files as files_module
+from qwen35mm_preprocess import MediaLimits
 from tests.chat.chat_kit import CLIP, PICTURE
 from tests.chat.english import english
 from tests.chat.helpers import files_in
@@ -141,8 +143,8 @@ async def test_who_may_not_upload(page: PageClient) -> None:
 async def test_a_file_that_is_too_large(
     page: PageClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: bool
 ) -> None:
-    limits = page.backend.media.limits
-    monkeypatch.setattr(page.files, "_limits", type(limits)(max_image_bytes=1000, max_video_bytes=2 * 2**20))
+    limits = MediaLimits(max_image_bytes=1000, max_video_bytes=2 * 2**20)
+    monkeypatch.setattr(page.backend, "media", replace(page.backend.media, limits=limits))
     if declared:
         response = await page.upload(b"x" * (2 * 2**20 + 1), "large.mp4")
         status, message = response.status_code, problem(response)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -11,7 +14,9 @@ from urllib.parse import unquote
 import pytest
 from PIL import Image
 
+from qwen35mm.chat.quotas import STRANGERS
 from qwen35mm.web.serving.examples import NUM_EXAMPLES
+from qwen35mm_preprocess import MediaLimits
 from tests.chat.chat_kit import CLIP, PICTURE
 from tests.web.serving.page_client import BOB, PageClient, problem
 
@@ -159,3 +164,69 @@ async def test_what_is_no_archive_is_refused_in_words(page: PageClient, data: by
     assert (response.status_code, len(problem(response)) > 20) == (400, True)
     assert (await page.request("POST", "import", header=False, content=data)).status_code == 404
     assert (await page.call("list")).json()["conversations"] == []
+
+
+def rewritten(archive: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """An export whose conversations were changed by hand."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(stream, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name.endswith(".json"):
+                change(values := json.loads(data))
+                data = json.dumps(values).encode()
+            new.writestr(name, data)
+    return stream.getvalue()
+
+
+async def test_what_an_import_says_of_a_medium_is_checked(page: PageClient) -> None:
+    attachment = await attach(page, PICTURE.read_bytes(), "a.png")
+    chat = await page.ask("look", attachments=[attachment])
+    archive = (await page.request("GET", "export", params={"ids": chat["id"]})).content
+
+    async def refusal(*, file: dict[str, Any] | None = None, **plan: Any) -> str:
+        def change(conversation: dict[str, Any]) -> None:
+            (attached,) = conversation["messages"][0]["attachments"]
+            attached |= file or {}
+            attached["plan"] |= plan
+
+        response = await page.request("POST", "import", BOB, content=rewritten(archive, change))
+        assert response.status_code == 400
+        assert attachment["digest"] not in problem(response)
+        return problem(response)
+
+    assert "'a.png'" in await refusal(size=[60_000, 60_000])
+    assert "60,000" in (await refusal(source_size=[60_000, 60_000])).replace("60000", "60,000")
+    assert "size in pixels" in await refusal(source_size=[2000, 2000])
+    assert "video" in await refusal(file={"kind": "video"})
+    assert (await page.call("list", BOB)).json()["conversations"] == []
+
+    # Another checkpoint's plan is none: what is made of the picture is decided here, anew.
+    def foreign(conversation: dict[str, Any]) -> None:
+        conversation["messages"][0]["attachments"][0]["plan"] |= {"processing": "0f" * 16, "size": [60_000, 60_000]}
+
+    response = await page.request("POST", "import", BOB, content=rewritten(archive, foreign))
+    (line,) = response.json()["conversations"]
+    _, tree = page.store.read(page.owner(BOB), line["id"])
+    assert [file.plan for node in tree.nodes.values() for file in node.attachments] == [None]
+
+
+async def test_the_server_s_limits_hold_for_imports(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    attachment = await attach(page, PICTURE.read_bytes(), "a.png")
+    await page.ask("look", attachments=[attachment])
+    await page.ask("echo two")
+    archive = (await page.request("GET", "export")).content
+
+    async def refusal(**limits: int) -> str:
+        monkeypatch.setattr(page.files, "_quotas", replace(STRANGERS, **limits))
+        response = await page.request("POST", "import", BOB, content=archive)
+        assert response.status_code == 400
+        return problem(response)
+
+    assert "at most" in await refusal(archive_bytes=len(archive) - 1)
+    assert "2 conversations" in await refusal(conversations=1)
+    assert "MiB that are read" in await refusal(conversation_bytes=100)
+    smaller = replace(page.backend.media, limits=MediaLimits(max_image_bytes=1000))
+    monkeypatch.setattr(page.backend, "media", smaller)
+    assert "a.png" in await refusal()
+    assert (await page.call("list", BOB)).json()["conversations"] == []

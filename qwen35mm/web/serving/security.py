@@ -6,9 +6,16 @@ An answer is Markdown and may hold `![](https://...)`: loading that would tell a
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
+
+from gradio.route_utils import CustomCORSMiddleware
+from gradio.routes import App
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -25,11 +32,61 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "form-action 'self'",
     )
 )
-_HEADERS = (
-    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-content-type-options", b"nosniff"),
-)
+# The sites that show a Space's page in a frame.
+_SPACE_FRAMES = "https://huggingface.co https://*.huggingface.co"
+
+
+class GuardedApp(App):
+    """Gradio's application behind middleware of ours: Gradio would put its own in front of what it is given.
+
+    Its answers to other origins are left out: it lets every port of localhost, and on other addresses every website,
+    read all that a browser's cookies open.
+    """
+
+    def add_middleware(self, middleware_class: Any, *args: Any, **kwargs: Any) -> None:
+        """Adds it behind those that are there."""
+        if middleware_class is not CustomCORSMiddleware:
+            self.user_middleware.append(Middleware(middleware_class, *args, **kwargs))
+
+
+class SameOrigin:
+    """ASGI middleware that refuses what pages of other sites, or of other ports of this machine, have a browser ask
+    for; they may lead to the page by a link. What no browser sends is for others to judge: it can say what it likes.
+    """
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not _is_same_origin(scope):
+            await refuse(send, 403, "Only this page itself is answered, and no other site or port.")
+            return
+        await self._app(scope, receive, send)
+
+
+def _is_same_origin(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        # "none" is an address that the person typed, or a bookmark. Behind a proxy only the browser knows who "same"
+        # is, so this counts before Origin.
+        is_link = scope["method"] == "GET" and scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
+        return site in ("same-origin", "none") or is_link
+    origin = headers.get("origin")
+    # No page can set either name: it would have to ask first, with an Origin, and be refused here.
+    names = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
+    return origin is None or any(_is_origin_of(name.strip(), origin) for name in names)
+
+
+def _is_origin_of(host: str, origin: str) -> bool:
+    try:
+        parts = urlsplit(origin)
+        here = urlsplit(f"//{host}")
+        default = {"http": 80, "https": 443}.get(parts.scheme)
+        same_port = (parts.port or default) == (here.port or default)
+    except ValueError:
+        return False
+    return default is not None and same_port and bool(here.hostname) and here.hostname == parts.hostname
 
 
 class OnlyThisMachine:
@@ -43,8 +100,7 @@ class OnlyThisMachine:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_called_by_its_name(scope):
-            await send({"type": "http.response.start", "status": 421, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"This page is for this machine: http://127.0.0.1"})
+            await refuse(send, 421, "This page is for this machine: http://127.0.0.1")
             return
         await self._app(scope, receive, send)
 
@@ -63,18 +119,32 @@ def _is_this_machine(name: str) -> bool:
         return False
 
 
+async def refuse(send: Send, status: int, text: str) -> None:
+    """Answers with plain text."""
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
 class SecurityHeaders:
     """ASGI middleware that adds the headers to every response; no buffering, so streams stay streams."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
+        frames = _SPACE_FRAMES if os.environ.get("SPACE_ID") else "'none'"
+        self._headers = (
+            (b"content-security-policy", f"{CONTENT_SECURITY_POLICY}; frame-ancestors {frames}".encode()),
+            (b"cross-origin-resource-policy", b"same-origin"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"x-content-type-options", b"nosniff"),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 # A route's own, stricter policy stands.
                 present = {name.lower() for name, _ in message.get("headers", [])}
-                added = [header for header in _HEADERS if header[0] not in present]
+                added = [header for header in self._headers if header[0] not in present]
                 message = {**message, "headers": [*message.get("headers", []), *added]}
             await send(message)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.routes import ORJSONResponse
 from starlette.middleware import Middleware
 
 from qwen35mm.assets import asset_path
@@ -26,7 +27,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.strangers import is_shared
 from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
 from qwen35mm.web.serving.people import PrivateCookie
-from qwen35mm.web.serving.security import OnlyThisMachine, SecurityHeaders
+from qwen35mm.web.serving.security import GuardedApp, OnlyThisMachine, SameOrigin, SecurityHeaders
 from qwen35mm.web.serving.tidying import keep_tidy
 
 # Where nothing is kept, a person who was last seen this long ago is forgotten, with uploads and conversations.
@@ -97,9 +98,9 @@ def serve(
             grace_s=grace_s,
         )
         stack.enter_context(keep_tidy(store, page.people, forget_after_s=FORGET_AFTER_S if data_dir is None else None))
-        middleware = [Middleware(SecurityHeaders), Middleware(PrivateCookie)]
+        middleware = [Middleware(SecurityHeaders), Middleware(SameOrigin), Middleware(PrivateCookie)]
         if not shared:
-            middleware.insert(0, Middleware(OnlyThisMachine))
+            middleware.insert(1, Middleware(OnlyThisMachine))
         # Every service that Gradio offers besides is switched off by name: its environment variables could switch it
         # on.
         _, url, _ = page.app.launch(
@@ -120,7 +121,7 @@ def serve(
             max_file_size=1,
             footer_links=[],
             auth=list(auth) or None,
-            app_kwargs={"middleware": middleware, "routes": page.routes},
+            _app=GuardedApp(default_response_class=ORJSONResponse, middleware=middleware, routes=page.routes),
             # Else Gradio asks for its page within 3 s, and on a very busy machine takes localhost for unreachable.
             _frontend=False,
         )

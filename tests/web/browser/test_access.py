@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from qwen35mm.web import serve
+from qwen35mm.web import Server, serve
 from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, OpenPage
 from tests.web.rendering.contrast import contrast
@@ -201,3 +203,34 @@ def test_a_login_lets_in_who_knows_the_password(browser: Browser) -> None:
         tab.get_by_label("Password").press("Enter")
         expect(tab.locator(".composer textarea")).to_be_focused()
         tab.context.close()
+
+
+def test_a_page_of_another_port_reads_nothing_and_may_only_lead_here(
+    browser: Browser, fake_server: tuple[FakeBackend, Server]
+) -> None:
+    url = fake_server[1].url
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(f"<a href='{url}'>chat</a>".encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as other, contextlib.ExitStack() as stack:
+        threading.Thread(target=other.serve_forever).start()
+        stack.callback(other.shutdown)
+        context = stack.enter_context(contextlib.closing(browser.new_context()))
+        tab = context.new_page()
+        tab.goto(url)
+        tab.locator(".composer textarea").wait_for()
+        tab.goto(f"http://127.0.0.1:{other.server_port}/")
+        asked = "{method: 'POST', credentials: 'include', headers: {'x-qwen35mm': '1'}, body: '{}'}"
+        read = f"fetch('{url}qwen35mm/api/start', {asked}).then(answer => answer.text(), () => 'refused')"
+        picture = "new Promise(done => {const i = new Image(); i.onload = i.onerror = e => done(e.type); i.src = '%s'})"
+        assert (tab.evaluate(read), tab.evaluate(picture % f"{url}qwen35mm/poster/0")) == ("refused", "error")
+        tab.get_by_text("chat").click()
+        tab.locator(".composer textarea").wait_for()

@@ -94,6 +94,19 @@ def test_a_name_that_was_pointed_here_is_not_served(server: Server) -> None:
         assert response.status_code == 421, path
 
 
+@pytest.mark.parametrize("path", ["", "qwen35mm/api/start", "gradio_api/call/watch", "gradio_api/info"])
+def test_pages_of_other_ports_may_not_read_it(server: Server, path: str) -> None:
+    origin = {"origin": "http://localhost:9", "host": server.url.split("/")[2].replace("127.0.0.1", "localhost")}
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-qwen35mm"}
+    for method, headers in (("OPTIONS", {**origin, **asked}), ("POST", origin), ("GET", origin)):
+        response = httpx.request(method, server.url + path, headers=headers)
+        assert response.status_code == 403, method
+        assert not [name for name in response.headers if name.startswith("access-control")], method
+        assert response.headers["cross-origin-resource-policy"] == "same-origin"
+    own = httpx.get(server.url + path, headers={"origin": server.url.rstrip("/")})
+    assert "access-control-allow-origin" not in own.headers
+
+
 def test_people_who_log_in_have_own_conversations() -> None:
     server = serve(FakeBackend(), port=0, auth=[("ann", "secret"), ("bob", "other")])
     try:

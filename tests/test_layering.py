@@ -21,7 +21,14 @@ LAYERS = [
     ["qwen35mm.cache", "qwen35mm.model"],
     ["qwen35mm.checkpoints", "qwen35mm.prompt"],
     ["qwen35mm.config", "qwen35mm.tokenizer", "qwen35mm.sampling", "qwen35mm.assets"],
-    ["qwen35mm.errors", "qwen35mm.cpu", "qwen35mm.strangers", "qwen35mm_preprocess", "qwen35mm_kernels"],
+    [
+        "qwen35mm.errors",
+        "qwen35mm.cpu",
+        "qwen35mm.strangers",
+        "qwen35mm.pools",
+        "qwen35mm_preprocess",
+        "qwen35mm_kernels",
+    ],
     ["qwen35mm.cgroups"],
 ]
 # The package's own file only says where its public names live; the programs only start the command line.

@@ -32,6 +32,7 @@ from qwen35mm.engine import (
     check_num_tokens,
 )
 from qwen35mm.model import LoadedModel
+from qwen35mm.pools import MEDIA, PROMPTS
 from qwen35mm.prompt import (
     DEFAULT_MIN_SEGMENT,
     EncodedMedium,
@@ -182,7 +183,7 @@ class ModelBackend(ABC):
             yield MediaPlanned(plans, tuple(w for m in media if isinstance(m, PreparedMedia) for w in m.warnings))
         thinking = self._thinks(params, enable_thinking)
         how = {"enable_thinking": thinking, "tools": tools, "continue_reply": continue_reply}
-        prompt = await asyncio.to_thread(self._prompts.prompt, messages, plans, **how)
+        prompt = await PROMPTS.run(self._prompts.prompt, messages, plans, **how)
         turn = Turn(
             tuple(pin_plans(messages, plans)),
             thinking,
@@ -307,7 +308,7 @@ class ModelBackend(ABC):
                 if not done.cancelled():
                     done.exception()
 
-            reading = asyncio.ensure_future(asyncio.to_thread(self.media_of, part, report))
+            reading = asyncio.ensure_future(MEDIA.run(self.media_of, part, report))
             reading.add_done_callback(end)
             try:
                 while (update := await updates.get()) is not None:

@@ -27,13 +27,14 @@ from qwen35mm.errors import (
     EncryptedDocumentError,
     NoTextError,
 )
+from qwen35mm.pools import Asker
 
 MAX_PDF_BYTES = 200 * 2**20
 MAX_TEXT_CHARS = 4_000_000
 # The text of a PDF as it is kept, with the numbers of its pages.
 MAX_KEPT_TEXT_BYTES = 5 * MAX_TEXT_CHARS
-# For one answer of the child: a page, or the opening of the file.
-ANSWER_TIMEOUT_S = 60.0
+# For a whole PDF, however many pages it has.
+PDF_TIMEOUT_S = 60.0
 
 _HEAD_BYTES = 1 << 20
 _MAX_NAME_CHARS = 120
@@ -99,12 +100,15 @@ def read_text(path: Path, *, max_bytes: int, name: str | None = None) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_pdf_text(path: Path, *, max_pages: int, name: str | None = None) -> tuple[str, ...]:
+def read_pdf_text(
+    path: Path, *, max_pages: int, name: str | None = None, asker: Asker | None = None
+) -> tuple[str, ...]:
     """The text of each page of a PDF; a page that is a picture has none.
 
     Args:
         max_pages: the most pages it may have.
         name: what the file is called in messages; its own name if None.
+        asker: if they leave, the work ends with a DamagedDocumentError that nobody sees.
 
     Raises:
         EncryptedDocumentError: it needs a password.
@@ -114,7 +118,7 @@ def read_pdf_text(path: Path, *, max_pages: int, name: str | None = None) -> tup
     """
     name = _shown(name or path.name)
     with closing(
-        _answers(path, name, {"task": "text", "max_pages": max_pages, "max_chars": MAX_TEXT_CHARS})
+        _answers(path, name, {"task": "text", "max_pages": max_pages, "max_chars": MAX_TEXT_CHARS}, asker)
     ) as answers:
         num_pages = next(answers)[0]["num_pages"]
         if num_pages > max_pages:
@@ -129,7 +133,7 @@ def read_pdf_text(path: Path, *, max_pages: int, name: str | None = None) -> tup
 
 
 def render_pdf_pages(
-    path: Path, *, max_pages: int, max_side: int = 1568, name: str | None = None
+    path: Path, *, max_pages: int, max_side: int = 1568, name: str | None = None, asker: Asker | None = None
 ) -> Iterator[tuple[Image.Image, int]]:
     """The first pages of a PDF as RGB pictures, each drawn when it is asked for, and beside each how many there are.
 
@@ -137,6 +141,7 @@ def render_pdf_pages(
         max_pages: the most pages that are drawn.
         max_side: the longer side's most pixels. A small page is drawn at 300 dots an inch, and stays smaller.
         name: what the file is called in messages; its own name if None.
+        asker: if they leave, the work ends with a DamagedDocumentError that nobody sees.
 
     Raises:
         EncryptedDocumentError: it needs a password.
@@ -144,7 +149,8 @@ def render_pdf_pages(
         DamagedDocumentError: it can't be drawn.
     """
     name = _shown(name or path.name)
-    with closing(_answers(path, name, {"task": "render", "max_pages": max_pages, "max_side": max_side})) as answers:
+    work = {"task": "render", "max_pages": max_pages, "max_side": max_side}
+    with closing(_answers(path, name, work, asker)) as answers:
         num_pages = next(answers)[0]["num_pages"]
         for _ in range(min(num_pages, max_pages)):
             header, pixels = next(answers)
@@ -198,7 +204,9 @@ def _decoded(data: bytes, *, final: bool) -> str | None:
     return text
 
 
-def _answers(path: Path, name: str, work: dict[str, Any]) -> Generator[tuple[dict[str, Any], bytes], None, None]:
+def _answers(
+    path: Path, name: str, work: dict[str, Any], asker: Asker | None
+) -> Generator[tuple[dict[str, Any], bytes], None, None]:
     """What a child process says of a file, one answer after the other; it is gone when this ends."""
     num_bytes = path.stat().st_size
     if num_bytes > MAX_PDF_BYTES:
@@ -217,22 +225,21 @@ def _answers(path: Path, name: str, work: dict[str, Any]) -> Generator[tuple[dic
         stderr=subprocess.DEVNULL,
     )
     assert process.stdout is not None
+    clock = threading.Timer(PDF_TIMEOUT_S, process.kill)
+    clock.daemon = True
+    clock.start()
     try:
-        while True:
-            clock = threading.Timer(ANSWER_TIMEOUT_S, process.kill)
-            clock.daemon = True
-            clock.start()
-            try:
+        with (asker or Asker()).ending(process.kill):
+            while True:
                 line = process.stdout.readline()
                 header: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {"error": "crashed"}
                 num_pixel_bytes = header.get("stride", 0) * header.get("height", 0)
                 pixels = process.stdout.read(num_pixel_bytes)
-            finally:
-                clock.cancel()
-            if "error" in header or len(pixels) != num_pixel_bytes:
-                raise _error(header.get("error", "crashed"), name)
-            yield header, pixels
+                if "error" in header or len(pixels) != num_pixel_bytes:
+                    raise _error(header.get("error", "crashed"), name)
+                yield header, pixels
     finally:
+        clock.cancel()
         process.kill()
         process.wait()
         process.stdout.close()

@@ -16,6 +16,7 @@ from qwen35mm.chat.records import Node
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, Result, TextDelta
 from qwen35mm.errors import ContextTooLongError, Qwen35mmError, StorageError
+from qwen35mm.pools import SAVING
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError
@@ -202,7 +203,7 @@ class Reply:
 
     async def _save(self) -> None:
         """Writes, then shows: what was seen once is still there after the process was killed."""
-        self.shown = await asyncio.to_thread(self._store_newest)
+        self.shown = await SAVING.run(self._store_newest)
         self._tell()
 
     def _store_newest(self) -> Node:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import contextlib
 import io
@@ -25,6 +24,7 @@ from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
+from qwen35mm.pools import DRAFTS, TURNS
 
 MAX_TEXT_CHARS = 2_000_000
 MAX_ATTACHMENTS = 64
@@ -113,7 +113,7 @@ class Turns:
 
     async def measure(self, person: Person, question: Question) -> dict[str, Any]:
         """What a message would cost; see `Drafts.measure`."""
-        cost = await asyncio.to_thread(lambda: self.drafts.measure(self._draft(person, question)[0]))
+        cost = await DRAFTS.run_for(person.tenant, lambda: self.drafts.measure(self._draft(person, question)[0]))
         if not cost["fits"]:
             await self._offer_larger_context(cost["offers"], cost["tokens"]["all"])
         return cost
@@ -202,7 +202,7 @@ class Turns:
     async def _begin(self, person: Person, conversation_id: str | None, store: Callable[[], Work]) -> tuple[str, str]:
         """Adds the reply of what was stored to those in progress; ids of conversation and reply."""
         with self._place(person, conversation_id):
-            work = await asyncio.to_thread(store)
+            work = await TURNS.run_for(person.tenant, store)
             self._replies.add(work)
         return work.conversation_id, work.node.id
 

@@ -263,7 +263,7 @@ def test_a_bomb_ends_with_its_process(file) -> None:
 )
 def test_a_child_that_gives_no_answer_is_an_error(file, monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:
     monkeypatch.setattr(documents, "_WORKER", file(code.encode(), "worker.py"))
-    monkeypatch.setattr(documents, "ANSWER_TIMEOUT_S", 0.2 if "sleep" in code else 60)
+    monkeypatch.setattr(documents, "PDF_TIMEOUT_S", 0.2 if "sleep" in code else 60)
     with pytest.raises(DamagedDocumentError, match=words):
         read_pdf_text(file(b"%PDF-"), max_pages=9)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +14,7 @@ from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person, Question, Turns
 from qwen35mm.errors import NotFoundError, PromptError
+from qwen35mm.pools import REQUESTS, SEARCH
 from qwen35mm.web.rendering.view import attachment_view, chat_view, conversation_line
 from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
@@ -54,16 +55,17 @@ class Api:
         """What a page needs when it begins."""
         return {
             "app": self._describe_app(),
-            "preferences": await asyncio.to_thread(self._store.preferences, person.owner),
-            "presets": await asyncio.to_thread(self._store.presets, person.owner),
+            "preferences": await REQUESTS.run(self._store.preferences, person.owner),
+            "presets": await REQUESTS.run(self._store.presets, person.owner),
             **await self.list(person),
             "running": [reply.node.id for reply in self._replies.of(person.owner)],
         }
 
     @request
-    def list(self, person: Person, query: str | None = None) -> Any:
+    async def list(self, person: Person, query: str | None = None) -> Any:
         """The conversations of the sidebar; `query` searches them."""
-        found = self._store.find(person.owner, query=query or "", limit=MAX_LISTED + 1)
+        find = functools.partial(self._store.find, person.owner, query=query or "", limit=MAX_LISTED + 1)
+        found = await (SEARCH.run_for(person.tenant, find) if query else REQUESTS.run(find))
         lines = [conversation_line(each) for each in found[:MAX_LISTED]]
         return {"conversations": lines, "more": len(found) > MAX_LISTED}
 
@@ -75,7 +77,7 @@ class Api:
         def read() -> dict[str, Any]:
             return chat_view(*self._store.read(person.owner, conversation), running, self._backend.context_length)
 
-        return await asyncio.to_thread(read)
+        return await REQUESTS.run(read)
 
     @request
     def rename(self, person: Person, conversation: str, title: str) -> Any:
@@ -87,7 +89,7 @@ class Api:
     async def delete(self, person: Person, conversation: str) -> Any:
         """Deletes a conversation; files that no other one holds go soon after."""
         await self._turns.stop(person, conversation)
-        await asyncio.to_thread(self._store.delete, person.owner, conversation)
+        await REQUESTS.run(self._store.delete, person.owner, conversation)
         return {}
 
     @request
@@ -98,21 +100,21 @@ class Api:
             _, tree = self._store.read(person.owner, conversation)
             self._store.change(person.owner, conversation, head=tree.newest_leaf(node))
 
-        await asyncio.to_thread(show)
+        await REQUESTS.run(show)
         return await self._shown(person, conversation)
 
     @request
     async def delete_message(self, person: Person, conversation: str, node: str) -> Any:
         """Deletes a message and what follows it."""
-        _, tree = await asyncio.to_thread(self._store.read, person.owner, conversation)
+        _, tree = await REQUESTS.run(self._store.read, person.owner, conversation)
         await self._turns.stop(person, conversation, tree.subtree(node))
-        await asyncio.to_thread(self._store.delete_node, person.owner, node)
+        await REQUESTS.run(self._store.delete_node, person.owner, node)
         return await self._shown(person, conversation)
 
     @request
     async def shorten(self, person: Person, conversation: str, first: str | None = None) -> Any:
         """Leaves what is before `first` out of prompts from now on; None takes everything again."""
-        await asyncio.to_thread(self._store.change, person.owner, conversation, first=first)
+        await REQUESTS.run(self._store.change, person.owner, conversation, first=first)
         return await self._shown(person, conversation)
 
     # Messages and their replies

@@ -8,14 +8,14 @@ import functools
 import io
 import re
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 from starlette.background import BackgroundTask
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from qwen35mm.chat.archive import export_zip, import_zip
@@ -30,6 +30,7 @@ from qwen35mm.chat.say import say
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
+from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, THUMBNAILS, UPLOADS, Asker
 from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
@@ -42,6 +43,7 @@ MAX_PDF_PAGES = 2_000
 MAX_PAGE_PICTURES = 32
 # A file of a stranger's is shown as what it is, and does nothing.
 _INERT = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
+T = TypeVar("T")
 _KEEP = {"cache-control": "private, max-age=31536000, immutable"}
 
 
@@ -75,38 +77,43 @@ class Files:
         name = _file_name(request.query_params.get("name", ""))
         max_bytes = self._backend.media.limits.max_bytes(None)
         async with _received(request, repr(name), max_bytes) as file:
-            digest, num_bytes = await asyncio.to_thread(self._store.media.add, file, max_bytes=max_bytes)
-        await asyncio.to_thread(self._store.media.hold, person.owner, digest)
+            digest, num_bytes = await UPLOADS.run(self._store.media.add, file, max_bytes=max_bytes)
+        await REQUESTS.run(self._store.media.hold, person.owner, digest)
         attachment = Attachment(digest, "image", name, num_bytes)
         try:
-            found = await asyncio.to_thread(self._recognise, person, attachment)
+            found = await UPLOADS.run(self._recognise, person, attachment)
+            if found is None:
+                found = await _while_waited_for(
+                    request, lambda asker: DOCUMENTS.run_for(person.tenant, self._pdf, person, attachment, asker)
+                )
         except Exception as error:
-            await asyncio.to_thread(self._store.media.release, person.owner, digest)
+            await REQUESTS.run(self._store.media.release, person.owner, digest)
             if isinstance(error, MediaError):
                 raise type(error)(with_names(str(error), [attachment])) from None
             raise
         return JSONResponse(found)
 
-    def _recognise(self, person: Person, attachment: Attachment) -> dict[str, Any]:
-        """By its content, whatever its name says."""
+    def _recognise(self, person: Person, attachment: Attachment) -> dict[str, Any] | None:
+        """By its content, whatever its name says; None for a PDF, which takes long."""
         path = self._store.media.path(attachment.digest)
         kind = detect_document(path, attachment.name)
         if kind is None:
-            return {
-                "attachments": [
-                    attachment_view(replace(attachment, kind=detect_kind(path, self._backend.media.limits)))
-                ]
-            }
+            medium = replace(attachment, kind=detect_kind(path, self._backend.media.limits))
+            return {"attachments": [attachment_view(medium)]}
         if kind == "text":
             content = read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name)
             text = self._keep(person, attachment.name, "text", content.encode())
             if text["digest"] != attachment.digest:
                 self._store.media.release(person.owner, attachment.digest)
             return {"attachments": [text]}
+        return None
+
+    def _pdf(self, person: Person, attachment: Attachment, asker: Asker) -> dict[str, Any]:
+        path = self._store.media.path(attachment.digest)
         try:
-            pages = read_pdf_text(path, max_pages=MAX_PDF_PAGES, name=attachment.name)
+            pages = read_pdf_text(path, max_pages=MAX_PDF_PAGES, name=attachment.name, asker=asker)
         except NoTextError:
-            return self._pages(person, attachment)
+            return self._pages(person, attachment, asker)
         text = "\n\n".join(f"[page {number}]\n{page.strip()}" for number, page in enumerate(pages, start=1))
         found = self._keep(person, attachment.name, "text", text.encode())
         return {"attachments": [{**found, "pdf": attachment.digest, "num_pages": len(pages)}]}
@@ -115,13 +122,18 @@ class Files:
         """`POST .../pages?digest=...&name=...`: an uploaded PDF's pages as pictures."""
         person = self._person(request, writes=True)
         digest, name = request.query_params.get("digest", ""), _file_name(request.query_params.get("name", ""))
-        self._check_mine(person, digest)
-        return JSONResponse(await asyncio.to_thread(self._pages, person, Attachment(digest, "image", name, 0)))
+        await REQUESTS.run(self._check_mine, person, digest)
+        pdf = Attachment(digest, "image", name, 0)
+        found = await _while_waited_for(
+            request, lambda asker: DOCUMENTS.run_for(person.tenant, self._pages, person, pdf, asker)
+        )
+        return JSONResponse(found)
 
-    def _pages(self, person: Person, attachment: Attachment) -> dict[str, Any]:
+    def _pages(self, person: Person, attachment: Attachment, asker: Asker) -> dict[str, Any]:
         path = self._store.media.path(attachment.digest)
+        drawn = render_pdf_pages(path, max_pages=MAX_PAGE_PICTURES, name=attachment.name, asker=asker)
         attachments, note = [], None
-        for picture, num_pages in render_pdf_pages(path, max_pages=MAX_PAGE_PICTURES, name=attachment.name):
+        for picture, num_pages in drawn:
             data = io.BytesIO()
             picture.save(data, "PNG")
             name = f"{Path(attachment.name).stem}, page {len(attachments) + 1}.png"
@@ -137,12 +149,13 @@ class Files:
 
     async def media(self, request: Request) -> Response:
         """`GET .../media/DIGEST`: a file that one of the person's messages holds."""
-        path = self._mine(request)
-        return FileResponse(path, media_type=await asyncio.to_thread(media_type, path), headers={**_INERT, **_KEEP})
+        path = await REQUESTS.run(self._mine, request)
+        return FileResponse(path, media_type=await REQUESTS.run(media_type, path), headers={**_INERT, **_KEEP})
 
     async def thumbnail(self, request: Request) -> Response:
         """`GET .../thumbnail/DIGEST`: a small JPEG of it."""
-        data = await asyncio.to_thread(self._thumbnail, self._mine(request))
+        path, person = await REQUESTS.run(self._mine, request), self._person(request)
+        data = await THUMBNAILS.run_for(person.tenant, self._thumbnail, path)
         return Response(data, media_type="image/jpeg", headers={**_INERT, **_KEEP})
 
     async def poster(self, request: Request) -> Response:
@@ -150,7 +163,7 @@ class Files:
         number = request.path_params["number"]
         if number not in range(len(self._examples)):
             raise NotFoundError("There is no such example.")
-        data = await asyncio.to_thread(self._thumbnail, self._examples[number].path)
+        data = await THUMBNAILS.run(self._thumbnail, self._examples[number].path)
         return Response(data, media_type="image/jpeg", headers=_INERT)
 
     async def export(self, request: Request) -> Response:
@@ -159,15 +172,15 @@ class Files:
         ids = [each for each in request.query_params.get("ids", "").split(",") if each]
         store = self._store
         if request.query_params.get("form") == "md":
-            conversation, tree = await asyncio.to_thread(store.read, person.owner, ids[0] if ids else "")
-            text = await asyncio.to_thread(export_markdown, tree, conversation.head, conversation.title)
+            conversation, tree = await REQUESTS.run(store.read, person.owner, ids[0] if ids else "")
+            text = await ARCHIVES.run_for(person.tenant, export_markdown, tree, conversation.head, conversation.title)
             return _download(text.encode(), f"{conversation.title or 'chat'}.md", "text/markdown; charset=utf-8")
         if not ids:
-            ids = [each.id for each in await asyncio.to_thread(store.find, person.owner, limit=100_000)]
+            ids = [each.id for each in await REQUESTS.run(store.find, person.owner, limit=100_000)]
         # Not in memory: it holds videos.
         archive = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the response
         try:
-            await asyncio.to_thread(export_zip, store, person.owner, ids, archive)
+            await ARCHIVES.run_for(person.tenant, export_zip, store, person.owner, ids, archive)
         except BaseException:
             archive.close()
             raise
@@ -177,7 +190,7 @@ class Files:
         """`POST .../import` with what `export` gave as the body."""
         person = self._person(request, writes=True)
         async with _received(request, "The archive", self._quotas.archive_bytes) as archive:
-            taken = await asyncio.to_thread(self._import, person, archive)
+            taken = await ARCHIVES.run_for(person.tenant, self._import, person, archive)
         return JSONResponse({"conversations": [conversation_line(each) for each in taken]})
 
     def _import(self, person: Person, archive: BinaryIO) -> list[Conversation]:
@@ -236,6 +249,31 @@ def _as_file(name: str) -> str:
     return f"attachment; filename*=UTF-8''{quote(_file_name(name), safe='')}"
 
 
+async def _while_waited_for(request: Request, work: Callable[[Asker], Awaitable[T]]) -> T:
+    """What comes of work for a request whose body was read. If the connection is lost meanwhile, the work ends.
+
+    Raises:
+        ClientDisconnect: it was.
+    """
+    asker = Asker()
+
+    async def lost() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, losing = asyncio.ensure_future(work(asker)), asyncio.ensure_future(lost())
+    try:
+        await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        losing.cancel()
+        # Where it is done, nothing is left that this could end.
+        asker.leave()
+        working.cancel()
+
+
 @contextlib.asynccontextmanager
 async def _received(request: Request, what: str, max_bytes: int) -> AsyncIterator[BinaryIO]:
     """The request's body as a file that is gone after the block. No thread waits for what is slow to come.
@@ -256,7 +294,7 @@ async def _received(request: Request, what: str, max_bytes: int) -> AsyncIterato
                 num_bytes += len(chunk)
                 if num_bytes > max_bytes:
                     raise too_large
-                await asyncio.to_thread(file.write, chunk)
+                await UPLOADS.run(file.write, chunk)
             file.seek(0)
         except OSError:
             raise StorageError("The disk is full or fails, so the file was not kept. Free some space.") from None

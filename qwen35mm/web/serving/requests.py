@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
@@ -17,6 +16,7 @@ from qwen35mm.chat.records import place_of
 from qwen35mm.chat.reply import BUG_MESSAGE
 from qwen35mm.chat.turns import TooLongError
 from qwen35mm.errors import NotFoundError, PromptError, Qwen35mmError
+from qwen35mm.pools import REQUESTS
 from qwen35mm.web.serving.people import People
 from qwen35mm_preprocess import MediaError
 
@@ -43,7 +43,7 @@ def request(method: Callable[..., Any]) -> Method:
 
     @functools.wraps(checked)
     async def in_thread(*args: Any, **named: Any) -> Any:
-        return await asyncio.to_thread(checked, *args, **named)
+        return await REQUESTS.run(checked, *args, **named)
 
     return in_thread
 

@@ -75,13 +75,20 @@ class PageClient:
                 pass
 
     async def send_body(
-        self, path: str, chunks: list[bytes], *, cut: bool | None, begun: asyncio.Event | None = None
+        self,
+        path: str,
+        chunks: list[bytes],
+        *,
+        cut: bool | None,
+        begun: asyncio.Event | None = None,
+        left: asyncio.Event | None = None,
     ) -> list[dict[str, Any]]:
         """A request whose body comes in pieces, without a length.
 
         Args:
             cut: whether the connection is lost after them; None leaves it open and silent.
             begun: set when all of them were taken.
+            left: the connection is lost when this is set.
         """
         messages: list[dict[str, Any]] = [
             {"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks
@@ -103,7 +110,8 @@ class PageClient:
             if not messages:
                 if begun is not None:
                     begun.set()
-                await asyncio.Event().wait()
+                await (left or asyncio.Event()).wait()
+                return {"type": "http.disconnect"}
             return messages.pop(0)
 
         async def send(message: dict[str, Any]) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qwen35mm.chat import documents
+from qwen35mm.pools import UPLOADS
 from qwen35mm.web.serving import files as files_module
 from qwen35mm_preprocess import MediaLimits
 from tests.chat.chat_kit import CLIP, PICTURE
@@ -158,8 +160,7 @@ async def test_a_file_that_is_too_large(
 
 
 async def test_an_upload_that_is_cut_off_leaves_nothing(page: PageClient, tmp_path: Path) -> None:
-    num_threads = 2
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(num_threads))
+    num_threads = 4
     for path in ("upload?name=a.png", "import"):
         start, body = await page.send_body(path, [b"x" * 70_000] * 20, cut=True)
         assert start["status"] == 400
@@ -167,7 +168,7 @@ async def test_an_upload_that_is_cut_off_leaves_nothing(page: PageClient, tmp_pa
     assert (stored(page), leftovers(tmp_path)) == ([], [])
     # None waits for the rest: all of them can be had.
     ready = threading.Barrier(num_threads)
-    await asyncio.gather(*(asyncio.to_thread(ready.wait, 60) for _ in range(num_threads)))
+    await asyncio.gather(*(UPLOADS.run(ready.wait, 60) for _ in range(num_threads)))
 
 
 async def test_slow_uploads_hold_nobody_up(page: PageClient) -> None:
@@ -182,6 +183,56 @@ async def test_slow_uploads_hold_nobody_up(page: PageClient) -> None:
     for task in slow:
         task.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_slow_pdfs_hold_nobody_up(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are threads in any pool: answers are written, pictures shown, and others' PDFs read."""
+    ended = threading.Event()
+    begun: list[str] = []
+
+    def read(*_: Any, name: str, **how: Any) -> tuple[str, ...]:
+        begun.append(name)
+        if name != "quick":
+            ended.wait()
+        return ("text",)
+
+    monkeypatch.setattr(files_module, "read_pdf_text", read)
+    slow = [asyncio.create_task(page.upload(b"%PDF-" + bytes([65 + n]), f"{n}", ANN)) for n in range(40)]
+    try:
+        while not begun:
+            await asyncio.sleep(0.01)
+        (picture,) = (await page.upload(PICTURE.read_bytes(), "a.png", BOB)).json()["attachments"]
+        chat = await page.ask("look", BOB, attachments=[picture])
+        assert chat["messages"][1]["status"] == "finished"
+        assert (await page.request("GET", f"thumbnail/{picture['digest']}", BOB)).status_code == 200
+        assert (await page.call("list", BOB, query="look")).json()["conversations"]
+        assert (await page.upload(b"%PDF-", "quick", BOB)).status_code == 200
+        # One person's are read one after the other.
+        assert len(begun) == 2
+    finally:
+        ended.set()
+        responses = await asyncio.gather(*slow)
+    assert {response.status_code for response in responses} == {200}
+
+
+async def test_a_pdf_ends_with_its_asker(page: PageClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (worker := tmp_path / "worker.py").write_text(
+        f"import time\nopen({str(tmp_path / 'began')!r}, 'w').close()\ntime.sleep(3600)"
+    )
+    monkeypatch.setattr(documents, "_WORKER", worker)
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+    monkeypatch.setattr(documents.subprocess, "Popen", lambda *a, **k: started.append(real(*a, **k)) or started[-1])
+    left = asyncio.Event()
+    asking = asyncio.create_task(page.send_body("upload?name=a.pdf", [b"%PDF-"], cut=False, left=left))
+    while not (tmp_path / "began").exists():
+        await asyncio.sleep(0.01)
+    left.set()
+    start, body = await asking
+    assert (start["status"], json.loads(body["body"])["error"]["message"]) == (400, "The connection was lost.")
+    while started[0].returncode is None:
+        await asyncio.sleep(0.01)
+    assert (stored(page), leftovers(tmp_path)) == ([], [])
 
 
 async def test_no_room_for_an_upload_is_said(page: PageClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def chat(browser: Browser, model: str, folder: Path) -> Times:
     """Seconds from the command to its address, to the page's box, and to the first word of an answer."""
     with _started(folder, "chat", "--port", "0", "--model", model) as (process, began):
         assert process.stdout is not None
-        found = re.search(rb"(http://\S+/)", process.stdout.readline())
+        found = re.search(rb"(http://\S+)", process.stdout.readline())
         assert found, "no address was printed"
         times = {"the server answers": time.perf_counter() - began}
         page = browser.new_page()

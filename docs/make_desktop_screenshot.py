@@ -51,7 +51,7 @@ def main() -> None:
     server = serve(backend, port=0)
     try:
         with tempfile.TemporaryDirectory() as storage:
-            show_window(server.url, Path(storage), on_start=lambda window: take(window, target))
+            show_window(server.address, Path(storage), on_start=lambda window: take(window, target))
     finally:
         server.close()
         backend.close()

@@ -81,6 +81,19 @@ def parse_logins(text: str) -> Logins:
     return Logins(pairs)
 
 
+def parse_token(text: str) -> str:
+    """A token of the page's address; "" for "none".
+
+    Raises:
+        typer.BadParameter: it can't be one; the message doesn't repeat it.
+    """
+    if text == "none":
+        return ""
+    if not re.fullmatch(r"[A-Za-z0-9._~-]{8,200}", text):
+        raise typer.BadParameter("expected at least 8 letters, digits or any of . _ ~ - or the word none.")
+    return text
+
+
 def parse_folder(text: str) -> Path:
     """A folder; in a variable no shell has replaced its "~"."""
     folder = Path(text)
@@ -270,6 +283,15 @@ class PageOptions:
             metavar="PAIRS",
             help="Who may log in: name:password, one a line or with commas between; everybody without it. The variable "
             "keeps it out of the list of processes.",
+        ),
+    ] = None
+    token: Annotated[
+        str | None,
+        _page(
+            parser=parse_token,
+            metavar="TOKEN",
+            help="What the address of one's own page ends with, which other users of the machine must not know; a new "
+            "one at each start without it, and 'none' lets all of them in.",
         ),
     ] = None
     data_dir: Annotated[Path | None, data_dir_option] = None

@@ -148,6 +148,14 @@ def test_logins_that_cannot_be_used_are_not_repeated(value: str) -> None:
     assert (done.exit_code, "hunter2" in done.output) == (2, False)
 
 
+@pytest.mark.parametrize("value", ["hunter2", "hunter2 hunter2", "hunter2&a=hunter2", "hunter2" * 40])
+def test_a_token_that_cannot_be_used_is_not_repeated(value: str) -> None:
+    done = CliRunner().invoke(_app(), [], env={"QWEN35MM_TOKEN": value})
+    assert (done.exit_code, "at least 8" in done.output, "hunter2" in done.output) == (2, True, False)
+    assert read_options(["--token", "hunter2-hunter2"])[1].token == "hunter2-hunter2"
+    assert (read_options(["--token", "none"])[1].token, read_options([])[1].token) == ("", None)
+
+
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
     [

@@ -103,7 +103,8 @@ def open_page(
             backend = local if shared else BackendSwitch(local, options)
         stack.callback(backend.close)
         data_dir = page.data_dir or (None if shared else user_folder("data"))
-        yield backend, {"host": page.host, "port": page.port, "auth": page.auth or (), "data_dir": data_dir}
+        address = {"host": page.host, "port": page.port, "token": page.token}
+        yield backend, {**address, "auth": page.auth or (), "data_dir": data_dir}
 
 
 def zero_gpu() -> Callable[..., Any] | None:

@@ -64,6 +64,7 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
         assert how == {
             "host": "127.0.0.1",
             "port": 7860,
+            "token": None,
             "auth": (("ann", "x"),),
             "data_dir": home / "data" / "qwen35mm",
         }

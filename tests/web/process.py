@@ -42,10 +42,10 @@ class PageProcess:
             )
 
     def wait_for_url(self) -> str:
-        """The page's address, once it is served."""
+        """The page's address, with its token, once it is served."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        found = re.search(r"qwen35mm chats with \S+ on (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)", line)
+        found = re.search(r"qwen35mm chats with \S+ on (http://127\.0\.0\.1:\d+/\S*) \(Ctrl-C ends it\)", line)
         assert found, line + self.wait()[1]
         return found[1]
 

@@ -82,8 +82,8 @@ def run_window(backend: ChatBackend, *, storage: Path | None = None, data_dir: P
     try:
         # From the moment that the address is known, every end is a clean one.
         with end_signals(_close, signal.SIGINT), contextlib.suppress(KeyboardInterrupt):
-            print(f"qwen35mm chats with {backend.loaded.name} in a window, and on {server.url}", flush=True)
-            show_window(server.url, storage)
+            print(f"qwen35mm chats with {backend.loaded.name} in a window, and on {server.address}", flush=True)
+            show_window(server.address, storage)
     finally:
         server.close()
 
@@ -112,7 +112,7 @@ def show_window(url: str, storage: Path | None, *, on_start: Callable[[Any], Non
     """Shows an address in a window until that is closed; only in the main thread, and once in a process.
 
     Args:
-        url: of the page, the only place that the window shows.
+        url: of the page, with its token; the page is the only place that the window shows.
         storage: see `run_window`.
         on_start: called with pywebview's window in a thread of its own, when the window is being made.
     """
@@ -130,7 +130,7 @@ def show_window(url: str, storage: Path | None, *, on_start: Callable[[Any], Non
     if on_qt:
         from qwen35mm.web.desktop.qt import prepare
 
-        prepare(window, url)
+        prepare(window, url.partition("?")[0])
     webview.start(
         None if on_start is None else lambda: on_start(window),
         gui="qt" if on_qt else None,

@@ -26,6 +26,7 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import ConfigError
 from qwen35mm.strangers import is_shared
 from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
+from qwen35mm.web.serving.page_token import OnlyWithToken, PageToken
 from qwen35mm.web.serving.people import PrivateCookie
 from qwen35mm.web.serving.security import GuardedApp, OnlyThisMachine, SameOrigin, SecurityHeaders
 from qwen35mm.web.serving.tidying import keep_tidy
@@ -36,13 +37,29 @@ FORGET_AFTER_S = 1800.0
 
 @dataclass(frozen=True)
 class Server:
-    """A page that is being served."""
+    """A page that is being served.
+
+    Attributes:
+        url: where, without the token that opens it.
+        token: that token; None where none is needed.
+    """
 
     app: gr.Blocks
     url: str
     store: ConversationStore
     replies: Replies
+    token: PageToken | None
     _stack: contextlib.ExitStack
+
+    @property
+    def address(self) -> str:
+        """What a person opens: the address with the token."""
+        return self.url if self.token is None else self.token.address(self.url)
+
+    @property
+    def address_for_once(self) -> str:
+        """An address for one browser, which is handed to it by a command."""
+        return self.url if self.token is None else self.token.address_for_once(self.url)
 
     def close(self) -> None:
         """Ends the server and the replies in progress; what was written of them is stored."""
@@ -61,6 +78,7 @@ def serve(
     port: int = 7860,
     data_dir: Path | None = None,
     auth: Sequence[tuple[str, str]] = (),
+    token: str | None = None,
     max_replies: int | None = None,
     max_waiting: int = MAX_WAITING_EVENTS,
     grace_s: float = GRACE_S,
@@ -72,18 +90,23 @@ def serve(
         host, port: where; port 0 takes a free one.
         data_dir: keeps the conversations; None keeps them until the end only.
         auth: names and passwords of those who may log in; everybody may where there are none.
+        token: what opens the page of the one person at this machine, who doesn't log in; None makes one, and "" lets
+            every user of the machine in.
         max_replies: a person's replies in progress at one time; None is 4, and 1 where strangers share the page.
         max_waiting: requests of the page in line before more are refused.
         grace_s: seconds after which a reply that no page watches is ended.
 
     Raises:
-        ConfigError: the port or the address can't be used.
+        ConfigError: the port, the address or the token can't be used.
         StorageError: the folder can't be used.
     """
+    shared = is_shared(host)
+    if token and (shared or auth):
+        raise ConfigError("--token is for a page of one's own. Where several people use it, --auth says who may.")
+    page_token = None if shared or auth or token == "" else PageToken(token)
     port = _claim_port(host, port)
     # Its statistics, which nobody can see here, go through pandas at the end of every event.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
-    shared = is_shared(host)
     stack = contextlib.ExitStack()
     try:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qwen35mm-chats-")))
@@ -101,6 +124,8 @@ def serve(
         middleware = [Middleware(SecurityHeaders), Middleware(SameOrigin), Middleware(PrivateCookie)]
         if not shared:
             middleware.insert(1, Middleware(OnlyThisMachine))
+        if page_token is not None:
+            middleware.append(Middleware(OnlyWithToken, token=page_token))
         # Every service that Gradio offers besides is switched off by name: its environment variables could switch it
         # on.
         _, url, _ = page.app.launch(
@@ -128,7 +153,7 @@ def serve(
     except BaseException:
         stack.close()
         raise
-    return Server(page.app, url, store, page.replies, stack)
+    return Server(page.app, url, store, page.replies, page_token, stack)
 
 
 def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) -> None:
@@ -142,11 +167,11 @@ def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) 
     try:
         # From the moment that the address is known, every end is as clean as Ctrl-C: what is to be kept, is kept.
         with end_signals(_interrupt), contextlib.suppress(KeyboardInterrupt):
-            print(f"qwen35mm chats with {backend.loaded.name} on {server.url} (Ctrl-C ends it)", flush=True)
+            print(f"qwen35mm chats with {backend.loaded.name} on {server.address} (Ctrl-C ends it)", flush=True)
             if open_browser:
                 import webbrowser
 
-                webbrowser.open(server.url)
+                webbrowser.open(server.address_for_once)
             threading.Event().wait()
     finally:
         server.close()

@@ -53,13 +53,13 @@ def empty_store(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def open_page(browser: Browser, fake_server: tuple[FakeBackend, Server]) -> Iterator[OpenPage]:
     """Opens pages on the fake backend, each a session of its own; they must end without a complaint."""
-    with chat_pages(browser, fake_server[1].url) as opener:
+    with chat_pages(browser, fake_server[1].address) as opener:
         yield opener
 
 
 @pytest.fixture(scope="package")
 def tab(browser: Browser, fake_server: tuple[FakeBackend, Server]) -> Iterator[ChatPage]:
-    page = ChatPage(browser, fake_server[1].url)
+    page = ChatPage(browser, fake_server[1].address)
     page.leave()
     yield page
     page.close()

@@ -208,7 +208,8 @@ def test_a_login_lets_in_who_knows_the_password(browser: Browser) -> None:
 def test_a_page_of_another_port_reads_nothing_and_may_only_lead_here(
     browser: Browser, fake_server: tuple[FakeBackend, Server]
 ) -> None:
-    url = fake_server[1].url
+    server = fake_server[1]
+    url = server.url
 
     class Elsewhere(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -225,7 +226,7 @@ def test_a_page_of_another_port_reads_nothing_and_may_only_lead_here(
         stack.callback(other.shutdown)
         context = stack.enter_context(contextlib.closing(browser.new_context()))
         tab = context.new_page()
-        tab.goto(url)
+        tab.goto(server.address)
         tab.locator(".composer textarea").wait_for()
         tab.goto(f"http://127.0.0.1:{other.server_port}/")
         asked = "{method: 'POST', credentials: 'include', headers: {'x-qwen35mm': '1'}, body: '{}'}"

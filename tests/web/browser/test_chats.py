@@ -236,7 +236,7 @@ def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.
     backend = FakeBackend()
     server: Server = serve(backend, port=0)
     try:
-        with chat_pages(browser, server.url) as open_page:
+        with chat_pages(browser, server.address) as open_page:
             ann, ben = open_page(), open_page()
             ann.ask("which secret?", [samples / "one-shape.png"])
             ann.wait_answered()
@@ -267,7 +267,7 @@ def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.
 def test_ending_the_server_keeps_what_was_shown(browser: Browser, tmp_path: Path) -> None:
     backend = FakeBackend()
     server = serve(backend, port=0, data_dir=tmp_path / "data")
-    with chat_pages(browser, server.url) as open_page:
+    with chat_pages(browser, server.address) as open_page:
         page = open_page()
         page.ask("slow")
         expect(page.answers.locator(".answer")).to_contain_text("word word")

@@ -41,7 +41,7 @@ def demo_server(demo: LocalBackend) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser, demo_server: Server) -> Iterator[ChatPage]:
-    page = ChatPage(browser, demo_server.url)
+    page = ChatPage(browser, demo_server.address)
     page.leave()
     yield page
     page.close()
@@ -213,7 +213,7 @@ def test_a_larger_context_where_the_memory_allows(browser: Browser) -> None:
     switch = BackendSwitch(options.load(demo_model_path()), options)
     server = serve(switch, port=0)
     try:
-        with chat_pages(browser, server.url) as opener:
+        with chat_pages(browser, server.address) as opener:
             page = opener()
             page.box.fill("Describe the picture. " * 60)
             trouble = page.page.locator(".trouble")
@@ -239,7 +239,7 @@ def test_weights_in_another_format(browser: Browser) -> None:
     switch = BackendSwitch(options.load(demo_model_path()), options)
     server = serve(switch, port=0)
     try:
-        with chat_pages(browser, server.url) as opener:
+        with chat_pages(browser, server.address) as opener:
             page = opener()
             formats = page.open_settings().get_by_label("Weights")
             expect(formats.locator("option")).to_have_text(

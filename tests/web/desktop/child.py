@@ -79,7 +79,7 @@ def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     say(port=server.server_port)
-    show_window(f"http://127.0.0.1:{server.server_port}/", storage, on_start=drive)
+    show_window(f"http://127.0.0.1:{server.server_port}/?token=secret", storage, on_start=drive)
     server.shutdown()
     say(ended=True)
 

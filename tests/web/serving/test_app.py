@@ -31,8 +31,8 @@ def test_the_demo_is_served_until_it_is_told_to_end(tmp_path: Path) -> None:
     checkout = tmp_path / "a check out"
     checkout.symlink_to(ROOT, target_is_directory=True)
     app = PageProcess([sys.executable, "-c", UNINSTALLED, str(checkout)], tmp_path, GRADIO_SERVER_PORT="0")
-    url = app.wait_for_url()
-    headers = {"x-qwen35mm": "1"}
+    url, _, token = app.wait_for_url().partition("?token=")
+    headers = {"x-qwen35mm": "1", "authorization": f"Bearer {token}"}
     start = httpx.post(f"{url}qwen35mm/api/start", headers=headers, json={}).json()
     assert start["app"]["is_demo"] is True
     upload = httpx.post(f"{url}qwen35mm/upload", params={"name": "a.txt"}, content=b"content", headers=headers).json()

@@ -27,6 +27,7 @@ export class SettingsPanel {
     this.presets = presets;
     this.preferences = preferences;
     this.body = h("div.settings-body");
+    this.presetRow = h("div.presets.row");
     this.element = h(
       "aside.settings",
       { id: "qwen35mm-settings", "aria-label": t("Settings"), hidden: true },
@@ -46,6 +47,7 @@ export class SettingsPanel {
 
   set(/** @type {string} */ name, /** @type {number | string | boolean | null} */ value) {
     this.values = withSetting(this.values, this.defaults, name, value);
+    this.drawPresets();
     this.page.changeSettings(this.values);
   }
 
@@ -56,6 +58,7 @@ export class SettingsPanel {
 
   draw() {
     this.models?.load();
+    this.drawPresets();
     const groups = Object.entries({
       sampling: t("How words are chosen"),
       length: t("Lengths"),
@@ -64,7 +67,7 @@ export class SettingsPanel {
     redraw(
       this.body,
       this.models?.element,
-      this.presetRow(),
+      this.presetRow,
       this.systemPrompt(),
       this.thinking(),
       groups.map(([group, title]) => {
@@ -137,19 +140,20 @@ export class SettingsPanel {
     return h("label.number", h("span", label), select({}, change, options));
   }
 
-  presetRow() {
+  drawPresets() {
     const names = Object.keys(this.presets);
+    // The one that all is set as, which may be deleted.
+    const chosen = names.find((name) => isSame(this.presets[name], this.values));
     const none = h("option", { value: "" }, names.length ? t("Take a preset") : t("No presets yet"));
     const presets = select({ "aria-label": t("Take a preset") }, (name) => name && this.take(this.presets[name]), [
       none,
-      names.map((name) => h("option", { value: name }, name)),
+      names.map((name) => h("option", { value: name, selected: name === chosen }, name)),
     ]);
-    const remove = () => presets.value && this.deletePreset(presets.value);
-    return h(
-      "div.presets.row",
+    redraw(
+      this.presetRow,
       presets,
       button("plain", t("Save as preset"), () => this.savePreset()),
-      names.length > 0 && iconButton("trash", t("Delete the chosen preset"), remove),
+      chosen !== undefined && iconButton("trash", t("Delete the chosen preset"), () => this.deletePreset(chosen)),
     );
   }
 
@@ -175,6 +179,11 @@ export class SettingsPanel {
 export function isWithin(/** @type {number} */ value, /** @type {Field} */ { low, high, step }) {
   return value >= low && value <= high && (step < 1 || Number.isInteger(value));
 }
+
+/** Whether two say the same. */
+const isSame = (/** @type {Settings} */ one, /** @type {Settings} */ other) =>
+  Object.keys(one).length === Object.keys(other).length &&
+  Object.entries(one).every(([name, value]) => other[name] === value);
 
 const fieldset = (/** @type {string} */ title, /** @type {Child[]} */ fields) =>
   h("fieldset", h("legend", title), fields);

@@ -26,7 +26,10 @@ export class Transcript {
     this.element = h("div.transcript", labels, this.list);
     const scrolled = () => {
       const { scrollHeight, scrollTop, clientHeight } = this.element;
-      this.#isFollowing = scrollHeight - scrollTop - clientHeight < FOLLOW_PX;
+      if (scrollHeight - scrollTop - clientHeight < FOLLOW_PX) this.#isFollowing = true;
+      // Pictures that come in push the end away: nobody has scrolled.
+      else if (scrollTop < this.#top - 2) this.#isFollowing = false;
+      this.#top = scrollTop;
     };
     this.element.addEventListener("scroll", scrolled, { passive: true });
     this.list.addEventListener("click", ({ target }) => {

@@ -22,7 +22,7 @@ from qwen35mm_preprocess.media import MediaSource, describe
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
 from qwen35mm_preprocess.types import MediaLimits, Progress, VideoProcessing
-from qwen35mm_preprocess.video_probe import VideoInfo, open_video, probe_video
+from qwen35mm_preprocess.video_probe import VideoInfo, open_video, probe_video, transpose_of
 
 # The frames of one temporal patch: (index, uint8 [H, W, 3]).
 _Unit = list[tuple[int, np.ndarray]]
@@ -156,6 +156,23 @@ def decode_frames(
     # Also where a seek lost a frame (open groups of pictures, a wrong index): then from the start.
     if remaining:
         yield from _decode(source, info, remaining, limits, seek=False)
+
+
+def first_frame(source: MediaSource, limits: MediaLimits) -> Image.Image:
+    """The first frame that can be decoded, upright and in mode RGB; nothing else of the file is read.
+
+    Raises:
+        MediaError: not a video that is read here, over a limit, or without a frame.
+    """
+    with open_video(source, limits) as video:
+        try:
+            for frame in video.container.decode(video.stream):
+                transpose, image = transpose_of(frame), _frame_to_rgb(frame)
+                return image if transpose is None else image.transpose(transpose)
+        # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
+        except (FFmpegError, ValueError):
+            pass
+    raise MediaDecodeError(f"{describe(source)} has no frame that can be decoded. Copy or upload it again.")
 
 
 def seek_runs(is_key: np.ndarray, indices: Sequence[int]) -> list[tuple[int | None, list[int]]]:

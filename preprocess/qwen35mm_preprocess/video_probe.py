@@ -193,7 +193,7 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
         declared = float(video.stream.average_rate or 0)
         announced_s = (video.container.duration or 0) / av.time_base
         announced_frames = video.stream.frames
-    transpose = None if first is None else _transpose(first)
+    transpose = None if first is None else transpose_of(first)
     fps, is_constant = _frame_rate(times, declared)
     if is_constant:
         times = np.arange(len(pts)) / fps
@@ -258,7 +258,7 @@ def _first_frame(packet: Packet) -> VideoFrame | None:
         return None
 
 
-def _transpose(frame: VideoFrame) -> Image.Transpose | None:
+def transpose_of(frame: VideoFrame) -> Image.Transpose | None:
     """What puts it upright, to quarter turns; libav shows what a container says of that on decoded frames only."""
     try:
         side_data: Any = frame.side_data

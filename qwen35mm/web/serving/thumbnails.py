@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import av
-from av.error import FFmpegError
 from PIL import Image, ImageOps
 
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
 from qwen35mm_preprocess.media import AVIF, BMP, GIF, HEAD_BYTES, JPEG, MATROSKA, MP4, PNG, WEBP, sniff
+from qwen35mm_preprocess.video import first_frame
 
 MAX_SIDE = 640
 # What browsers show by themselves.
@@ -61,9 +60,6 @@ def _picture(path: Path) -> Image.Image:
 
 def _first_frame(path: Path) -> Image.Image:
     try:
-        with av.open(str(path)) as container:
-            for frame in container.decode(video=0):
-                return frame.to_image()  # pyright: ignore[reportReturnType]
-    except (FFmpegError, OSError, ValueError, IndexError):
-        pass
-    raise MediaError("The video can't be read.")
+        return first_frame(path, MediaLimits())
+    except MediaError:
+        raise MediaError("The video can't be read.") from None

@@ -66,6 +66,15 @@ def test_images_and_a_video_in_one_message(page: ChatPage, backend: FakeBackend,
     page.wait_until(lambda: video.evaluate("video => video.readyState >= HTMLMediaElement.HAVE_CURRENT_DATA"))
 
 
+def test_the_answer_is_seen_below_pictures_that_come_in_late(open_page: OpenPage, samples: Path) -> None:
+    page = open_page(viewport={"width": 1000, "height": 600})
+    names = ("one-shape.png", "two-shapes.jpg", "moves-right.mp4", "one-shape.png")
+    page.ask("which?", [samples / name for name in names])
+    page.wait_answered()
+    page.page.wait_for_function("() => [...document.querySelectorAll('.files img')].every(image => image.complete)")
+    expect(page.answers.last.locator(".tools")).to_be_in_viewport(ratio=1)
+
+
 def test_an_animated_gif_plays_in_its_message(page: ChatPage, backend: FakeBackend, tmp_path: Path) -> None:
     first, *others = [Image.new("RGB", (64, 48), colour) for colour in ("red", "green", "blue", "white")]
     first.save(tmp_path / "moves.gif", save_all=True, append_images=others, duration=200)
@@ -231,7 +240,7 @@ def test_settings_reach_the_backend_and_stay_with_the_chat(page: ChatPage, backe
     expect(page.open_settings().get_by_label("Longest answer")).to_have_value("")
 
 
-def test_presets_are_saved_and_taken(page: ChatPage) -> None:
+def test_presets_are_saved_taken_and_deleted(page: ChatPage) -> None:
     panel = page.open_settings()
     panel.get_by_label("Longest answer").fill("33")
     panel.get_by_role("button", name="Save as preset").click()
@@ -239,8 +248,16 @@ def test_presets_are_saved_and_taken(page: ChatPage) -> None:
     page.dialog.get_by_role("button", name="Save", exact=True).click()
     panel.get_by_role("button", name="Back to the model's own settings").click()
     expect(panel.get_by_label("Longest answer")).to_have_value("")
+    delete = panel.get_by_role("button", name="Delete the chosen preset")
+    expect(delete).to_have_count(0)
     panel.get_by_label("Take a preset").select_option("Short")
     expect(panel.get_by_label("Longest answer")).to_have_value("33")
+    expect(panel.get_by_label("Take a preset")).to_have_value("Short")
+    panel.get_by_label("Longest answer").fill("34")
+    expect(panel.get_by_label("Take a preset")).to_have_value("")
+    panel.get_by_label("Take a preset").select_option("Short")
+    delete.click()
+    expect(panel.get_by_label("Take a preset").locator("option")).to_have_text(["No presets yet"])
 
 
 def test_a_wrong_setting_is_not_taken(page: ChatPage, backend: FakeBackend) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -18,6 +19,7 @@ from qwen35mm.chat.quotas import STRANGERS
 from qwen35mm.web.serving.examples import NUM_EXAMPLES
 from qwen35mm_preprocess import MediaLimits
 from tests.chat.chat_kit import CLIP, PICTURE
+from tests.preprocess.media_files import encode_video, turned
 from tests.web.serving.page_client import BOB, PageClient, problem
 
 FOREVER = "private, max-age=31536000, immutable"
@@ -88,20 +90,21 @@ async def test_a_thumbnail_is_a_small_jpeg(page: PageClient, path: Path) -> None
 
 
 async def test_a_thumbnail_is_upright_and_flat(page: PageClient) -> None:
-    turned = Image.new("RGB", (1600, 800), "red")
+    lying = Image.new("RGB", (1600, 800), "red")
     exif = Image.Exif()
     exif[0x0112] = 6
     data = io.BytesIO()
-    turned.save(data, "JPEG", exif=exif)
+    lying.save(data, "JPEG", exif=exif)
     clear = io.BytesIO()
     Image.new("RGBA", (10, 10), (0, 0, 0, 0)).save(clear, "PNG")
+    clip = turned(encode_video([np.zeros((48, 64, 3), np.uint8)], codec="mpeg4"), (0, 1, -1, 0))
     sizes, corners = [], []
-    for each in (data, clear):
-        digest = (await attach(page, each.getvalue(), "a"))["digest"]
+    for each in (data.getvalue(), clear.getvalue(), clip):
+        digest = (await attach(page, each, "a"))["digest"]
         with Image.open(io.BytesIO((await page.request("GET", f"thumbnail/{digest}")).content)) as picture:
             sizes.append(picture.size)
             corners.append(picture.convert("RGB").getpixel((0, 0)))
-    assert sizes == [(320, 640), (10, 10)]
+    assert sizes == [(320, 640), (10, 10), (48, 64)]
     assert corners[1] == (255, 255, 255)
 
 

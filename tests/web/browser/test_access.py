@@ -228,6 +228,7 @@ def test_a_page_of_another_port_reads_nothing_and_may_only_lead_here(
         tab = context.new_page()
         tab.goto(server.address)
         tab.locator(".composer textarea").wait_for()
+        assert tab.url == url, "its token isn't kept in the history"
         tab.goto(f"http://127.0.0.1:{other.server_port}/")
         asked = "{method: 'POST', credentials: 'include', headers: {'x-qwen35mm': '1'}, body: '{}'}"
         read = f"fetch('{url}qwen35mm/api/start', {asked}).then(answer => answer.text(), () => 'refused')"

@@ -32,6 +32,9 @@ no stack, no library's own message, no path of the server beyond a file's name.
 
 from __future__ import annotations
 
+import logging
+import os
+
 __all__ = [
     "ArchiveError",
     "CaptioningError",
@@ -161,3 +164,10 @@ class MissingExtraError(Qwen35mmError):
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs the optional extra '{extra}': pip install 'qwen35mm[{extra}]'.")
         self.extra = extra
+
+
+def report_bug(logger: logging.Logger, what: str, error: BaseException) -> str:
+    """Logs an error that nobody foresaw, with its traceback; what a person is told, with the number to find it by."""
+    number = os.urandom(3).hex()
+    logger.error("%s (%s)", what, number, exc_info=error)
+    return f"Something went wrong inside the program; its log has it under {number}. You can try again."

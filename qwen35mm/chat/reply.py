@@ -15,7 +15,7 @@ from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.records import Node
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, Result, TextDelta
-from qwen35mm.errors import ContextTooLongError, Qwen35mmError, StorageError
+from qwen35mm.errors import ContextTooLongError, Qwen35mmError, StorageError, report_bug
 from qwen35mm.pools import SAVING
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 # 15 drawings a second look fluent, and leave the processor to the model.
 UPDATE_INTERVAL_S = 1 / 15
-
-BUG_MESSAGE = "Something went wrong inside the program; its log has the details. You can try again."
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,8 @@ class Reply:
             self.too_long = isinstance(error, ContextTooLongError)
             files = [attachment for node in self.work.path for attachment in node.attachments]
             self.node = replace(self.node, status="failed", error=with_names(str(error), files))
-        except Exception:
-            logger.exception("a reply failed")
-            self.node = replace(self.node, status="failed", error=BUG_MESSAGE)
+        except Exception as error:
+            self.node = replace(self.node, status="failed", error=report_bug(logger, "a reply failed", error))
         finally:
             # Who stops it from here on waits for its end, and cancels nothing.
             self._stopped = True

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from qwen35mm.chat.reply import BUG_MESSAGE
 from qwen35mm.chat.say import Said, decimal, say, size
 from qwen35mm.chat.turns import Person
-from qwen35mm.errors import Qwen35mmError, RequestError
+from qwen35mm.errors import Qwen35mmError, RequestError, report_bug
 from qwen35mm.model.load import WEIGHTS
 from qwen35mm.model_library import BackendSwitch, DownloadCancelled, download, installed_models
 from qwen35mm.web.serving.requests import request
@@ -132,9 +131,8 @@ class Models:
             error = "The download was stopped; it goes on from there next time."
         except (Qwen35mmError, MediaError) as problem:
             error = str(problem)
-        except Exception:
-            logger.exception("the model could not be changed")
-            error = BUG_MESSAGE
+        except Exception as problem:
+            error = report_bug(logger, "the model could not be changed", problem)
         self._state = {"busy": False, "label": "", "share": None, "error": error}
 
     def _report_download(self, done: int, total: int, name: str) -> None:

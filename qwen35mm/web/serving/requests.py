@@ -13,9 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from qwen35mm.chat.records import place_of
-from qwen35mm.chat.reply import BUG_MESSAGE
 from qwen35mm.chat.turns import TooLongError
-from qwen35mm.errors import NotFoundError, PromptError, Qwen35mmError
+from qwen35mm.errors import NotFoundError, PromptError, Qwen35mmError, report_bug
 from qwen35mm.pools import REQUESTS
 from qwen35mm.web.serving.people import People
 from qwen35mm_preprocess import MediaError
@@ -26,6 +25,7 @@ MAX_BODY_BYTES = 16 * 2**20
 # A page of another site can't set it without asking first, which is never allowed.
 HEADER = "x-qwen35mm"
 
+_MARK = "is_request"
 _ARGUMENTS = TypeAdapter(dict[str, Any])
 Method = Callable[..., Awaitable[Any]]
 Handler = Callable[[Request], Awaitable[Response]]
@@ -36,16 +36,27 @@ def request(method: Callable[..., Any]) -> Method:
     of them as a `question`. They are what they say: no "5" for 5; one that isn't known is left alone.
 
     One that isn't asynchronous runs in a thread.
+
+    Raises:
+        PromptError: an argument is missing, or is of another form; by the method that is made.
     """
-    checked = validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(method)
-    if iscoroutinefunction(method):
-        return checked
 
-    @functools.wraps(checked)
-    async def in_thread(*args: Any, **named: Any) -> Any:
-        return await REQUESTS.run(checked, *args, **named)
+    # Only the arguments: what goes wrong in the method itself is not the asker's mistake.
+    @validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    @functools.wraps(method)
+    def check(*args: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, named
 
-    return in_thread
+    @functools.wraps(method)
+    async def asked(*args: Any, **named: Any) -> Any:
+        try:
+            args, named = check(*args, **named)
+        except ValidationError as error:
+            raise PromptError(f"The request's {place_of(error)} is missing, or is of another form.") from None
+        return await (method(*args, **named) if iscoroutinefunction(method) else REQUESTS.run(method, *args, **named))
+
+    setattr(asked, _MARK, True)
+    return asked
 
 
 def requests_of(*services: object) -> dict[str, tuple[Method, frozenset[str]]]:
@@ -54,7 +65,7 @@ def requests_of(*services: object) -> dict[str, tuple[Method, frozenset[str]]]:
     return {
         name.rstrip("_"): (method, frozenset(signature(method).parameters) - {"self", "person"})
         for name, method in methods
-        if hasattr(method, "raw_function")
+        if hasattr(method, _MARK)
     }
 
 
@@ -79,10 +90,7 @@ def answer_requests(people: People, *services: object) -> Handler:
         method, names = requests[name]
         if names == {"question"}:
             arguments = {"question": arguments}
-        try:
-            result = await method(person, **{each: value for each, value in arguments.items() if each in names})
-        except ValidationError as error:
-            raise PromptError(f"The request's {place_of(error)} is missing, or is of another form.") from None
+        result = await method(person, **{each: value for each, value in arguments.items() if each in names})
         return JSONResponse(result)
 
     return handle
@@ -109,8 +117,7 @@ def _answer_to(error: Exception) -> Response:
         return _problem(str(error), "refused", 400)
     if isinstance(error, ClientDisconnect):
         return _problem("The connection was lost.", "refused", 400)
-    logger.error("a request of the page failed", exc_info=error)
-    return _problem(BUG_MESSAGE, "bug", 500)
+    return _problem(report_bug(logger, "a request of the page failed", error), "bug", 500)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -32,7 +32,10 @@ export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], runnin
 export class PageState {
   /** @type {Chat} */
   chat = NO_CHAT;
-  /** Answers in progress in all conversations, with the last that is known of them. @type {Map<string, News | null>} */
+  /**
+   * Answers in progress in all conversations, and those that are still to be stored, with the last that is known of them.
+   * @type {Map<string, News | null>}
+   */
   live = new Map();
   #heardMs = 0;
   /** @type {Promise<unknown>} */
@@ -99,7 +102,8 @@ export class PageState {
       const news = this.live.get(id);
       if (news) this.view.showAnswer(news);
     }
-    if (chat.running.length) this.follow(chat.running);
+    const unsaved = chat.messages.filter((message) => "unsaved" in message && message.unsaved);
+    this.follow([...chat.running, ...unsaved.map(({ id }) => id)]);
   }
 
   // What is done to it
@@ -186,11 +190,12 @@ export class PageState {
   // Answers in progress
 
   follow(/** @type {string[]} */ ids) {
-    this.view.speak("");
     const fresh = ids.filter((id) => !this.live.has(id));
+    if (!fresh.length) return;
+    this.view.speak("");
     for (const id of fresh) this.live.set(id, null);
     this.#heardMs = this.nowMs();
-    if (fresh.length) this.watch([...this.live.keys()]);
+    this.watch([...this.live.keys()]);
   }
 
   /**
@@ -201,18 +206,23 @@ export class PageState {
   news(answers, asked = []) {
     this.#heardMs = this.nowMs();
     for (const [id, answer] of Object.entries(answers)) {
-      if (!this.live.has(id)) continue;
+      const before = this.live.get(id);
+      if (before === undefined) continue;
       this.live.set(id, answer);
-      if (answer.conversation === this.chat.id) this.view.showAnswer(answer);
-      if (answer.status !== "running") this.#end(answer);
+      const isShown = answer.conversation === this.chat.id;
+      if (isShown) this.view.showAnswer(answer);
+      if (answer.status === "running") continue;
+      // One that can't be stored is watched until it is.
+      if (!answer.unsaved) this.live.delete(id);
+      if (answer.status !== before?.status) this.#end(answer);
+      else if (!answer.unsaved && isShown) this.requests.told(this.#refresh());
     }
     const gone = asked.filter((id) => !(id in answers) && this.live.delete(id));
     if (gone.some((id) => this.chat.running.includes(id))) this.requests.told(this.#refresh());
   }
 
   #end(/** @type {News} */ answer) {
-    this.live.delete(answer.id);
-    this.view.speak(answer.error ?? t("The answer is complete."));
+    this.view.speak(answer.error ?? answer.unsaved ?? t("The answer is complete."));
     if (answer.conversation !== this.chat.id) return;
     this.requests.told(this.#refresh());
     if (answer.too_long) this.view.offer(answer.error ?? "", []);

@@ -1,7 +1,8 @@
 """Replies in progress, and who watches them.
 
 A reply belongs to no page: a page that is loaded again goes on watching it. One that nobody watches any more is ended
-after a while, because its tab was closed or its connection lost.
+after a while, because its tab was closed or its connection lost. One that ended and could not be stored, because the
+disk was full, stays here and can be seen until it is stored.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.reply import Reply, Work
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ class Replies:
         self._grace_s = grace_s
         self._replies: dict[str, Reply] = {}
         self._unwatched: dict[Reply, asyncio.TimerHandle] = {}
-        self._endings: set[asyncio.Future[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
 
     def add(self, work: Work) -> Reply:
         """A reply that begins as soon as a page watches it."""
@@ -54,13 +57,39 @@ class Replies:
             if reply.work.owner == owner and not reply.done and conversation_id in (None, reply.work.conversation_id)
         ]
 
+    def unsaved(self, owner: str, conversation_id: str) -> list[Reply]:
+        """A conversation's replies of which the store has less than was written."""
+        return [
+            reply
+            for reply in self._replies.values()
+            if reply.unsaved is not None and (reply.work.owner, reply.work.conversation_id) == (owner, conversation_id)
+        ]
+
+    async def store_missed(self, owner: str, conversation_id: str) -> None:
+        """Stores what could not be of a conversation's ended replies, for those that build on them.
+
+        Raises:
+            StorageError: it still can't be.
+        """
+        for reply in self.unsaved(owner, conversation_id):
+            await reply.store_missed()
+            if reply.unsaved is not None:
+                raise StorageError(reply.unsaved)
+
+    def close(self) -> None:
+        """Tries once more to store what could not be: with the process it is lost."""
+        for reply in list(self._replies.values()):
+            if reply.unsaved is not None:
+                reply.store_newest()
+
     def find(self, owner: str, node_id: str) -> Reply | None:
         """A person's reply that is in progress, or was a moment ago."""
         reply = self._replies.get(node_id)
         return reply if reply is not None and reply.work.owner == owner else None
 
     async def watch(self, owner: str, node_ids: Sequence[str]) -> AsyncGenerator[dict[str, Reply], None]:
-        """Replies by id, whenever there is something new to see, and every `HEARTBEAT_S`; the last with all done."""
+        """Replies by id, whenever there is something new to see, and every `HEARTBEAT_S`; the last with all done and
+        stored."""
         watched = {node_id: reply for node_id in node_ids if (reply := self.find(owner, node_id))}
         news = asyncio.Event()
         for reply in watched.values():
@@ -70,7 +99,7 @@ class Replies:
         try:
             while True:
                 news.clear()
-                done = all(reply.done for reply in watched.values())
+                done = all(reply.done and reply.unsaved is None for reply in watched.values())
                 yield watched
                 if done:
                     return
@@ -87,11 +116,14 @@ class Replies:
             self._unwatched.pop(reply, None)
             if not reply.done:
                 logger.info("nobody watches a reply any more: it is ended")
-                self._endings.add(ending := asyncio.ensure_future(reply.stop()))
-                ending.add_done_callback(self._endings.discard)
+                self._run(reply.stop())
 
         self._keep(reply)
         self._unwatched[reply] = asyncio.get_running_loop().call_later(self._grace_s, end)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._running.add(task := asyncio.ensure_future(work))
+        task.add_done_callback(self._running.discard)
 
     def _keep(self, reply: Reply) -> None:
         timer = self._unwatched.pop(reply, None)
@@ -99,12 +131,20 @@ class Replies:
             timer.cancel()
 
     def _forget_later(self, reply: Reply) -> None:
-        """A page that asks for a reply just as it ends must still get to see its end."""
+        """A page that asks for a reply just as it ends must still get to see its end; one that isn't stored stays."""
+
+        async def store_again() -> None:
+            await reply.store_missed()
+            self._forget_later(reply)
 
         def forget() -> None:
             # It may have been continued meanwhile.
-            if self._replies.get(reply.node.id) is reply:
+            if self._replies.get(reply.node.id) is not reply:
+                return
+            if reply.unsaved is None:
                 del self._replies[reply.node.id]
+            else:
+                self._run(store_again())
 
         self._keep(reply)
         asyncio.get_running_loop().call_later(self._grace_s, forget)

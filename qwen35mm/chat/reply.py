@@ -15,7 +15,7 @@ from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.records import Node
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, Result, TextDelta
-from qwen35mm.errors import ContextTooLongError, Qwen35mmError, StorageError, report_bug
+from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError, StorageError, report_bug
 from qwen35mm.pools import SAVING
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
@@ -56,7 +56,8 @@ class Reply:
         shown: as far as it is stored, which is what there is to see.
         progress: of the work before the next text; None while there is text.
         too_long: whether it failed because its prompt doesn't fit.
-        unsaved: why its newest state could not be stored, in words for a person.
+        unsaved: why its newest state could not be stored, in words for a person; None where it is, or where the
+            message was deleted.
         watchers: each is set when there is something new to see.
 
     Args:
@@ -104,6 +105,11 @@ class Reply:
             if self._begun:
                 self._task.cancel()
         await asyncio.wait({self._task})
+
+    async def store_missed(self) -> None:
+        """Tries once more to store what could not be; `unsaved` says whether that went."""
+        if self.unsaved is not None:
+            await self._save()
 
     async def _work(self) -> None:
         self._begun = True
@@ -200,11 +206,14 @@ class Reply:
 
     async def _save(self) -> None:
         """Writes, then shows: what was seen once is still there after the process was killed."""
-        self.shown = await SAVING.run(self._store_newest)
+        self.shown = await SAVING.run(self.store_newest)
         self._tell()
 
-    def _store_newest(self) -> Node:
-        """Stores what isn't yet; in a thread, and whichever comes last writes the newest state."""
+    def store_newest(self) -> Node:
+        """Stores what isn't yet, and gives what there is to see; `unsaved` says whether that went.
+
+        From any thread; whichever call comes last writes the newest state.
+        """
         with self._saving:
             node = self.node
             try:
@@ -213,6 +222,9 @@ class Reply:
                     del self._pinned[node_id]
                 if node != self._stored:
                     self._store.update(self.work.owner, node)
+            except NotFoundError:
+                # It was deleted meanwhile, and there is nothing to be stored any more.
+                self._pinned, self._stored, self.unsaved = {}, node, None
             except StorageError as error:
                 # A full disk doesn't end the reply, but it isn't hidden. The next time writes all that is missing.
                 if self.unsaved is None:

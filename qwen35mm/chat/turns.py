@@ -191,6 +191,7 @@ class Turns:
             title = f"After: {conversation.title}"[:_TITLE_CHARS]
             return self._begin_new(person, title, settings, question, is_summary=True)
 
+        await self._replies.store_missed(person.owner, conversation_id)
         return await self._begin(person, None, store)
 
     async def stop(self, person: Person, conversation_id: str, node_ids: Container[str] | None = None) -> None:
@@ -202,6 +203,8 @@ class Turns:
     async def _begin(self, person: Person, conversation_id: str | None, store: Callable[[], Work]) -> tuple[str, str]:
         """Adds the reply of what was stored to those in progress; ids of conversation and reply."""
         with self._place(person, conversation_id):
+            if conversation_id is not None:
+                await self._replies.store_missed(person.owner, conversation_id)
             work = await TURNS.run_for(person.tenant, store)
             self._replies.add(work)
         return work.conversation_id, work.node.id

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +114,26 @@ def way(tree: Tree, node_id: str | None) -> tuple[int, ...] | None:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+@contextmanager
+def full_disk(store: ConversationStore) -> Iterator[None]:
+    """SQLite itself finds no page more for the database, however often it is opened."""
+    database = store._database
+    real = database._open
+
+    def open_full() -> sqlite3.Connection:
+        connection = real()
+        connection.execute("PRAGMA max_page_count=1")  # less than there are is as many as there are
+        return connection
+
+    database.close()
+    database._open = open_full
+    try:
+        yield
+    finally:
+        database._open = real
+        database.close()
 
 
 def limit_pages(store: ConversationStore, num_free: int = 0) -> None:

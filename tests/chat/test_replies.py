@@ -13,6 +13,7 @@ from qwen35mm.chat.reply import UPDATE_INTERVAL_S, Reply
 from qwen35mm.errors import StorageError
 from tests.chat.chat_kit import GRACE_S, ME, OTHER, PICTURE, ChatKit, Timers
 from tests.chat.english import english
+from tests.chat.helpers import full_disk
 
 
 class Gate:
@@ -83,7 +84,7 @@ async def test_10_to_20_drawings_a_second_whatever_the_models_speed(
 async def test_a_full_disk_does_not_end_a_reply_and_is_told(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:
     conversation, reply_id = await kit.send("echo all of it")
     Gate(kit, monkeypatch, is_open=True, fails=1000)
-    view = await kit.watch(reply_id)
+    view = await kit.watch(reply_id, until=lambda view: view["status"] != "running")
     assert (view["status"], view["unsaved"]) == ("finished", "The disk is full.")
     assert "all of it" in view["blocks"][0]
     assert kit.node(conversation, reply_id).text == ""
@@ -110,6 +111,62 @@ async def test_what_could_not_be_stored_is_stored_later(kit: ChatKit, monkeypatc
     question = kit.path(conversation)[0]
     assert question.attachments[0].plan is not None
     assert question.attachments[0].plan.digest == "ab" * 32
+
+
+@pytest.mark.parametrize("later", ["a message", "a while", "the end of the server"])
+async def test_what_a_full_disk_cut_off_goes_on_being_shown_and_is_stored_later(
+    kit: ChatKit, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    timers = Timers(monkeypatch)
+    conversation, reply_id = await kit.send("slow")
+    with full_disk(kit.store):
+        watching = asyncio.create_task(kit.watch(reply_id))
+        await kit.watch(reply_id, until=lambda view: "disk is full" in (view["unsaved"] or ""))
+        await kit.api.stop(ME, reply_id)
+        reply = kit.replies.find(ME.owner, reply_id)
+        assert reply is not None
+        assert len(kit.node(conversation, reply_id).text) < len(reply.node.text)
+        timers.fire()  # in vain
+        with pytest.raises(StorageError, match="disk is full"):
+            await kit.send("echo on", conversation, reply_id)
+        shown = (await kit.api.open(ME, conversation))["messages"][-1]
+        assert (shown["status"], shown["text"]) == ("stopped", reply.node.text)
+        assert "disk is full" in shown["unsaved"]
+        assert not watching.done()
+    if later == "a message":
+        await kit.ask("echo on", conversation, reply_id)
+        assert kit.prompt[1] == ("assistant", reply.node.text.strip())
+    elif later == "a while":
+        while not watching.done():
+            timers.fire()
+            await asyncio.sleep(0.001)
+        timers.fire()
+        assert kit.replies.find(ME.owner, reply_id) is None
+    else:
+        kit.replies.close()
+    assert (kit.node(conversation, reply_id).status, kit.node(conversation, reply_id).text) == (
+        "stopped",
+        reply.node.text,
+    )
+    assert (await watching)["unsaved"] is None
+    assert "unsaved" not in (await kit.api.open(ME, conversation))["messages"][1]
+
+
+async def test_what_could_not_be_stored_and_was_deleted_is_forgotten(
+    kit: ChatKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = Timers(monkeypatch)
+    conversation, reply_id = await kit.send("slow")
+    with full_disk(kit.store):
+        await kit.watch(reply_id, until=lambda view: view["unsaved"])
+        await kit.api.stop(ME, reply_id)
+    await kit.api.delete_message(ME, conversation, reply_id)
+    while kit.replies.find(ME.owner, reply_id):
+        timers.fire()
+        await asyncio.sleep(0.001)
+    assert [message["id"] for message in (await kit.api.open(ME, conversation))["messages"]] == [
+        kit.path(conversation)[0].id
+    ]
 
 
 async def test_a_slow_write_never_overwrites_the_end(kit: ChatKit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,19 +20,31 @@ def conversation_line(conversation: Conversation) -> dict[str, Any]:
     return {"id": conversation.id, "title": conversation.title}
 
 
-def chat_view(conversation: Conversation, tree: Tree, running: Collection[str], context_length: int) -> dict[str, Any]:
+def chat_view(
+    conversation: Conversation,
+    tree: Tree,
+    running: Collection[str],
+    context_length: int,
+    unsaved: Sequence[Reply] = (),
+) -> dict[str, Any]:
     """The branch that is shown, and where others leave it.
 
     Args:
         running: replies that are in progress in this process; one that says so and isn't was cut off by its end.
+        unsaved: replies of which the store has less than there is to see.
     """
-    path = tree.path(conversation.head)
+    whole = {reply.node.id: reply for reply in unsaved}
+    path = [whole[node.id].shown if node.id in whole else node for node in tree.path(conversation.head)]
     kept = {node.id for node in prompt_path(path, conversation.first)}
+    messages = [_message(node, tree, running, node.id in kept, node is path[-1]) for node in path]
+    for message in messages:
+        if message["id"] in whole:
+            message["unsaved"] = whole[message["id"]].unsaved
     return {
         "id": conversation.id,
         "title": conversation.title,
         "settings": dict(Settings.kept(conversation.settings).values),
-        "messages": [_message(node, tree, running, node.id in kept, node is path[-1]) for node in path],
+        "messages": messages,
         "running": [node.id for node in path if node.id in running],
         "context": {"used": _used(path), "length": context_length},
     }

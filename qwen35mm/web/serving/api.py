@@ -74,8 +74,11 @@ class Api:
         """A conversation."""
         running = {reply.node.id for reply in self._replies.of(person.owner, conversation)}
 
+        unsaved = self._replies.unsaved(person.owner, conversation)
+
         def read() -> dict[str, Any]:
-            return chat_view(*self._store.read(person.owner, conversation), running, self._backend.context_length)
+            kept = self._store.read(person.owner, conversation)
+            return chat_view(*kept, running, self._backend.context_length, unsaved)
 
         return await REQUESTS.run(read)
 

@@ -68,6 +68,7 @@ class Server:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self.app.server.config.timeout_graceful_shutdown = 1
         self.app.close(verbose=False)
+        self.replies.close()
         self._stack.close()
 
 

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, expect
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.web import Server, serve
 from tests.chat.fake_backend import FakeBackend
+from tests.chat.helpers import full_disk
 from tests.web.browser import ChatPage, OpenPage, chat_pages
 
 pytestmark = pytest.mark.browser
@@ -262,6 +263,28 @@ def test_two_people_do_not_see_each_other(browser: Browser, monkeypatch: pytest.
             expect(ann.box).to_have_value("echo too much")
     finally:
         server.close()
+
+
+def test_an_answer_that_a_full_disk_cuts_off_stays_and_is_stored_later(
+    page: ChatPage, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = fake_server[1]
+    monkeypatch.setattr(server.replies, "_grace_s", 0.5)
+    problem = page.answers.last.locator(".problem")
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    with full_disk(server.store):
+        expect(problem).to_contain_text("This answer isn't stored: The disk is full")
+        page.stop_button.click()
+        text = page.wait_answered()
+        for _ in range(2):
+            expect(problem).to_contain_text("This answer isn't stored: The disk is full")
+            expect(page.answers.locator(".answer")).to_have_text(text)
+            page.page.reload()
+    expect(problem).to_be_hidden()
+    page.page.reload()
+    expect(page.answers.locator(".answer")).to_have_text(text)
+    expect(problem).to_be_hidden()
 
 
 def test_ending_the_server_keeps_what_was_shown(browser: Browser, tmp_path: Path) -> None:

@@ -203,6 +203,23 @@ suite("answers in progress", () => {
     assert.equal(state.live.size, 0);
   });
 
+  test("one that can't be stored is watched until it is", async () => {
+    await show("one", { running: ["reply"] });
+    const full = { status: /** @type {const} */ ("finished"), unsaved: "The disk is full." };
+    state.news({ reply: makeNews(full) });
+    const unsaved = { id: "reply", role: /** @type {const} */ ("assistant"), ...full };
+    await program.find("open").answer(makeChat("one", { messages: [makeMessage(unsaved)] }));
+    state.news({ reply: makeNews(full) });
+    assert.deepEqual(drawn.slice(1), [["speak", "The disk is full."], ["chat", "one", false], ["answer"]]);
+    assert.deepEqual([program.names, watched], [[], [["reply"]]]);
+    state.news({ reply: makeNews({ status: "finished", unsaved: null }) });
+    assert.equal(state.live.size, 0);
+    await program.find("open").answer(makeChat("one", { title: "Stored" }));
+    assert.equal(state.chat.title, "Stored");
+    await show("two", { messages: [makeMessage(unsaved)] });
+    assert.deepEqual(watched, [["reply"], ["reply"]], "also after a reload");
+  });
+
   test("one that doesn't fit says so", async () => {
     await show("one", { running: ["reply"] });
     state.news({ reply: makeNews({ status: "failed", error: "5,000 tokens", too_long: true }) });

@@ -1,7 +1,7 @@
 // Where the message is written: draws the draft, and tells it what the person does.
 
 /** @import { Cost, Offer, Outgoing, Question, Tone } from "./types.d.ts" */
-/** @import { Desk, DraftFile } from "./draft.js" */
+/** @import { Desk, DraftFile, Waiting } from "./draft.js" */
 /** @import { Page } from "./main.js" */
 
 import { thumbnailUrl } from "./api.js";
@@ -10,11 +10,11 @@ import { button, h, icon, iconButton, redraw } from "./dom.js";
 import { amountAt, Draft, NUM_POSITIONS, positionOf } from "./draft.js";
 import { number, said, t } from "./words.js";
 
-const STORED = "qwen35mm-draft";
 const ACCEPTED = "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml";
 
 /** @implements {Desk} */
 export class Composer {
+  #isRunning = false;
   /** What the trouble says and offers; drawn anew, an alert is read out anew. */
   #trouble = "";
   /** The sliders that are drawn. */
@@ -47,6 +47,7 @@ export class Composer {
       h("span", t("You are changing an earlier message: a new branch begins there.")),
       iconButton("close", t("Leave it as it was"), () => this.draft.stopEditing()),
     );
+    this.outbox = h("ul.outbox", { role: "list", "aria-label": t("Messages to be sent") });
     this.trouble = h("div.trouble.row", { hidden: true, role: "alert" });
     this.room = h("span.room.quiet", { id: "qwen35mm-room" });
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
@@ -60,6 +61,7 @@ export class Composer {
       this.stopButton,
     );
     this.element = h("form.composer", { "aria-label": t("Message"), onsubmit: (event) => event.preventDefault() }, [
+      this.outbox,
       this.banner,
       this.trouble,
       this.strip,
@@ -68,7 +70,6 @@ export class Composer {
       bar,
       this.picker,
     ]);
-    this.restore();
   }
 
   // What the draft needs: see its Desk
@@ -77,8 +78,16 @@ export class Composer {
     return this.page.state.place;
   }
 
-  send(/** @type {Outgoing} */ message) {
-    return this.page.state.send(message);
+  begin() {
+    return this.page.state.begin();
+  }
+
+  answered(/** @type {string[]} */ ids) {
+    return this.page.state.answered(ids);
+  }
+
+  send(/** @type {Outgoing} */ message, /** @type {() => boolean} */ isLate) {
+    return this.page.state.send(message, isLate);
   }
 
   say(/** @type {string} */ words, /** @type {Tone} */ tone = "bad") {
@@ -143,14 +152,18 @@ export class Composer {
   }
 
   setRunning(/** @type {boolean} */ isRunning) {
-    this.draft.isRunning = isRunning;
+    this.#isRunning = isRunning;
     this.drawButtons();
   }
 
   // Drawing
 
   draw() {
-    const { files, editing } = this.draft;
+    const { files, editing, waiting } = this.draft;
+    redraw(
+      this.outbox,
+      waiting.map((message) => this.toBeSent(message)),
+    );
     this.banner.hidden = !editing;
     redraw(
       this.strip,
@@ -166,17 +179,36 @@ export class Composer {
     style.height = "auto";
     style.height = `${Math.min(this.text.scrollHeight, window.innerHeight * 0.35)}px`;
     this.drawButtons();
-    this.remember();
   }
 
+  /** During an answer a message can be sent too: it waits for the answer's end. */
   drawButtons() {
-    const { isRunning, isSending, isEmpty } = this.draft;
-    const [shown, hidden] = isRunning ? [this.stopButton, this.sendButton] : [this.sendButton, this.stopButton];
-    const hadFocus = document.activeElement === hidden;
-    hidden.hidden = true;
-    shown.hidden = false;
-    this.sendButton.disabled = isSending || isEmpty;
-    if (hadFocus) (shown.disabled ? this.text : shown).focus();
+    const { isEmpty } = this.draft;
+    const { sendButton, stopButton } = this;
+    const held = document.activeElement;
+    stopButton.hidden = !this.#isRunning;
+    sendButton.hidden = this.#isRunning && isEmpty;
+    sendButton.disabled = isEmpty;
+    if (held === stopButton && stopButton.hidden) (isEmpty ? this.text : sendButton).focus();
+    if (held === sendButton && sendButton.hidden) stopButton.focus();
+  }
+
+  /** A message that waits: what it says, what it waits for, and a way back. */
+  toBeSent(/** @type {Waiting} */ message) {
+    const { text, files, isOnItsWay } = message;
+    const isUploading = files.some(({ digest }) => digest === null);
+    const waits = isUploading ? t("Waits for its files") : t("Waits for the answer");
+    const words = [text, ...files.map(({ name }) => name)].filter(Boolean).join(" · ");
+    return h(
+      "li.row",
+      h("span.words", { title: words }, words),
+      h("span.quiet", isOnItsWay ? t("Sending") : waits),
+      !isOnItsWay &&
+        iconButton("edit", t("Take it back"), () => {
+          this.draft.takeBack(message);
+          this.text.focus();
+        }),
+    );
   }
 
   thumbnail(/** @type {DraftFile} */ file) {
@@ -264,24 +296,5 @@ export class Composer {
       words && h("span", words),
       words && offers.map((offer) => button("plain", said(offer.label), () => this.page.take(offer))),
     );
-  }
-
-  // What was typed and not sent is there after a reload
-
-  remember() {
-    if (this.draft.editing) return;
-    try {
-      sessionStorage.setItem(STORED, this.draft.text);
-    } catch {
-      // Full, or not allowed: it is a convenience.
-    }
-  }
-
-  restore() {
-    try {
-      this.draft.text = sessionStorage.getItem(STORED) ?? "";
-    } catch {
-      // Not allowed.
-    }
   }
 }

@@ -1,9 +1,11 @@
 // The message that is being written: its text, its files, and what it will cost. Draws nothing.
 
-/** @import { Attachment, Cost, Kind, Offer, Outgoing, Question, Said, Tone, Upload } from "./types.d.ts" */
+/** @import { Attachment, Changed, Cost, Kind, Offer, Outgoing, Question, Said, Tone, Upload } from "./types.d.ts" */
 /** @import { Requests } from "./api.js" */
+/** @import { Writing } from "./drafts.js" */
 
 import { debounce, Problem, pdfPages, upload } from "./api.js";
+import { browserStorage, Drafts, Sheet } from "./drafts.js";
 import { said, t } from "./words.js";
 
 const MEASURE_AFTER_MS = 150;
@@ -26,10 +28,26 @@ const COST = "cost";
  */
 
 /**
+ * A message that was sent by the person, and waits for its files or for an answer. Its place, text and files are those
+ * of that moment, whatever is done and shown meanwhile.
+ * @typedef {Writing & Begun & { sheet: Sheet, isOnItsWay: boolean }} Waiting
+ */
+
+/**
+ * Where a message goes that is sent now.
+ * @typedef {object} Begun
+ * @property {Omit<Outgoing, "text" | "attachments">} place
+ * @property {string[]} answers those in progress there, which it waits for
+ * @property {() => boolean} isLate whether the person has gone on to something else since
+ */
+
+/**
  * What draws the draft, and sends it.
  * @typedef {object} Desk
- * @property {() => Omit<Outgoing, "text" | "attachments">} place where the message goes
- * @property {(message: Outgoing) => Promise<boolean>} send
+ * @property {() => Begun["place"]} place where a message would go
+ * @property {() => Begun} begin
+ * @property {(ids: string[]) => Promise<void>} answered until none of these answers is in progress
+ * @property {(message: Outgoing, isLate: () => boolean) => Promise<Changed | null>} send null where it is refused
  * @property {(words: string, tone?: Tone) => void} say
  * @property {() => void} draw the files, the text, or what can be done with them is another
  * @property {(cost: Cost | null) => void} drawCost null where there is nothing to measure
@@ -37,29 +55,88 @@ const COST = "cost";
  */
 
 export class Draft {
-  text = "";
-  /** @type {DraftFile[]} */
-  files = [];
-  /** The earlier message that is being changed. @type {Question | null} */
-  editing = null;
-  /** An answer is in progress. */
-  isRunning = false;
-  isSending = false;
+  /** Messages that are to be sent, the oldest first. @type {Waiting[]} */
+  outbox = [];
+  /** @type {Map<Sheet, Promise<void>>} */
+  #sending = new Map();
   measureSoon = debounce(MEASURE_AFTER_MS, () => this.measure());
 
   /**
    * @param {Desk} desk
    * @param {Requests} requests
    * @param {(file: File, onProgress: (share: number | null) => void) => Upload} send
+   * @param {ConstructorParameters<typeof Drafts>[0]} storage
    */
-  constructor(desk, requests, send = upload) {
+  constructor(desk, requests, send = upload, storage = browserStorage()) {
     this.desk = desk;
     this.requests = requests;
     this.upload = send;
+    this.drafts = new Drafts(storage);
+    this.sheet = this.drafts.of(null);
+  }
+
+  get text() {
+    return this.sheet.text;
+  }
+
+  set text(text) {
+    this.sheet.text = text;
+    this.#keep();
+  }
+
+  get files() {
+    return this.sheet.files;
+  }
+
+  /** The earlier message that is being changed. */
+  get editing() {
+    return this.sheet.editing;
   }
 
   get isEmpty() {
-    return !this.text.trim() && !this.files.length;
+    return this.sheet.isEmpty;
+  }
+
+  /** What is to be sent in the conversation that is shown, or begins one. */
+  get waiting() {
+    return this.outbox.filter(({ sheet }) => sheet === this.sheet || sheet.id === null);
+  }
+
+  // Which conversation it is for
+
+  /** Goes on with what is written for a conversation; null is a new one. */
+  open(/** @type {string | null} */ id) {
+    if (id === null && this.outbox.some(({ sheet }) => sheet === this.drafts.of(null))) this.drafts.begin();
+    this.sheet = this.drafts.of(id);
+    this.desk.draw();
+  }
+
+  /** What is written for a conversation goes along to another, or to the one that it begins. */
+  move(/** @type {string | null} */ from, /** @type {string} */ to) {
+    this.#move(this.drafts.of(from), to);
+  }
+
+  #move(/** @type {Sheet} */ sheet, /** @type {string} */ id) {
+    const from = sheet.id;
+    const isShown = this.sheet === this.drafts.of(id);
+    this.drafts.move(sheet, id);
+    if (isShown) this.sheet = sheet;
+    this.#keep(this.drafts.of(from));
+    this.#keep(sheet);
+  }
+
+  #changed(sheet = this.sheet) {
+    this.#keep(sheet);
+    this.desk.draw();
+  }
+
+  /** Has the browser keep what is written for a conversation; what is to be sent would be put back by a reload. */
+  #keep({ id } = this.sheet) {
+    const waiting = this.outbox.filter(({ sheet }) => sheet.id === id);
+    const kept = new Sheet(id);
+    for (const sheet of new Set([this.drafts.of(id), ...waiting.map((each) => each.sheet)])) kept.absorb(sheet);
+    for (const each of waiting.reverse()) kept.putBack(each);
+    this.drafts.write(id, kept);
   }
 
   // Its files
@@ -69,7 +146,7 @@ export class Draft {
     for (const file of files) {
       /** @type {DraftFile} */
       const entry = { name: file.name || t("pasted"), share: 0, kind: null, digest: null };
-      this.files.push(entry);
+      this.sheet.files = [...this.files, entry];
       const { promise, cancel } = this.upload(file, (share) => {
         entry.share = share;
         this.desk.draw();
@@ -89,17 +166,28 @@ export class Draft {
       if (!(problem instanceof Problem)) throw problem;
       const wasCancelled = problem.kind === "cancelled";
       if (!wasCancelled) this.desk.say(`${entry.name}: ${problem.message}`);
-      this.files = this.files.filter((each) => each !== entry);
+      this.#put(entry, []);
       this.desk.draw();
       return wasCancelled;
     }
   }
 
+  /** Puts files in the place of one, wherever it is by now; whether it was anywhere. */
+  #put(/** @type {DraftFile} */ entry, /** @type {DraftFile[]} */ files) {
+    const sheets = [...new Set([...this.drafts.all, ...this.outbox.map(({ sheet }) => sheet)])];
+    for (const each of [...this.outbox, ...sheets, ...sheets.map(({ aside }) => aside)]) {
+      const at = each?.files.indexOf(entry) ?? -1;
+      if (!each || at < 0) continue;
+      each.files = each.files.toSpliced(at, 1, ...files);
+      for (const sheet of sheets) this.#keep(sheet);
+      return true;
+    }
+    return false;
+  }
+
   #replace(/** @type {DraftFile} */ entry, /** @type {Awaited<Upload["promise"]>} */ { attachments, note }) {
-    const at = this.files.indexOf(entry);
     // Taken out meanwhile.
-    if (at < 0) return;
-    this.files.splice(at, 1, ...attachments);
+    if (!this.#put(entry, attachments)) return;
     if (note) this.desk.say(said(note));
     this.desk.draw();
     this.measureSoon();
@@ -113,7 +201,7 @@ export class Draft {
 
   remove(/** @type {DraftFile} */ file) {
     file.cancel?.();
-    this.files = this.files.filter((each) => each !== file);
+    this.#put(file, []);
     this.desk.draw();
     this.measureSoon();
   }
@@ -133,8 +221,12 @@ export class Draft {
   /** What is known now; `isLast` where no estimate on its way may change it. */
   #measured(/** @type {Cost | null} */ cost, isLast = true) {
     if (isLast) this.requests.begin(COST);
-    for (const media of cost?.media ?? [])
-      Object.assign(this.files.find((file) => file.digest === media.digest) ?? {}, media);
+    // The same file may be there twice, and costs as much again.
+    const files = [...this.files];
+    for (const media of cost?.media ?? []) {
+      const at = files.findIndex((file) => file.digest === media.digest);
+      if (at >= 0) Object.assign(files.splice(at, 1)[0], media);
+    }
     this.desk.draw();
     this.desk.drawCost(cost);
   }
@@ -150,54 +242,106 @@ export class Draft {
 
   // Sending, and changing an earlier one
 
-  /** @returns {Outgoing} */
   get message() {
-    const place = this.desk.place();
-    const uploaded = /** @type {Attachment[]} */ (this.files.filter((file) => file.digest));
-    const attachments = uploaded.map(({ digest, kind, name, num_bytes }) => ({ digest, kind, name, num_bytes }));
-    return { ...place, ...(this.editing ? { parent: this.editing.parent } : {}), text: this.text, attachments };
+    return outgoing(this.sheet, this.desk.place());
   }
 
-  async submit() {
-    if (this.isRunning || this.isSending) return;
-    if (this.isEmpty) return this.desk.say(t("Type a question, or add a picture or a video."), "note");
-    this.isSending = true;
-    this.desk.draw();
-    try {
-      const ready = await Promise.all(this.files.map((file) => file.ready));
+  /** Sends the message as it stands, to where it stands, as soon as its files and the answers before it are there. */
+  submit() {
+    const { sheet } = this;
+    if (sheet.isEmpty) {
+      if (!this.waiting.length) this.desk.say(t("Type a question, or add a picture or a video."), "note");
+      return this.#sending.get(sheet);
+    }
+    this.outbox.push({ ...this.desk.begin(), ...sheet.take(), sheet, isOnItsWay: false });
+    this.#keep();
+    this.#measured(null);
+    if (!this.isEmpty) this.measureSoon();
+    if (!this.#sending.has(sheet))
+      this.#sending.set(
+        sheet,
+        this.#sendAll(sheet).finally(() => this.#sending.delete(sheet)),
+      );
+    return this.#sending.get(sheet);
+  }
+
+  /** Sends what waits for a conversation, one after the other. */
+  async #sendAll(/** @type {Sheet} */ sheet) {
+    for (;;) {
+      const message = this.outbox.find((each) => each.sheet === sheet);
+      if (!message) return;
+      const ready = await Promise.all(message.files.map((file) => file.ready));
       // A message never goes without a file that its author saw in it.
-      if (ready.includes(false)) return;
-      const { text, editing } = this;
-      const files = [...this.files];
-      const isSent = await this.desk.send(this.message);
-      if (isSent && this.editing === editing) this.clear(text, files);
-    } finally {
-      this.isSending = false;
+      const isWhole = !ready.includes(false);
+      if (isWhole) await this.desk.answered(message.answers);
+      // Taken back meanwhile.
+      if (!this.outbox.includes(message)) continue;
+      message.isOnItsWay = true;
       this.desk.draw();
+      const sent = isWhole && (await this.desk.send(outgoing(message, message.place), message.isLate));
+      if (sent) this.#sent(message, sent);
+      else this.#refused(sheet);
     }
   }
 
-  /** Takes this text and these files out of it, by default all: what came while they were sent stays. */
-  clear(text = this.text, files = this.files) {
-    if (this.text.startsWith(text)) this.text = this.text.slice(text.length).trimStart();
-    this.files = this.files.filter((each) => !files.includes(each));
-    this.editing = null;
-    this.#measured(null);
-    if (!this.isEmpty) this.measureSoon();
+  #sent(/** @type {Waiting} */ message, /** @type {Changed} */ { chat, reply }) {
+    const { sheet } = message;
+    this.outbox = this.outbox.filter((each) => each !== message);
+    if (chat.id && sheet.id === null) this.#move(sheet, chat.id);
+    for (const next of this.outbox.filter((each) => each.sheet === sheet)) {
+      next.place = { ...next.place, conversation: chat.id, parent: reply };
+      next.answers = reply ? [reply] : [];
+    }
+    this.#changed(sheet);
+  }
+
+  /** What waits for a conversation is in its box again: a message isn't sent without the one before it. */
+  #refused(/** @type {Sheet} */ sheet) {
+    const back = this.outbox.filter((each) => each.sheet === sheet);
+    this.outbox = this.outbox.filter((each) => each.sheet !== sheet);
+    const box = this.drafts.of(sheet.id);
+    if (box !== sheet) box.absorb(sheet);
+    for (const each of back.reverse()) box.putBack(each);
+    this.#changed(box);
+    this.measureSoon();
+  }
+
+  /** Takes a message that isn't on its way yet back into the box. */
+  takeBack(/** @type {Waiting} */ message) {
+    if (message.isOnItsWay) return;
+    this.outbox = this.outbox.filter((each) => each !== message);
+    const isHere = message.sheet === this.sheet;
+    this.sheet.putBack(isHere ? message : { ...message, editing: null });
+    this.#keep(message.sheet);
+    this.#changed();
+    this.measureSoon();
   }
 
   /** Takes an earlier message up, with its files; sending it begins a branch. */
   edit(/** @type {Question} */ message) {
-    this.editing = message;
-    this.text = message.text;
-    this.files = message.attachments.map((each) => ({ ...each }));
-    this.desk.draw();
+    this.sheet.edit(message);
+    this.#changed();
     this.measureSoon();
   }
 
   stopEditing() {
-    if (this.editing) this.clear();
+    if (!this.editing) return;
+    this.sheet.take();
+    this.#keep();
+    this.#measured(null);
+    if (!this.isEmpty) this.measureSoon();
   }
+}
+
+/**
+ * @param {Writing} writing
+ * @param {Begun["place"]} place
+ * @returns {Outgoing}
+ */
+function outgoing({ text, files, editing }, place) {
+  const uploaded = /** @type {Attachment[]} */ (files.filter((file) => file.digest));
+  const attachments = uploaded.map(({ digest, kind, name, num_bytes }) => ({ digest, kind, name, num_bytes }));
+  return { ...place, ...(editing ? { parent: editing.parent } : {}), text, attachments };
 }
 
 // A slider's positions go by powers: 16 and 16,000 are both within reach.

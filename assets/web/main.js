@@ -87,8 +87,12 @@ export class Page {
 
   // What the state has drawn: see its View
 
+  moved(/** @type {string | null} */ from, /** @type {string} */ to) {
+    this.composer.draft.move(from, to);
+  }
+
   showChat(/** @type {Chat} */ chat, /** @type {boolean} */ isOther) {
-    if (isOther) this.composer.draft.stopEditing();
+    if (isOther) this.composer.draft.open(chat.id);
     history.replaceState(null, "", chat.id ? `#${chat.id}` : location.pathname + location.search);
     this.drawTitle(chat.title);
     if (isOther && this.areSettingsOpen) this.panel.show(this.state.settings);
@@ -156,7 +160,7 @@ export class Page {
   }
 
   newChat() {
-    this.composer.draft.stopEditing();
+    this.composer.draft.open(null);
     this.state.newChat();
     this.showSidebar(false);
     this.composer.text.focus();

@@ -128,6 +128,7 @@ export class Sidebar {
     const words = t("“{title}” and its files will be gone.", { title });
     if (!(await askToDelete(t("Delete this conversation?"), words))) return;
     if (!(await this.requests.ask("delete", { conversation: id }))) return;
+    this.page.composer.draft.drafts.forget(id);
     if (id === this.page.state.chat.id) this.page.newChat();
     await this.load();
   }

@@ -19,6 +19,8 @@ export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], runnin
 /**
  * What draws the state, and asks the person.
  * @typedef {object} View
+ * @property {(from: string | null, to: string) => void} moved what is written for a conversation, or for a new one, goes
+ *   along to another
  * @property {(chat: Chat, isOther: boolean) => void} showChat draws a conversation; `isOther` than the one before
  * @property {(answer: News) => void} showAnswer draws what is new of an answer in the conversation
  * @property {() => void} toEnd goes to the end of the conversation
@@ -38,6 +40,8 @@ export class PageState {
    */
   live = new Map();
   #heardMs = 0;
+  /** Who waits until answers have ended. @type {{ ids: string[], go: () => void }[]} */
+  #waiting = [];
   /** @type {Promise<unknown>} */
   #saved = Promise.resolve();
   /** For the conversation that they were changed in, whichever is shown when they are saved. */
@@ -113,19 +117,40 @@ export class PageState {
     return { conversation: this.chat.id, parent: this.chat.messages.at(-1)?.id ?? null, settings: this.settings };
   }
 
-  /** Sends a message; whether that was possible. */
-  async send(/** @type {Outgoing} */ message) {
-    const isSent = await this.#change("send", message);
-    if (isSent) this.view.listChanged();
-    return isSent;
+  /** The person sends a message now: where it goes, though it may be on its way only later; see Begun in draft.js. */
+  begin() {
+    return { place: this.place, answers: [...this.chat.running], isLate: this.requests.begin(SHOWN) };
+  }
+
+  /**
+   * Sends a message; null where that wasn't possible.
+   * @param {Outgoing} message
+   * @param {() => boolean} isLate whether the person has gone on to something else since: it is not shown then
+   */
+  async send(message, isLate) {
+    const isShown = message.conversation ? message.conversation === this.chat.id : !isLate();
+    // Changed since, settings are kept with the conversation.
+    const settings = isShown ? this.settings : message.conversation ? null : message.settings;
+    const sent = await this.requests.ask("send", { ...message, settings });
+    if (!sent) return null;
+    const { chat, reply } = sent;
+    if (!isLate()) {
+      if (!message.conversation && chat.id) this.view.moved(null, chat.id);
+      this.#showLast(chat);
+      this.view.toEnd();
+    } else if (chat.id === this.chat.id) this.requests.told(this.#refresh());
+    if (reply) this.follow([reply]);
+    this.view.listChanged();
+    return sent;
   }
 
   async sendExample(/** @type {number} */ number) {
+    const isLate = this.requests.begin(SHOWN);
     const found = await this.requests.ask("example", { number });
-    if (!found) return false;
+    if (!found) return null;
     const { text } = this.examples[number];
     const place = { conversation: null, parent: null, settings: this.settings };
-    return this.send({ ...place, text, attachments: [found.attachment] });
+    return this.send({ ...place, text, attachments: [found.attachment] }, isLate);
   }
 
   /** Answers a question, beside the answers that it may have. */
@@ -172,6 +197,7 @@ export class PageState {
     if (!changed) return false;
     const { chat, reply } = changed;
     if (!isLate()) {
+      if (name === "summarise" && chat.id) this.view.moved(args.conversation, chat.id);
       this.#showLast(chat);
       if (reply) this.view.toEnd();
     }
@@ -188,6 +214,20 @@ export class PageState {
   }
 
   // Answers in progress
+
+  /** Until none of these answers is in progress. @returns {Promise<void>} */
+  answered(/** @type {string[]} */ ids) {
+    return new Promise((go) => {
+      this.#waiting.push({ ids, go });
+      this.#letGo();
+    });
+  }
+
+  #letGo() {
+    const ready = this.#waiting.filter(({ ids }) => !ids.some((id) => this.live.has(id)));
+    this.#waiting = this.#waiting.filter((each) => !ready.includes(each));
+    for (const { go } of ready) go();
+  }
 
   follow(/** @type {string[]} */ ids) {
     const fresh = ids.filter((id) => !this.live.has(id));
@@ -219,6 +259,7 @@ export class PageState {
     }
     const gone = asked.filter((id) => !(id in answers) && this.live.delete(id));
     if (gone.some((id) => this.chat.running.includes(id))) this.requests.told(this.#refresh());
+    this.#letGo();
   }
 
   #end(/** @type {News} */ answer) {

@@ -118,7 +118,8 @@ export interface Cost {
 export interface Outgoing {
   conversation: string | null;
   parent: string | null;
-  settings: Settings;
+  /** Null are the conversation's. */
+  settings: Settings | null;
   text: string;
   attachments: Attachment[];
 }
@@ -241,7 +242,7 @@ export type Reply<N extends Name> = ReturnType<Methods[N]>;
 export type Post = <N extends Name>(name: N, args: Arguments<N>) => Promise<Reply<N>>;
 
 /** Methods that change the conversation that is shown. */
-export type Change = "send" | "again" | "continue" | "branch" | "delete_message" | "shorten" | "summarise";
+export type Change = "again" | "continue" | "branch" | "delete_message" | "shorten" | "summarise";
 
 export interface Upload {
   promise: Promise<{ attachments: Taken[]; note?: Said | null }>;

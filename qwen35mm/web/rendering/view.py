@@ -61,6 +61,8 @@ class ReplyDrawing:
         node = reply.shown
         return {
             **_answer(node, self._text.blocks(node.text), self._reasoning.blocks(node.reasoning)),
+            # Until its end is stored, the next message of its conversation would be refused.
+            "status": node.status if reply.done else "running",
             "conversation": reply.work.conversation_id,
             "too_long": reply.too_long,
             "work": work_of(node, reply.progress, reply.work.path),

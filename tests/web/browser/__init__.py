@@ -100,7 +100,7 @@ class ChatPage:
 
         The page stays until then, since one loads over itself in two thirds of the time; it can only note nothing more.
         """
-        forget = "Storage.prototype.setItem = () => {}; sessionStorage.clear()"
+        forget = "Storage.prototype.setItem = () => {}; localStorage.clear()"
         self.page.evaluate(f"() => {{ if (location.protocol !== 'about:') {{ {forget} }} }}")
         problems, self.problems = self.problems, []
         assert problems == [], f"the browser complained: {problems}"
@@ -138,6 +138,11 @@ class ChatPage:
     @property
     def examples(self) -> Locator:
         return self.page.locator(".example")
+
+    @property
+    def outbox(self) -> Locator:
+        """Messages that wait for their files or for an answer."""
+        return self.page.locator(".outbox li")
 
     @property
     def thumbnails(self) -> Locator:
@@ -184,7 +189,7 @@ class ChatPage:
     def wait_answered(self, num_answers: int = 1) -> str:
         """Waits until that many answers are there and none is in progress; the text of the last one."""
         expect(self.answers).to_have_count(num_answers)
-        expect(self.send_button).to_be_visible()
+        expect(self.stop_button).to_be_hidden()
         expect(self.answers.last.locator(".tools button").first).to_be_visible()
         return self.answers.last.locator(".answer").inner_text().strip()
 

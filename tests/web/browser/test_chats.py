@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.web import Server, serve
@@ -92,15 +93,73 @@ def test_a_question_whose_answer_was_deleted_is_answered_by_a_button(page: ChatP
     assert page.wait_answered(2) == "two"
 
 
-def test_the_message_box_keeps_what_is_typed_during_an_answer(page: ChatPage) -> None:
+def test_a_message_that_is_sent_during_an_answer_waits_for_its_end(page: ChatPage, backend: FakeBackend) -> None:
     page.ask("slow")
     expect(page.answers.locator(".answer")).to_contain_text("word word")
-    page.box.fill("the next question")
-    page.box.press("Enter")  # not yet
+    page.ask("echo next")
+    expect(page.outbox).to_contain_text("echo next")
+    expect(page.box).to_have_value("")
+    page.outbox.get_by_role("button", name="Take it back").click()
+    expect(page.box).to_have_value("echo next")
+    page.send_button.click()
+    page.ask("echo last")
+    expect(page.outbox).to_have_count(2)
+    page.box.fill("the one after")
     page.stop_button.click()
-    page.wait_answered()
-    expect(page.box).to_have_value("the next question")
+    assert page.wait_answered(3) == "last"
+    expect(page.outbox).to_have_count(0)
+    expect(page.box).to_have_value("the one after")
+    assert texts_of(backend)[2:] == ["echo next", "next", "echo last"]
+
+
+def test_a_message_goes_to_the_chat_where_it_was_sent(page: ChatPage, backend: FakeBackend, samples: Path) -> None:
+    """Also where its file comes later, and something else is shown and typed by then."""
+    for name in ("other", "this"):
+        page.new_chat()
+        page.ask(f"echo {name}")
+        page.wait_answered()
+    held: list[Route] = []
+    page.page.route("**/upload?*", lambda route: held.append(route))
+    with page.page.expect_file_chooser() as chooser:
+        page.page.get_by_role("button", name="Add pictures, videos, texts or PDFs").click()
+    chooser.value.set_files(samples / "one-shape.png")
+    page.ask("which?")
+    expect(page.outbox).to_contain_text("which? · one-shape.png")
+    page.box.fill("typed meanwhile")
+    page.titles.get_by_text("echo other").click()
+    expect(page.questions).to_have_text(re.compile("echo other"))
+    expect(page.box).to_have_value("")
+    page.box.fill("for the other")
+    page.wait_until(lambda: bool(held))
+    held[0].continue_()
+    page.page.unroute("**/upload?*")
+    page.wait_until(lambda: len(backend.calls) == 3)
+    assert texts_of(backend) == ["echo this", "this", "which?"]
     expect(page.questions).to_have_count(1)
+    page.titles.get_by_text("echo this").click()
+    assert page.wait_answered(2) == "1 image"
+    expect(page.box).to_have_value("typed meanwhile")
+    page.titles.get_by_text("echo other").click()
+    expect(page.box).to_have_value("for the other")
+
+
+def test_what_is_written_and_its_files_are_there_after_a_reload(page: ChatPage, samples: Path) -> None:
+    page.ask("echo one")
+    page.wait_answered()
+    page.attach(samples / "one-shape.png", samples / "moves-right.mp4")
+    page.box.fill("which?")
+    page.tool(page.questions.last, "Edit").click()
+    page.box.fill("echo changed")
+    page.page.reload()
+    expect(page.box).to_have_value("echo changed")
+    expect(page.page.locator(".editing")).to_be_visible()
+    page.box.press("Enter")
+    assert page.wait_answered() == "changed"
+    expect(page.box).to_have_value("which?")
+    expect(page.thumbnails).to_have_count(2)
+    expect(page.thumbnails.last.locator(".label")).to_contain_text("frames")
+    page.box.press("Enter")
+    assert page.wait_answered(2) == "1 image, 1 video"
 
 
 def test_stop_ends_the_work_and_keeps_the_text(page: ChatPage, backend: FakeBackend) -> None:

@@ -1,8 +1,10 @@
 // Stand-ins for the program and for what draws.
 
 import { Problem, Requests } from "../../../assets/web/api.js";
+import { Draft } from "../../../assets/web/draft.js";
 
-/** @import { Chat, Message } from "../../../assets/web/types.d.ts" */
+/** @import { Attachment, Chat, Message } from "../../../assets/web/types.d.ts" */
+/** @import { Desk } from "../../../assets/web/draft.js" */
 
 /**
  * A request that a test answers.
@@ -70,4 +72,111 @@ export function makeMessage(/** @type {Partial<Message>} */ rest = {}) {
 export function makeNews(/** @type {object} */ rest = {}) {
   const empty = { blocks: [], reasoning: [], thinking_s: null, error: null, notes: [], stats: null };
   return { id: "reply", conversation: "one", status: "running", too_long: false, ...empty, ...rest };
+}
+
+/** @type {Attachment} */
+export const picture = { digest: "aa", kind: "image", name: "a.png", num_bytes: 3 };
+
+/** A draft, with what draws and sends it, in the conversation "one". */
+export class DraftBench {
+  program = new FakeProgram();
+  /** What was said, and which costs and troubles were drawn. @type {unknown[]} */
+  said = [];
+  /** @type {any[]} */
+  sent = [];
+  /** Whether the program takes a message. @type {boolean | Promise<boolean>} */
+  isAccepted = true;
+  /** The conversation that is shown, and its answer in progress. @type {{ id: string | null, answer: string | null }} */
+  shown = { id: "one", answer: null };
+  /** Ends the answer that a message waits for. */
+  endAnswer = () => {};
+  /** Files on their way, whose fate a test decides. @type {any[]} */
+  uploads = [];
+  /** What the browser keeps, from one page to the next. @type {Map<string, string>} */
+  kept = new Map();
+  /** @type {Desk} */
+  desk = {
+    place: () => {
+      const { id, answer } = this.shown;
+      return { conversation: id, parent: id && (answer ?? "last"), settings: {} };
+    },
+    begin: () => {
+      const { answer } = this.shown;
+      return { place: this.desk.place(), answers: answer ? [answer] : [], isLate: () => false };
+    },
+    answered: (ids) =>
+      new Promise((go) => {
+        this.endAnswer = go;
+        if (!ids.includes(this.shown.answer ?? "")) go();
+      }),
+    send: async (message) => {
+      const number = this.sent.push(message);
+      if (!(await this.isAccepted)) return null;
+      return { chat: makeChat(message.conversation ?? "begun"), reply: `answer ${number}` };
+    },
+    say: (words) => this.said.push(words),
+    draw: () => {},
+    drawCost: (cost) => this.said.push(cost),
+    drawTrouble: (words) => this.said.push(`trouble: ${words}`),
+  };
+  draft = this.load();
+
+  /** The draft of a page that is loaded (again). */
+  load() {
+    const storage = {
+      getItem: (/** @type {string} */ key) => this.kept.get(key) ?? null,
+      setItem: (/** @type {string} */ key, /** @type {string} */ value) => void this.kept.set(key, value),
+      removeItem: (/** @type {string} */ key) => void this.kept.delete(key),
+    };
+    const draft = new Draft(this.desk, this.program.requests, () => this.#upload(), storage);
+    draft.open(this.shown.id);
+    return draft;
+  }
+
+  #upload() {
+    /** @type {any} */
+    let resolve;
+    /** @type {any} */
+    let reject;
+    const promise = new Promise((...settle) => {
+      [resolve, reject] = settle;
+    });
+    const upload = {
+      arrive: (/** @type {object} */ attachment, /** @type {string | undefined} */ note) => {
+        resolve({ attachments: [attachment].flat(), note });
+        return idle();
+      },
+      fail: (/** @type {any} */ problem) => {
+        reject(new Problem(problem));
+        return idle();
+      },
+      isCancelled: false,
+    };
+    this.uploads.push(upload);
+    const cancel = () => {
+      upload.isCancelled = true;
+      upload.fail({ message: "", kind: "cancelled" });
+    };
+    return { promise, cancel };
+  }
+
+  names() {
+    return this.draft.files.map(({ name }) => name);
+  }
+
+  attach(/** @type {string[]} */ ...files) {
+    this.draft.attach(files.map((name) => new File(["abc"], name)));
+  }
+
+  /** Sends a text; the program takes it, or doesn't, when the test says so. */
+  async submit(/** @type {string} */ text, willTake = true) {
+    let decide = () => {};
+    this.isAccepted = new Promise((resolve) => {
+      decide = () => resolve(willTake);
+    });
+    this.draft.text = text;
+    const done = this.draft.submit();
+    await idle();
+    return { done, decide: () => decide() };
+  }
 }

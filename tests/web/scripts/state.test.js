@@ -23,6 +23,7 @@ beforeEach(() => {
   nowMs = 0;
   /** @type {View} */
   const view = {
+    moved: (from, to) => drawn.push(["moved", from, to]),
     showChat: ({ id }, isOther) => drawn.push(["chat", id, isOther]),
     showAnswer: ({ blocks }) => drawn.push(["answer", ...blocks]),
     toEnd: () => drawn.push(["end"]),
@@ -42,6 +43,12 @@ beforeEach(() => {
     () => nowMs,
   );
 });
+
+/** Sends a message as it would be sent now. */
+function send(text = "Hello") {
+  const { place, isLate } = state.begin();
+  return state.send({ ...place, text, attachments: [] }, isLate);
+}
 
 /** Opens a conversation, and forgets that it was drawn. */
 async function show(/** @type {string} */ id, /** @type {object} */ rest = {}) {
@@ -98,8 +105,7 @@ suite("which conversation is shown", () => {
 
 suite("changing a conversation", () => {
   test("a message is sent, shown and its answer watched", async () => {
-    const message = { ...state.place, text: "Hello", attachments: [] };
-    const sent = state.send(message);
+    const sent = send();
     assert.deepEqual(program.find("send").args, {
       conversation: null,
       parent: null,
@@ -108,26 +114,52 @@ suite("changing a conversation", () => {
       attachments: [],
     });
     await program.find("send").answer({ chat: makeChat("one", { running: ["reply"] }), reply: "reply" });
-    assert.equal(await sent, true);
-    assert.deepEqual(drawn, [["chat", "one", true], ["end"], ["list"]]);
+    assert.equal((await sent)?.reply, "reply");
+    assert.deepEqual(drawn, [["moved", null, "one"], ["chat", "one", true], ["end"], ["list"]]);
     assert.deepEqual(watched, [["reply"]]);
   });
 
   test("a message that is refused is not sent", async () => {
-    const sent = state.send({ ...state.place, text: "Hello", attachments: [] });
+    const sent = send();
     await program.find("send").fail({ message: "Too much." });
-    assert.equal(await sent, false);
+    assert.equal(await sent, null);
     assert.deepEqual([drawn, program.told], [[], ["Too much."]]);
   });
 
   test("who has gone on to another conversation isn't taken back, and the answer is watched all the same", async () => {
     await show("one");
-    state.send({ ...state.place, text: "Hello", attachments: [] });
+    send();
     state.open("two");
     await program.find("open").answer(makeChat("two"));
     await program.find("send").answer({ chat: makeChat("one", { running: ["reply"] }), reply: "reply" });
     assert.equal(state.chat.id, "two");
     assert.deepEqual(watched, [["reply"]]);
+  });
+
+  test("one that is sent late overtakes nothing that the person has asked for since", async () => {
+    await show("one", { settings: { seed: 3 } });
+    const { place, isLate } = state.begin();
+    state.open("two");
+    await program.find("open").answer(makeChat("two"));
+    state.open("three");
+    state.send({ ...place, text: "Hello", attachments: [] }, isLate);
+    assert.equal(program.find("send").args.settings, null);
+    await program.find("send").answer({ chat: makeChat("one", { running: ["reply"] }), reply: "reply" });
+    await program.find("open").answer(makeChat("three"));
+    assert.equal(state.chat.id, "three");
+  });
+
+  test("one that is sent late is seen by who has come back", async () => {
+    await show("one");
+    const { place, isLate } = state.begin();
+    await show("two");
+    await show("one");
+    state.changeSettings({ seed: 4 });
+    state.send({ ...place, text: "Hello", attachments: [] }, isLate);
+    assert.deepEqual(program.find("send").args.settings, { seed: 4 });
+    await program.find("send").answer({ chat: makeChat("one"), reply: "reply" });
+    await program.find("open").answer(makeChat("one", { title: "with it" }));
+    assert.equal(state.chat.title, "with it");
   });
 
   test("that a change failed is said though the person has gone on", async () => {
@@ -161,7 +193,7 @@ suite("changing a conversation", () => {
   test("an example that is gone is not sent", async () => {
     const sent = state.sendExample(0);
     await program.find("example").fail({ message: "There is no such example." });
-    assert.deepEqual([await sent, program.names], [false, []]);
+    assert.deepEqual([await sent, program.names], [null, []]);
   });
 });
 
@@ -263,6 +295,22 @@ suite("answers in progress", () => {
     state.newChat();
     await program.find("open").answer(makeChat("one"));
     assert.equal(state.chat, NO_CHAT);
+  });
+
+  test("what waits for answers goes on when all have ended, however", async () => {
+    state.follow(["a", "b"]);
+    const gone = [""];
+    state.answered([]).then(() => gone.push("at once"));
+    state.answered(["a"]).then(() => gone.push("a"));
+    state.answered(["a", "b"]).then(() => gone.push("both"));
+    await idle();
+    assert.deepEqual(gone, ["", "at once"]);
+    state.news({ a: makeNews({ id: "a", status: "stopped" }) });
+    await idle();
+    assert.deepEqual(gone, ["", "at once", "a"]);
+    state.news({}, ["b"]);
+    await idle();
+    assert.deepEqual(gone, ["", "at once", "a", "both"]);
   });
 
   test("one that says nothing for long is asked for again", async () => {

@@ -1,0 +1,155 @@
+// What is written for each conversation and not sent yet; the browser keeps it, so that a reload finds it again.
+
+/** @import { Question } from "./types.d.ts" */
+/** @import { DraftFile } from "./draft.js" */
+
+const KEPT = "qwen35mm-draft:";
+
+/**
+ * A message that isn't sent yet; `editing` is the earlier message that it takes the place of.
+ * @typedef {object} Writing
+ * @property {string} text
+ * @property {DraftFile[]} files
+ * @property {Pick<Question, "id" | "parent"> | null} editing
+ */
+
+/** What is written for one conversation. @implements {Writing} */
+export class Sheet {
+  text = "";
+  /** @type {DraftFile[]} */
+  files = [];
+  /** @type {Writing["editing"]} */
+  editing = null;
+  /** The new message, while an earlier one is changed. @type {Writing | null} */
+  aside = null;
+
+  constructor(/** @type {string | null} */ id) {
+    /** Null before the conversation's first message is sent. */
+    this.id = id;
+  }
+
+  get isEmpty() {
+    return !this.text.trim() && !this.files.length;
+  }
+
+  /** Changes an earlier message; the new one waits aside. */
+  edit(/** @type {Question} */ { id, parent, text, attachments }) {
+    this.#layAside({ id, parent });
+    this.text = text;
+    this.files = attachments.map((each) => ({ ...each }));
+  }
+
+  #layAside(/** @type {Writing["editing"]} */ editing) {
+    if (!this.editing) this.aside = this.#content();
+    this.editing = editing;
+  }
+
+  #content() {
+    const { text, files, editing } = this;
+    return { text, files, editing };
+  }
+
+  /** Takes the message out; one that waited aside comes back. */
+  take() {
+    const taken = this.#content();
+    Object.assign(this, this.aside ?? { text: "", files: [], editing: null }, { aside: null });
+    return taken;
+  }
+
+  /** Puts a message back, before what was written since. */
+  putBack(/** @type {Writing} */ { text, files, editing }) {
+    if (editing && !this.editing) {
+      this.#layAside(editing);
+      [this.text, this.files] = ["", []];
+    }
+    const place = (!editing && this.aside) || this;
+    place.text = [text, place.text].filter(Boolean).join("\n\n");
+    place.files = [...files, ...place.files];
+  }
+
+  /** Puts all of another one before what is written here. */
+  absorb(/** @type {Sheet} */ other) {
+    if (other.aside) this.putBack(other.aside);
+    this.putBack(other.#content());
+  }
+}
+
+/** @returns {Storage | null} */
+export function browserStorage() {
+  try {
+    return localStorage;
+  } catch {
+    // Not allowed: what is written lasts as long as the page.
+    return null;
+  }
+}
+
+export class Drafts {
+  /** By their conversations. @type {Map<string | null, Sheet>} */
+  #sheets = new Map();
+
+  constructor(/** @type {Pick<Storage, "getItem" | "setItem" | "removeItem"> | null} */ storage) {
+    this.storage = storage;
+  }
+
+  /** All that were looked at. */
+  get all() {
+    return [...this.#sheets.values()];
+  }
+
+  /** What is written for a conversation; null is a new one. */
+  of(/** @type {string | null} */ id) {
+    let sheet = this.#sheets.get(id);
+    if (!sheet) {
+      sheet = Object.assign(new Sheet(id), this.#read(id));
+      this.#sheets.set(id, sheet);
+    }
+    return sheet;
+  }
+
+  /** Another new conversation, beside one whose first message is on its way. */
+  begin() {
+    this.#sheets.set(null, new Sheet(null));
+  }
+
+  /** What is written goes along to another conversation, or to the one that it begins. */
+  move(/** @type {Sheet} */ sheet, /** @type {string | null} */ id) {
+    if (this.#sheets.get(sheet.id) === sheet) this.forget(sheet.id);
+    sheet.absorb(this.of(id));
+    sheet.id = id;
+    this.#sheets.set(id, sheet);
+  }
+
+  forget(/** @type {string | null} */ id) {
+    this.#sheets.delete(id);
+    this.write(id, new Sheet(id));
+  }
+
+  /** Keeps what is written; a file that isn't uploaded yet can't be. */
+  write(/** @type {string | null} */ id, /** @type {Sheet} */ sheet) {
+    const { aside, editing } = sheet;
+    const kept = [sheet, ...(aside ? [aside] : [])].map(({ text, files }) => ({ text, files: files.filter(uploaded) }));
+    const isEmpty = !editing && !kept.some(({ text, files }) => text || files.length);
+    try {
+      if (isEmpty) this.storage?.removeItem(KEPT + (id ?? ""));
+      else this.storage?.setItem(KEPT + (id ?? ""), JSON.stringify({ ...kept[0], editing, aside: kept[1] }, NAMES));
+    } catch {
+      // Full: it is there as long as the page.
+    }
+  }
+
+  /** @returns {Partial<Sheet>} */
+  #read(/** @type {string | null} */ id) {
+    try {
+      const { text, files, editing, aside } = JSON.parse(this.storage?.getItem(KEPT + (id ?? "")) ?? "{}");
+      if (typeof text !== "string" || !Array.isArray(files)) return {};
+      return { text, files, editing: editing ?? null, aside: aside ? { ...aside, editing: null } : null };
+    } catch {
+      return {};
+    }
+  }
+}
+
+// What is kept; costs are counted again.
+const NAMES = ["text", "files", "editing", "aside", "id", "parent", "digest", "kind", "name", "num_bytes", "pdf"];
+const uploaded = (/** @type {DraftFile} */ file) => file.digest !== null;

@@ -6,6 +6,7 @@ Nothing of its own page is used: the page is `assets/web/index.html`, under a po
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ from typing import Any
 
 import gradio as gr
 from gradio.events import api
+from gradio.queueing import Queue
 from gradio.routes import App
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.backend import ChatBackend
@@ -41,8 +45,10 @@ PREFIX = "/qwen35mm"
 MAX_WATCHED = 64
 MAX_WAITING_EVENTS = 256
 # How often Gradio's queue looks for requests, and for progress that it would tell of, which we have none of. Its own
-# thousand times a second take 8 % of a core for as long as the page is served.
+# thousand times a second take 8 % of a core for as long as the page is served, and a hundred 2 %.
 LOOK_FOR_EVENTS_S = 0.01
+LOOK_WHEN_IDLE_S = 0.05
+IDLE_AFTER_S = 3.0
 LOOK_FOR_PROGRESS_S = 1.0
 
 
@@ -54,6 +60,31 @@ class Page:
     routes: list[BaseRoute]
     replies: Replies
     people: People
+    middleware: Middleware
+
+
+class QueuePace:
+    """ASGI middleware that has Gradio's queue look often for requests while the page is used, and seldom else.
+
+    The queue can't be woken. But who sends a message has typed it, and has asked meanwhile what it will cost.
+    """
+
+    def __init__(self, app: ASGIApp, queue: Queue, idle_after_s: float = IDLE_AFTER_S) -> None:
+        self._app = app
+        self._queue = queue
+        self._idle_after_s = idle_after_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            self._queue.sleep_when_free = LOOK_FOR_EVENTS_S
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(self._idle_after_s, self._rest)
+        await self._app(scope, receive, send)
+
+    def _rest(self) -> None:
+        self._queue.sleep_when_free = LOOK_WHEN_IDLE_S
 
 
 def build_app(
@@ -121,9 +152,10 @@ def build_app(
         with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
             api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
         app.queue(max_size=max_waiting)
-    app._queue.sleep_when_free = LOOK_FOR_EVENTS_S
+    app._queue.sleep_when_free = LOOK_WHEN_IDLE_S
     app._queue.progress_update_sleep_when_free = LOOK_FOR_PROGRESS_S
-    return Page(app, [Route("/", show), *_routes(answer_requests(people, *services), files)], replies, people)
+    routes = [Route("/", show), *_routes(answer_requests(people, *services), files)]
+    return Page(app, routes, replies, people, Middleware(QueuePace, queue=app._queue))
 
 
 @contextmanager

@@ -127,6 +127,7 @@ def serve(
             middleware.insert(1, Middleware(OnlyThisMachine))
         if page_token is not None:
             middleware.append(Middleware(OnlyWithToken, token=page_token))
+        middleware.append(page.middleware)
         # Every service that Gradio offers besides is switched off by name: its environment variables could switch it
         # on.
         _, url, _ = page.app.launch(

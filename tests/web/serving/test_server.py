@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ import pytest
 from qwen35mm.assets import asset_path
 from qwen35mm.errors import ConfigError
 from qwen35mm.web import Server, serve
+from qwen35mm.web.serving.app import LOOK_FOR_EVENTS_S, LOOK_FOR_PROGRESS_S, LOOK_WHEN_IDLE_S, QueuePace
 from qwen35mm.web.serving.examples import NUM_EXAMPLES
 from tests.chat.fake_backend import FakeBackend
 
@@ -78,6 +81,25 @@ def test_nothing_that_was_not_asked_for_is_served(visitor: httpx.Client) -> None
         assert visitor.get(path).status_code in (403, 404), path
     info = visitor.get("gradio_api/info").json()
     assert (info["named_endpoints"], info["unnamed_endpoints"]) == ({}, {})
+
+
+def test_the_queue_looks_often_only_while_the_page_is_used(server: Server, visitor: httpx.Client) -> None:
+    queue = server.app._queue
+    assert visitor.get("").status_code == 200
+    assert queue.sleep_when_free == LOOK_FOR_EVENTS_S
+    assert queue.progress_update_sleep_when_free == LOOK_FOR_PROGRESS_S
+
+
+async def test_the_queue_rests_when_nothing_was_asked_for_a_while() -> None:
+    async def answer(*_: Any) -> None:
+        assert queue.sleep_when_free == LOOK_FOR_EVENTS_S
+
+    queue: Any = SimpleNamespace(sleep_when_free=None)
+    pace = QueuePace(answer, queue, idle_after_s=0)
+    for _ in range(2):
+        await pace({"type": "http"}, None, None)  # pyright: ignore[reportArgumentType]
+        await asyncio.sleep(0.001)
+        assert queue.sleep_when_free == LOOK_WHEN_IDLE_S
 
 
 @pytest.mark.parametrize("path", ["pyproject.toml", "assets/demo/config.json", "/etc/passwd"])

@@ -6,11 +6,14 @@
 
 import { thumbnailUrl } from "./api.js";
 import { takePicture } from "./camera.js";
-import { button, h, icon, iconButton, redraw } from "./dom.js";
+import { button, h, icon, iconButton, isComposing, redraw } from "./dom.js";
 import { amountAt, Draft, NUM_POSITIONS, positionOf } from "./draft.js";
 import { number, said, t } from "./words.js";
 
 const ACCEPTED = "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml";
+
+// Enter on a screen's keyboard begins a line: there is no Shift+Enter.
+const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
 
 /** @implements {Desk} */
 export class Composer {
@@ -32,7 +35,6 @@ export class Composer {
       spellcheck: true,
       oninput: () => this.typed(),
       onkeydown: (event) => this.key(event),
-      onpaste: (event) => this.paste(event),
     });
     this.picker = h("input", { type: "file", multiple: true, hidden: true, accept: ACCEPTED });
     this.picker.addEventListener("change", () => {
@@ -103,9 +105,9 @@ export class Composer {
   }
 
   key(/** @type {KeyboardEvent} */ event) {
-    if (event.isComposing) return;
+    if (isComposing(event)) return;
     const { draft } = this;
-    if (event.key === "Enter" && !event.shiftKey) {
+    if (event.key === "Enter" && !event.shiftKey && !IS_PHONE.matches) {
       event.preventDefault();
       this.submit();
     } else if (event.key === "ArrowUp" && !draft.text && !draft.files.length && !draft.editing) {
@@ -117,11 +119,21 @@ export class Composer {
     }
   }
 
+  /** Takes what is pasted anywhere: files, and a text unless another field is there for it. */
   paste(/** @type {ClipboardEvent} */ event) {
-    const files = event.clipboardData?.files;
-    if (!files?.length) return;
-    event.preventDefault();
-    this.attach(files);
+    const { clipboardData: data, target } = event;
+    if (!data || document.querySelector("dialog[open]")) return;
+    const isInField = target instanceof Element && target.matches("input, textarea");
+    const text = data.getData("text/plain");
+    if (data.files.length && !isText(data) && !(isInField && target !== this.text && text)) {
+      event.preventDefault();
+      this.attach(data.files);
+    } else if (text && !isInField) {
+      event.preventDefault();
+      this.text.setRangeText(text, this.text.selectionStart, this.text.selectionEnd, "end");
+      this.typed();
+      this.text.focus();
+    }
   }
 
   attach(/** @type {Iterable<File>} */ files) {
@@ -297,4 +309,10 @@ export class Composer {
       words && offers.map((offer) => button("plain", said(offer.label), () => this.page.take(offer))),
     );
   }
+}
+
+/** Whether what is pasted is a text, such as a table, that only comes with a picture of itself. */
+function isText(/** @type {DataTransfer} */ data) {
+  const html = new DOMParser().parseFromString(data.getData("text/html"), "text/html");
+  return Boolean(data.getData("text/plain").trim() && html.body.textContent?.trim());
 }

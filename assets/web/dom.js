@@ -117,6 +117,9 @@ export function select(attributes, onChange, options) {
   return h("select", { ...attributes, onchange: ({ currentTarget }) => onChange(currentTarget.value) }, options);
 }
 
+/** Whether a key belongs to an input method that composes a word. Safari says so of the last one by its code alone. */
+export const isComposing = (/** @type {KeyboardEvent} */ event) => event.isComposing || event.keyCode === 229;
+
 /** A bar that shows a share, or that none is known. */
 export function setProgress(/** @type {HTMLProgressElement} */ bar, /** @type {number | null} */ share) {
   if (share === null) bar.removeAttribute("value");

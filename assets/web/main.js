@@ -5,7 +5,7 @@
 
 import { Problem, post, Requests } from "./api.js";
 import { Composer } from "./composer.js";
-import { ask, askToDelete, h, icon, iconButton, redraw } from "./dom.js";
+import { ask, askToDelete, h, icon, iconButton, isComposing, redraw } from "./dom.js";
 import { showLogin } from "./login.js";
 import { Models } from "./models.js";
 import { SettingsPanel } from "./settings.js";
@@ -76,6 +76,7 @@ export class Page {
   async begin(/** @type {string[]} */ running) {
     this.composer.draw();
     document.addEventListener("keydown", (event) => this.key(event));
+    document.addEventListener("paste", (event) => this.composer.paste(event));
     window.addEventListener("hashchange", () => this.openFromAddress());
     await this.openFromAddress();
     if (running.length) this.state.follow(running);
@@ -251,7 +252,8 @@ export class Page {
   }
 
   key(/** @type {KeyboardEvent} */ event) {
-    if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+    if (event.key !== "Escape" || event.defaultPrevented || isComposing(event)) return;
+    if (document.querySelector("dialog[open]")) return;
     if (this.element.classList.contains("with-sidebar")) this.toggleSidebar(false);
     else if (this.state.chat.running.length) this.state.stop();
     else if (this.areSettingsOpen) this.toggleSettings(false);

@@ -5,7 +5,7 @@
 /** @import { Page } from "./main.js" */
 
 import { debounce, exportUrl, takeIn } from "./api.js";
-import { askToDelete, h, icon, iconButton, redraw } from "./dom.js";
+import { askToDelete, h, icon, iconButton, isComposing, redraw } from "./dom.js";
 import { t } from "./words.js";
 
 const SEARCH_AFTER_MS = 180;
@@ -113,6 +113,7 @@ export class Sidebar {
       this.mark(this.#current);
     };
     input.addEventListener("keydown", (event) => {
+      if (isComposing(event)) return;
       if (event.key === "Enter") finish(true);
       if (event.key !== "Escape") return;
       event.stopPropagation();

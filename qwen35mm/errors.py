@@ -8,6 +8,7 @@
     │   ├── ContextTooLongError
     │   ├── RefusedError
     │   ├── QueueFullError
+    │   ├── QuotaError
     │   └── RequestTimeoutError
     ├── EngineError
     ├── StorageError
@@ -54,6 +55,7 @@ __all__ = [
     "OutputError",
     "PromptError",
     "QueueFullError",
+    "QuotaError",
     "Qwen35mmError",
     "RefusedError",
     "RequestError",
@@ -92,6 +94,10 @@ class RefusedError(RequestError):
 
 class QueueFullError(RequestError):
     """The waiting line is full: try again later."""
+
+
+class QuotaError(RequestError):
+    """One person, or all of them, have taken as much of a server as they may."""
 
 
 class RequestTimeoutError(RequestError):

@@ -25,6 +25,7 @@ export async function showLogin(/** @type {Element} */ root) {
     trouble.textContent = "";
     const response = await fetch(LOGIN, { method: "POST", body: new FormData(form) }).catch(() => null);
     if (response?.ok) location.reload();
+    else if (response?.status === 429) trouble.textContent = (await response.json()).detail;
     else if (response) trouble.textContent = t("This name and this password don't let you in.");
     else trouble.textContent = t("The program can't be reached. Is it still running?");
   });

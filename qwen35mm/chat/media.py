@@ -11,12 +11,13 @@ import contextlib
 import hashlib
 import os
 import re
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from qwen35mm.chat.database import Database, is_full, make_folder
 from qwen35mm.chat.records import DIGEST
@@ -26,9 +27,19 @@ _PIECE_BYTES = 1 << 20
 _HELD_S = 24 * 3600.0
 # Writers wait while files are deleted, so not for many at once.
 _DELETED_AT_ONCE = 64
+# The first doesn't read the text.
+_NUM_BYTES = "OCTET_LENGTH({})" if sqlite3.sqlite_version_info >= (3, 43) else "LENGTH(CAST({} AS BLOB))"
 _TEMPORARY = ".writing-"
 # A file that is written has been touched within this time; an older one was left by a process that is gone.
 _LEFTOVER_AGE_S = 3600.0
+
+
+class Kept(NamedTuple):
+    """What a person has of a store: bytes of texts and files, files that no message has yet, and conversations."""
+
+    num_bytes: int
+    num_unsent: int
+    num_conversations: int
 
 
 class MediaStore:
@@ -130,6 +141,46 @@ class MediaStore:
             ).fetchone()
         return bool(row[0])
 
+    def kept(self, owner: str, *, count_bytes: bool = True) -> Kept:
+        """What an owner has; a file counts for everybody who has it.
+
+        Args:
+            count_bytes: whether to, which looks at every message; they are 0 if not.
+        """
+        with self._database.reading() as connection:
+            held = connection.execute(
+                "SELECT digest FROM held WHERE owner = ? AND since_s > ?", (owner, self._clock() - _HELD_S)
+            ).fetchall()
+            (num_conversations,) = connection.execute(
+                "SELECT COUNT(*) FROM conversations WHERE owner = ?", (owner,)
+            ).fetchone()
+            if not count_bytes:
+                return Kept(0, len(held), num_conversations)
+            (num_files,) = connection.execute(
+                "SELECT COALESCE(SUM(num_bytes), 0) FROM (SELECT DISTINCT a.digest, a.num_bytes FROM attachments AS a "
+                "JOIN nodes AS n ON n.id = a.node JOIN conversations AS c ON c.id = n.conversation WHERE c.owner = ?)",
+                (owner,),
+            ).fetchone()
+            (num_texts,) = connection.execute(
+                f"SELECT COALESCE(SUM({_NUM_BYTES.format('n.text')} + {_NUM_BYTES.format('n.reasoning')}), 0) "
+                "FROM nodes AS n JOIN conversations AS c ON c.id = n.conversation WHERE c.owner = ?",
+                (owner,),
+            ).fetchone()
+        num_held = sum(_size(self.path(digest)) for (digest,) in held)
+        return Kept(num_files + num_texts + num_held, len(held), num_conversations)
+
+    def num_bytes(self) -> int:
+        """Of the database and of all files that somebody has."""
+        with self._database.reading() as connection:
+            (num_files,) = connection.execute(
+                "SELECT COALESCE(SUM(num_bytes), 0) FROM (SELECT DISTINCT digest, num_bytes FROM attachments)"
+            ).fetchone()
+            num_pages, page_bytes = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")
+            )
+            held = connection.execute("SELECT DISTINCT digest FROM held").fetchall()
+        return num_files + num_pages * page_bytes + sum(_size(self.path(digest)) for (digest,) in held)
+
     def collect_garbage(self, min_age_s: float = 3600.0) -> int:
         """Deletes the files that no message has and nobody holds, and what killed writers left.
 
@@ -192,6 +243,13 @@ def _read(stream: BinaryIO) -> bytes:
         return stream.read(_PIECE_BYTES)
     except OSError as error:
         raise StorageError("The file can't be read to its end. Add it again.") from error
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _is_older(path: Path, newest_s: float) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import io
 import time
 from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -53,11 +53,13 @@ class Person:
         owner: what conversations are kept under.
         tenant: what cached words and pictures are kept apart by; None where one person has the machine.
         max_replies: replies in progress at one time.
+        account: what limits count for; empty for the owner.
     """
 
     owner: str
     tenant: str | None = None
     max_replies: int = 4
+    account: str = field(default="", compare=False)
 
 
 class SentFile(BaseModel):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.assets import asset_path
+from qwen35mm.chat.quotas import ALONE, Usage
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.store import ConversationStore
@@ -43,7 +44,7 @@ class ChatKit:
         self.store = ConversationStore(folder)
         self.replies = Replies(self.store, self.backend, grace_s=GRACE_S)
         self.turns = Turns(self.backend, self.store, self.replies)
-        self.api = Api(self.backend, self.store, self.replies, self.turns, dict)
+        self.api = Api(self.backend, self.store, self.replies, self.turns, dict, Usage(self.store, ALONE))
 
     def attach(self, path: Path, person: Person = ME, kind: Any = "image", name: str | None = None) -> Attachment:
         """A file as it is after its upload."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.settings import Settings
@@ -29,6 +30,7 @@ class Api:
 
     Args:
         describe_app: what a page needs to know of the program.
+        usage: refuses what is more than a person may take.
         examples: those of an empty page.
     """
 
@@ -39,6 +41,7 @@ class Api:
         replies: Replies,
         turns: Turns,
         describe_app: Callable[[], dict[str, Any]],
+        usage: Usage,
         examples: Sequence[Sample] = (),
     ) -> None:
         self._backend = backend
@@ -46,6 +49,7 @@ class Api:
         self._replies = replies
         self._turns = turns
         self._describe_app = describe_app
+        self._usage = usage
         self._examples = examples
 
     # Conversations
@@ -130,6 +134,8 @@ class Api:
     @request
     async def send(self, person: Person, question: Question) -> Any:
         """Sends a message."""
+        num_bytes, is_new = len(question.text.encode("utf-8", "replace")), question.conversation is None
+        await REQUESTS.run(self._usage.check, person, num_bytes=num_bytes, num_conversations=int(is_new))
         return await self._shown(person, *await self._turns.send(person, question))
 
     @request
@@ -138,6 +144,7 @@ class Api:
         if number not in range(len(self._examples)):
             raise NotFoundError("There is no such example.")
         sample, media = self._examples[number], self._store.media
+        self._usage.check(person, num_files=1)
         with sample.path.open("rb") as file:
             digest, num_bytes = media.add(file, max_bytes=sample.path.stat().st_size)
         media.hold(person.owner, digest)
@@ -160,6 +167,7 @@ class Api:
     @request
     async def summarise(self, person: Person, conversation: str) -> Any:
         """A new conversation that begins with a summary."""
+        await REQUESTS.run(self._usage.check, person, num_conversations=1)
         return await self._shown(person, *await self._turns.summarise(person, conversation))
 
     @request

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.chat.quotas import ALONE, STRANGERS
+from qwen35mm.chat.quotas import ALONE, STRANGERS, Usage
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.settings import describe_settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Turns
+from qwen35mm.errors import QuotaError
 from qwen35mm.model_library import BackendSwitch
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.serving.api import Api
@@ -132,16 +133,21 @@ def build_app(
             ],
         }
 
-    services = [Api(backend, store, replies, turns, describe, examples), *([Models(switch)] if switch else [])]
-    quotas = STRANGERS if shared else ALONE
-    files = Files(store, people, backend, quotas, examples)
+    usage = Usage(store, STRANGERS if shared else ALONE)
+    services = [Api(backend, store, replies, turns, describe, usage, examples), *([Models(switch)] if switch else [])]
+    files = Files(store, people, backend, usage, examples)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
-        person = people.person(request.cookies)
+        person = None if request.request is None else people.asking(request.request)
         if person is None:
             return
         drawings = {answer: ReplyDrawing() for answer in answers}
-        async with aclosing(replies.watch(person.owner, answers)) as news:
+        async with AsyncExitStack() as stack:
+            try:
+                stack.enter_context(usage.watching(person))
+            except QuotaError as error:
+                raise gr.Error(str(error), print_exception=False) from None
+            news = await stack.enter_async_context(aclosing(replies.watch(person.owner, answers)))
             async for watched in news:
                 yield {answer: drawings[answer].view(reply) for answer, reply in watched.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import io
 import re
 import tempfile
@@ -24,7 +25,7 @@ from qwen35mm.chat.documents import detect_document, read_pdf_text, read_text, r
 from qwen35mm.chat.drafts import admitted
 from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.prompting import with_names
-from qwen35mm.chat.quotas import Quotas
+from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.records import Attachment, Conversation
 from qwen35mm.chat.say import say
 from qwen35mm.chat.store import ConversationStore
@@ -52,7 +53,7 @@ class Files:
 
     Args:
         backend: says what is too large to be kept, and how media are read.
-        quotas: what a person may take.
+        usage: refuses what is more than a person may take.
         examples: those of an empty page.
     """
 
@@ -61,13 +62,13 @@ class Files:
         store: ConversationStore,
         people: People,
         backend: ChatBackend,
-        quotas: Quotas,
+        usage: Usage,
         examples: Sequence[Sample] = (),
     ) -> None:
         self._store = store
         self._people = people
         self._backend = backend
-        self._quotas = quotas
+        self._usage = usage
         self._examples = examples
         self._thumbnail = functools.lru_cache(maxsize=256)(make_thumbnail)
 
@@ -76,9 +77,9 @@ class Files:
         person = self._person(request, writes=True)
         name = _file_name(request.query_params.get("name", ""))
         max_bytes = self._backend.media.limits.max_bytes(None)
-        async with _received(request, repr(name), max_bytes) as file:
+        async with self._usage.receiving(person) as take, _received(request, repr(name), max_bytes, take) as file:
             digest, num_bytes = await UPLOADS.run(self._store.media.add, file, max_bytes=max_bytes)
-        await REQUESTS.run(self._store.media.hold, person.owner, digest)
+            await REQUESTS.run(self._store.media.hold, person.owner, digest)
         attachment = Attachment(digest, "image", name, num_bytes)
         try:
             found = await UPLOADS.run(self._recognise, person, attachment)
@@ -101,11 +102,11 @@ class Files:
             medium = replace(attachment, kind=detect_kind(path, self._backend.media.limits))
             return {"attachments": [attachment_view(medium)]}
         if kind == "text":
-            content = read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name)
-            text = self._keep(person, attachment.name, "text", content.encode())
-            if text["digest"] != attachment.digest:
-                self._store.media.release(person.owner, attachment.digest)
-            return {"attachments": [text]}
+            data = read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name).encode()
+            if hashlib.sha256(data).hexdigest() == attachment.digest:
+                return {"attachments": [attachment_view(replace(attachment, kind="text"))]}
+            self._store.media.release(person.owner, attachment.digest)
+            return {"attachments": [self._keep(person, attachment.name, "text", data)]}
         return None
 
     def _pdf(self, person: Person, attachment: Attachment, asker: Asker) -> dict[str, Any]:
@@ -143,6 +144,7 @@ class Files:
         return {"attachments": attachments, "note": note}
 
     def _keep(self, person: Person, name: str, kind: Any, data: bytes) -> dict[str, Any]:
+        self._usage.check(person, num_bytes=len(data))
         digest, num_bytes = self._store.media.add(io.BytesIO(data), max_bytes=len(data))
         self._store.media.hold(person.owner, digest)
         return attachment_view(Attachment(digest, kind, name, num_bytes))
@@ -189,19 +191,22 @@ class Files:
     async def take_in(self, request: Request) -> Response:
         """`POST .../import` with what `export` gave as the body."""
         person = self._person(request, writes=True)
-        async with _received(request, "The archive", self._quotas.archive_bytes) as archive:
+        most = self._usage.quotas.archive_bytes
+        async with self._usage.receiving(person) as take, _received(request, "The archive", most, take) as archive:
             taken = await ARCHIVES.run_for(person.tenant, self._import, person, archive)
         return JSONResponse({"conversations": [conversation_line(each) for each in taken]})
 
     def _import(self, person: Person, archive: BinaryIO) -> list[Conversation]:
-        media, processor = self._store.media, self._backend.media
+        media, processor, quotas = self._store.media, self._backend.media, self._usage.quotas
+        self._usage.check(person, num_bytes=1, num_conversations=1)
+        max_bytes, max_conversations = self._usage.room(person, most=quotas.archive_bytes)
         return import_zip(
             self._store,
             person.owner,
             archive,
-            max_bytes=self._quotas.archive_bytes,
-            max_conversations=self._quotas.conversations,
-            max_json_bytes=self._quotas.conversation_bytes,
+            max_bytes=max_bytes,
+            max_conversations=max_conversations,
+            max_json_bytes=quotas.conversation_bytes,
             admit=lambda file: admitted(file, media.path(file.digest), processor),
         )
 
@@ -218,7 +223,7 @@ class Files:
             raise NotFoundError("There is no such file among yours.")
 
     def _person(self, request: Request, *, writes: bool = False) -> Person:
-        person = self._people.person(request.cookies)
+        person = self._people.asking(request)
         if person is None or (writes and HEADER not in request.headers):
             raise NotFoundError("Load the page again: this browser isn't known here any more.")
         return person
@@ -275,8 +280,13 @@ async def _while_waited_for(request: Request, work: Callable[[Asker], Awaitable[
 
 
 @contextlib.asynccontextmanager
-async def _received(request: Request, what: str, max_bytes: int) -> AsyncIterator[BinaryIO]:
+async def _received(
+    request: Request, what: str, max_bytes: int, take: Callable[[int], None]
+) -> AsyncIterator[BinaryIO]:
     """The request's body as a file that is gone after the block. No thread waits for what is slow to come.
+
+    Args:
+        take: is told of each piece's bytes, and may refuse them.
 
     Raises:
         PromptError: it is larger.
@@ -294,6 +304,7 @@ async def _received(request: Request, what: str, max_bytes: int) -> AsyncIterato
                 num_bytes += len(chunk)
                 if num_bytes > max_bytes:
                     raise too_large
+                take(len(chunk))
                 await UPLOADS.run(file.write, chunk)
             file.seek(0)
         except OSError:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import ipaddress
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import replace
+from typing import Any
 
 from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
 
 from qwen35mm.chat.turns import Person
 from qwen35mm.web.serving.security import Receive, Scope, Send
@@ -18,6 +23,7 @@ COOKIE = "qwen35mm"
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 # A year: a browser that comes back finds its conversations.
 _MAX_AGE_S = 365 * 86400
+WRONG_PASSWORDS_S = 600.0
 
 
 class People:
@@ -51,12 +57,21 @@ class People:
         """Takes a person off the list of those that were seen."""
         self._seen_s.pop(owner, None)
 
-    def person(self, cookies: Mapping[str, str]) -> Person | None:
-        """Whose request this is, by its cookies; None where it can't be told, or there is a login to pass first."""
+    def person(self, cookies: Mapping[str, str], address: str = "") -> Person | None:
+        """Whose request this is, by its cookies; None where it can't be told, or there is a login to pass first.
+
+        Args:
+            address: `address_of` it. Who isn't logged in is counted by it: anybody can have another cookie.
+        """
         person = self._find(cookies)
-        if person is not None:
-            self._seen_s[person.owner] = time.monotonic()
-        return person
+        if person is None:
+            return None
+        self._seen_s[person.owner] = time.monotonic()
+        return replace(person, account=address) if self.shared and self._username is None else person
+
+    def asking(self, connection: HTTPConnection) -> Person | None:
+        """`person` of a request."""
+        return self.person(connection.cookies, address_of(connection))
 
     def _find(self, cookies: Mapping[str, str]) -> Person | None:
         if self._username is not None:
@@ -72,6 +87,62 @@ class People:
 
     def _one_of_many(self, owner: str) -> Person:
         return Person(owner, owner, self._max_replies)
+
+
+def address_of(connection: HTTPConnection) -> str:
+    """Where a request comes from. A network of IPv6 is one address: each customer of a provider has one at least.
+
+    A Space's proxy says for whom it asks, behind whatever the client itself says; elsewhere nobody is believed that.
+    """
+    names = [connection.client.host] if connection.client else []
+    if os.environ.get("SPACE_ID"):
+        names = [*",".join(connection.headers.getlist("x-forwarded-for")).split(","), *names]
+    found = []
+    for name in reversed(names):
+        with contextlib.suppress(ValueError):
+            found.append(ipaddress.ip_address(name.strip()))
+    # From the last on: proxies within a data centre have addresses of no public network.
+    address = next((each for each in found if each.is_global), found[0] if found else None)
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False)
+    return f"address {address}"
+
+
+class WrongPasswords:
+    """ASGI middleware that lets nobody guess passwords: after too many wrong ones an address waits.
+
+    Args:
+        most: wrong passwords of one address in `WRONG_PASSWORDS_S`.
+    """
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], most: int) -> None:
+        self._app = app
+        self._most = most
+        self._tried_s: dict[str, list[float]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].rstrip("/") != "/login":
+            await self._app(scope, receive, send)
+            return
+        since_s = time.monotonic() - WRONG_PASSWORDS_S
+        self._tried_s = {each: kept for each, old in self._tried_s.items() if (kept := [s for s in old if s > since_s])}
+        tried_s = self._tried_s.setdefault(address_of(HTTPConnection(scope)), [])
+        if len(tried_s) >= self._most:
+            words = (
+                f"{len(tried_s):,} wrong passwords came from your address within {WRONG_PASSWORDS_S // 60:.0f} "
+                "minutes: no more are tried. Wait that long, then try again."
+            )
+            await JSONResponse({"detail": words}, status_code=429)(scope, receive, send)
+            return
+        # Each counts until it is known to be right: many may come at one time.
+        tried_s.append(now_s := time.monotonic())
+
+        async def send_and_count(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                tried_s.remove(now_s)
+            await send(message)
+
+        await self._app(scope, receive, send_and_count)
 
 
 class PrivateCookie:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from qwen35mm.chat.records import place_of
 from qwen35mm.chat.turns import TooLongError
-from qwen35mm.errors import NotFoundError, PromptError, Qwen35mmError, report_bug
+from qwen35mm.errors import NotFoundError, PromptError, QuotaError, Qwen35mmError, report_bug
 from qwen35mm.pools import REQUESTS
 from qwen35mm.web.serving.people import People
 from qwen35mm_preprocess import MediaError
@@ -74,7 +74,7 @@ def answer_requests(people: People, *services: object) -> Handler:
     requests = requests_of(*services)
 
     async def handle(request: Request) -> Response:
-        person = people.person(request.cookies)
+        person = people.asking(request)
         name = request.path_params["name"]
         if HEADER not in request.headers or name not in requests:
             return _problem("There is no such request.", "not found", 404)
@@ -113,6 +113,8 @@ def _answer_to(error: Exception) -> Response:
         return _problem(str(error), "too long", 409, offers=error.offers)
     if isinstance(error, NotFoundError):
         return _problem(str(error), "not found", 404)
+    if isinstance(error, QuotaError):
+        return _problem(str(error), "refused", 429)
     if isinstance(error, (Qwen35mmError, MediaError)):
         return _problem(str(error), "refused", 400)
     if isinstance(error, ClientDisconnect):

@@ -21,13 +21,14 @@ from starlette.middleware import Middleware
 
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.quotas import ALONE, STRANGERS
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import ConfigError
 from qwen35mm.strangers import is_shared
 from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
 from qwen35mm.web.serving.page_token import OnlyWithToken, PageToken
-from qwen35mm.web.serving.people import PrivateCookie
+from qwen35mm.web.serving.people import PrivateCookie, WrongPasswords
 from qwen35mm.web.serving.security import GuardedApp, OnlyThisMachine, SameOrigin, SecurityHeaders
 from qwen35mm.web.serving.tidying import keep_tidy
 
@@ -123,6 +124,9 @@ def serve(
         )
         stack.enter_context(keep_tidy(store, page.people, forget_after_s=FORGET_AFTER_S if data_dir is None else None))
         middleware = [Middleware(SecurityHeaders), Middleware(SameOrigin), Middleware(PrivateCookie)]
+        if auth:
+            most = (STRANGERS if shared else ALONE).wrong_passwords
+            middleware.append(Middleware(WrongPasswords, most=most))
         if not shared:
             middleware.insert(1, Middleware(OnlyThisMachine))
         if page_token is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 
-from qwen35mm.chat.quotas import STRANGERS, Quotas
+from qwen35mm.chat.quotas import STRANGERS, Quotas, Usage
 from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Turns
@@ -33,19 +33,27 @@ class PageClient:
         self.store = ConversationStore(folder)
         self.replies = Replies(self.store, self.backend, grace_s=10**6)
         self.people = People(shared=shared)
+        self.usage = Usage(self.store, quotas)
         turns = Turns(self.backend, self.store, self.replies)
         examples = choose_examples(load_samples())
         app = {"model": self.backend.loaded.name}
-        api = Api(self.backend, self.store, self.replies, turns, lambda: app, examples)
-        self.files = Files(self.store, self.people, self.backend, quotas, examples)
+        api = Api(self.backend, self.store, self.replies, turns, lambda: app, self.usage, examples)
+        self.files = Files(self.store, self.people, self.backend, self.usage, examples)
         self.app: Any = PrivateCookie(Starlette(routes=_routes(answer_requests(self.people, api), self.files)))
 
     async def request(
-        self, method: str, path: str, token: str = ANN, *, header: bool = True, **how: Any
+        self,
+        method: str,
+        path: str,
+        token: str = ANN,
+        *,
+        header: bool = True,
+        address: str = "127.0.0.1",
+        **how: Any,
     ) -> httpx.Response:
         """One request to a path below the page's prefix."""
         headers = {"cookie": f"{COOKIE}={token}", **({"x-qwen35mm": "1"} if header else {}), **how.pop("headers", {})}
-        transport = httpx.ASGITransport(self.app)
+        transport = httpx.ASGITransport(self.app, client=(address, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, f"{PREFIX}/{path}", headers=headers, **how)
 
@@ -53,8 +61,8 @@ class PageClient:
         """One of the page's requests."""
         return await self.request("POST", f"api/{method}", token, json=arguments)
 
-    async def upload(self, data: bytes, name: str, token: str = ANN) -> httpx.Response:
-        return await self.request("POST", "upload", token, params={"name": name}, content=data)
+    async def upload(self, data: bytes, name: str, token: str = ANN, **how: Any) -> httpx.Response:
+        return await self.request("POST", "upload", token, params={"name": name}, content=data, **how)
 
     async def ask(self, text: str, token: str = ANN, **arguments: Any) -> dict[str, Any]:
         """Sends, and watches to the end; the chat as it is then."""

@@ -220,7 +220,7 @@ async def test_a_pdf_ends_with_its_asker(page: PageClient, tmp_path: Path, monke
         f"import time\nopen({str(tmp_path / 'began')!r}, 'w').close()\ntime.sleep(3600)"
     )
     monkeypatch.setattr(documents, "_WORKER", worker)
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Any] = []
     real = subprocess.Popen
     monkeypatch.setattr(documents.subprocess, "Popen", lambda *a, **k: started.append(real(*a, **k)) or started[-1])
     left = asyncio.Event()

@@ -1,0 +1,178 @@
+"""What one person, and all of them, may take; another cookie is no other person."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.requests import HTTPConnection
+
+from qwen35mm.chat.quotas import ALONE, STRANGERS, Usage
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.turns import Person
+from qwen35mm.errors import QuotaError
+from qwen35mm.web import serve
+from qwen35mm.web.serving import app, people, server
+from qwen35mm.web.serving.people import address_of
+from tests.chat.chat_kit import PICTURE
+from tests.chat.fake_backend import FakeBackend
+from tests.chat.helpers import files_in
+from tests.web.serving.page_client import BOB, PageClient, problem
+
+MB = 10**6
+ELSEWHERE = "198.51.100.7"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> PageClient:
+    quotas = replace(STRANGERS, num_bytes=3 * MB, total_bytes=5 * MB, uploads=4, total_uploads=3, conversations=2)
+    return PageClient(tmp_path, quotas=quotas)
+
+
+def text(letter: str, num_bytes: int = MB) -> bytes:
+    return letter.encode() * num_bytes
+
+
+async def test_bytes_of_one_person_and_of_all(page: PageClient, tmp_path: Path) -> None:
+    for letter in "ab":
+        assert (await page.upload(text(letter), letter)).status_code == 200
+    refused = await page.upload(text("c", 2 * MB), "c")
+    assert refused.status_code == 429
+    assert "take 2.0 MB of the 3.0 MB that one person may take" in problem(refused)
+    # What was refused is not kept, and a new cookie is the same person; what comes is counted as it comes.
+    assert len(files_in(tmp_path / "media")) == 2
+    assert (await page.upload(text("c", 2 * MB), "c", BOB)).status_code == 429
+    start, _ = await page.send_body("upload?name=c", [text("c"), text("c")], cut=None)
+    assert start["status"] == 429
+    assert (await page.upload(text("d", MB // 2), "d", BOB)).status_code == 200
+    # Somebody else has room, until all have taken what there is.
+    assert (await page.upload(text("e", 2 * MB), "e", "c" * 32, address=ELSEWHERE)).status_code == 200
+    refused = await page.request("POST", "api/send", "d" * 32, address="203.0.113.9", json={"text": "f" * MB})
+    assert refused.status_code == 429
+    assert "for all people takes 4." in problem(refused)
+
+
+async def test_what_is_deleted_is_room_again(page: PageClient) -> None:
+    picture = PICTURE.read_bytes()
+    page.usage.quotas = replace(page.usage.quotas, num_bytes=3 * len(picture) // 2)
+    chat = await page.ask("look", attachments=(await page.upload(picture, "a")).json()["attachments"])
+    more = text("b", len(picture))
+    assert (await page.upload(more, "b")).status_code == 429
+    assert (await page.call("delete", conversation=chat["id"])).status_code == 200
+    assert (await page.upload(more, "b")).status_code == 200
+
+
+async def test_conversations(page: PageClient) -> None:
+    chat = await page.ask("echo one")
+    archive = (await page.request("GET", "export")).content
+    await page.ask("echo two", BOB)
+    refused = await page.call("send", text="echo three")
+    assert refused.status_code == 429
+    assert "You have 2 conversations, and one person may have 2" in problem(refused)
+    assert (await page.request("POST", "import", BOB, content=archive)).status_code == 429
+    assert (await page.call("summarise", conversation=chat["id"])).status_code == 429
+    # One that is there goes on.
+    parent = chat["messages"][-1]["id"]
+    sent = await page.call("send", text="echo four", conversation=chat["id"], parent=parent)
+    assert sent.status_code == 200
+    await page.watch(sent.json()["reply"])
+    await page.call("delete", conversation=chat["id"])
+    assert (await page.request("POST", "import", BOB, content=archive)).status_code == 200
+
+
+async def test_uploads(page: PageClient) -> None:
+    for number in range(4):
+        assert (await page.upload(b"text %d" % number, "a", f"{number}" * 32)).status_code == 200
+    refused = await page.upload(b"text 5", "a")
+    assert (refused.status_code, "4 of your files are in no message yet" in problem(refused)) == (429, True)
+    begun = [asyncio.Event() for _ in range(3)]
+    page.usage.quotas = replace(page.usage.quotas, uploads=100)
+    slow = [asyncio.create_task(page.send_body("upload", [b"x"], cut=None, begun=event)) for event in begun]
+    for event in begun:
+        await event.wait()
+    refused = await page.upload(b"text", "a", address=ELSEWHERE)
+    assert (refused.status_code, "3 files are coming here just now" in problem(refused)) == (429, True)
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    assert (await page.upload(b"text", "a", address=ELSEWHERE)).status_code == 200
+
+
+def test_watchers(tmp_path: Path) -> None:
+    usage = Usage(ConversationStore(tmp_path), replace(STRANGERS, watchers=2))
+    ann, bob, other = (Person(name, account=account) for name, account in [("ann", "x"), ("bob", "x"), ("cy", "y")])
+    with (
+        usage.watching(ann),
+        usage.watching(bob),
+        usage.watching(other),
+        pytest.raises(QuotaError, match="2 of your pages watch answers"),
+        usage.watching(bob),
+    ):
+        pass
+    with usage.watching(bob), usage.watching(bob):
+        pass
+
+
+def test_a_stream_too_many_ends_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "ALONE", replace(ALONE, watchers=0))
+    with contextlib.closing(serve(FakeBackend(), port=0, token="")) as served:
+        url = f"{served.url}gradio_api/call/watch"
+        event = httpx.post(url, json={"data": [["0" * 32]]}).json()["event_id"]
+        told = httpx.get(f"{url}/{event}").text
+    assert "event: error" in told
+    assert "0 of your pages watch answers" in told
+
+
+async def test_alone_on_one_s_own_machine_the_disk_is_the_limit(tmp_path: Path) -> None:
+    page = PageClient(tmp_path, shared=False, quotas=ALONE)
+    for number in range(300):
+        page.usage.check(Person("local"), num_bytes=10**12, num_files=number, num_conversations=number)
+    assert page.usage.room(Person("local"), most=8 << 30)[0] == 8 << 30
+
+
+@pytest.mark.parametrize(
+    ("client", "forwarded", "on_space", "address"),
+    [
+        ("198.51.100.7", [], False, "198.51.100.7"),
+        ("198.51.100.7", ["8.8.8.8"], False, "198.51.100.7"),
+        ("10.0.0.1", ["8.8.8.8"], True, "8.8.8.8"),
+        # The client may have said anything before what the proxy added.
+        ("10.0.0.1", ["1.1.1.1, 8.8.8.8"], True, "8.8.8.8"),
+        ("10.0.0.1", ["1.1.1.1", "8.8.8.8, 10.1.1.1"], True, "8.8.8.8"),
+        ("10.0.0.1", ["nonsense"], True, "10.0.0.1"),
+        ("10.0.0.1", [], True, "10.0.0.1"),
+        ("2600:1:2:3:4:5:6:7", [], False, "2600:1:2:3::/64"),
+        ("::ffff:8.8.8.8", [], False, "8.8.8.8"),
+    ],
+)
+def test_where_somebody_asks_from(
+    monkeypatch: pytest.MonkeyPatch, client: str, forwarded: list[str], on_space: bool, address: str
+) -> None:
+    monkeypatch.setenv("SPACE_ID", "ann/chat" if on_space else "")
+    headers = [(b"x-forwarded-for", each.encode()) for each in forwarded]
+    scope = {"type": "http", "client": (client, 1), "headers": headers}
+    assert address_of(HTTPConnection(scope)) == f"address {address}"
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(server, "ALONE", replace(ALONE, wrong_passwords=2))
+    with contextlib.closing(serve(FakeBackend(), port=0, auth=[("ann", "secret")])) as served:
+        yield served.url
+
+
+def test_passwords_are_not_guessed(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def log_in(password: str, path: str = "login") -> httpx.Response:
+        return httpx.post(f"{guarded}{path}", data={"username": "ann", "password": password})
+
+    assert [log_in(each).status_code for each in ("secret", "a", "secret", "b")] == [200, 400, 200, 400]
+    for path in ("login", "login/"):
+        refused = log_in("secret", path)
+        assert (refused.status_code, "2 wrong passwords came" in refused.json()["detail"]) == (429, True)
+    monkeypatch.setattr(people, "WRONG_PASSWORDS_S", -1.0)
+    assert log_in("secret").status_code == 200

@@ -83,6 +83,42 @@ inline __m512i set1(T x) {
     return each<T>([&](int) { return x; });
 }
 
+template <class To, class From>
+inline To same_bits(From x) {
+    static_assert(sizeof(To) <= sizeof(From), "of a longer register, its lower part");
+    To to;
+    memcpy(&to, &x, sizeof to);
+    return to;
+}
+
+inline __m256d half_of(__m512d x, int upper) {
+    double lanes[8];
+    memcpy(lanes, &x, 64);
+    return _mm256_loadu_pd(lanes + 4 * upper);
+}
+
+template <class Function>
+inline __m512 each_float(__m512 a, Function value) {
+    Lanes<float> lanes(a);
+    for (float &x : lanes.at) x = value(x);
+    return lanes.as<__m512>();
+}
+
+inline __m512 round_scale(__m512 a, int how) {
+    must(how == 0, "VRNDSCALEPS other than to the nearest whole number");
+    return each_float(a, [](float x) { return nearbyintf(x); });
+}
+
+// VSCALEFPS: a times two to the power of b, rounded down.
+inline __m512 scale_by_powers(__m512 a, __m512 b) {
+    Lanes<float> x(a), y(b);
+    for (int i = 0; i < 16; i++) {
+        const float power = floorf(y.at[i]);
+        x.at[i] = power != power ? power : ldexpf(x.at[i], int(std::fmax(-400.0f, std::fmin(400.0f, power))));
+    }
+    return x.as<__m512>();
+}
+
 inline __m512i bits_and(__m512i a, __m512i b) {
     const Lanes<uint64_t> x(a), y(b);
     return each<uint64_t>([&](int i) { return x.at[i] & y.at[i]; });
@@ -161,6 +197,19 @@ inline __m512 dpbf16(__m512 sums, __m512bh a, __m512bh b) {
         sum.at[i] = multiply_add(x.at[2 * i], y.at[2 * i], sum.at[i]);
     }
     return sum.as<__m512>();
+}
+
+// VCVTNEPS2BF16: to nearest even; a NaN stays one.
+inline __m256i to_halves(__m512 a) {
+    const Lanes<float> x(a);
+    uint16_t halves[16];
+    for (int i = 0; i < 16; i++) {
+        const float value = flushed(x.at[i]);
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        halves[i] = uint16_t(value != value ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(halves));
 }
 
 #if EMULATE >= 3
@@ -284,6 +333,11 @@ inline void tile_dpbf16(int to, int a, int b) {
 #define _mm512_loadu_si512 emulated::load
 #define _mm512_storeu_si512 emulated::save
 #define _mm512_cvtepu16_epi32 emulated::widen_u16
+#define _mm512_castps_pd emulated::same_bits<__m512d>
+#define _mm512_castps512_ps256 emulated::same_bits<__m256>
+#define _mm512_extractf64x4_pd emulated::half_of
+#define _mm512_roundscale_ps emulated::round_scale
+#define _mm512_scalef_ps emulated::scale_by_powers
 #define _mm512_set1_epi8(x) emulated::set1<int8_t>(x)
 #define _mm512_set1_epi16(x) emulated::set1<int16_t>(x)
 #define _mm512_set1_epi32(x) emulated::set1<int32_t>(x)
@@ -298,6 +352,7 @@ inline void tile_dpbf16(int to, int a, int b) {
 #if EMULATE >= 2
 #define _mm512_dpbusd_epi32 emulated::dpbusd
 #define _mm512_dpbf16_ps emulated::dpbf16
+#define _mm512_cvtneps_pbh emulated::to_halves
 #endif
 #if EMULATE >= 3
 #undef _tile_loadd

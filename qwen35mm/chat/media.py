@@ -166,8 +166,12 @@ class MediaStore:
                 "FROM nodes AS n JOIN conversations AS c ON c.id = n.conversation WHERE c.owner = ?",
                 (owner,),
             ).fetchone()
+            num_settings = 0
+            for table in ("presets", "preferences"):
+                size = f"SELECT COALESCE(SUM({_NUM_BYTES.format('value')}), 0) FROM {table} WHERE owner = ?"
+                num_settings += connection.execute(size, (owner,)).fetchone()[0]
         num_held = sum(_size(self.path(digest)) for (digest,) in held)
-        return Kept(num_files + num_texts + num_held, len(held), num_conversations)
+        return Kept(num_files + num_texts + num_settings + num_held, len(held), num_conversations)
 
     def num_bytes(self) -> int:
         """Of the database and of all files that somebody has."""

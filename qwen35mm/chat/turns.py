@@ -61,6 +61,11 @@ class Person:
     max_replies: int = 4
     account: str = field(default="", compare=False)
 
+    @property
+    def line(self) -> str | None:
+        """Whose work waits for each other: see `Pool.run_for`; None where one person has the machine."""
+        return None if self.tenant is None else self.account or self.owner
+
 
 class SentFile(BaseModel):
     """A file of a message, as a page names it."""
@@ -115,7 +120,7 @@ class Turns:
 
     async def measure(self, person: Person, question: Question) -> dict[str, Any]:
         """What a message would cost; see `Drafts.measure`."""
-        cost = await DRAFTS.run_for(person.tenant, lambda: self.drafts.measure(self._draft(person, question)[0]))
+        cost = await DRAFTS.run_for(person.line, lambda: self.drafts.measure(self._draft(person, question)[0]))
         if not cost["fits"]:
             await self._offer_larger_context(cost["offers"], cost["tokens"]["all"])
         return cost
@@ -207,7 +212,7 @@ class Turns:
         with self._place(person, conversation_id):
             if conversation_id is not None:
                 await self._replies.store_missed(person.owner, conversation_id)
-            work = await TURNS.run_for(person.tenant, store)
+            work = await TURNS.run_for(person.line, store)
             self._replies.add(work)
         return work.conversation_id, work.node.id
 

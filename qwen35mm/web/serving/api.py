@@ -69,7 +69,7 @@ class Api:
     async def list(self, person: Person, query: str | None = None) -> Any:
         """The conversations of the sidebar; `query` searches them."""
         find = functools.partial(self._store.find, person.owner, query=query or "", limit=MAX_LISTED + 1)
-        found = await (SEARCH.run_for(person.tenant, find) if query else REQUESTS.run(find))
+        found = await (SEARCH.run_for(person.line, find) if query else REQUESTS.run(find))
         lines = [conversation_line(each) for each in found[:MAX_LISTED]]
         return {"conversations": lines, "more": len(found) > MAX_LISTED}
 
@@ -191,8 +191,10 @@ class Api:
     @request
     def preferences(self, person: Person, preferences: dict[str, Any]) -> Any:
         """Keeps what belongs to no conversation: language, colours, settings of new chats."""
-        if len(json.dumps(preferences)) > MAX_PREFERENCES_CHARS:
+        num_chars = len(json.dumps(preferences))
+        if num_chars > MAX_PREFERENCES_CHARS:
             raise PromptError("Preferences must be an object, and not a large one.")
+        self._usage.check(person, num_bytes=num_chars)
         self._store.set_preferences(person.owner, preferences)
         return {}
 
@@ -202,7 +204,9 @@ class Api:
         name = name.strip()[:100]
         if not name:
             raise PromptError("A preset needs a name.")
-        self._store.save_preset(person.owner, name, Settings.read(settings or {}).values)
+        values = Settings.read(settings or {}).values
+        self._usage.check(person, num_bytes=len(json.dumps(dict(values))))
+        self._store.save_preset(person.owner, name, values)
         return {"presets": self._store.presets(person.owner)}
 
     @request

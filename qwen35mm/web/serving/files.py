@@ -85,7 +85,7 @@ class Files:
             found = await UPLOADS.run(self._recognise, person, attachment)
             if found is None:
                 found = await _while_waited_for(
-                    request, lambda asker: DOCUMENTS.run_for(person.tenant, self._pdf, person, attachment, asker)
+                    request, lambda asker: DOCUMENTS.run_for(person.line, self._pdf, person, attachment, asker)
                 )
         except Exception as error:
             await REQUESTS.run(self._store.media.release, person.owner, digest)
@@ -126,7 +126,7 @@ class Files:
         await REQUESTS.run(self._check_mine, person, digest)
         pdf = Attachment(digest, "image", name, 0)
         found = await _while_waited_for(
-            request, lambda asker: DOCUMENTS.run_for(person.tenant, self._pages, person, pdf, asker)
+            request, lambda asker: DOCUMENTS.run_for(person.line, self._pages, person, pdf, asker)
         )
         return JSONResponse(found)
 
@@ -157,7 +157,7 @@ class Files:
     async def thumbnail(self, request: Request) -> Response:
         """`GET .../thumbnail/DIGEST`: a small JPEG of it."""
         path, person = await REQUESTS.run(self._mine, request), self._person(request)
-        data = await THUMBNAILS.run_for(person.tenant, self._thumbnail, path)
+        data = await THUMBNAILS.run_for(person.line, self._thumbnail, path)
         return Response(data, media_type="image/jpeg", headers={**_INERT, **_KEEP})
 
     async def poster(self, request: Request) -> Response:
@@ -175,14 +175,14 @@ class Files:
         store = self._store
         if request.query_params.get("form") == "md":
             conversation, tree = await REQUESTS.run(store.read, person.owner, ids[0] if ids else "")
-            text = await ARCHIVES.run_for(person.tenant, export_markdown, tree, conversation.head, conversation.title)
+            text = await ARCHIVES.run_for(person.line, export_markdown, tree, conversation.head, conversation.title)
             return _download(text.encode(), f"{conversation.title or 'chat'}.md", "text/markdown; charset=utf-8")
         if not ids:
             ids = [each.id for each in await REQUESTS.run(store.find, person.owner, limit=100_000)]
         # Not in memory: it holds videos.
         archive = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the response
         try:
-            await ARCHIVES.run_for(person.tenant, export_zip, store, person.owner, ids, archive)
+            await ARCHIVES.run_for(person.line, export_zip, store, person.owner, ids, archive)
         except BaseException:
             archive.close()
             raise
@@ -193,7 +193,7 @@ class Files:
         person = self._person(request, writes=True)
         most = self._usage.quotas.archive_bytes
         async with self._usage.receiving(person) as take, _received(request, "The archive", most, take) as archive:
-            taken = await ARCHIVES.run_for(person.tenant, self._import, person, archive)
+            taken = await ARCHIVES.run_for(person.line, self._import, person, archive)
         return JSONResponse({"conversations": [conversation_line(each) for each in taken]})
 
     def _import(self, person: Person, archive: BinaryIO) -> list[Conversation]:

@@ -197,7 +197,9 @@ async def test_slow_pdfs_hold_nobody_up(page: PageClient, monkeypatch: pytest.Mo
         return ("text",)
 
     monkeypatch.setattr(files_module, "read_pdf_text", read)
-    slow = [asyncio.create_task(page.upload(b"%PDF-" + bytes([65 + n]), f"{n}", ANN)) for n in range(40)]
+    # Another cookie is no other person.
+    cookies = [ANN, "c" * 32]
+    slow = [asyncio.create_task(page.upload(b"%%PDF-%d" % n, f"{n}", cookies[n % 2])) for n in range(40)]
     try:
         while not begun:
             await asyncio.sleep(0.01)
@@ -206,7 +208,7 @@ async def test_slow_pdfs_hold_nobody_up(page: PageClient, monkeypatch: pytest.Mo
         assert chat["messages"][1]["status"] == "finished"
         assert (await page.request("GET", f"thumbnail/{picture['digest']}", BOB)).status_code == 200
         assert (await page.call("list", BOB, query="look")).json()["conversations"]
-        assert (await page.upload(b"%PDF-", "quick", BOB)).status_code == 200
+        assert (await page.upload(b"%PDF-", "quick", BOB, address="198.51.100.7")).status_code == 200
         # One person's are read one after the other.
         assert len(begun) == 2
     finally:

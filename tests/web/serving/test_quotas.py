@@ -22,7 +22,7 @@ from qwen35mm.web.serving.people import address_of
 from tests.chat.chat_kit import PICTURE
 from tests.chat.fake_backend import FakeBackend
 from tests.chat.helpers import files_in
-from tests.web.serving.page_client import BOB, PageClient, problem
+from tests.web.serving.page_client import ANN, BOB, PageClient, problem
 
 MB = 10**6
 ELSEWHERE = "198.51.100.7"
@@ -65,6 +65,16 @@ async def test_what_is_deleted_is_room_again(page: PageClient) -> None:
     assert (await page.upload(more, "b")).status_code == 429
     assert (await page.call("delete", conversation=chat["id"])).status_code == 200
     assert (await page.upload(more, "b")).status_code == 200
+
+
+async def test_presets_take_room_like_texts(page: PageClient) -> None:
+    page.usage.quotas = replace(page.usage.quotas, num_bytes=250_000)
+    settings = {"system": "s" * 100_000}
+    for name, token in [("one", ANN), ("two", BOB)]:
+        assert (await page.call("save_preset", token, name=name, settings=settings)).status_code == 200
+    assert (await page.call("save_preset", ANN, name="three", settings=settings)).status_code == 429
+    assert (await page.call("preferences", "c" * 32, preferences={"x": "y" * 100_000})).status_code == 429
+    assert (await page.call("preferences", "c" * 32, preferences={"x": "y"})).status_code == 200
 
 
 async def test_conversations(page: PageClient) -> None:

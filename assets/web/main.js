@@ -24,6 +24,8 @@ const NEARLY_FULL = 0.85;
 
 /** All of the page: its parts reach each other through it. @implements {View} */
 export class Page {
+  /** The conversation that the address stands for. @type {string | null} */
+  #address = null;
   /** What had the focus before the settings were opened. @type {Element | null} */
   #opener = null;
 
@@ -89,12 +91,14 @@ export class Page {
   // What the state has drawn: see its View
 
   moved(/** @type {string | null} */ from, /** @type {string} */ to) {
+    // A new conversation that has begun stays where it is for Back and Forward.
+    if (from === null) this.drawAddress(to, false);
     this.composer.draft.move(from, to);
   }
 
   showChat(/** @type {Chat} */ chat, /** @type {boolean} */ isOther) {
     if (isOther) this.composer.draft.open(chat.id);
-    history.replaceState(null, "", chat.id ? `#${chat.id}` : location.pathname + location.search);
+    this.drawAddress(chat.id, isOther);
     this.drawTitle(chat.title);
     if (isOther && this.areSettingsOpen) this.panel.show(this.state.settings);
     this.transcript.show(chat);
@@ -150,9 +154,23 @@ export class Page {
   // Which conversation is shown
 
   openFromAddress() {
+    const id = this.addressed;
+    return id ? this.open(id) : this.newChat();
+  }
+
+  /** The conversation that the address names. */
+  get addressed() {
     const id = location.hash.slice(1);
-    if (!/^[0-9a-f]{32}$/.test(id)) return this.newChat();
-    return id === this.state.chat.id ? null : this.open(id);
+    return /^[0-9a-f]{32}$/.test(id) ? id : null;
+  }
+
+  /** Has the address name a conversation; another one than before is one step for Back and Forward. */
+  drawAddress(/** @type {string | null} */ id, /** @type {boolean} */ isOther) {
+    const address = id ? `#${id}` : location.pathname + location.search;
+    // Where Back or Forward have come to what is gone, its place is taken.
+    const isStep = isOther && this.addressed === this.#address && id !== this.#address;
+    history[isStep ? "pushState" : "replaceState"](null, "", address);
+    this.#address = id;
   }
 
   async open(/** @type {string} */ id) {

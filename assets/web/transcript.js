@@ -11,10 +11,14 @@ import { t } from "./words.js";
 
 // Nearer to the end than this, the view goes along with what is written.
 const FOLLOW_PX = 90;
+// Messages that are drawn at one time: more than a screen holds.
+const AT_ONCE = 40;
 
 export class Transcript {
   /** By their messages' ids. @type {Map<string, Row<any>>} */
   #rows = new Map();
+  /** What draws the earlier messages of a long conversation. @type {ReturnType<typeof setTimeout> | undefined} */
+  #earlier;
   #isFollowing = true;
   #top = 0;
 
@@ -40,8 +44,9 @@ export class Transcript {
     new ResizeObserver(() => this.follow()).observe(this.list);
   }
 
-  /** Draws a conversation: only messages that changed are touched. */
+  /** Draws a conversation: only messages that changed are touched. Of a long one the end comes first, at once. */
   show(/** @type {Chat} */ { messages }) {
+    clearTimeout(this.#earlier);
     const giveFocusBack = heldFocus(this.list);
     const shown = new Set(messages.map((message) => message.id));
     for (const [id, row] of this.#rows) {
@@ -53,15 +58,39 @@ export class Transcript {
     this.list.querySelector(".welcome")?.remove();
     if (!messages.length) this.list.append(welcome(this.page));
     this.leftOut.remove();
-    messages.forEach((message, at) => {
+    let start = Math.max(messages.length - AT_ONCE, 0);
+    while (start > 0 && this.#rows.has(messages[start - 1].id)) start--;
+    // Those before it that are drawn already, of another branch, come again in their turn.
+    for (const { id } of messages.slice(0, start)) this.#rows.get(id)?.element.remove();
+    messages.slice(start).forEach((message, at) => {
       const { element } = this.#shown(message);
       const place = this.list.children[at] ?? null;
       if (place !== element) this.list.insertBefore(element, place);
     });
-    const first = messages.findIndex((message) => message.kept);
-    if (first > 0) this.list.children[first].before(this.leftOut);
+    this.#markLeftOut(messages, start);
     giveFocusBack(this.element);
     this.follow();
+    this.#drawEarlier(messages, start);
+  }
+
+  /** Draws the messages before `end`, some at a time, above what is seen, which stays where it is. */
+  #drawEarlier(/** @type {Message[]} */ messages, /** @type {number} */ end) {
+    if (!end) return;
+    this.#earlier = setTimeout(() => {
+      const start = Math.max(end - AT_ONCE, 0);
+      const toEnd = this.element.scrollHeight - this.element.scrollTop;
+      this.list.prepend(...messages.slice(start, end).map((message) => this.#shown(message).element));
+      this.#markLeftOut(messages, start);
+      this.element.scrollTop = this.element.scrollHeight - toEnd;
+      this.follow();
+      this.#drawEarlier(messages, start);
+    });
+  }
+
+  /** Marks where the messages begin that are in the prompt, once it is drawn. */
+  #markLeftOut(/** @type {Message[]} */ messages, /** @type {number} */ start) {
+    const first = messages.findIndex((message) => message.kept);
+    if (first > 0 && first >= start) this.#rows.get(messages[first].id)?.element.before(this.leftOut);
   }
 
   #shown(/** @type {Message} */ message) {

@@ -236,6 +236,23 @@ def test_a_new_chat_during_an_answer_leaves_it_running(page: ChatPage, backend: 
     page.wait_answered()
 
 
+def test_back_and_forward_walk_between_chats(page: ChatPage) -> None:
+    for name in ("one", "two"):
+        page.new_chat()
+        page.ask(f"echo {name}")
+        page.wait_answered()
+    page.titles.get_by_text("echo one").click()
+    expect(page.questions).to_have_text(re.compile("echo one"))
+    page.box.fill("typed here")
+    for walk, name in [("back", "two"), ("back", "one"), ("forward", "two"), ("forward", "one")]:
+        page.page.evaluate(f"history.{walk}()")
+        expect(page.questions).to_have_text(re.compile(f"echo {name}"))
+        expect(page.box).to_have_value("typed here" if name == "one" else "")
+        expect(page.page.locator(".chat.current")).to_have_text(re.compile(f"echo {name}"))
+    page.page.evaluate("history.go(-2)")
+    expect(page.questions).to_have_text(re.compile("echo one"))
+
+
 def test_conversations_are_found_renamed_and_deleted(page: ChatPage) -> None:
     for text in ("echo apples", "echo pears"):
         page.ask(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -59,20 +60,46 @@ def test_the_page_does_not_jump_while_it_is_written(page: ChatPage) -> None:
     page.wait_answered()
 
 
+def keep_a_long_one(server: Server, num_messages: int) -> str:
+    """The id of a conversation of that many messages."""
+    conversation = create(server.store, "local", title="A long one")
+    parent = None
+    for number in range(num_messages):
+        role = "assistant" if number % 2 else "user"
+        text = f"Message {number}. " + (MARKDOWN if number % 2 else "What is that? " * 20)
+        node = Node(new_id(), parent, role, time.time() + number / 1000, text=text)
+        server.store.add("local", conversation.id, node)
+        parent = node.id
+    return conversation.id
+
+
+def test_a_long_chat_opens_at_its_end_and_the_rest_follows(
+    page: ChatPage, fake_server: tuple[FakeBackend, Server]
+) -> None:
+    page.page.evaluate(
+        """() => {
+            window.seen = [];
+            const [list, all] = [document.querySelector('.messages'), document.querySelector('.transcript')];
+            new MutationObserver(() => window.seen.push([list.querySelectorAll('.message').length,
+                all.scrollHeight - all.scrollTop - all.clientHeight])).observe(list, { childList: true });
+        }"""
+    )
+    conversation = keep_a_long_one(fake_server[1], 150)
+    page.page.evaluate("id => { location.hash = id; }", conversation)
+    expect(page.page.locator(".message")).to_have_count(150)
+    drawn, distances = zip(*page.page.evaluate("window.seen"), strict=True)
+    assert 0 < drawn[0] < 100
+    assert max(distances) < 2, "the end is what is seen"
+    texts = page.page.locator(".message .body").evaluate_all("all => all.map(each => each.textContent)")
+    assert [int(number) for text in texts for number in re.findall(r"Message (\d+)\.", text)] == list(range(150))
+
+
 def test_60_messages_stay_as_they_are_while_another_is_written(
     page: ChatPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "context_length", 1_000_000)
-    store = fake_server[1].store
-    conversation = create(store, "local", title="A long one")
-    parent = None
-    for number in range(60):
-        role = "assistant" if number % 2 else "user"
-        text = f"Message {number}. " + (MARKDOWN if number % 2 else "What is that? " * 20)
-        node = Node(new_id(), parent, role, time.time() + number / 1000, text=text)
-        store.add("local", conversation.id, node)
-        parent = node.id
-    page.page.goto(f"{page.url}#{conversation.id}")
+    conversation = keep_a_long_one(fake_server[1], 60)
+    page.page.goto(f"{page.url}#{conversation}")
     page.page.reload()
     expect(page.questions).to_have_count(30)
     page.ask("slow")

@@ -35,6 +35,12 @@ export class Page {
     this.requests = new Requests((problem) => this.tell(problem));
     const stream = new AnswerStream((answers, asked) => this.state.news(answers, asked));
     this.state = new PageState(this, this.requests, (ids) => stream.watch(ids), start);
+    // Of the same browser.
+    this.tabs = new BroadcastChannel("qwen35mm");
+    this.tabs.addEventListener("message", ({ data: id }) => {
+      this.state.changedElsewhere(id);
+      this.sidebar.load();
+    });
     this.toasts = new Toasts();
     this.sidebar = new Sidebar(this);
     this.transcript = new Transcript(this);
@@ -119,6 +125,10 @@ export class Page {
 
   speak(/** @type {string} */ words) {
     this.spoken.textContent = words;
+  }
+
+  changed(/** @type {string | null} */ id) {
+    this.tabs.postMessage(id);
   }
 
   listChanged() {

@@ -26,6 +26,7 @@ export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], runnin
  * @property {() => void} toEnd goes to the end of the conversation
  * @property {(words: string) => void} speak tells a screen reader
  * @property {(words: string, offers: Offer[]) => void} offer says that something doesn't fit, and what would
+ * @property {(id: string | null) => void} changed the person has changed a conversation here: other tabs look at it
  * @property {() => void} listChanged there is another conversation, or another order of them
  * @property {() => void} settingsChanged
  * @property {(change: ModelChange) => Promise<unknown>} changeModel
@@ -140,6 +141,7 @@ export class PageState {
       this.view.toEnd();
     } else if (chat.id === this.chat.id) this.requests.told(this.#refresh());
     if (reply) this.follow([reply]);
+    this.view.changed(chat.id);
     this.view.listChanged();
     return sent;
   }
@@ -203,6 +205,7 @@ export class PageState {
     }
     // The program begins with an answer when it is watched.
     if (reply) this.follow([reply]);
+    this.view.changed(chat.id);
     return true;
   }
 
@@ -211,6 +214,11 @@ export class PageState {
     const isLate = this.requests.newest(SHOWN);
     const chat = await this.requests.call("open", { conversation: this.chat.id }, "refresh");
     if (!isLate()) this.#show(chat);
+  }
+
+  /** A conversation was changed in another tab: where it is shown, it grows here, too. */
+  changedElsewhere(/** @type {string} */ id) {
+    if (id === this.chat.id) this.requests.told(this.#refresh());
   }
 
   // Answers in progress
@@ -291,10 +299,10 @@ export class PageState {
     this.#saveSoon(this.chat.id);
   }
 
-  /** Keeps what belongs to no conversation; whether that was possible. */
+  /** Keeps what belongs to no conversation, and no more than was changed here; whether that was possible. */
   async changePreferences(/** @type {Preferences} */ values) {
     Object.assign(this.preferences, values);
-    return Boolean(await this.#inOrder("preferences", { preferences: this.preferences }));
+    return Boolean(await this.#inOrder("preferences", { preferences: values }));
   }
 
   /**

@@ -225,16 +225,18 @@ class ConversationStore:
                 raise NotFoundError("This preset is not there any more.")
 
     def preferences(self, owner: str) -> dict[str, Any]:
-        """The owner's preferences; empty before the first `set_preferences`."""
+        """The owner's preferences; empty before the first `change_preferences`."""
         with self._database.reading() as connection:
             row = connection.execute("SELECT value FROM preferences WHERE owner = ?", (owner,)).fetchone()
         return {} if row is None else load_object(row[0], "preferences")
 
-    def set_preferences(self, owner: str, values: Mapping[str, Any]) -> None:
-        """Replaces all of the owner's preferences."""
-        row = (owner, dump_object(values, "preferences"))
+    def change_preferences(self, owner: str, values: Mapping[str, Any]) -> None:
+        """Changes those of the owner's preferences that are named; another page may have changed others."""
         with self._database.writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO preferences (owner, value) VALUES (?, ?)", row)
+            row = connection.execute("SELECT value FROM preferences WHERE owner = ?", (owner,)).fetchone()
+            kept = {} if row is None else load_object(row[0], "preferences")
+            changed = (owner, dump_object({**kept, **values}, "preferences"))
+            connection.execute("INSERT OR REPLACE INTO preferences (owner, value) VALUES (?, ?)", changed)
 
 
 def new_id() -> str:

@@ -207,11 +207,11 @@ def test_presets_and_preferences(store: ConversationStore, reopened: Callable[[]
     store.save_preset(ME, "precise", {"temperature": 0.1})
     store.save_preset(ME, "précis", {"x": [1]})
     store.save_preset(ME, "precise", {"temperature": 0})
-    store.set_preferences(ME, {"theme": "dark", "old": 1})
-    store.set_preferences(ME, {"theme": "light"})
+    store.change_preferences(ME, {"theme": "dark", "other": 1})
+    store.change_preferences(ME, {"theme": "light"})
     store = reopened()
     assert store.presets(ME) == {"precise": {"temperature": 0}, "précis": {"x": [1]}}
-    assert store.preferences(ME) == {"theme": "light"}
+    assert store.preferences(ME) == {"theme": "light", "other": 1}
     assert store.presets(OTHER) == store.preferences(OTHER) == {}
     with pytest.raises(NotFoundError):
         store.delete_preset(OTHER, "precise")
@@ -254,7 +254,7 @@ def test_another_owner_finds_and_changes_nothing(store: ConversationStore) -> No
 def test_delete_owner_deletes_everything(store: ConversationStore) -> None:
     chat(store)
     store.save_preset(ME, "p", {})
-    store.set_preferences(ME, {"x": 1})
+    store.change_preferences(ME, {"x": 1})
     file = attach(store, b"x", "x")
     store.media.hold(ME, file.digest)
     store.delete_owner(ME)

@@ -190,12 +190,12 @@ class Api:
 
     @request
     def preferences(self, person: Person, preferences: dict[str, Any]) -> Any:
-        """Keeps what belongs to no conversation: language, colours, settings of new chats."""
-        num_chars = len(json.dumps(preferences))
+        """Changes what belongs to no conversation: language, colours, settings of new chats; the rest stays."""
+        num_chars = len(json.dumps({**self._store.preferences(person.owner), **preferences}))
         if num_chars > MAX_PREFERENCES_CHARS:
             raise PromptError("Preferences must be an object, and not a large one.")
         self._usage.check(person, num_bytes=num_chars)
-        self._store.set_preferences(person.owner, preferences)
+        self._store.change_preferences(person.owner, preferences)
         return {}
 
     @request

@@ -236,6 +236,25 @@ def test_a_new_chat_during_an_answer_leaves_it_running(page: ChatPage, backend: 
     page.wait_answered()
 
 
+def test_two_tabs_show_the_same_chat_as_it_grows(page: ChatPage) -> None:
+    page.ask("echo one")
+    page.wait_answered()
+    other = page.context.new_page()
+    other.goto(page.page.url)
+    expect(other.locator(".message.assistant .answer")).to_have_text("one")
+    page.ask("slow")
+    expect(other.locator(".message.user")).to_have_count(2)
+    expect(other.locator(".message.assistant .answer").last).to_contain_text("word word")
+    other.get_by_role("button", name="Stop", exact=True).click()
+    page.wait_answered(2)
+    page.new_chat()
+    page.ask("echo another")
+    expect(other.locator(".chat")).to_have_count(2)
+    expect(other.locator(".message.user")).to_have_count(2)
+    other.close()
+    page.wait_answered()
+
+
 def test_back_and_forward_walk_between_chats(page: ChatPage) -> None:
     for name in ("one", "two"):
         page.new_chat()

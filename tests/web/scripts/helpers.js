@@ -2,9 +2,11 @@
 
 import { Problem, Requests } from "../../../assets/web/api.js";
 import { Draft } from "../../../assets/web/draft.js";
+import { PageState } from "../../../assets/web/state.js";
 
 /** @import { Attachment, Chat, Message } from "../../../assets/web/types.d.ts" */
 /** @import { Desk } from "../../../assets/web/draft.js" */
+/** @import { View } from "../../../assets/web/state.js" */
 
 /**
  * A request that a test answers.
@@ -179,4 +181,30 @@ export class DraftBench {
     await idle();
     return { done, decide: () => decide() };
   }
+}
+
+/**
+ * A page's state; `drawn` gets what the view is told, as names with what matters, `watched` which answers are asked for.
+ * @param {FakeProgram} program
+ * @param {unknown[][]} drawn
+ * @param {string[][]} watched
+ * @param {() => number} nowMs
+ */
+export function makeState(program, drawn = [], watched = [], nowMs = () => 0) {
+  /** @type {View} */
+  const view = {
+    moved: (from, to) => drawn.push(["moved", from, to]),
+    showChat: ({ id }, isOther) => drawn.push(["chat", id, isOther]),
+    showAnswer: ({ blocks }) => drawn.push(["answer", ...blocks]),
+    toEnd: () => drawn.push(["end"]),
+    speak: (words) => words && drawn.push(["speak", words]),
+    offer: (words, offers) => drawn.push(["offer", words, ...offers]),
+    changed: () => {},
+    listChanged: () => drawn.push(["list"]),
+    settingsChanged: () => drawn.push(["settings"]),
+    changeModel: async (change) => drawn.push(["model", change]),
+  };
+  const examples = [{ text: "Which shape?", kind: /** @type {const} */ ("image"), url: "", poster: "" }];
+  const start = { app: /** @type {any} */ ({ examples }), preferences: { settings: { top_k: 5 } } };
+  return new PageState(view, program.requests, (ids) => watched.push(ids), start, nowMs);
 }

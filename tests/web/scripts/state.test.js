@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
-import { afterEach, beforeEach, mock, suite, test } from "node:test";
+import { beforeEach, suite, test } from "node:test";
 
-import { NO_CHAT, PageState, withSetting } from "../../../assets/web/state.js";
-import { FakeProgram, idle, makeChat, makeMessage, makeNews } from "./helpers.js";
+import { NO_CHAT } from "../../../assets/web/state.js";
+import { FakeProgram, idle, makeChat, makeMessage, makeNews, makeState } from "./helpers.js";
 
-/** @import { View } from "../../../assets/web/state.js" */
+/** @import { PageState } from "../../../assets/web/state.js" */
 
 /** @type {FakeProgram} */
 let program;
@@ -21,27 +21,7 @@ beforeEach(() => {
   drawn = [];
   watched = [];
   nowMs = 0;
-  /** @type {View} */
-  const view = {
-    moved: (from, to) => drawn.push(["moved", from, to]),
-    showChat: ({ id }, isOther) => drawn.push(["chat", id, isOther]),
-    showAnswer: ({ blocks }) => drawn.push(["answer", ...blocks]),
-    toEnd: () => drawn.push(["end"]),
-    speak: (words) => words && drawn.push(["speak", words]),
-    offer: (words, offers) => drawn.push(["offer", words, ...offers]),
-    listChanged: () => drawn.push(["list"]),
-    settingsChanged: () => drawn.push(["settings"]),
-    changeModel: async (change) => drawn.push(["model", change]),
-  };
-  const examples = [{ text: "Which shape?", kind: /** @type {const} */ ("image"), url: "", poster: "" }];
-  const start = { app: /** @type {any} */ ({ examples }), preferences: { settings: { top_k: 5 } } };
-  state = new PageState(
-    view,
-    program.requests,
-    (ids) => watched.push(ids),
-    start,
-    () => nowMs,
-  );
+  state = makeState(program, drawn, watched, () => nowMs);
 });
 
 /** Sends a message as it would be sent now. */
@@ -343,75 +323,4 @@ suite("answers in progress", () => {
     state.news({ reply: makeNews() }, ["reply"]);
     assert.equal(state.live.size, 2);
   });
-});
-
-suite("settings", () => {
-  beforeEach(() => mock.timers.enable({ apis: ["setTimeout"] }));
-  afterEach(() => mock.timers.reset());
-
-  test("are kept with the conversation, and for new ones", async () => {
-    await show("one");
-    state.changeSettings({ seed: 1 });
-    state.changeSettings({ seed: 2 });
-    mock.timers.tick(300);
-    await idle();
-    assert.deepEqual(program.find("settings").args, { conversation: "one", settings: { seed: 2 } });
-    await program.find("settings").answer({});
-    assert.deepEqual(program.find("preferences").args, { preferences: { settings: { seed: 2 } } });
-  });
-
-  test("that are refused are not kept for new ones", async () => {
-    await show("one");
-    state.changeSettings({ seed: -1 });
-    mock.timers.tick(300);
-    await idle();
-    await program.find("settings").fail({ message: "“Seed” must be a whole number." });
-    assert.deepEqual([program.names, program.told], [[], ["“Seed” must be a whole number."]]);
-  });
-
-  test("are saved one after the other", async () => {
-    await show("one");
-    for (const seed of [1, 2]) {
-      state.changeSettings({ seed });
-      mock.timers.tick(300);
-      await idle();
-    }
-    assert.deepEqual(program.names, ["settings"]);
-    await program.find("settings").answer({});
-    assert.deepEqual(program.find("settings").args.settings, { seed: 2 });
-  });
-
-  test("are kept with the conversation that they were changed in", async () => {
-    await show("one");
-    state.changeSettings({ seed: 1 });
-    state.newChat();
-    await idle();
-    assert.deepEqual(program.find("settings").args, { conversation: "one", settings: { seed: 1 } });
-    assert.deepEqual(state.settings, { top_k: 5 });
-  });
-
-  test("that are not saved yet stay when the conversation is looked at again", async () => {
-    await show("one", { running: ["reply"] });
-    state.changeSettings({ seed: 1 });
-    state.news({ reply: makeNews({ status: "finished" }) });
-    await program.find("open").answer(makeChat("one"));
-    assert.deepEqual(state.settings, { seed: 1 });
-  });
-});
-
-suite("what is taken where something doesn't fit", () => {
-  const label = "Take it";
-
-  test("smaller media", async () => {
-    await state.take({ kind: "media", label, settings: { max_frames: 4 } });
-    assert.deepEqual(state.settings, { top_k: 5, max_frames: 4 });
-  });
-});
-
-test("of settings only what differs from the defaults is kept", () => {
-  const defaults = { top_k: 20, thinking: false };
-  assert.deepEqual(withSetting({}, defaults, "top_k", 5), { top_k: 5 });
-  for (const nothing of [20, null, ""])
-    assert.deepEqual(withSetting({ top_k: 5, seed: 1 }, defaults, "top_k", nothing), { seed: 1 });
-  assert.deepEqual(withSetting({}, defaults, "thinking", true), { thinking: true });
 });

@@ -201,7 +201,10 @@ async def test_settings_and_presets_are_kept(page: PageClient) -> None:
     assert (await page.call("save_preset", name="  ")).status_code == 400
     assert (await page.call("save_preset", name="x", settings={"temperature": 9})).status_code == 400
     await page.call("preferences", preferences={"language": "de"})
-    assert (await page.call("start")).json()["preferences"] == {"language": "de"}
+    await page.call("preferences", preferences={"colours": "dark"})
+    assert (await page.call("start")).json()["preferences"] == {"language": "de", "colours": "dark"}
+    assert (await page.call("preferences", preferences={"settings": {"x": "y" * 150_000}})).status_code == 200
+    assert (await page.call("preferences", preferences={"more": "y" * 60_000})).status_code == 400
     assert (await page.call("start", token=BOB)).json()["presets"] == {}
     assert (await page.call("delete_preset", token=BOB, name="dry")).status_code == 404
     assert (await page.call("delete_preset", name="dry")).json() == {"presets": {}}

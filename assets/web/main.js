@@ -123,6 +123,10 @@ export class Page {
     this.transcript.toEnd();
   }
 
+  toMessage(/** @type {string} */ id) {
+    this.transcript.toMessage(id);
+  }
+
   speak(/** @type {string} */ words) {
     this.spoken.textContent = words;
   }
@@ -183,8 +187,9 @@ export class Page {
     this.#address = id;
   }
 
-  async open(/** @type {string} */ id) {
-    await this.state.open(id);
+  /** Opens a conversation, at a message if one is named. */
+  async open(/** @type {string} */ id, /** @type {string | null} */ node = null) {
+    await this.state.open(id, node);
     this.showSidebar(false);
   }
 

@@ -77,12 +77,14 @@ export class Sidebar {
   }
 
   line(/** @type {ChatLine} */ chat) {
-    const { id, title } = chat;
+    const { id, title, node, snippet } = chat;
     const open = (/** @type {MouseEvent} */ event) => {
       event.preventDefault();
-      this.page.open(id);
+      this.page.open(id, node);
     };
-    const line = h("li.chat.row", h("a", { href: `#${id}`, title, onclick: open }, title || t("Untitled")));
+    const hits = (snippet ?? []).map(([text, isHit]) => (isHit ? h("mark", text) : h("span", text)));
+    const words = [h("span.name", title || t("Untitled")), hits.length > 0 && h("span.snippet.quiet", hits)];
+    const line = h("li.chat.row", h("a", { href: `#${id}`, title, onclick: open }, words));
     line.append(
       menu(t("More about {title}", { title }), [
         ["edit", t("Rename"), () => this.rename(chat, line)],

@@ -24,6 +24,7 @@ export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], runnin
  * @property {(chat: Chat, isOther: boolean) => void} showChat draws a conversation; `isOther` than the one before
  * @property {(answer: News) => void} showAnswer draws what is new of an answer in the conversation
  * @property {() => void} toEnd goes to the end of the conversation
+ * @property {(id: string) => void} toMessage goes to a message of it
  * @property {(words: string) => void} speak tells a screen reader
  * @property {(words: string, offers: Offer[]) => void} offer says that something doesn't fit, and what would
  * @property {(id: string | null) => void} changed the person has changed a conversation here: other tabs look at it
@@ -73,10 +74,13 @@ export class PageState {
 
   // Which conversation is shown
 
-  async open(/** @type {string} */ id) {
+  /** Opens a conversation at its end, or at a message, on whichever branch that is. */
+  async open(/** @type {string} */ id, /** @type {string | null} */ node = null) {
     try {
-      this.#showLast(await this.requests.call("open", { conversation: id }, SHOWN));
-      this.view.toEnd();
+      const args = { conversation: id, ...(node ? { node } : {}) };
+      this.#showLast(await this.requests.call("open", args, SHOWN));
+      if (node) this.view.toMessage(node);
+      else this.view.toEnd();
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem;
       this.requests.onProblem(problem);

@@ -19,6 +19,8 @@ export class Transcript {
   #rows = new Map();
   /** What draws the earlier messages of a long conversation. @type {ReturnType<typeof setTimeout> | undefined} */
   #earlier;
+  /** A message to go to, which is still to be drawn. @type {string | null} */
+  #wanted = null;
   #isFollowing = true;
   #top = 0;
 
@@ -83,6 +85,7 @@ export class Transcript {
       this.#markLeftOut(messages, start);
       this.element.scrollTop = this.element.scrollHeight - toEnd;
       this.follow();
+      this.#toWanted();
       this.#drawEarlier(messages, start);
     });
   }
@@ -111,8 +114,28 @@ export class Transcript {
     this.follow();
   }
 
+  /** Goes to a message, and stays there; to the end where it is gone. */
+  toMessage(/** @type {string} */ id) {
+    this.toEnd();
+    this.#wanted = id;
+    this.#toWanted();
+  }
+
+  /** Goes to the message that is wanted, once it is drawn. */
+  #toWanted() {
+    const element = this.#wanted ? this.#rows.get(this.#wanted)?.element : null;
+    if (!element?.isConnected) return;
+    this.#wanted = null;
+    this.#isFollowing = false;
+    element.classList.add("found");
+    element.scrollIntoView({ block: "start" });
+    this.#top = this.element.scrollTop;
+  }
+
   /** Goes to the end, and stays there. */
   toEnd() {
+    for (const { element } of this.#rows.values()) element.classList.remove("found");
+    this.#wanted = null;
     this.#isFollowing = true;
     this.#top = 0;
     this.follow();

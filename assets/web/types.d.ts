@@ -93,6 +93,10 @@ export interface Chat {
 export interface ChatLine {
   id: string;
   title: string;
+  /** Of one that was searched for: the message with the hit. */
+  node?: string | null;
+  /** That message's text around the hit, in pieces, each with whether it is one. */
+  snippet?: [string, boolean][];
 }
 
 export interface Listing {
@@ -211,7 +215,7 @@ type OfNode = OfChat & { node: string };
 export interface Methods {
   start(args: object): Start;
   list(args: { query: string }): Listing;
-  open(args: OfChat): Chat;
+  open(args: OfChat & { node?: string }): Chat;
   send(args: Outgoing): Changed;
   again(args: OfChat & { node: string | null; settings: Settings }): Changed;
   continue(args: OfNode & { settings: Settings }): Changed;

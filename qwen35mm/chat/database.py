@@ -16,10 +16,8 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from qwen35mm.errors import StorageError
 
@@ -53,7 +51,7 @@ class Database:
 
     Args:
         migrations: the statements of each version of its tables; the format's version is their number.
-        functions: pure ones for SQL, by their names there; of any arguments.
+        prepare: gives each new connection what its statements need.
     """
 
     def __init__(
@@ -61,11 +59,11 @@ class Database:
         path: Path,
         *,
         migrations: Sequence[Sequence[str]],
-        functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+        prepare: Callable[[sqlite3.Connection], None] = lambda connection: None,
     ) -> None:
         self._path = path
         self._migrations = migrations
-        self._functions = functions
+        self._prepare = prepare
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.RLock()
         self._order = next(_creation)
@@ -133,9 +131,8 @@ class Database:
             self._refuse_foreign(connection)
             _use_wal(connection)
             connection.execute("PRAGMA foreign_keys=ON")
-            for name, function in self._functions.items():
-                connection.create_function(name, -1, function, deterministic=True)
             self._migrate(connection)
+            self._prepare(connection)
         except BaseException:
             connection.close()
             raise

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
-import unicodedata
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from qwen35mm.chat.records import (
     load_object,
     load_plan,
 )
+from qwen35mm.chat.search import Snippet, find_phrases, index_texts, phrases_of, prepare, snippet_of
 from qwen35mm.chat.tables import MIGRATIONS
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ConversationDataError, NotFoundError
@@ -39,6 +39,19 @@ _CONVERSATION = ", ".join(field.name for field in fields(Conversation))
 _NODE = ", ".join(field.name for field in fields(Node) if field.name != "attachments")
 _ATTACHMENT = ", ".join(field.name for field in fields(Attachment))
 _PLACE_AND_TIME = ("id", "parent", "role", "created_s")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A conversation that a search found.
+
+    node        the newest message with what was looked for; None where only the title has it
+    snippet     the part of its text around that, in pieces, each with whether it was looked for
+    """
+
+    conversation: Conversation
+    node: str | None
+    snippet: Snippet
 
 
 class ConversationStore:
@@ -52,9 +65,7 @@ class ConversationStore:
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._database = Database(
-            folder / "conversations.sqlite", migrations=MIGRATIONS, functions={"contains_folded": _contains_folded}
-        )
+        self._database = Database(folder / "conversations.sqlite", migrations=MIGRATIONS, prepare=prepare)
         self.media = MediaStore(folder / "media", self._database, clock)
 
     def close(self) -> None:
@@ -63,21 +74,31 @@ class ConversationStore:
 
     # Conversations
 
-    def find(self, owner: str, *, query: str = "", limit: int = 200) -> list[Conversation]:
-        """The owner's conversations, the last updated one first.
-
-        Args:
-            query: what the title or the text of a message must contain, in lower or upper case.
-        """
-        folded = _folded(query.strip())
+    def find(self, owner: str, *, limit: int = 200) -> list[Conversation]:
+        """The owner's conversations, the last updated one first."""
         with self._database.reading() as connection:
             return _read_conversations(
-                connection,
-                "owner = ? AND (? = '' OR contains_folded(title, ?) OR EXISTS (SELECT 1 FROM nodes "
-                "WHERE conversation = conversations.id AND contains_folded(text, ?))) "
-                "ORDER BY updated_s DESC, sequence DESC LIMIT ?",
-                (owner, folded, folded, folded, limit),
+                connection, "owner = ? ORDER BY updated_s DESC, sequence DESC LIMIT ?", (owner, limit)
             )
+
+    def search(self, owner: str, query: str, *, limit: int = 200) -> list[Found]:
+        """The owner's conversations that have all words of a query in their title or in the text of one message, the
+        last updated one first; of the query's last word, the beginning. None where it has no words."""
+        phrases = phrases_of(query)
+        if not phrases:
+            return []
+        with self._database.reading() as connection:
+            rows = find_phrases(connection, owner, phrases, limit)
+            found = [(_read_conversation(connection, owner, row[0]), *row[1:]) for row in rows]
+        return [
+            Found(conversation, node_id, snippet_of(text, phrases) if text else [])
+            for conversation, node_id, text in found
+        ]
+
+    def index_texts(self) -> Iterator[None]:
+        """Has `search` find new texts without reading them all, some at each step; it finds them before, too, only
+        slower."""
+        return index_texts(self._database)
 
     def read(self, owner: str, conversation_id: str) -> tuple[Conversation, Tree]:
         """A conversation and its messages as of one moment. Raises NotFoundError.
@@ -95,14 +116,15 @@ class ConversationStore:
             NotFoundError: a message's file is not in `media`.
             ConversationDataError: an id is taken, or a value can't be kept.
         """
+        prepared = [(*each, [_node_row(node) for node in each[1].nodes.values()]) for each in conversations]
         with self._database.writing() as connection:
-            for conversation, tree in conversations:
+            for conversation, tree, rows in prepared:
                 for node_id in (conversation.head, conversation.first):
                     if node_id is not None and node_id not in tree.nodes:
                         raise ConversationDataError("The conversation is damaged: a message that it names is missing.")
                 _insert(connection, "conversations", {"owner": owner, **_conversation_row(vars(conversation))})
-                for node in tree.nodes.values():
-                    _insert_node(connection, conversation.id, node)
+                for node, row in zip(tree.nodes.values(), rows, strict=True):
+                    _insert_node(connection, conversation.id, node, row)
                     for attachment in node.attachments:
                         if attachment.digest not in self.media:
                             raise NotFoundError("A message's file is not kept any more. Add it again.")
@@ -159,12 +181,13 @@ class ConversationStore:
             changes["settings"] = settings
         if first is not None:
             changes["first"] = first
+        rows = [_node_row(node) for node in nodes]  # before others have to wait
         with self._database.writing() as connection:
             _read_conversation(connection, owner, conversation_id)
-            for node in nodes:
+            for node, row in zip(nodes, rows, strict=True):
                 if node.parent is not None:
                     _check_in(connection, owner, conversation_id, node.parent)
-                _insert_node(connection, conversation_id, node)
+                _insert_node(connection, conversation_id, node, row)
                 _release(connection, owner, node.attachments)
             _update(connection, "conversations", conversation_id, _conversation_row(changes))
 
@@ -303,9 +326,12 @@ def _read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[No
     return nodes
 
 
-def _insert_node(connection: sqlite3.Connection, conversation_id: str, node: Node) -> None:
-    """A new message; its parent may still follow in the same transaction. Raises ConversationDataError."""
-    _insert(connection, "nodes", {"conversation": conversation_id, **_node_row(node)})
+def _insert_node(connection: sqlite3.Connection, conversation_id: str, node: Node, row: Mapping[str, Any]) -> None:
+    """A new message with its `_node_row`; its parent may still follow in the same transaction.
+
+    Raises ConversationDataError.
+    """
+    _insert(connection, "nodes", {"conversation": conversation_id, **row})
     _insert_attachments(connection, node)
 
 
@@ -347,12 +373,3 @@ def _update(connection: sqlite3.Connection, table: str, identity: str, row: Mapp
 def _release(connection: sqlite3.Connection, owner: str, attachments: Iterable[Attachment]) -> None:
     rows = [(owner, attachment.digest) for attachment in attachments]
     connection.executemany("DELETE FROM held WHERE owner = ? AND digest = ?", rows)
-
-
-def _folded(text: str) -> str:
-    """Texts that a reader takes for the same in any script, whatever their case and their composition."""
-    return text.lower() if text.isascii() else unicodedata.normalize("NFC", text.casefold())
-
-
-def _contains_folded(text: str, folded_query: str) -> bool:
-    return folded_query in _folded(text)

@@ -66,4 +66,18 @@ _FIRST = (
     "CREATE TABLE preferences (owner TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL)",
 )
 
-MIGRATIONS: Final = (_FIRST,)
+# Messages whose text the search's index (search.py) doesn't hold as it is now.
+_SEARCH = (
+    "CREATE TABLE unindexed (sequence INTEGER PRIMARY KEY REFERENCES nodes (sequence) ON DELETE CASCADE)",
+    "INSERT INTO unindexed SELECT sequence FROM nodes",
+    """
+    CREATE TRIGGER nodes_added AFTER INSERT ON nodes
+    BEGIN INSERT OR IGNORE INTO unindexed VALUES (new.sequence); END
+    """,
+    """
+    CREATE TRIGGER nodes_changed AFTER UPDATE OF text ON nodes WHEN new.text <> old.text
+    BEGIN INSERT OR IGNORE INTO unindexed VALUES (new.sequence); END
+    """,
+)
+
+MIGRATIONS: Final = (_FIRST, _SEARCH)

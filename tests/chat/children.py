@@ -111,7 +111,7 @@ def fork(folder: Path) -> None:
     stop.set()
     for each in writing:
         each.result()
-    assert len(store.find(ME, query="child")) == len(idle.find(ME, query="child")) == 10
+    assert len(store.search(ME, "child")) == len(idle.search(ME, "child")) == 10
     assert set(added) <= set(store.read(ME, conversation.id)[1].nodes)
     assert len(added) > 0
     with store._database.reading() as connection:

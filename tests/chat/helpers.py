@@ -8,7 +8,7 @@ import itertools
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,11 @@ def full_disk(store: ConversationStore) -> Iterator[None]:
         connection.execute("PRAGMA max_page_count=1")  # less than there are is as many as there are
         return connection
 
-    database.close()
-    database._open = open_full
+    with database._lock:
+        database.close()
+        with closing(real()) as connection:
+            connection.execute("VACUUM")  # what was deleted leaves free pages
+        database._open = open_full
     try:
         yield
     finally:

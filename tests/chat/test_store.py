@@ -170,37 +170,6 @@ def test_list_is_newest_first(store: ConversationStore) -> None:
     assert [c.title for c in store.find(ME)][-1] == "zero"
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ("", ["percent", "Straße", "Cats"]),
-        ("  ", ["percent", "Straße", "Cats"]),
-        ("cATs", ["Cats"]),
-        ("STRASSE", ["Straße"]),
-        ("ПРИВЕТ", ["Cats"]),
-        ("ΣΊΣΥΦΟΣ", ["Cats"]),
-        ("CAFÉ", ["Straße"]),
-        ("100%", ["percent"]),
-        ("1%s", []),
-        ("a_b", ["percent"]),
-        ("a_", ["percent"]),
-        ("c\\d", ["percent"]),
-        ("'; DROP TABLE nodes; --", []),
-        ("nothing", []),
-    ],
-)
-def test_search(store: ConversationStore, query: str, found: list[str]) -> None:
-    for title, text in [
-        ("Cats", "привет, Σίσυφος"),
-        ("Straße", "cafe\u0301 axb"),
-        ("percent", "100% sure; a_b c\\d"),
-    ]:
-        conversation = create(store, ME, title=title)
-        store.add(ME, conversation.id, node(text=text))
-    assert [c.title for c in store.find(ME, query=query)] == found
-    assert store.find(OTHER, query=query) == []
-
-
 def test_presets_and_preferences(store: ConversationStore, reopened: Callable[[], ConversationStore]) -> None:
     assert store.presets(ME) == {}
     assert store.preferences(ME) == {}

@@ -65,7 +65,7 @@ def test_overwritten_pages_are_typed_errors(store: ConversationStore, tmp_path: 
     num_errors = 0
     for call in (
         lambda: [store.read(ME, c.id)[1] for c in store.find(ME)],
-        lambda: store.find(ME, query="answer 19"),
+        lambda: store.search(ME, "answer 19"),
         lambda: chat(store),
         lambda: store.delete_owner(ME),
     ):

@@ -85,7 +85,7 @@ def test_threads_share_a_store(store: ConversationStore) -> None:
         for number in range(40):
             store.add(ME, conversation.id, node(last.id, f"{name} {number}"))
             store.update(ME, replace(last, text=f"{name} {number}"))
-            store.find(ME, query="cats")
+            store.search(ME, "cats")
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))

@@ -10,6 +10,7 @@ from qwen35mm.chat.prompting import prompt_path
 from qwen35mm.chat.records import Attachment, Conversation, Node
 from qwen35mm.chat.reply import Reply
 from qwen35mm.chat.settings import Settings
+from qwen35mm.chat.store import Found
 from qwen35mm.chat.tree import Tree
 from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
 from qwen35mm.web.rendering.wording import describe_stats, work_of
@@ -18,6 +19,11 @@ from qwen35mm.web.rendering.wording import describe_stats, work_of
 def conversation_line(conversation: Conversation) -> dict[str, Any]:
     """A conversation in the sidebar."""
     return {"id": conversation.id, "title": conversation.title}
+
+
+def found_line(found: Found) -> dict[str, Any]:
+    """A conversation in the sidebar that was searched for."""
+    return {**conversation_line(found.conversation), "node": found.node, "snippet": found.snippet}
 
 
 def chat_view(

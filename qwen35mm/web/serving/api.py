@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person, Question, Turns
 from qwen35mm.errors import NotFoundError, PromptError
 from qwen35mm.pools import REQUESTS, SEARCH
-from qwen35mm.web.rendering.view import attachment_view, chat_view, conversation_line
+from qwen35mm.web.rendering.view import attachment_view, chat_view, conversation_line, found_line
 from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.requests import request
@@ -68,21 +67,26 @@ class Api:
     @request
     async def list(self, person: Person, query: str | None = None) -> Any:
         """The conversations of the sidebar; `query` searches them."""
-        find = functools.partial(self._store.find, person.owner, query=query or "", limit=MAX_LISTED + 1)
-        found = await (SEARCH.run_for(person.line, find) if query else REQUESTS.run(find))
-        lines = [conversation_line(each) for each in found[:MAX_LISTED]]
-        return {"conversations": lines, "more": len(found) > MAX_LISTED}
+        store, limit = self._store, MAX_LISTED + 1
+        if query and query.strip():
+            found = await SEARCH.run_for(person.line, store.search, person.owner, query, limit=limit)
+            lines = [found_line(each) for each in found]
+        else:
+            lines = [conversation_line(each) for each in await REQUESTS.run(store.find, person.owner, limit=limit)]
+        return {"conversations": lines[:MAX_LISTED], "more": len(lines) > MAX_LISTED}
 
     @request
-    async def open(self, person: Person, conversation: str) -> Any:
-        """A conversation."""
+    async def open(self, person: Person, conversation: str, node: str | None = None) -> Any:
+        """A conversation; where a message is named that is on another branch, that branch is shown from now on."""
         running = {reply.node.id for reply in self._replies.of(person.owner, conversation)}
-
         unsaved = self._replies.unsaved(person.owner, conversation)
 
         def read() -> dict[str, Any]:
-            kept = self._store.read(person.owner, conversation)
-            return chat_view(*kept, running, self._backend.context_length, unsaved)
+            kept, tree = self._store.read(person.owner, conversation)
+            if node in tree.nodes and node not in {each.id for each in tree.path(kept.head)}:
+                self._store.change(person.owner, conversation, head=tree.newest_leaf(node))
+                kept, tree = self._store.read(person.owner, conversation)
+            return chat_view(kept, tree, running, self._backend.context_length, unsaved)
 
         return await REQUESTS.run(read)
 

@@ -1,4 +1,4 @@
-"""Deletes what nobody needs any more, while the page is served."""
+"""Deletes what nobody needs any more, and indexes what is new, while the page is served."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def keep_tidy(
     ended = threading.Event()
 
     def work() -> None:
+        index(store, ended)
         while not ended.wait(interval_s):
             tidy(store, people, forget_after_s)
+            index(store, ended)
 
     thread = threading.Thread(target=work, name="qwen35mm-tidying", daemon=True)
     thread.start()
@@ -39,6 +41,16 @@ def keep_tidy(
     finally:
         ended.set()
         thread.join()
+
+
+def index(store: ConversationStore, ended: threading.Event) -> None:
+    """Has texts found quickly that were written since the last time, or by a version that had no index."""
+    try:
+        for _ in store.index_texts():
+            if ended.is_set():
+                return
+    except StorageError as error:
+        logger.warning("texts could not be indexed: %s", error)
 
 
 def tidy(store: ConversationStore, people: People, forget_after_s: float | None) -> None:

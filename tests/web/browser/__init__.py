@@ -155,7 +155,7 @@ class ChatPage:
     @property
     def titles(self) -> Locator:
         """The titles of the conversations in the sidebar."""
-        return self.page.locator(".chat a")
+        return self.page.locator(".chat .name")
 
     @property
     def toasts(self) -> Locator:

@@ -197,6 +197,7 @@ export function makeState(program, drawn = [], watched = [], nowMs = () => 0) {
     showChat: ({ id }, isOther) => drawn.push(["chat", id, isOther]),
     showAnswer: ({ blocks }) => drawn.push(["answer", ...blocks]),
     toEnd: () => drawn.push(["end"]),
+    toMessage: (id) => drawn.push(["message", id]),
     speak: (words) => words && drawn.push(["speak", words]),
     offer: (words, offers) => drawn.push(["offer", words, ...offers]),
     changed: () => {},

@@ -45,6 +45,16 @@ suite("which conversation is shown", () => {
     assert.deepEqual(state.settings, { seed: 3 });
   });
 
+  test("one that is opened at a message", async () => {
+    state.open("one", "node");
+    assert.deepEqual(program.find("open").args, { conversation: "one", node: "node" });
+    await program.find("open").answer(makeChat("one"));
+    assert.deepEqual(drawn, [
+      ["chat", "one", true],
+      ["message", "node"],
+    ]);
+  });
+
   test("the one that was opened last, in whichever order they come", async () => {
     state.open("slow");
     state.open("quick");

@@ -108,6 +108,8 @@ def test_a_cut_file_is_explained_and_the_page_goes_on(
     expect(explained.first).to_be_visible()
     page.page.reload()
     page.new_chat()
+    if name.endswith(".mp4"):  # not even sent, and what is written survives a reload
+        page.page.get_by_role("button", name=f"Remove {cut.name}").click()
     question = TURNS[name][0]
     page.ask(question["question"], [SAMPLES / name])
     assert page.wait_answered() == question["answer"]

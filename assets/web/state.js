@@ -19,7 +19,7 @@ export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], runnin
 /**
  * What draws the state, and asks the person.
  * @typedef {object} View
- * @property {(from: string | null, to: string) => void} moved what is written for a conversation, or for a new one, goes
+ * @property {(from: string | null, to: string) => void} moved what is written for a conversation, or a new one, goes
  *   along to another
  * @property {(chat: Chat, isOther: boolean) => void} showChat draws a conversation; `isOther` than the one before
  * @property {(answer: News) => void} showAnswer draws what is new of an answer in the conversation
@@ -37,7 +37,7 @@ export class PageState {
   /** @type {Chat} */
   chat = NO_CHAT;
   /**
-   * Answers in progress in all conversations, and those that are still to be stored, with the last that is known of them.
+   * Answers in progress in all conversations, and those still to be stored, with the last that is known of them.
    * @type {Map<string, News | null>}
    */
   live = new Map();

@@ -88,7 +88,7 @@ export class DraftBench {
   sent = [];
   /** Whether the program takes a message. @type {boolean | Promise<boolean>} */
   isAccepted = true;
-  /** The conversation that is shown, and its answer in progress. @type {{ id: string | null, answer: string | null }} */
+  /** The conversation shown, and its answer in progress. @type {{ id: string | null, answer: string | null }} */
   shown = { id: "one", answer: null };
   /** Ends the answer that a message waits for. */
   endAnswer = () => {};
@@ -184,7 +184,7 @@ export class DraftBench {
 }
 
 /**
- * A page's state; `drawn` gets what the view is told, as names with what matters, `watched` which answers are asked for.
+ * A page's state; `drawn` gets what the view is told, as names with what matters, `watched` the answers asked for.
  * @param {FakeProgram} program
  * @param {unknown[][]} drawn
  * @param {string[][]} watched

@@ -86,7 +86,13 @@ class Api:
             if node in tree.nodes and node not in {each.id for each in tree.path(kept.head)}:
                 self._store.change(person.owner, conversation, head=tree.newest_leaf(node))
                 kept, tree = self._store.read(person.owner, conversation)
-            return chat_view(kept, tree, running, self._backend.context_length, unsaved)
+            # Nor was one cut off that began, or ended, while this was read.
+            known = {
+                each.id
+                for each in tree.nodes.values()
+                if each.status == "running" and self._turns.has_begun(person, conversation, each.id)
+            }
+            return chat_view(kept, tree, running | known, self._backend.context_length, unsaved)
 
         return await REQUESTS.run(read)
 

@@ -154,7 +154,7 @@ def test_what_is_written_and_its_files_are_there_after_a_reload(page: ChatPage, 
     expect(page.box).to_have_value("echo changed")
     expect(page.page.locator(".editing")).to_be_visible()
     page.box.press("Enter")
-    assert page.wait_answered() == "changed"
+    page.wait_ending("changed")
     expect(page.box).to_have_value("which?")
     expect(page.thumbnails).to_have_count(2)
     expect(page.thumbnails.last.locator(".label")).to_contain_text("frames")

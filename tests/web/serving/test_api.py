@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -255,3 +256,22 @@ async def test_a_file_of_another_form_is_refused(page: PageClient, file: Any) ->
         file = {**file, "kind": kind} if isinstance(file, dict) else file
         response = await page.call("send", text="x", attachments=[file])
         assert (response.status_code, "attachments" in problem(response)) == (400, True)
+
+
+async def test_a_chat_that_is_opened_while_a_reply_begins_shows_none_as_cut_off(
+    page: PageClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = await page.ask("echo first")
+    loop, add, seen = asyncio.get_running_loop(), page.store.add, []
+
+    def add_and_open(*arguments: Any, **named: Any) -> None:
+        add(*arguments, **named)
+        opened = asyncio.run_coroutine_threadsafe(page.call("open", conversation=chat["id"]), loop)
+        seen.append(opened.result().json())
+
+    monkeypatch.setattr(page.store, "add", add_and_open)
+    parent = chat["messages"][-1]["id"]
+    await page.call("send", conversation=chat["id"], parent=parent, text="echo second")
+    (opened,) = seen
+    assert [message["status"] for message in opened["messages"]] == ["finished", "finished", "finished", "running"]
+    assert opened["running"] == [opened["messages"][-1]["id"]]

@@ -208,11 +208,11 @@ class Turns:
                 await reply.stop()
 
     def has_begun(self, person: Person, conversation_id: str, node_id: str) -> bool:
-        """Whether a reply stored as running is in progress, about to be, or was a moment ago; from any thread."""
+        """Whether a reply that is stored as running is in progress, or about to be; from any thread."""
         # In this order: what is about to be added is among the replies before it leaves its place.
         is_beginning = any((person.owner, each) in self._places for each in (conversation_id, None))
         reply = self._replies.find(person.owner, node_id)
-        return is_beginning or (reply is not None and not (reply.done and reply.unsaved is not None))
+        return is_beginning or (reply is not None and not reply.done)
 
     async def _begin(self, person: Person, conversation_id: str | None, store: Callable[[], Work]) -> tuple[str, str]:
         """Adds the reply of what was stored to those in progress; ids of conversation and reply."""

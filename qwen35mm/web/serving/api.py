@@ -86,7 +86,7 @@ class Api:
             if node in tree.nodes and node not in {each.id for each in tree.path(kept.head)}:
                 self._store.change(person.owner, conversation, head=tree.newest_leaf(node))
                 kept, tree = self._store.read(person.owner, conversation)
-            # Nor was one cut off that began, or ended, while this was read.
+            # Nor was one cut off that began while this was read.
             known = {
                 each.id
                 for each in tree.nodes.values()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
 
@@ -117,6 +118,8 @@ class Turns:
         self._replies = replies
         self.drafts = Drafts(backend, store.media)
         self._places: list[tuple[str, str | None]] = []
+        # By the reply's id: it is stored a moment before it is among the replies.
+        self._works: WeakValueDictionary[str, Work] = WeakValueDictionary()
 
     async def measure(self, person: Person, question: Question) -> dict[str, Any]:
         """What a message would cost; see `Drafts.measure`."""
@@ -207,12 +210,12 @@ class Turns:
             if node_ids is None or reply.node.id in node_ids:
                 await reply.stop()
 
-    def has_begun(self, person: Person, conversation_id: str, node_id: str) -> bool:
+    def has_begun(self, person: Person, node_id: str) -> bool:
         """Whether a reply that is stored as running is in progress, or about to be; from any thread."""
-        # In this order: what is about to be added is among the replies before it leaves its place.
-        is_beginning = any((person.owner, each) in self._places for each in (conversation_id, None))
-        reply = self._replies.find(person.owner, node_id)
-        return is_beginning or (reply is not None and not reply.done)
+        work, reply = self._works.get(node_id), self._replies.find(person.owner, node_id)
+        if reply is not None and not reply.done:
+            return True
+        return work is not None and (reply is None or reply.work is not work)
 
     async def _begin(self, person: Person, conversation_id: str | None, store: Callable[[], Work]) -> tuple[str, str]:
         """Adds the reply of what was stored to those in progress; ids of conversation and reply."""
@@ -307,7 +310,7 @@ class Turns:
     def _work(self, person: Person, conversation: Conversation, path: Sequence[Node], reply: Node) -> Work:
         settings = Settings.kept(conversation.settings)
         loaded = self._backend.loaded
-        return Work(
+        work = self._works[reply.id] = Work(
             person.owner,
             conversation.id,
             reply,
@@ -317,6 +320,7 @@ class Turns:
             settings.enable_thinking(loaded.template.default_enable_thinking),
             person.tenant,
         )
+        return work
 
     async def _offer_larger_context(self, offers: list[dict[str, Any]], num_tokens: int) -> None:
         """Adds a context of twice what is needed, or the largest that fits the memory, if that is enough."""

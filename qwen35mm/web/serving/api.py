@@ -90,7 +90,7 @@ class Api:
             known = {
                 each.id
                 for each in tree.nodes.values()
-                if each.status == "running" and self._turns.has_begun(person, conversation, each.id)
+                if each.status == "running" and self._turns.has_begun(person, each.id)
             }
             return chat_view(kept, tree, running | known, self._backend.context_length, unsaved)
 

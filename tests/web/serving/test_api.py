@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,10 +259,13 @@ async def test_a_file_of_another_form_is_refused(page: PageClient, file: Any) ->
         assert (response.status_code, "attachments" in problem(response)) == (400, True)
 
 
-async def test_a_chat_that_is_opened_while_a_reply_begins_shows_none_as_cut_off(
+async def test_a_chat_that_is_opened_while_a_reply_begins_tells_it_from_one_that_was_cut_off(
     page: PageClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = await page.ask("echo first")
+    owner, cut = page.owner(), chat["messages"][-1]["id"]
+    _, tree = page.store.read(owner, chat["id"])
+    page.store.update(owner, replace(tree.nodes[cut], status="running"))
     loop, add, seen = asyncio.get_running_loop(), page.store.add, []
 
     def add_and_open(*arguments: Any, **named: Any) -> None:
@@ -270,8 +274,7 @@ async def test_a_chat_that_is_opened_while_a_reply_begins_shows_none_as_cut_off(
         seen.append(opened.result().json())
 
     monkeypatch.setattr(page.store, "add", add_and_open)
-    parent = chat["messages"][-1]["id"]
-    await page.call("send", conversation=chat["id"], parent=parent, text="echo second")
+    await page.call("send", conversation=chat["id"], parent=cut, text="echo second")
     (opened,) = seen
-    assert [message["status"] for message in opened["messages"]] == ["finished", "finished", "finished", "running"]
+    assert [message["status"] for message in opened["messages"]] == ["finished", "interrupted", "finished", "running"]
     assert opened["running"] == [opened["messages"][-1]["id"]]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.cache import CacheReport, CacheSettings
-    from qwen35mm.engine import EngineSettings, Event, Finished, MediaPlanned, Progress, Result, TextDelta
+    from qwen35mm.engine import EngineSettings, Event, Finished, MediaPlanned, Prefilled, Progress, Result, TextDelta
     from qwen35mm.errors import Qwen35mmError
     from qwen35mm.model import LoadedModel, load
     from qwen35mm.prompt import Image, Message, Text, ToolCall, Video, pin_plans
@@ -41,6 +41,7 @@ _HOMES = {
     "MediaPlan": "qwen35mm_preprocess",
     "MediaPlanned": "qwen35mm.engine",
     "Message": "qwen35mm.prompt",
+    "Prefilled": "qwen35mm.engine",
     "Progress": "qwen35mm.engine",
     "Qwen35mmError": "qwen35mm.errors",
     "Result": "qwen35mm.engine",
@@ -68,6 +69,7 @@ __all__ = [
     "MediaPlan",
     "MediaPlanned",
     "Message",
+    "Prefilled",
     "Progress",
     "Qwen35mmError",
     "Result",

@@ -23,6 +23,7 @@ PUBLIC = {
     "MediaPlan",
     "MediaPlanned",
     "Message",
+    "Prefilled",
     "Progress",
     "Qwen35mmError",
     "Result",

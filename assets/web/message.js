@@ -127,7 +127,9 @@ export class AnswerRow extends Row {
     this.problem = h("div.problem", { hidden: true });
     this.bar = h("progress", { "aria-hidden": "true" });
     this.label = h("span");
-    this.work = h("div.work.row.quiet", { hidden: true }, this.bar, this.label);
+    // Many times a second another number: nothing to be read out.
+    this.pace = h("small.pace", { "aria-live": "off" });
+    this.work = h("div.work.row.quiet", { hidden: true }, this.bar, this.label, this.pace);
     this.body.append(this.notes, this.thought, this.answer, this.problem, this.work);
   }
 
@@ -184,9 +186,10 @@ export class AnswerRow extends Row {
     redraw(this.notes, h("summary", t("What the model was shown")), h("ul", lines));
   }
 
-  drawWork(/** @type {Work} */ { label, share }) {
+  drawWork(/** @type {Work} */ { label, share, pace = [] }) {
     setProgress(this.bar, share);
     setText(this.label, said(label));
+    setText(this.pace, pace.map(said).join(" · "));
   }
 
   cost(/** @type {Answer} */ { stats, model }) {

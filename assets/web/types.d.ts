@@ -28,6 +28,8 @@ export interface Taken extends Attachment {
 export interface Work {
   label: Said;
   share: number | null;
+  /** What is known of an answer's tokens while it is written. */
+  pace?: Said[];
 }
 
 export type Status = "running" | "finished" | "length" | "stopped" | "interrupted" | "failed";

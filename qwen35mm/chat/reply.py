@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.records import Node
+from qwen35mm.chat.stats import Tally
 from qwen35mm.chat.store import ConversationStore
-from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, Result, TextDelta
+from qwen35mm.engine.events import Event, Finished, MediaPlanned, Progress, TextDelta
 from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError, StorageError, report_bug
 from qwen35mm.pools import SAVING
 from qwen35mm.prompt import Message
@@ -55,6 +55,7 @@ class Reply:
         node: the message as far as it is written.
         shown: as far as it is stored, which is what there is to see.
         progress: of the work before the next text; None while there is text.
+        tally: of its tokens.
         too_long: whether it failed because its prompt doesn't fit.
         unsaved: why its newest state could not be stored, in words for a person; None where it is, or where the
             message was deleted.
@@ -70,6 +71,7 @@ class Reply:
         self.work = work
         self.node = self.shown = self._stored = work.node
         self.progress: Progress | None = None
+        self.tally = Tally()
         self.too_long = False
         self.unsaved: str | None = None
         self.watchers: set[asyncio.Event] = set()
@@ -129,6 +131,8 @@ class Reply:
             saving.cancel()
             self._end_thinking()
             self.progress = None
+            # Of one that is continued and gets no further, those of what there was before.
+            self.node = replace(self.node, stats=self.tally.stats() or self.node.stats)
             if self.node.status == "running":
                 self.node = replace(self.node, status="stopped")
             # The end of the server, which cancels every task again, must not keep it from being written.
@@ -152,6 +156,7 @@ class Reply:
             await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _take(self, event: Event) -> None:
+        self.tally.take(event)
         if isinstance(event, TextDelta):
             self.progress = None
             if event.channel == "reasoning":
@@ -167,7 +172,7 @@ class Reply:
         elif isinstance(event, Finished):
             reason = event.result.finish_reason
             status = {"stop": "finished", "length": "length"}.get(reason, "stopped")
-            self.node = replace(self.node, status=status, stats=stats_of(event.result))
+            self.node = replace(self.node, status=status)
 
     def _take_plans(self, event: MediaPlanned) -> None:
         """Keeps each medium's plan with its message, so that later prompts see the same pixels.
@@ -241,23 +246,3 @@ class Reply:
     def _tell(self) -> None:
         for watcher in self.watchers:
             watcher.set()
-
-
-def stats_of(result: Result) -> dict[str, Any]:
-    """The numbers of a finished reply that are kept with it; JSON values."""
-    cache = result.cache
-    return {
-        "num_prompt_tokens": result.num_prompt_tokens,
-        "num_generated_tokens": result.num_generated_tokens,
-        "tokens_per_s": result.decode_tokens_per_s,
-        "ttft_s": result.ttft_s,
-        "seed": result.seed,
-        "num_cached_tokens": cache.num_cached_tokens,
-        "cached_from": dict(cache.cached_from),
-        "miss": cache.miss,
-        "num_encoded_units": cache.num_encoded_units,
-        "num_cached_units": cache.num_cached_units,
-        "prefill_s": cache.prefill_s,
-        "decode_s": cache.decode_s,
-        "cache_bytes": cache.cache_bytes,
-    }

@@ -280,6 +280,8 @@ class Engine:
         except Exception as error:
             return self._fail(error, reply)
         outputs = [StepOutput(request_id, delta) for delta in deltas]
+        if len(reply.output.token_ids) == 1:
+            outputs.insert(0, StepOutput(request_id, reply.prefilled()))
         if reply.output.finish_reason is not None:
             finished = reply.result(reply.output.finish_reason, self.runtime.pools)
             outputs.append(StepOutput(request_id, Finished(finished)))

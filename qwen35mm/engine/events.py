@@ -39,11 +39,31 @@ class MediaPlanned:
 
 
 @dataclass(frozen=True)
+class Prefilled:
+    """The prompt is computed, and the first token chosen: what is known of a reply that never gets to its `Finished`.
+
+    `ttft_s` and `seed` are the Result's; `cache` lacks what is only known at the end: `decode_s` and `cache_bytes`.
+    """
+
+    num_prompt_tokens: int
+    ttft_s: float
+    seed: int | None
+    cache: CacheReport
+
+
+@dataclass(frozen=True)
 class TextDelta:
-    """The next piece of text, in whole characters."""
+    """The next piece of text, in whole characters.
+
+    `num_generated_tokens` are all tokens of the reply up to here, those that gave no text included; `at_s` is when the
+    last of them was chosen, by the clock of the engine that chose it: two of one reply can be compared. Both are None
+    where a backend doesn't know.
+    """
 
     text: str
     channel: Channel = "answer"
+    num_generated_tokens: int | None = None
+    at_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,4 +111,4 @@ class Finished:
     result: Result
 
 
-Event = Progress | MediaPlanned | TextDelta | Finished
+Event = Progress | MediaPlanned | Prefilled | TextDelta | Finished

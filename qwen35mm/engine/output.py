@@ -61,6 +61,7 @@ class OutputProcessor:
         self._forced: deque[int] = deque()
         self._num_thinking_tokens = num_thought or 0
         self._held = ""
+        self._at_s: float | None = None
         self._strip_start = num_thought == 0
         self.channel: Channel = "answer" if num_thought is None else "reasoning"
         self.token_ids: list[int] = []
@@ -76,9 +77,13 @@ class OutputProcessor:
             self._forced.extend(self._thinking.closing_ids)
         return self._forced.popleft() if self._forced else None
 
-    def push(self, token_id: int) -> list[TextDelta]:
-        """Takes the next token; returns the text that it completes. Sets `finish_reason` at the reply's end."""
+    def push(self, token_id: int, at_s: float | None = None) -> list[TextDelta]:
+        """Takes the next token, and when it was chosen; returns the text that it completes.
+
+        Sets `finish_reason` at the reply's end.
+        """
         assert self.finish_reason is None, "push after the reply's end"
+        self._at_s = at_s
         self.token_ids.append(token_id)
         if token_id in self._eos_ids:
             return self.close("stop")
@@ -156,7 +161,7 @@ class OutputProcessor:
             self.reasoning = (self.reasoning or "") + text
         else:
             self.text += text
-        return TextDelta(text, self.channel)
+        return TextDelta(text, self.channel, len(self.token_ids), self._at_s)
 
 
 def _overlap(text: str, stop: str) -> int:

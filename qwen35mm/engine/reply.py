@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from qwen35mm.cache import CachePools, SequenceCache
-from qwen35mm.engine.events import FinishReason, MediaReport, Result, TextDelta
+from qwen35mm.engine.events import FinishReason, MediaReport, Prefilled, Result, TextDelta
 from qwen35mm.engine.grammar import Grammars, Matcher
 from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
 from qwen35mm.engine.prefill import Prefill
@@ -65,6 +65,10 @@ class Reply:
         return self.prefill.cache if self._resumed is None else self._resumed
 
     @property
+    def _told_seed(self) -> int | None:
+        return None if self.request.params.greedy else self.seed
+
+    @property
     def num_suspended_tokens(self) -> int:
         """Tokens that wait in host memory for their place on the device."""
         return 0 if self._suspended is None else self._suspended[0]["k"].shape[1]
@@ -80,7 +84,7 @@ class Reply:
         self.last_token_id = self._choose(result.logits, sampler) if result.token_id is None else result.token_id
         self._last_token_s = time.monotonic()
         self._first_token_s = self._first_token_s or self._last_token_s
-        deltas = output.push(self.last_token_id)
+        deltas = output.push(self.last_token_id, self._last_token_s)
         # The new token needs a place in the cache before the next one can follow.
         if len(self.request.prompt.token_ids) + len(output.token_ids) > context_length:
             deltas += output.close("length")
@@ -124,6 +128,16 @@ class Reply:
         cache.rope_delta = self.cache.rope_delta
         self._resumed, self._suspended = cache, None
 
+    def prefilled(self) -> Prefilled:
+        """What is known once there is a first token."""
+        assert self._first_token_s is not None, "there is no token yet"
+        return Prefilled(
+            num_prompt_tokens=len(self.request.prompt.token_ids),
+            ttft_s=self._first_token_s - self.request.arrival_s,
+            seed=self._told_seed,
+            cache=self.prefill.report(self._first_token_s, 0.0, 0),
+        )
+
     def result(self, finish_reason: FinishReason, pools: CachePools) -> Result:
         """The reply as it stands."""
         request, output = self.request, self.output
@@ -146,7 +160,7 @@ class Reply:
             num_generated_tokens=num_generated,
             ttft_s=ttft_s,
             decode_tokens_per_s=decode_tokens_per_s,
-            seed=None if request.params.greedy else self.seed,
+            seed=self._told_seed,
             media=tuple(media_report(medium.plan) for medium in request.media),
             cache=self.prefill.report(self._first_token_s, decode_s, held),
         )

@@ -70,7 +70,7 @@ async def test_events_come_in_order(backend: LocalBackend, clip: Path) -> None:
     message = Message("user", (Image(picture(0)), Video(clip), Text("What is this?")))
     events = await collect(backend.stream([message], GREEDY))
     kinds = [event.phase if isinstance(event, Progress) else type(event).__name__ for event in events]
-    order = ["read", "MediaPlanned", "encode", "prefill", "TextDelta", "Finished"]
+    order = ["read", "MediaPlanned", "encode", "prefill", "Prefilled", "TextDelta", "Finished"]
     assert list(dict.fromkeys(kinds)) == order
     result = result_of(events)
     assert [medium.kind for medium in result.media] == ["image", "video"]

@@ -2,10 +2,10 @@
 
 "echo TEXT"      TEXT, word by word
 "think TEXT"     a thought, then TEXT
-"slow"           words without an end
+"slow"           words without an end, by a clock of its own
 "phases"         a pause in each phase of progress, until `next_phase()`, then an answer
 "refuse TEXT"    a RequestError that says TEXT
-"break"          an error that is a bug
+"break"          an error that is a bug; "break late" after some words
 "length"         an answer that was cut; continued, its end
 "markdown"       code, a table and a formula
 "too long"       the engine's refusal of a prompt that is too long
@@ -15,6 +15,7 @@ anything else    what the question held: "2 images, 1 video"
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from qwen35mm.engine.events import (
     Finished,
     FinishReason,
     MediaPlanned,
+    Prefilled,
     Progress,
     Result,
     TextDelta,
@@ -55,6 +57,8 @@ print("shapes")
 
 The area is $\\pi r^2$, <b>not</b> markup. ![a](http://example.com/a.png)
 """
+# Of the answers that count their tokens.
+TOKENS_PER_S = 40.0
 _SIZES = {"bytes": 1 << 20, "budget_bytes": 2 << 20}
 
 
@@ -121,8 +125,9 @@ class FakeBackend:
     async def _script(self, message: Message) -> AsyncIterator[Event]:
         command, _, rest = message.text.partition(" ")
         if command == "slow":
-            while True:
-                yield TextDelta("word ")
+            yield Prefilled(3, 0.25, None, CacheReport())
+            for number in itertools.count(1):
+                yield TextDelta("word ", "answer", number, number / TOKENS_PER_S)
                 await asyncio.sleep(0.002)
         if command == "phases":
             for progress in PHASES:
@@ -138,15 +143,21 @@ class FakeBackend:
             yield Finished(make_result(MARKDOWN))
             return
         if command == "break":
+            if rest:
+                yield Prefilled(3, 0.25, None, CacheReport())
+                for number in (1, 41):
+                    yield TextDelta("word ", "answer", number, number / TOKENS_PER_S)
             raise RuntimeError("secret detail in /srv/private")
         if command == "think":
-            yield TextDelta("Let me see. ", "reasoning")
-            yield TextDelta("That is it.", "reasoning")
+            yield Prefilled(3, 0.25, None, CacheReport())
+            yield TextDelta("Let me see. ", "reasoning", 3, 0.1)
+            yield TextDelta("That is it.", "reasoning", 6, 0.2)
         text = rest if command in ("echo", "think") else _describe(message)
         for word in text.split(" "):
             yield TextDelta(word + " ")
             await asyncio.sleep(0)
-        yield Finished(make_result(text, "length" if command == "length" else "stop"))
+        result = make_result(text, "length" if command == "length" else "stop")
+        yield Finished(replace(result, num_generated_tokens=9) if command == "think" else result)
 
 
 def make_plan(part: Any, notes: tuple[str, ...] = ()) -> MediaPlan:
@@ -189,7 +200,7 @@ def make_result(text: str, finish_reason: FinishReason = "stop", *, num_prompt_t
         num_prompt_tokens=num_prompt_tokens,
         num_generated_tokens=2,
         ttft_s=0.25,
-        decode_tokens_per_s=40.0,
+        decode_tokens_per_s=TOKENS_PER_S,
         cache=CacheReport(**cache),
     )
 

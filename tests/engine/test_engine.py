@@ -14,7 +14,17 @@ import pytest
 import torch
 
 from qwen35mm.cache import OutOfBlocksError, SequenceCache, VisionCache
-from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta, prefill
+from qwen35mm.engine import (
+    Engine,
+    EngineSettings,
+    Finished,
+    Prefilled,
+    Progress,
+    Request,
+    StepOutput,
+    TextDelta,
+    prefill,
+)
 from qwen35mm.engine.decoder import Decoder
 from qwen35mm.errors import ConfigError, ContextTooLongError, EngineError, QueueFullError
 from qwen35mm.model import LoadedModel
@@ -47,6 +57,15 @@ def test_a_request_runs_to_its_end(loaded: LoadedModel, make_request: MakeReques
     assert medium.num_tokens == medium.grid_thw[1] * medium.grid_thw[2] // 4
     assert result.ttft_s is not None
     assert result.ttft_s > 0
+    (begun,) = [event for event in events if isinstance(event, Prefilled)]
+    assert (begun.num_prompt_tokens, begun.ttft_s, begun.seed) == (result.num_prompt_tokens, result.ttft_s, result.seed)
+    assert begun.cache == replace(result.cache, decode_s=0.0, cache_bytes=0)
+    pieces = [event for event in events if isinstance(event, TextDelta)]
+    assert events.index(begun) < events.index(pieces[0])
+    counts = [(piece.num_generated_tokens or 0, piece.at_s or 0.0) for piece in pieces]
+    assert counts == sorted(counts)
+    assert 1 <= counts[0][0] <= counts[-1][0] <= result.num_generated_tokens
+    assert counts[-1][1] - counts[0][1] <= result.cache.decode_s
     assert engine.step() == []
 
 

@@ -58,6 +58,15 @@ def test_text_comes_in_whole_characters(tokenizer: Tokenizer) -> None:
     assert len(deltas) > 10
 
 
+def test_every_piece_counts_the_tokens_up_to_it(tokenizer: Tokenizer) -> None:
+    output = make(tokenizer, num_thought=0)
+    token_ids = ids(tokenizer, "A 日 dog.", "</think>", "\n\nYes.")
+    told = [(delta, number) for number, token in enumerate(token_ids, 1) for delta in output.push(token, number / 2)]
+    assert all((delta.num_generated_tokens, delta.at_s) == (number, number / 2) for delta, number in told)
+    # Some give no text: halves of characters, and what stands between thinking and answer.
+    assert len(told) < len(token_ids)
+
+
 def test_half_a_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer) -> None:
     half = ids(tokenizer, "日")[:-1]
     assert half, "this vocabulary spells the character in several tokens"

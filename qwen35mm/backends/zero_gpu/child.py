@@ -165,6 +165,6 @@ def add_item(batch: list[Item], item: Item) -> None:
     """Appends an event; text goes on where the last piece of its channel ended."""
     last = batch[-1] if batch else None
     if isinstance(item, TextDelta) and isinstance(last, TextDelta) and last.channel == item.channel:
-        batch[-1] = TextDelta(last.text + item.text, item.channel)
+        batch[-1] = replace(item, text=last.text + item.text)
     else:
         batch.append(item)

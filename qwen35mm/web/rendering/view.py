@@ -71,7 +71,7 @@ class ReplyDrawing:
             "status": node.status if reply.done else "running",
             "conversation": reply.work.conversation_id,
             "too_long": reply.too_long,
-            "work": work_of(node, reply.progress, reply.work.path),
+            "work": work_of(node, reply.progress, reply.work.path, reply.tally),
             "unsaved": reply.unsaved,
         }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from qwen35mm.chat.records import Node
 from qwen35mm.chat.say import Said, decimal, percent, say, size, tokens
+from qwen35mm.chat.stats import Tally
 from qwen35mm.engine.events import Progress
 
 # Why nothing, or no more, came from the cache.
@@ -36,20 +37,24 @@ _COUNTS = (
     "num_cached_tokens",
     "num_encoded_units",
     "num_cached_units",
-    "cache_bytes",
 )
 
 
-def work_of(node: Node, progress: Progress | None, path: Sequence[Node]) -> dict[str, Any] | None:
-    """What is going on for a reply, `{"label", "share"}`; `share` is None where no share of it is known."""
+def work_of(
+    node: Node, progress: Progress | None, path: Sequence[Node], tally: Tally | None = None
+) -> dict[str, Any] | None:
+    """What is going on for a reply, `{"label", "share", "pace"}`.
+
+    `share` is None where no share of it is known; `pace` is what is known of its tokens while it is written, as parts.
+    """
     if node.status != "running":
         return None
     if progress is None:
         label = say("Writing") if node.text else say("Thinking") if node.reasoning else say("Getting ready")
-        share = None
+        share, pace = None, _pace(tally)
     else:
-        label, share = _phase(progress, path)
-    return {"label": label, "share": share}
+        (label, share), pace = _phase(progress, path), []
+    return {"label": label, "share": share, "pace": pace}
 
 
 def describe_stats(stats: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -71,15 +76,26 @@ def describe_memory(memory: Mapping[str, int]) -> dict[str, Any]:
     return {"words": say("Cache: {parts}", parts=_listed(parts)), "share": min(max(shares), 1.0)}
 
 
+def _pace(tally: Tally | None) -> list[Said]:
+    if tally is None or tally.num_tokens is None:
+        return []
+    speed = tally.tokens_per_s
+    return [tokens(tally.num_tokens), *([] if speed is None else [_speed(speed)])]
+
+
+def _speed(tokens_per_s: float) -> Said:
+    return say("{n} tokens/s", n=decimal(tokens_per_s, 1))
+
+
 def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:
     # A string or an object in a number's place would go unnoticed to the page.
     counts = {name: operator.index(stats[name]) for name in _COUNTS}
     num_generated, speed, ttft = counts["num_generated_tokens"], stats["tokens_per_s"], stats["ttft_s"]
     num_prompt, num_cached = counts["num_prompt_tokens"], counts["num_cached_tokens"]
     line = [tokens(num_generated)]
-    rows: list[tuple[Said, Said]] = [(say("Answer"), tokens(num_generated))]
+    rows: list[tuple[Said, Said]] = [(say("Answer"), _written(num_generated, stats.get("num_thinking_tokens")))]
     if speed is not None:
-        line.append(say("{n} tokens/s", n=decimal(speed, 1)))
+        line.append(_speed(speed))
         words = say("{n} tokens a second, {s} s", n=decimal(speed, 1), s=decimal(stats["decode_s"], 1))
         rows.append((say("Speed"), words))
     if ttft is not None:
@@ -95,10 +111,17 @@ def _describe(stats: Mapping[str, Any]) -> dict[str, Any]:
     if counts["num_encoded_units"] or counts["num_cached_units"]:
         words = say("{a} encoded, {b} kept before", a=counts["num_encoded_units"], b=counts["num_cached_units"])
         rows.append((say("Pictures and clips"), words))
-    rows.append((say("Memory"), size(counts["cache_bytes"])))
+    if stats["cache_bytes"] is not None:
+        rows.append((say("Memory"), size(operator.index(stats["cache_bytes"]))))
     if stats.get("seed") is not None:
         rows.append((say("Seed"), str(stats["seed"])))
     return {"line": line, "rows": rows}
+
+
+def _written(num_generated: int, num_thinking: int | None) -> Said:
+    if not num_thinking:
+        return tokens(num_generated)
+    return say("{tokens}, {n} of them thinking", tokens=tokens(num_generated), n=operator.index(num_thinking))
 
 
 def _cached(num_cached: int, cached_from: Mapping[str, Any], miss: Said | None) -> Said:

@@ -50,7 +50,10 @@ async def test_a_cut_reply_says_so(server: ModelServer, asker: Asker) -> None:
 
 async def test_text_comes_when_it_is_complete(asker: Asker) -> None:
     events = await events_of(asker.backend())
-    assert [event.text for event in events if isinstance(event, TextDelta)] == ["A red square."]
+    pieces = [event for event in events if isinstance(event, TextDelta)]
+    assert [piece.text for piece in pieces] == ["A red square."]
+    # How fast it came isn't known of what comes at once.
+    assert [(piece.num_generated_tokens, piece.at_s) for piece in pieces] == [(None, None)]
 
 
 async def test_conversations_keep_their_roles_and_thinking(server: ModelServer, asker: Asker) -> None:

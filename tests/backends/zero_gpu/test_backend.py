@@ -218,10 +218,11 @@ def test_zero_gpus_refusals_are_told_in_words(title: str, message: str, kind: ty
 
 def test_text_is_sent_in_as_few_pieces_as_it_has_channels() -> None:
     batch: list[Item] = []
-    events = [TextDelta("a", "reasoning"), TextDelta("b", "reasoning"), TextDelta("c"), TextDelta("d")]
+    thought = [TextDelta("a", "reasoning"), TextDelta("b", "reasoning")]
+    events = [*thought, TextDelta("c", "answer", 8, 2.0), TextDelta("d", "answer", 9, 2.5)]
     for event in events:
         add_item(batch, event)
-    assert batch == [TextDelta("ab", "reasoning"), TextDelta("cd")]
+    assert batch == [TextDelta("ab", "reasoning"), TextDelta("cd", "answer", 9, 2.5)]
 
 
 def test_the_duration_follows_the_work_within_bounds() -> None:

@@ -26,6 +26,20 @@ def test_a_question_is_answered(page: ChatPage) -> None:
     expect(page.cost).to_contain_text("2 tokens · 40.0 tokens/s")
 
 
+def test_tokens_and_speed_are_shown_while_it_writes_and_kept_when_it_is_stopped(page: ChatPage) -> None:
+    page.ask("slow")
+    pace = page.work.locator(".pace")
+    expect(pace).to_have_text(re.compile(r"^\d+ tokens · 40\.0 tokens/s$"))
+    # It is another one many times a second: nobody wants it read out.
+    assert pace.evaluate("pace => pace.closest('[aria-live], [role=status], [role=alert]').ariaLive") == "off"
+    expect(pace).not_to_have_text(pace.inner_text())
+    page.stop_button.click()
+    page.wait_answered()
+    expect(page.cost).to_have_text(re.compile(r"^\d+ tokens · 40\.0 tokens/s · first after 0\.3 s · prompt of 3"))
+    page.cost.click()
+    expect(page.answers.last.locator(".cost dl")).not_to_contain_text("Memory")
+
+
 def test_a_reply_knows_the_request_that_watches_it(
     page: ChatPage, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.chat.records import Attachment, Node
-from qwen35mm.chat.reply import stats_of
+from qwen35mm.chat.stats import stats_of
 from qwen35mm.engine.events import Progress
 from qwen35mm.web.rendering.wording import describe_memory, describe_stats, work_of
 from tests.chat.english import english
@@ -49,7 +49,7 @@ def read_stats(stats: dict[str, Any]) -> tuple[str, dict[str, str]]:
     ],
 )
 def test_work_in_progress(progress: Progress, kinds: str, label: str, share: float | None) -> None:
-    assert read_work(RUNNING, progress, question(kinds)) == {"label": label, "share": share}
+    assert read_work(RUNNING, progress, question(kinds)) == {"label": label, "share": share, "pace": []}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_work_in_progress(progress: Progress, kinds: str, label: str, share: flo
 )
 def test_work_without_a_measure(fields: dict[str, str], label: str) -> None:
     node = Node("1" * 32, "0" * 32, "assistant", 2.0, status="running", **fields)  # pyright: ignore[reportArgumentType]
-    assert read_work(node, None, question("")) == {"label": label, "share": None}
+    assert read_work(node, None, question("")) == {"label": label, "share": None, "pace": []}
 
 
 def test_no_work_is_left_at_the_end() -> None:

@@ -1,0 +1,107 @@
+"""A reply's numbers: those of its tokens while it is written, and what is kept of them with it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from qwen35mm.cache.report import CacheReport
+from qwen35mm.engine.events import Event, Finished, Prefilled, Result, TextDelta
+
+# Long enough for a number that can be read, short enough for one that is true.
+WINDOW_S = 3.0
+# A speed of less than this is chance.
+MIN_MEASURED_S = 0.5
+
+
+class Tally:
+    """Counts a reply's tokens as they come. What the backend doesn't say isn't known here either: None.
+
+    Attributes:
+        num_tokens: all that were generated, as far as text came of them.
+        num_thinking_tokens: those up to the last text of its thinking; None where it didn't think.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens: int | None = None
+        self.num_thinking_tokens: int | None = None
+        self._prefilled: Prefilled | None = None
+        self._result: Result | None = None
+        # The times of the newest tokens, with how many there were by then; the first one of all is kept apart.
+        self._window: deque[tuple[float, int]] = deque()
+        self._first: tuple[float, int] | None = None
+
+    def take(self, event: Event) -> None:
+        """Takes the next event of the reply's stream."""
+        if isinstance(event, Prefilled):
+            self._prefilled = event
+        elif isinstance(event, Finished):
+            self._result = event.result
+        elif isinstance(event, TextDelta) and event.num_generated_tokens is not None:
+            self.num_tokens = event.num_generated_tokens
+            if event.channel == "reasoning":
+                self.num_thinking_tokens = event.num_generated_tokens
+            if event.at_s is not None:
+                self._window.append((event.at_s, self.num_tokens))
+                self._first = self._first or self._window[0]
+                while self._window[0][0] < event.at_s - WINDOW_S:
+                    self._window.popleft()
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The speed of the last seconds in which there were tokens; None until there are enough of them."""
+        return _speed(self._window[0], self._window[-1], MIN_MEASURED_S) if self._window else None
+
+    def stats(self) -> dict[str, Any] | None:
+        """What is kept with the reply, JSON values; None where nothing is known."""
+        if self._result is not None:
+            return stats_of(self._result, self.num_thinking_tokens)
+        begun = self._prefilled
+        if begun is None or self.num_tokens is None:
+            return None
+        first, last = self._first, self._window[-1] if self._window else None
+        is_timed = first is not None and last is not None
+        return {
+            "num_prompt_tokens": begun.num_prompt_tokens,
+            "num_generated_tokens": self.num_tokens,
+            "num_thinking_tokens": self.num_thinking_tokens,
+            "tokens_per_s": _speed(first, last, 0.0) if is_timed else None,
+            "ttft_s": begun.ttft_s,
+            "seed": begun.seed,
+            **_cache_stats(begun.cache),
+            "decode_s": last[0] - first[0] if is_timed else None,
+            # The sequence has grown since.
+            "cache_bytes": None,
+        }
+
+
+def stats_of(result: Result, num_thinking_tokens: int | None = None) -> dict[str, Any]:
+    """The numbers of a finished reply that are kept with it; JSON values."""
+    return {
+        "num_prompt_tokens": result.num_prompt_tokens,
+        "num_generated_tokens": result.num_generated_tokens,
+        "num_thinking_tokens": num_thinking_tokens,
+        "tokens_per_s": result.decode_tokens_per_s,
+        "ttft_s": result.ttft_s,
+        "seed": result.seed,
+        **_cache_stats(result.cache),
+    }
+
+
+def _cache_stats(cache: CacheReport) -> Mapping[str, Any]:
+    return {
+        "num_cached_tokens": cache.num_cached_tokens,
+        "cached_from": dict(cache.cached_from),
+        "miss": cache.miss,
+        "num_encoded_units": cache.num_encoded_units,
+        "num_cached_units": cache.num_cached_units,
+        "prefill_s": cache.prefill_s,
+        "decode_s": cache.decode_s,
+        "cache_bytes": cache.cache_bytes,
+    }
+
+
+def _speed(first: tuple[float, int], last: tuple[float, int], min_s: float) -> float | None:
+    seconds = last[0] - first[0]
+    return (last[1] - first[1]) / seconds if seconds > min_s else None

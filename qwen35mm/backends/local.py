@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -22,13 +23,17 @@ logger = logging.getLogger(__name__)
 
 
 class LocalBackend(ModelBackend):
-    """Answers with a model in this process, and commits histories while nothing else is to do. See `ModelBackend`."""
+    """Answers with a model in this process, and commits histories while nothing else is to do. See `ModelBackend`.
+
+    Its engine ends by `close()`, with the last reference to it, or with the program.
+    """
 
     def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
         self.engine = AsyncEngine(
             lambda reader, writer: Engine(self.loaded, settings, cache, reader=reader, writer=writer)
         )
         self.context_length = self.engine.context_length
+        weakref.finalize(self, self.engine.begin_to_close)
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="qwen35mm-history")
 
     @classmethod

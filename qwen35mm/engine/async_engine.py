@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
+import os
+import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -28,23 +32,54 @@ T = TypeVar("T")
 DEADLINE_POLL_S = 0.25
 
 
-class FileThread(ThreadPoolExecutor):
-    """A thread for files; `on_done` is called after whatever it did."""
+class FileThread(Executor):
+    """A thread for files; `on_done` is called after whatever it did.
+
+    The library's own pools take no work any more once the program ends, when the engine still has some to write.
+    """
 
     def __init__(self, name: str, on_done: Callable[[], None]) -> None:
-        super().__init__(1, thread_name_prefix=f"qwen35mm-{name}")
+        self._work: queue.SimpleQueue[tuple[Future[object], Callable[[], object]] | None] = queue.SimpleQueue()
         self._on_done = on_done
+        self._is_shut_down = False
+        self._thread = threading.Thread(target=self._run, name=f"qwen35mm-{name}", daemon=True)
+        self._thread.start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future = super().submit(fn, *args, **kwargs)
+        if self._is_shut_down:
+            raise RuntimeError("This thread has ended: nothing can be read or written any more.")
+        future: Future[T] = Future()
         future.add_done_callback(lambda _: self._on_done())
+        self._work.put((future, lambda: fn(*args, **kwargs)))  # pyright: ignore[reportArgumentType]
         return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._is_shut_down = True
+        if cancel_futures:
+            with contextlib.suppress(queue.Empty):
+                while (work := self._work.get_nowait()) is not None:
+                    work[0].cancel()
+        self._work.put(None)
+        if wait:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            future, do = work
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(do())
+                except BaseException as error:
+                    future.set_exception(error)
+            # Nothing is held of it while there is nothing to do.
+            del work, future, do
 
 
 class AsyncEngine:
     """Runs an `Engine` in a thread of its own.
 
-    All calls into the engine happen in that thread; callers hand it commands. `close()` ends the thread.
+    All calls into the engine happen in that thread; callers hand it commands. `close()` ends the thread, and so does
+    the end of the program: a thread that computes while Python takes itself apart aborts the process.
 
     Args:
         make_engine: makes the engine with what reads and what writes for it.
@@ -56,7 +91,7 @@ class AsyncEngine:
         try:
             self._engine = make_engine(self._reader, self._writer)
         except BaseException:
-            self._end_threads()
+            self._end_files()
             raise
         self.context_length = self._engine.context_length
         self.plan = self._engine.runtime.plan
@@ -68,6 +103,7 @@ class AsyncEngine:
         self._idle.set()
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="qwen35mm-engine", daemon=True)
+        _RUNNING.add(self)
         self._thread.start()
 
     @property
@@ -130,13 +166,16 @@ class AsyncEngine:
 
         What the disk tier lacks is written before this returns.
         """
+        self.begin_to_close()
+        self._thread.join()
+
+    def begin_to_close(self) -> None:
+        """As `close`, without waiting for anything: for where nobody may wait, as in a finalizer."""
         with self._wake:
             self._closing = True
             self._wake.notify()
-        self._thread.join()
-        self._end_threads()
 
-    def _end_threads(self) -> None:
+    def _end_files(self) -> None:
         """Waits for what was handed to be written."""
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
@@ -177,6 +216,7 @@ class AsyncEngine:
             self._commands.clear()
         for request_id, deliver in list(self._listeners.items()):
             deliver(StepOutput(request_id, EngineError(reason)))
+        self._end_files()
         self._idle.set()
 
     def _tell(self, outputs: list[StepOutput]) -> None:
@@ -205,3 +245,15 @@ class AsyncEngine:
 
     def _can_step(self) -> bool:
         return self._engine.has_work and not self._engine.blocked
+
+
+_RUNNING: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    # A forked child has none of the threads.
+    os.register_at_fork(after_in_child=_RUNNING.clear)
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_RUNNING):
+        engine.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +25,14 @@ from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia
+from tests import forked
 from tests.backends.events import collect, result_of
 from tests.engine.exact import clip as short_clip
 from tests.engine.exact import picture
 from tests.oracle import greedy_reply, load_demo_oracle
+
+# Pools of the whole program.
+LASTING = ("qwen35mm-media", "qwen35mm-prompts")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
@@ -228,3 +234,44 @@ async def test_a_thought_that_was_cut_goes_on_where_it_ended(backend: LocalBacke
 
 def test_only_the_bundled_folder_is_the_demo(backend: LocalBackend) -> None:
     assert backend.is_demo
+
+
+def test_a_program_may_end_without_closing_it(tmp_path: Path) -> None:
+    """Whatever is done then: a history that is computed, a file that is written."""
+    reports = []
+    for expected in (1, 0):
+        process = forked.run("tests.backends.test_local", tmp_path, expected)
+        assert (process.returncode, process.stderr) == (expected, "")
+        reports.append(process.stdout.strip())
+    assert reports == ["", "disk"]
+
+
+async def test_the_last_reference_ends_its_threads(demo: LoadedModel) -> None:
+    before = set(threading.enumerate())
+    backend = LocalBackend(demo)
+    await collect(backend.stream([Message("user", (Text("hello"),))], GREEDY))
+    threads = [each for each in threading.enumerate() if each not in before and each.name.startswith("qwen35mm-")]
+    assert {"qwen35mm-engine", "qwen35mm-reader", "qwen35mm-writer"} <= {each.name for each in threads}
+    alive = weakref.ref(backend)
+    del backend
+    gc.collect()
+    assert alive() is None
+    for thread in threads:
+        if not thread.name.startswith(LASTING):
+            await asyncio.to_thread(thread.join, 60)
+            assert not thread.is_alive(), thread.name
+
+
+async def leave(folder: Path) -> str:
+    """One answer, and where its prompt's beginning came from; nothing is closed."""
+    backend = LocalBackend.load(demo_model_path(), cache=CacheSettings(directory=folder))
+    question = Message("user", (Text("hello " * 600),))
+    events = await collect(backend.stream([question], GREEDY, conversation="chat"))
+    # As a script's own name would, until the very end.
+    globals()["backend"] = backend
+    return " ".join(result_of(events).cache.cached_from)
+
+
+if __name__ == "__main__":
+    print(asyncio.run(leave(Path(sys.argv[1]))))
+    sys.exit(int(sys.argv[2]))

@@ -18,6 +18,17 @@ export interface Attachment {
   num_bytes: number;
   /** Height and width of a picture. */
   size?: [number, number] | null;
+  /** Of a video. */
+  duration_s?: number | null;
+  clip?: Clip | null;
+}
+
+/** What is taken of a video; null is its end, and as many frames as the settings say. */
+export interface Clip {
+  start_s: number;
+  end_s: number | null;
+  num_frames: number | null;
+  drop_similar: boolean;
 }
 
 /** A file that was taken in; of a PDF as text, `pdf` is the file itself. */

@@ -27,6 +27,7 @@ from qwen35mm_preprocess.types import (
     MediaBudget,
     MediaKind,
     MediaLimits,
+    VideoClip,
     VideoProcessing,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "Patches",
     "PreparedMedia",
     "TextRun",
+    "VideoClip",
     "VideoProcessing",
     "VisionRun",
     "describe",

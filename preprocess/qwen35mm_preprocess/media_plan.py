@@ -57,6 +57,7 @@ class MediaPlan:
     frame_times_s       their presentation times, from the first frame of the file; [n]
     timestamps_s        of each temporal patch: the mean of its first and last frame's time; [grid_thw.t]
     similar_difference  a video not yet prepared: drop temporal patches that differ by less (see `MediaBudget`)
+    similar_indices     a prepared video: the frames that were dropped so, by presentation order
     notes               what was reduced or left out, and why, in words for a person
     digest              hex SHA-256 of the final pixels; None until prepared
     unit_digests        one for each span in the prompt: an image, or a temporal patch of a video
@@ -82,6 +83,7 @@ class MediaPlan:
     notes: tuple[str, ...] = ()
     digest: str | None = None
     unit_digests: tuple[str, ...] | None = None
+    similar_indices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "video"):
@@ -98,6 +100,9 @@ class MediaPlan:
             require_plan(indices[0] >= 0, "a frame before the first")
             require_plan(len(timestamps) == self.grid_thw.t, "timestamps and temporal patches that don't match")
             require_plan(all(a < b for a, b in pairwise(indices)), "frames out of order")
+            dropped = self.similar_indices
+            require_plan(all(a < b for a, b in pairwise(dropped)), "dropped frames out of order")
+            require_plan(set(dropped).isdisjoint(indices), "frames that are used and dropped")
         units = None if self.unit_digests is None else len(self.unit_digests)
         require_plan(units == (None if self.digest is None else self.grid_thw.t), "digests and spans that don't match")
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qwen35mm_preprocess.errors import MediaBudgetError, MediaChangedError, MediaConfigError, MediaPlanError
+from qwen35mm_preprocess.errors import (
+    MediaBudgetError,
+    MediaChangedError,
+    MediaConfigError,
+    MediaLimitError,
+    MediaPlanError,
+)
 from qwen35mm_preprocess.image import check_source_size, image_patches, probe_image
 from qwen35mm_preprocess.media import MediaSource, describe, detect_kind
 from qwen35mm_preprocess.media_plan import (
@@ -29,6 +35,7 @@ from qwen35mm_preprocess.types import (
     MediaLimits,
     Progress,
     Size,
+    VideoClip,
     VideoProcessing,
 )
 from qwen35mm_preprocess.video import video_patches
@@ -67,7 +74,7 @@ class MediaProcessor:
             cache_bytes_per_token,
         )
 
-    def plan(self, source: MediaSource, kind: MediaKind | None = None) -> MediaPlan:
+    def plan(self, source: MediaSource, kind: MediaKind | None = None, clip: VideoClip | None = None) -> MediaPlan:
         """Decides from a medium's header, and a video's packet times, what will be made of it and what that costs.
 
         A video is sampled at the wanted fps. If that passes its token budget, it gets fewer frames, of the size that
@@ -75,14 +82,17 @@ class MediaProcessor:
 
         Args:
             kind: None looks at the content.
+            clip: what to take of a video. Its frames keep the times that they have in the whole of it, as with
+                `video_start` and `video_end` in qwen-vl-utils.
 
         Raises:
             MediaBudgetError: it passes its token budget even at the smallest size and with the fewest frames.
+            MediaLimitError: the clip begins after the video's end.
             MediaError: it can't be read, is of another kind or format, or is over a limit.
         """
         if (kind or detect_kind(source, self.limits)) == "image":
             return self._plan_image(source)
-        return self._plan_video(source)
+        return self._plan_video(source, clip or VideoClip())
 
     def prepare(
         self,
@@ -90,11 +100,13 @@ class MediaProcessor:
         plan: MediaPlan | None = None,
         kind: MediaKind | None = None,
         progress: Progress | None = None,
+        clip: VideoClip | None = None,
     ) -> PreparedMedia:
         """Decodes a medium exactly as its plan says, or a new one.
 
         A plan without a digest comes back with one, and with fewer frames where some were unreadable or, if it asks for
-        that, similar. A plan with a digest comes back as it is, with the same pixels as ever, whatever the budget.
+        that, similar. A plan with a digest comes back as it is, with the same pixels as ever, whatever the budget
+        and the clip.
 
         Raises:
             MediaChangedError: the content is not what the plan was made for, by its digest, size or frame times.
@@ -103,7 +115,7 @@ class MediaProcessor:
             MediaError: the source can't be read or decoded, or is over a limit.
         """
         if plan is None:
-            plan = self.plan(source, kind)
+            plan = self.plan(source, kind, clip)
         elif kind is not None and kind != plan.kind:
             raise MediaPlanError(f"The plan of {describe(source)} is for {plan.kind}, not {kind}. Make a new plan.")
         self.check(plan, source)
@@ -159,7 +171,8 @@ class MediaProcessor:
             require_plan(height <= most[0] and width <= most[1], "more pixels than are made of such a picture")
             return
         num_frames, num_source = len(plan.frame_indices or ()), plan.source_frames or 0
-        require_plan(num_frames <= num_source <= self.limits.max_source_frames, "more frames than the video has")
+        num_read = num_frames + len(plan.similar_indices)
+        require_plan(num_read <= num_source <= self.limits.max_source_frames, "more frames than the video has")
         require_plan(
             grid.t == -(-num_frames // processing.temporal_patch_size), "another number of frames than its grid's"
         )
@@ -184,21 +197,31 @@ class MediaProcessor:
                 notes.append(_smaller_note(wanted, size, limit))
         return self._planned(processing, size, source_size=info.size, notes=tuple(notes))
 
-    def _plan_video(self, source: MediaSource) -> MediaPlan:
+    def _plan_video(self, source: MediaSource, clip: VideoClip) -> MediaPlan:
         processing, budget = self.video_processing, self.budget
         info = probe_video(source, self.limits)
         notes = list(info.warnings)
+        if clip.start_s >= info.duration_s:
+            raise MediaLimitError(
+                f"{describe(source)} is {info.duration_s:,.1f} seconds long; the part from {clip.start_s:,.1f} seconds "
+                "on isn't in it. Choose another part."
+            )
+        frames = info.within(clip.start_s, clip.end_s)
+        part = info.cut(frames)
         fps = budget.fps or processing.fps
         max_frames = budget.max_frames or processing.max_frames
-        min_frames = min(processing.min_frames, max_frames)
-        count = count_frames(info, fps, min_frames, max_frames)
-        if count == max_frames < count_frames(info, fps, min_frames, info.num_frames):
-            notes.append(f"{count} frames are used, not {fps:g} a second: at most {max_frames} are taken from a video.")
-        indices = sample_frames(info, count, min_frames)
-        size = video_size(info.size, len(indices), processing)
+        min_frames = min(processing.min_frames, max_frames, clip.num_frames or max_frames)
+        wanted = clip.num_frames or count_frames(part, fps, min_frames, part.num_frames)
+        count = min(wanted, max_frames, part.num_frames)
+        if count == max_frames < min(wanted, part.num_frames):
+            rate = f"{fps:g} a second" if clip.num_frames is None else f"{wanted}"
+            notes.append(f"{count} frames are used, not {rate}: at most {max_frames} are taken from a video.")
+        chosen = sample_frames(part, count, min_frames)
+        size = video_size(info.size, len(chosen), processing)
         if budget.max_video_tokens is not None:
-            indices, size, reductions = _fit_video(info, indices, size, min_frames, processing, budget.max_video_tokens)
+            chosen, size, reductions = _fit_video(part, chosen, size, min_frames, processing, budget.max_video_tokens)
             notes += reductions
+        indices = tuple(frames.start + index for index in chosen)
         times = info.frame_times(indices)
         return self._planned(
             processing,
@@ -209,7 +232,7 @@ class MediaProcessor:
             duration_s=info.duration_s,
             frame_indices=indices,
             frame_times_s=times,
-            similar_difference=budget.similar_difference if budget.drop_similar else None,
+            similar_difference=budget.similar_difference if budget.drop_similar or clip.drop_similar else None,
             notes=tuple(notes),
         )
 

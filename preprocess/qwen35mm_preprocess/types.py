@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from qwen35mm_preprocess.errors import MediaConfigError
 
@@ -199,6 +199,31 @@ class MediaBudget:
     def for_gpu(cls) -> MediaBudget:
         """The default of a chat on a GPU."""
         return cls(max_image_tokens=4096, max_video_tokens=16384)
+
+
+@dataclass(frozen=True)
+class VideoClip:
+    """What is taken of a video, where somebody chose; the rest is for the budget to say.
+
+    start_s, end_s   of the range, from the video's first frame; None is its end
+    num_frames       spread evenly over the range; None is by the frames a second
+    drop_similar     leave out what shows the same as before (see `MediaBudget`)
+    """
+
+    start_s: float = 0.0
+    end_s: float | None = None
+    num_frames: int | None = None
+    drop_similar: bool = False
+
+    # As `MediaPlan`'s.
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+
+    def __post_init__(self) -> None:
+        start, end, count = self.start_s, self.end_s, self.num_frames
+        _check(self, "start_s", _is_finite(start) and start >= 0, "zero or a positive number of seconds")
+        _check(self, "end_s", end is None or (_is_finite(end) and end >= start), "at least start_s, or None")
+        _check(self, "num_frames", count is None or _is_positive(count, Integral), "a positive integer or None")
+        _check(self, "drop_similar", isinstance(self.drop_similar, bool), "true or false")
 
 
 def _is_finite(value: Any, kind: type = Real) -> bool:

@@ -51,11 +51,11 @@ def video_patches(
     units = iter(lambda: list(itertools.islice(frames, temporal)), [])
     patches = empty_patches(plan.grid_thw, processing)
     used: list[int] = []
+    similar: list[int] = []
     digests: list[str] = []
-    num_similar = 0
     for unit, keep in _mark_similar(units, processing.factor, plan.similar_difference):
         if not keep:
-            num_similar += len(unit)
+            similar += [index for index, _ in unit]
             continue
         # The last frame stands in for those missing in the last patch.
         pictures = [unit[min(slot, len(unit) - 1)][1] for slot in range(temporal)]
@@ -73,12 +73,13 @@ def video_patches(
         patches = replace(patches, pixels=patches.pixels[:num_patches].copy())
     notes, warnings = [], list(info.warnings)
     num_planned = len(plan.frame_indices or ())
-    if num_unreadable := num_planned - num_similar - len(used):
+    if num_unreadable := num_planned - len(similar) - len(used):
         notes.append(f"{num_unreadable} of {num_planned} frames could not be decoded and are left out.")
         warnings.append(notes[-1])
-    if num_similar:
-        notes.append(f"{num_similar} frames are left out: they show the same as those before them.")
-    return plan.with_frames(used, temporal, notes), patches, tuple(digests), tuple(warnings)
+    if similar:
+        notes.append(f"{len(similar)} frames are left out: they show the same as those before them.")
+    final = replace(plan.with_frames(used, temporal, notes), similar_indices=tuple(similar))
+    return final, patches, tuple(digests), tuple(warnings)
 
 
 def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> None:

@@ -10,7 +10,7 @@ import errno
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 import av
@@ -169,6 +169,23 @@ class VideoInfo:
         """Presentation times of frames in seconds, from the file's first frame."""
         return tuple(self.times_s[list(indices)].tolist())
 
+    def within(self, start_s: float, end_s: float | None) -> range:
+        """Indices of the frames whose times are in a range; of the one on the screen where none begins in it.
+
+        To the millisecond, which is all that a person can write.
+        """
+        first = int(np.searchsorted(self.times_s, start_s - 1e-3))
+        stop = self.num_frames if end_s is None else int(np.searchsorted(self.times_s, end_s + 1e-3, side="right"))
+        return range(first, stop) if first < stop else range(max(first - 1, 0), max(first, 1))
+
+    def cut(self, frames: range) -> VideoInfo:
+        """The same video as if it had only these frames, at their times."""
+        at = slice(frames.start, frames.stop)
+        next_s = self.times_s[frames.stop] if frames.stop < self.num_frames else self.duration_s
+        duration_s = float(next_s - self.times_s[frames.start])
+        parts = {name: getattr(self, name)[at] for name in ("pts", "is_key", "times_s")}
+        return replace(self, duration_s=duration_s, **parts)
+
 
 def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
     """Reads a video's header and packet times; its first frame is decoded, where the container may say to turn it.
@@ -308,7 +325,7 @@ def sample_frames(info: VideoInfo, num_frames: int, min_frames: int = 1) -> tupl
     """
     if info.is_constant:
         return _spread(info.num_frames, num_frames)
-    moments = np.linspace(0, info.times_s[-1], num_frames)
+    moments = np.linspace(info.times_s[0], info.times_s[-1], num_frames)
     # The last moment must find the last frame, whatever the rounding.
     shown = np.searchsorted(info.times_s, moments + 1e-9, side="right") - 1
     indices = np.unique(shown)

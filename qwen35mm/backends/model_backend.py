@@ -260,7 +260,7 @@ class ModelBackend(ABC):
             return part.source
         if isinstance(part.source, EncodedMedium):
             raise MediaSourceError("A medium that was encoded for a server can't be read here. Pass its file.")
-        return self.media.prepare(part.source, plan=part.plan, kind=part.kind, progress=report)
+        return self.media.prepare(part.source, plan=part.plan, kind=part.kind, progress=report, clip=part.clip)
 
     def _thinks(self, params: SamplingParams, enable_thinking: bool | None) -> bool:
         """Whether the model thinks first: as asked, else as its template does by itself."""
@@ -275,7 +275,7 @@ class ModelBackend(ABC):
         if part.plan is not None:
             self.media.check(part.plan, part.source)
             return part.plan
-        return self.media.plan(part.source, kind=part.kind)
+        return self.media.plan(part.source, kind=part.kind, clip=part.clip)
 
     async def _read_media(
         self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia]

@@ -7,7 +7,7 @@
 A JSON file is one object, in UTF-8:
 
     format      "qwen35mm-conversation"
-    version     1; another version is refused
+    version     2; 1 has no `clip` of attachments and no `similar_indices` of plans; another version is refused
     title, created_s, updated_s (seconds since the epoch), settings (an object)
     head        id of the message that is shown last, or null
     first       id of the oldest message that prompts still hold, or null for all
@@ -36,7 +36,7 @@ from typing import Any, BinaryIO, cast
 from pydantic import BaseModel, ValidationError
 
 from qwen35mm.chat.markdown import markdown, media_names
-from qwen35mm.chat.records import KEPT, Attachment, Conversation, Id, Node, Time, place_of
+from qwen35mm.chat.records import KEPT, Attachment, Conversation, Id, Node, Time, completed_messages, place_of
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
@@ -49,7 +49,8 @@ _PIECE_BYTES = 1 << 20
 _MAX_TITLE_BYTES = 150
 
 _FORMAT = "qwen35mm-conversation"
-_VERSION = 1
+_VERSION = 2
+_FIRST_VERSION = 1
 _CONVERSATION = re.compile(r"conversations/[0-9a-f]{32}\.json")
 _MEDIA = re.compile(r"media/([0-9a-f]{64})\.[a-z0-9]{1,8}")
 _READABLE = re.compile(r"[^/\\]+\.md")
@@ -215,11 +216,14 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
         raise ArchiveError(f"{name} in the archive is no JSON file that was exported here.") from None
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
         raise ArchiveError(f"{name} in the archive is no conversation that was exported here.")
-    if values.get("version") != _VERSION or isinstance(values["version"], bool):
+    version = values.get("version")
+    if version not in (_FIRST_VERSION, _VERSION) or isinstance(version, bool):
         raise ArchiveError(
-            f"{name} in the archive is of another version than {_VERSION}, which is read here: "
-            f"import it with the program that wrote it, or update this one."
+            f"{name} in the archive is of another version than {_FIRST_VERSION} and {_VERSION}, which are "
+            f"read here: import it with the program that wrote it, or update this one."
         )
+    if version == _FIRST_VERSION:
+        completed_messages(values.get("messages"))
     try:
         read = _File.model_validate_json(text)
         if read.model_dump(mode="json") != values:

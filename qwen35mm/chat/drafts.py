@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,15 @@ from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.say import Said, say, size, tokens
 from qwen35mm.chat.settings import Settings
 from qwen35mm.errors import ArchiveError, DocumentTooLargeError, PromptError
-from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlan, MediaPlanError, MediaProcessor, VideoProcessing
+from qwen35mm_preprocess import (
+    MediaBudget,
+    MediaError,
+    MediaPlan,
+    MediaPlanError,
+    MediaProcessor,
+    VideoClip,
+    VideoProcessing,
+)
 
 # Less room than this for an answer isn't worth sending for.
 _LEAST_ANSWER = 128
@@ -164,15 +173,20 @@ class Drafts:
                 planned.append(attachment)
                 continue
             try:
-                plan = self._plan(attachment.digest, attachment.kind, budget, processor)
+                plan = self._plan(attachment.digest, attachment.kind, budget, processor, attachment.clip)
             except MediaError as error:
                 raise type(error)(with_names(str(error), [attachment])) from None
             plan = completed(plan, attachment.digest, draft.known, processor.video_processing)
             planned.append(replace(attachment, plan=plan))
         return planned
 
-    def _make_plan(self, digest: str, kind: Any, budget: MediaBudget, processor: MediaProcessor) -> MediaPlan:
-        return replace(processor, budget=budget).plan(self._media.path(digest), kind)
+    def _make_plan(
+        self, digest: str, kind: Any, budget: MediaBudget, processor: MediaProcessor, clip: VideoClip | None
+    ) -> MediaPlan:
+        if clip is not None and clip.num_frames is not None:
+            # Chosen for this file; what the machine allows holds all the same.
+            budget = replace(budget, max_frames=processor.budget.max_frames)
+        return replace(processor, budget=budget).plan(self._media.path(digest), kind, clip)
 
 
 def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> Attachment:
@@ -193,7 +207,7 @@ def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> A
         return replace(attachment, plan=None)
     plan = attachment.plan
     try:
-        found = processor.plan(path, attachment.kind)
+        found = processor.plan(path, attachment.kind, attachment.clip)
         if plan is None or plan.processing != found.processing:
             return replace(attachment, plan=None)
         if plan.kind != found.kind:
@@ -207,12 +221,20 @@ def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> A
         ) from None
     except MediaError as error:
         raise type(error)(with_names(str(error), [attachment])) from None
+    if attachment.clip is not None and not _is_within(plan, attachment.clip):
+        raise ArchiveError(f"The file {attachment.name!r} has frames outside of the part that was chosen of it.")
     if (plan.source_size, plan.source_frames) != (found.source_size, found.source_frames):
         raise ArchiveError(
             f"The file {attachment.name!r} is not the one that its record was made for: its size in pixels, or its "
             "number of frames, is another."
         )
     return attachment
+
+
+def _is_within(plan: MediaPlan, clip: VideoClip) -> bool:
+    """Whether the frames are of the part that was chosen; where none begins in it, it is the one on the screen."""
+    times, end_s = plan.frame_times_s or (), math.inf if clip.end_s is None else clip.end_s
+    return len(times) == 1 or all(clip.start_s - 0.01 <= time_s <= end_s + 0.01 for time_s in times)
 
 
 def completed(plan: MediaPlan, digest: str, known: Iterable[Attachment], processing: VideoProcessing) -> MediaPlan:
@@ -230,8 +252,13 @@ def completed(plan: MediaPlan, digest: str, known: Iterable[Attachment], process
 
 
 def _came_of(complete: MediaPlan, plan: MediaPlan, processing: VideoProcessing) -> bool:
-    """Whether reading by `plan` gave `complete`: the same, but for digests, and frames left out with a note."""
+    """Whether reading by `plan` gave `complete`: the same, but for digests, and frames left out with a note.
+
+    Where similar frames are to be left out and none was, nobody knows whether any was looked for.
+    """
     if complete.digest is None or complete.kind != plan.kind:
+        return False
+    if (plan.similar_difference is not None) != bool(complete.similar_indices):
         return False
     bare = complete.unpinned()
     if plan.frame_indices is None or bare.frame_indices is None:
@@ -241,7 +268,8 @@ def _came_of(complete: MediaPlan, plan: MediaPlan, processing: VideoProcessing) 
     notes = bare.notes[len(plan.notes) :]
     reduced = plan.with_frames(bare.frame_indices, processing.temporal_patch_size, notes)
     num_missing = len(plan.frame_indices) - len(bare.frame_indices)
-    return bare == replace(reduced, similar_difference=None) and sum(map(_num_told, notes)) == num_missing
+    reduced = replace(reduced, similar_difference=None, similar_indices=bare.similar_indices)
+    return bare == reduced and sum(map(_num_told, notes)) == num_missing
 
 
 def _num_told(note: str) -> int:

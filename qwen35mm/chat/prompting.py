@@ -84,7 +84,7 @@ def _parts(node: Node, media: MediaStore) -> list[Part]:
         if attachment.kind == "image":
             parts.append(Image(media.path(attachment.digest), attachment.plan))
         elif attachment.kind == "video":
-            parts.append(Video(media.path(attachment.digest), attachment.plan))
+            parts.append(Video(media.path(attachment.digest), attachment.plan, attachment.clip))
         else:
             with media.open(attachment.digest) as file:
                 text = file.read().decode("utf-8", "replace")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from qwen35mm.errors import ConversationDataError
-from qwen35mm_preprocess import MediaPlan
+from qwen35mm_preprocess import MediaPlan, VideoClip
 
 Role = Literal["user", "assistant"]
 ReplyStatus = Literal["running", "finished", "length", "stopped", "failed"]
@@ -35,6 +35,7 @@ class Attachment:
     digest      hex SHA-256 of the file's bytes: its key in the media store
     name        the file's name as the person knows it; shown, never used as a path
     plan        what an image or a video costs in the prompt, fixed when it was sent
+    clip        what the person chose of a video; None is all of it, as the settings say
     """
 
     __pydantic_config__ = KEPT
@@ -44,6 +45,7 @@ class Attachment:
     name: str
     num_bytes: Count
     plan: MediaPlan | None = None
+    clip: VideoClip | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,10 @@ class Conversation:
 
 
 _NODE = TypeAdapter(Node)
+_CLIP = TypeAdapter(VideoClip)
 _PLAN = TypeAdapter(MediaPlan)
+# What the first versions' plans lack.
+_ADDED_TO_PLANS = {"similar_indices": []}
 
 
 def checked_node(node: Node) -> Node:
@@ -143,7 +148,40 @@ def load_plan(text: str | None) -> MediaPlan | None:
     except ValidationError:
         return None
     # A key that is missing was not known to the version that wrote it.
-    return plan if plan is None or _PLAN.dump_python(plan, mode="json") == json.loads(text or "") else None
+    return (
+        plan
+        if plan is None or _PLAN.dump_python(plan, mode="json") == {**_ADDED_TO_PLANS, **json.loads(text or "")}
+        else None
+    )
+
+
+def dump_clip(clip: VideoClip | None) -> str | None:
+    """A clip as text for `load_clip`."""
+    return None if clip is None else _CLIP.dump_json(clip).decode()
+
+
+def load_clip(text: str | None) -> VideoClip | None:
+    """What was chosen of a video; a clip of another version is none."""
+    try:
+        return None if text is None else _CLIP.validate_json(text)
+    except ValidationError:
+        return None
+
+
+def checked_clip(value: object) -> VideoClip | None:
+    """A clip of a JSON value. Raises ValueError where it is of another form."""
+    return None if value is None else _CLIP.validate_json(json.dumps(value))
+
+
+def completed_messages(messages: object) -> None:
+    """Gives messages of the archives' first version, as JSON values, what they lack."""
+    for message in messages if isinstance(messages, list) else ():
+        files = message.get("attachments") if isinstance(message, dict) else None
+        for file in files if isinstance(files, list) else ():
+            if isinstance(file, dict):
+                file.setdefault("clip", None)
+                if isinstance(plan := file.get("plan"), dict):
+                    plan |= {**_ADDED_TO_PLANS, **plan}
 
 
 def place_of(error: ValidationError) -> str:

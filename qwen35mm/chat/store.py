@@ -24,8 +24,10 @@ from qwen35mm.chat.records import (
     Conversation,
     Node,
     checked_node,
+    dump_clip,
     dump_object,
     dump_plan,
+    load_clip,
     load_object,
     load_plan,
 )
@@ -313,8 +315,9 @@ def _read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[No
         "ORDER BY node, position",
         (conversation_id,),
     )
-    for node_id, digest, kind, name, num_bytes, plan in rows:
-        attachments.setdefault(node_id, []).append(Attachment(digest, kind, name, num_bytes, load_plan(plan)))
+    for node_id, digest, kind, name, num_bytes, plan, clip in rows:
+        file = Attachment(digest, kind, name, num_bytes, load_plan(plan), load_clip(clip))
+        attachments.setdefault(node_id, []).append(file)
     nodes = []
     names = _NODE.split(", ")
     rows = connection.execute(f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY sequence", (conversation_id,))
@@ -337,7 +340,7 @@ def _insert_node(connection: sqlite3.Connection, conversation_id: str, node: Nod
 
 def _insert_attachments(connection: sqlite3.Connection, node: Node) -> None:
     for position, attachment in enumerate(node.attachments):
-        values = {**vars(attachment), "plan": dump_plan(attachment.plan)}
+        values = {**vars(attachment), "plan": dump_plan(attachment.plan), "clip": dump_clip(attachment.clip)}
         _insert(connection, "attachments", {"node": node.id, "position": position, **values})
 
 

@@ -80,4 +80,6 @@ _SEARCH = (
     """,
 )
 
-MIGRATIONS: Final = (_FIRST, _SEARCH)
+_CLIPS = ("ALTER TABLE attachments ADD COLUMN clip TEXT",)
+
+MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS)

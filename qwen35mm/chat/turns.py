@@ -8,17 +8,17 @@ import io
 import time
 from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.documents import as_context
 from qwen35mm.chat.drafts import Draft, Drafts
 from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.prompting import prompt_messages, prompt_path, prompt_path_before
-from qwen35mm.chat.records import Attachment, AttachmentKind, Conversation, Node
+from qwen35mm.chat.records import Attachment, AttachmentKind, Conversation, Node, checked_clip
 from qwen35mm.chat.replies import Replies, Work
 from qwen35mm.chat.say import say
 from qwen35mm.chat.settings import Settings
@@ -26,6 +26,7 @@ from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
 from qwen35mm.pools import DRAFTS, TURNS
+from qwen35mm_preprocess import VideoClip
 
 MAX_TEXT_CHARS = 2_000_000
 MAX_ATTACHMENTS = 64
@@ -69,11 +70,12 @@ class Person:
 
 
 class SentFile(BaseModel):
-    """A file of a message, as a page names it."""
+    """A file of a message, as a page names it; `clip` is what was chosen of a video."""
 
     digest: str
     kind: AttachmentKind
     name: str
+    clip: Annotated[VideoClip | None, BeforeValidator(checked_clip)] = None
 
 
 class Question(BaseModel):
@@ -276,7 +278,9 @@ class Turns:
         if not media.is_of(person.owner, file.digest):
             raise NotFoundError(f"The file {file.name!r} isn't there any more: attach it again.")
         with media.open(file.digest) as stream:
-            return Attachment(file.digest, file.kind, file.name[:_MAX_NAME_CHARS], stream.seek(0, 2))
+            num_bytes = stream.seek(0, 2)
+        clip = file.clip if file.kind == "video" else None
+        return Attachment(file.digest, file.kind, file.name[:_MAX_NAME_CHARS], num_bytes, clip=clip)
 
     def _summary_question(self, person: Person, conversation: Conversation, tree: Tree, settings: Settings) -> Node:
         """Asks for a summary of a conversation, as a text file with its newest messages: as many as fit.

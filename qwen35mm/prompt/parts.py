@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from PIL import Image as PILImage
 
 from qwen35mm.errors import PromptError
-from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia
+from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia, VideoClip
 
 _MAX_JSON_DEPTH = 64
 
@@ -56,12 +56,15 @@ class Image(_Medium):
     """An image: a path, bytes, a PIL image or a `data:` URI; `plan` pins how it is read."""
 
     kind = "image"
+    clip: ClassVar[None] = None
 
 
+@dataclass(frozen=True, eq=False)
 class Video(_Medium):
-    """A video: a path, bytes or a `data:` URI; `plan` pins how it is read."""
+    """A video: a path, bytes or a `data:` URI; `plan` pins how it is read, `clip` what a new plan takes of it."""
 
     kind = "video"
+    clip: VideoClip | None = None
 
 
 Part = Text | Image | Video

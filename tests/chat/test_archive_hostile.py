@@ -28,13 +28,26 @@ PICTURE = f"media/{digest_of(b'picture')}.png"
 IDS = ["0b" * 16, "0c" * 16]
 
 
+CLIP = {"start_s": 0.0, "end_s": 1.0, "num_frames": 4, "drop_similar": False}
+WRONG_CLIPS: list[dict[str, Any]] = [
+    {"start_s": -1.0},
+    {"start_s": 1e999},
+    {"end_s": "1"},
+    {"start_s": 3.0},
+    {"num_frames": 0},
+    {"num_frames": 2.5},
+    {"drop_similar": 1},
+    {"other": 1},
+]
+
+
 def conversation(**values: Any) -> dict[str, Any]:
     """What a JSON file of two messages holds, the first one with a file."""
     file = Attachment(digest_of(b"picture"), "video", "a.png", 7, VIDEO_PLAN)
     messages = [message(IDS[0], None, attachments=(file,)), message(IDS[1], IDS[0])]
     return {
         "format": "qwen35mm-conversation",
-        "version": 1,
+        "version": 2,
         "title": "t",
         "created_s": 1.0,
         "updated_s": 2.0,
@@ -225,7 +238,7 @@ WRONG_PLANS = {
     ("name", "key", "value", "words"),
     [
         ("conversation", "format", "other", "no conversation"),
-        *(("conversation", "version", version, "another version") for version in (2, "1", True)),
+        *(("conversation", "version", version, "another version") for version in (3, "1", True)),
         ("conversation", "extra", 1, "extra"),
         ("conversation", "settings", [], "settings"),
         ("conversation", "updated_s", 1e300, "updated_s"),
@@ -241,6 +254,7 @@ WRONG_PLANS = {
         ("file", "num_bytes", -1, "num_bytes"),
         ("file", "num_bytes", 8, "length is wrong"),
         ("file", "plan", {}, "plan"),
+        *(("file", "clip", {**CLIP, **wrong}, "clip") for wrong in WRONG_CLIPS),
         *(("plan", key, value, "plan") for key, values in WRONG_PLANS.items() for value in values),
     ],
 )
@@ -249,6 +263,18 @@ def test_wrong_values(store: ConversationStore, tmp_path: Path, name: str, key: 
     del whole["messages"][1]
     part(whole, name)[key] = value
     refused(store, tmp_path, packed(good(**whole)), words)
+
+
+def test_the_first_version_is_read(store: ConversationStore) -> None:
+    whole = conversation(version=1)
+    del part(whole, "file")["clip"], part(whole, "plan")["similar_indices"]
+    (imported,) = import_zip(store, ME, io.BytesIO(packed(good(**whole))), max_bytes=ROOM)
+    (file,) = next(iter(store.read(ME, imported.id)[1].nodes.values())).attachments
+    assert (file.plan, file.clip) == (VIDEO_PLAN, None)
+    # Nor may any other key be missing there.
+    del part(whole, "plan")["notes"]
+    with pytest.raises(ArchiveError, match="damaged"):
+        import_zip(store, ME, io.BytesIO(packed(good(**whole))), max_bytes=ROOM)
 
 
 def test_no_key_may_be_missing(store: ConversationStore, tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_complete_plan_is_used_again_if_it_came_of_the_same(kit: ChatKit) -> N
 
     read = complete(plan)
     assert again(read)
-    assert again(read, replace(plan, similar_difference=4.0))
+    assert not again(read, replace(plan, similar_difference=4.0))
     assert not again(replace(read, digest=None, unit_digests=None))
     assert not again(replace(read, processing="another model"))
     assert not again(replace(read, size=(32, 32)))
@@ -180,6 +180,10 @@ def test_a_complete_plan_is_used_again_if_it_came_of_the_same(kit: ChatKit) -> N
     fewer = plan.with_frames(kept, size, ["2 of 9 frames could not be decoded and are left out."])
     assert again(complete(fewer))
     assert not again(complete(plan.with_frames(kept, size)))
+    note = "2 frames are left out: they show the same as those before them."
+    thinner = replace(plan.with_frames(kept, size, [note]), similar_indices=plan.frame_indices[-2:])
+    assert again(complete(thinner), replace(plan, similar_difference=4.0))
+    assert not again(complete(thinner))
     assert not again(complete(plan), fewer)
     other = [replace(clip, digest="00" * 32, plan=read)]
     assert completed(plan, clip.digest, other, processor.video_processing) is plan

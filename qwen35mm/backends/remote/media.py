@@ -25,6 +25,7 @@ from qwen35mm_preprocess import (
     MediaSource,
     MediaSourceError,
     PreparedMedia,
+    VideoClip,
     VideoProcessing,
     describe,
     timestamp_text,
@@ -69,9 +70,11 @@ def encode_medium(part: Image | Video, media: MediaProcessor, video: VideoMode) 
         plan = media.plan(source, "image")
         return EncodedMedium((_picture_part(_picture_uri(source, plan, media)),), plan)
     if video == "video_url":
+        if part.clip is not None:
+            raise MediaSourceError("A part of a video can't be sent as a whole file. Send the video as its frames.")
         plan = media.plan(source, "video")
         return EncodedMedium((_video_part(source, media.limits),), plan)
-    return _encode_frames(source, media)
+    return _encode_frames(source, media, part.clip)
 
 
 def encode_message(message: Message, media: list[EncodedMedium]) -> dict[str, Any]:
@@ -108,8 +111,8 @@ def _picture_uri(source: MediaSource, plan: MediaPlan, media: MediaProcessor) ->
     return _encoded(picture, "JPEG" if info.format in ("JPEG", "MPO") else "PNG")
 
 
-def _encode_frames(source: MediaSource, media: MediaProcessor) -> EncodedMedium:
-    plan = media.plan(source, "video")
+def _encode_frames(source: MediaSource, media: MediaProcessor, clip: VideoClip | None) -> EncodedMedium:
+    plan = media.plan(source, "video", clip)
     assert plan.frame_indices is not None
     assert plan.frame_times_s is not None
     times = dict(zip(plan.frame_indices, plan.frame_times_s, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -124,6 +125,8 @@ def attachment_view(attachment: Attachment) -> dict[str, Any]:
         "name": attachment.name,
         "num_bytes": attachment.num_bytes,
         "size": list(plan.source_size) if plan is not None else None,
+        "duration_s": plan.duration_s if plan is not None else None,
+        "clip": dataclasses.asdict(attachment.clip) if attachment.clip is not None else None,
     }
 
 

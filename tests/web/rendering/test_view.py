@@ -63,5 +63,13 @@ def test_files_are_shown_by_name_and_size() -> None:
     file = Attachment("ab" * 32, "image", "a.png", 9, plan)
     (message,) = view_of([question := node(1, None, attachments=(file,))], question)["messages"]
     assert message["attachments"] == [
-        {"digest": file.digest, "kind": "image", "name": "a.png", "num_bytes": 9, "size": [40, 60]}
+        {
+            "digest": file.digest,
+            "kind": "image",
+            "name": "a.png",
+            "num_bytes": 9,
+            "size": [40, 60],
+            "duration_s": None,
+            "clip": None,
+        }
     ]

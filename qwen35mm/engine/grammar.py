@@ -12,8 +12,11 @@ divides floats), `\\W` (Python's takes no letter of any script), and `minPropert
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_COMPILED = 16
+
+# What a JSON string can hold only as `\\u`, which isn't written here.
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
+# Their keys are names, not keywords.
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 # `overrides`, so that a schema can't change them by its own "x-guidance".
 _OPTIONS: Any = {
@@ -50,6 +58,13 @@ def check_json_schema(text: str) -> None:
     is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar_text(text))
     if is_error:
         raise _refusal(messages[0])
+    schema = json.loads(text)
+    try:
+        _check_values(schema)
+        if not _any_reply_ends(schema):
+            raise _refusal("each value that it asks for holds another one, without an end")
+    except RecursionError:
+        raise _refusal("it is nested too deeply") from None
 
 
 class Grammars:
@@ -88,6 +103,7 @@ class Grammars:
         return Matcher(state, self._not_the_end)
 
     def _compile(self, json_schema: str) -> LLMatcher:
+        check_json_schema(json_schema)
         llguidance = _llguidance()
         compiled = llguidance.LLMatcher(self._vocabulary, _grammar_text(json_schema), log_level=0)
         if compiled.is_error():
@@ -152,6 +168,81 @@ def _grammar_text(json_schema: str) -> str:
         return _llguidance().LLMatcher.grammar_from_json_schema(json_schema, None, _OPTIONS)
     except ValueError as error:
         raise _refusal(str(error)) from error
+
+
+def _check_values(schema: Any) -> None:
+    """Refuses values that llguidance would write without their control characters."""
+    for keyword, value in schema.items() if isinstance(schema, dict) else ():
+        if keyword in ("const", "enum"):
+            found = _UNWRITABLE.search("".join(_strings(value)))
+            if found:
+                raise _refusal(f"a value of {keyword} holds the control character U+{ord(found[0]):04X}")
+        elif keyword in _BY_NAME and isinstance(value, dict):
+            for each in value.values():
+                _check_values(each)
+        else:
+            for each in value if isinstance(value, list) else [value]:
+                _check_values(each)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings of a JSON value, names too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for each in value:
+            yield from _strings(each)
+            if isinstance(value, dict):
+                yield from _strings(value[each])
+
+
+def _any_reply_ends(schema: dict[str, Any]) -> bool:
+    """Whether a value that follows the schema can be finite: `{"$ref": "#"}` asks for itself for ever."""
+    targets = {reference: _target(schema, reference) for reference in _references(schema)}
+    finite: set[str] = set()
+    while found := {name for name in targets.keys() - finite if _ends(targets[name], finite)}:
+        finite |= found
+    return _ends(schema, finite)
+
+
+def _ends(schema: Any, finite: Collection[str]) -> bool:
+    """Whether a value that follows a schema can be finite, where those of the `finite` references can."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    needed = [*schema.get("allOf", ())]
+    if schema.get("type") == "object":
+        needed += [schema.get("properties", {}).get(name, True) for name in schema.get("required", ())]
+    if schema.get("type") == "array":
+        num_items, first = schema.get("minItems", 0), schema.get("prefixItems", [])
+        needed += first[:num_items]
+        needed += [schema.get("items", True)] if num_items > len(first) else []
+    choices = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
+    return (
+        schema.get("$ref") in (None, *finite)
+        and all(_ends(each, finite) for each in needed)
+        and all(any(_ends(each, finite) for each in some) for some in choices)
+    )
+
+
+def _references(value: Any) -> Iterator[str]:
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _references(each)
+    if isinstance(value, dict) and isinstance(value.get("$ref"), str):
+        yield value["$ref"]
+
+
+def _target(schema: dict[str, Any], reference: str) -> Any:
+    """What a reference in the schema names; True, which anything follows, where it can't be found from here."""
+    found: Any = schema
+    for part in unquote(reference).removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, dict) and name in found:
+            found = found[name]
+        else:
+            return True
+    return found
 
 
 def _refusal(message: str) -> RequestError:

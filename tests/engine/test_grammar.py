@@ -52,7 +52,33 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing fits": ({"type": "integer", "minimum": 5, "maximum": 1}, "minimum"),
     "a type": ({"type": "text"}, "text"),
     "a pattern": ({"type": "string", "pattern": "[a"}, "regex"),
+    "a control character": ({"const": {"a": ["b\x00"]}}, r"const .*U\+0000"),
+    "a choice with one": ({"items": {"anyOf": [{"type": "null"}, {"enum": ["b", "\x1bc"]}]}}, r"enum .*U\+001B"),
+    "itself": ({"$ref": "#"}, "without an end"),
+    "two that ask for each other": (
+        {
+            "$defs": {
+                "a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/b"}}, "required": ["b"]},
+                "b": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/a"}]}, "minItems": 1},
+            },
+            "$ref": "#/$defs/b",
+        },
+        "without an end",
+    ),
 }
+# What looks like them, and can be followed.
+TAKEN: list[dict[str, Any]] = [
+    {"properties": {"const": {"enum": ["a\n\tb", "\x7f"]}}},
+    {"type": "array", "items": {"$ref": "#"}},
+    {"type": "object", "properties": {"next": {"$ref": "#"}}},
+    {
+        "$defs": {
+            "tree": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "string"}]},
+            "node": {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}, "required": ["left"]},
+        },
+        "$ref": "#/$defs/node",
+    },
+]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -65,6 +91,11 @@ def test_a_schema_that_cannot_be_enforced_is_refused_in_words(name: str, loaded:
     with pytest.raises(RequestError, match=message):
         engine.add(chat.request([user("hi")], params=params(schema)))
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("schema", TAKEN)
+def test_a_schema_that_has_an_end_is_taken(schema: dict[str, Any]) -> None:
+    check_json_schema(json.dumps(schema))
 
 
 def test_without_the_extra_its_name_is_said(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, chat: Chat) -> None:

@@ -7,7 +7,8 @@
 A JSON file is one object, in UTF-8:
 
     format      "qwen35mm-conversation"
-    version     2; 1 has no `clip` of attachments and no `similar_indices` of plans; another version is refused
+    version     2; 1 has no `first` of messages, no `clip` of attachments and no `similar_indices` of plans; another
+                version is refused
     title, created_s, updated_s (seconds since the epoch), settings (an object)
     head        id of the message that is shown last, or null
     first       id of the oldest message that prompts still hold, or null for all
@@ -229,8 +230,8 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
         if read.model_dump(mode="json") != values:
             raise ConversationDataError("A key is missing in it.")
         tree = Tree(read.messages)
-        if not {read.head, read.first} <= {None, *tree.nodes}:
-            raise ConversationDataError("Its head or its first is no message of it.")
+        if not {read.head, read.first, *(node.first for node in read.messages)} <= {None, *tree.nodes}:
+            raise ConversationDataError("Its head or a first is no message of it.")
     except ValidationError as error:
         raise ArchiveError(f"{name} in the archive is damaged. Its {place_of(error)} is of another form.") from None
     except ConversationDataError as error:
@@ -247,7 +248,8 @@ def _with_new_ids(
     def renewed(node: Node) -> Node:
         status = "stopped" if node.status == "running" else node.status
         files = tuple(map(admit, node.attachments))
-        return dataclasses.replace(node, id=ids[node.id], parent=ids[node.parent], status=status, attachments=files)
+        places = {"id": ids[node.id], "parent": ids[node.parent], "first": ids[node.first]}
+        return dataclasses.replace(node, **places, status=status, attachments=files)
 
     head, first = ids[conversation.head], ids[conversation.first]
     nodes = tuple(map(renewed, tree.nodes.values()))

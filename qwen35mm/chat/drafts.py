@@ -6,14 +6,15 @@ import bisect
 import functools
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.documents import MAX_KEPT_TEXT_BYTES
 from qwen35mm.chat.media import MediaStore
+from qwen35mm.chat.past import Past
 from qwen35mm.chat.prompting import prompt_messages, with_names
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.say import Said, say, size, tokens
@@ -34,6 +35,8 @@ _LEAST_ANSWER = 128
 _LEAST_MEDIUM = 64
 # What a summary may take, with the answer after it.
 _SUMMARY = 512
+# Any message: what stands before one is counted with it, and without.
+_NEXT = Node("0" * 32, None, "user", 0.0, "...")
 
 
 @dataclass(frozen=True)
@@ -41,24 +44,41 @@ class Draft:
     """A message that isn't sent yet.
 
     Attributes:
-        path: the messages before it that its prompt will hold.
         node: the message; its media have plans only once `Drafts.plan` was called.
-        known: files that may have been read before; theirs are the plans to be used again.
+        start: the first message of the past that its prompt will hold.
+        growing: what is still being written after the past: a question and its answer so far.
+        limits: settings of its media that are its own, in place of `settings`.
     """
 
-    path: tuple[Node, ...]
+    past: Past
     node: Node
     settings: Settings
-    known: tuple[Attachment, ...] = ()
+    start: int = 0
+    growing: tuple[Node, ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> tuple[Node, ...]:
+        """The messages before it that its prompt will hold."""
+        return (*self.past.path[self.start :], *self.growing)
+
+    def budget(self, default: MediaBudget) -> MediaBudget:
+        """What its media may cost, with the machine's defaults where nothing is set."""
+        return Settings({**self.settings.values, **self.limits}).budget(default)
 
 
 class Drafts:
-    """Plans and counts drafts; the same file under the same limits is looked at once."""
+    """Plans and counts drafts; the same file under the same limits is looked at once, and the same past counted once.
+
+    In the family's templates the last turn is written without a look at those before it, and control tokens part it
+    from them. So an estimate is exact that adds up a past and a message which were counted apart.
+    """
 
     def __init__(self, backend: ChatBackend, media: MediaStore) -> None:
         self._backend = backend
         self._media = media
         self._plan = functools.lru_cache(maxsize=512)(self._make_plan)
+        self._count_past = functools.lru_cache(maxsize=512)(self._count_before)
 
     def plan(self, draft: Draft) -> Draft:
         """The draft with a plan for each medium.
@@ -81,22 +101,40 @@ class Drafts:
         node = replace(draft.node, attachments=tuple(planned))
         return {"media": views, **self.room(replace(draft, node=node))}
 
-    def room(self, draft: Draft) -> dict[str, Any]:
-        """How much of the context a planned draft takes, and what would fit where it doesn't."""
-        context = self._backend.context_length
-        num_history = self._count(draft, draft.path)
-        num_all = self._count(draft, (*draft.path, draft.node))
+    def room(self, draft: Draft, num_all: int | None = None) -> dict[str, Any]:
+        """How much of the context a planned draft takes, and what would fit where it doesn't.
+
+        Args:
+            num_all: tokens of its prompt, where they are known.
+        """
+        context, reserve = self._backend.context_length, self.reserve
+        num_history, estimated = self._estimate(draft)
+        num_all = estimated if num_all is None else num_all
         room = context - num_all
-        fits = room >= self._least_answer
+        fits = room >= reserve
         return {
-            "tokens": {"history": num_history, "all": num_all, "context": context, "room": max(room, 0)},
+            "tokens": {
+                "history": num_history,
+                "all": num_all,
+                "context": context,
+                "room": max(room, 0),
+                "reserve": reserve,
+            },
             "fits": fits,
             "offers": [] if fits else self._offers(draft, num_all),
         }
 
+    def count(self, draft: Draft) -> int:
+        """Tokens of a planned draft's whole prompt; 0 where it can't become one, which sending it will tell."""
+        try:
+            return self._count([*draft.path, draft.node], draft.settings)
+        except PromptError:
+            return 0
+
     @property
-    def _least_answer(self) -> int:
-        return min(_LEAST_ANSWER, self._backend.context_length // 8)
+    def reserve(self) -> int:
+        """Tokens of the context that are kept for an answer."""
+        return answer_reserve(self._backend.context_length)
 
     def _offers(self, draft: Draft, num_all: int) -> list[dict[str, Any]]:
         offers: list[dict[str, Any]] = []
@@ -110,11 +148,11 @@ class Drafts:
             offers.append(
                 {
                     "kind": "shorten",
-                    "label": _shorten_offer([node.id for node in draft.path].index(first)),
-                    "first": first,
+                    "label": _shorten_offer(first - draft.start),
+                    "first": draft.past.path[first].id,
                 }
             )
-        if draft.path and self.fits(replace(draft, path=()), room=_SUMMARY):
+        if draft.path and self.fits(_alone(draft), room=_SUMMARY):
             offers.append({"kind": "summary", "label": say("Start a new chat with a summary of this one")})
         return offers
 
@@ -122,51 +160,69 @@ class Drafts:
         """Settings with which the message's media take no more than there is room for; none where that can't be."""
         planned = {id(each): each.plan for each in draft.node.attachments if each.plan is not None}
         num_media = sum(plan.num_prompt_tokens for plan in planned.values())
-        affordable = (self._backend.context_length - self._least_answer - (num_all - num_media)) // max(len(planned), 1)
+        affordable = (self._backend.context_length - self.reserve - (num_all - num_media)) // max(len(planned), 1)
         if affordable < _LEAST_MEDIUM:
             return {}
-        now = draft.settings.budget(self._backend.media.budget)
+        now = draft.budget(self._backend.media.budget)
         limits = {}
         for kind in {plan.kind for plan in planned.values()}:
             name, limit = f"max_{kind}_tokens", now.max_image_tokens if kind == "image" else now.max_video_tokens
             if limit is None or limit > affordable:
                 limits[name] = affordable
         attachments = tuple(replace(attachment, plan=None) for attachment in draft.node.attachments)
-        settings = Settings.read({**draft.settings.values, **limits})
-        smaller = replace(draft, node=replace(draft.node, attachments=attachments), settings=settings)
+        node = replace(draft.node, attachments=attachments)
+        smaller = replace(draft, node=node, limits={**draft.limits, **limits})
         return limits if limits and self.fits(smaller) else {}
 
-    def _first_that_fits(self, draft: Draft) -> str | None:
-        """The oldest question with which, and all after it, the draft fits; questions only get rarer by leaving out."""
-        starts = [at for at, node in enumerate(draft.path) if node.role == "user" and at > 0]
-        found = bisect.bisect_left(starts, True, key=lambda start: self.fits(replace(draft, path=draft.path[start:])))
-        return draft.path[starts[found]].id if found < len(starts) else None
+    def _first_that_fits(self, draft: Draft) -> int | None:
+        """Where the oldest question is with which, and all after it, the draft fits; questions only get rarer by
+        leaving out."""
+        starts = [at for at, node in enumerate(draft.past.path) if node.role == "user" and at > draft.start]
+        found = bisect.bisect_left(starts, True, key=lambda start: self.fits(replace(draft, start=start)))
+        return starts[found] if found < len(starts) else None
 
     def fits(self, draft: Draft, *, room: int | None = None) -> bool:
         """Whether a draft, planned or not, leaves so much room in the context; None is what an answer needs."""
         try:
-            planned = self.plan(draft)
-            num_all = self._count(planned, (*planned.path, planned.node))
+            _, num_all = self._estimate(self.plan(draft))
         except MediaError:
             return False
-        return num_all + (self._least_answer if room is None else room) <= self._backend.context_length
+        return num_all + (self.reserve if room is None else room) <= self._backend.context_length
 
-    def _count(self, draft: Draft, path: Sequence[Node]) -> int:
-        if not path:
+    def _estimate(self, draft: Draft) -> tuple[int, int]:
+        """Tokens before a planned draft, and of its whole prompt; 0 where it can't become one."""
+        settings, template = draft.settings, self._backend.loaded.template
+        alone = Settings({"thinking": settings.enable_thinking(template.default_enable_thinking)})
+        try:
+            num_history = self._count_past(
+                draft.past, draft.start, settings.system, alone.values["thinking"], template, self._backend.media
+            )
+            if draft.growing:
+                num_history += self._count([*draft.growing, _NEXT], alone) - self._count([_NEXT], alone)
+            return num_history, num_history + self._count([draft.node], alone)
+        except PromptError:
+            return 0, 0
+
+    def _count_before(self, past: Past, start: int, system: str, thinking: bool, *_of_model: Any) -> int:
+        """What a prompt with these messages has more than one without."""
+        if start == len(past.path) and not system:
             return 0
-        messages = prompt_messages(path, self._media, draft.settings.system)
-        thinking = draft.settings.enable_thinking(self._backend.loaded.template.default_enable_thinking)
+        settings = Settings({"system": system, "thinking": thinking})
+        with_them = self._count([*past.path[start:], _NEXT], settings)
+        return with_them - self._count([_NEXT], Settings({"thinking": thinking}))
+
+    def _count(self, path: Sequence[Node], settings: Settings) -> int:
+        messages = prompt_messages(path, self._media, settings.system)
+        thinking = settings.enable_thinking(self._backend.loaded.template.default_enable_thinking)
         try:
             return self._backend.count_tokens(messages, enable_thinking=thinking)
-        except PromptError:
-            return 0  # sending it will say why
         except MediaError as error:
             files = [attachment for node in path for attachment in node.attachments]
             raise type(error)(with_names(str(error), files)) from None
 
     def _planned(self, draft: Draft, attachments: Sequence[Attachment]) -> list[Attachment]:
         processor = self._backend.media
-        budget = draft.settings.budget(processor.budget)
+        budget = draft.budget(processor.budget)
         planned = []
         for attachment in attachments:
             if attachment.kind == "text" or attachment.plan is not None:
@@ -176,7 +232,7 @@ class Drafts:
                 plan = self._plan(attachment.digest, attachment.kind, budget, processor, attachment.clip)
             except MediaError as error:
                 raise type(error)(with_names(str(error), [attachment])) from None
-            plan = completed(plan, attachment.digest, draft.known, processor.video_processing)
+            plan = completed(plan, attachment.digest, draft.past.known, processor.video_processing)
             planned.append(replace(attachment, plan=plan))
         return planned
 
@@ -187,6 +243,15 @@ class Drafts:
             # Chosen for this file; what the machine allows holds all the same.
             budget = replace(budget, max_frames=processor.budget.max_frames)
         return replace(processor, budget=budget).plan(self._media.path(digest), kind, clip)
+
+
+def answer_reserve(context_length: int) -> int:
+    """Tokens of a context that are kept for an answer."""
+    return min(_LEAST_ANSWER, context_length // 8)
+
+
+def _alone(draft: Draft) -> Draft:
+    return replace(draft, start=len(draft.past.path), growing=())
 
 
 def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> Attachment:

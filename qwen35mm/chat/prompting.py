@@ -14,13 +14,13 @@ from qwen35mm.prompt import Image, Message, Part, Text, Video
 _SUMMARY = "A summary of the conversation so far:\n\n"
 
 
-def prompt_path(path: Sequence[Node], first: str | None) -> list[Node]:
-    """The messages that a prompt holds: from `first` on, without the questions that got no answer.
+def prompt_path(path: Sequence[Node], *firsts: str | None) -> list[Node]:
+    """The messages that a prompt holds: from the last of `firsts` on, without the questions that got no answer.
 
     A question without an answer would spoil, or fail, every later prompt. The last question is always there.
     """
     ids = [node.id for node in path]
-    path = path[ids.index(first) :] if first in ids else path
+    path = path[max((ids.index(first) for first in firsts if first in ids), default=0) :]
     kept: list[Node] = []
     for position, node in enumerate(path):
         reply = path[position + 1] if position + 1 < len(path) else None
@@ -32,8 +32,8 @@ def prompt_path(path: Sequence[Node], first: str | None) -> list[Node]:
     return kept
 
 
-def prompt_path_before(tree: Tree, parent: str | None, first: str | None) -> list[Node]:
-    """What a prompt holds before a message after `parent`.
+def prompt_path_before(tree: Tree, parent: str | None, *firsts: str | None) -> list[Node]:
+    """What a prompt holds before a message after `parent`; see `prompt_path`.
 
     Raises:
         PromptError: the parent is a question.
@@ -42,7 +42,7 @@ def prompt_path_before(tree: Tree, parent: str | None, first: str | None) -> lis
     path = tree.path(parent)
     if path and path[-1].role == "user":
         raise PromptError("The question before this one has no answer: have it answered first, or edit it.")
-    kept = prompt_path(path, first)
+    kept = prompt_path(path, *firsts)
     # The last question is kept for its answer's sake; without one it is left out here.
     if kept and kept[-1].role == "assistant" and not kept[-1].text:
         kept.pop()

@@ -62,6 +62,7 @@ class Node:
     notes       what a person should know of it: media that were reduced, a limit that was reached
     stats       of a reply: any JSON object
     model       the name of the model that wrote it
+    first       the oldest message that a question's own prompt holds; None for as many as its conversation's
     """
 
     __pydantic_config__ = KEPT
@@ -79,6 +80,7 @@ class Node:
     attachments: tuple[Attachment, ...] = ()
     stats: Mapping[str, Any] | None = None
     model: str | None = None
+    first: Id | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,10 @@ def checked_clip(value: object) -> VideoClip | None:
 def completed_messages(messages: object) -> None:
     """Gives messages of the archives' first version, as JSON values, what they lack."""
     for message in messages if isinstance(messages, list) else ():
-        files = message.get("attachments") if isinstance(message, dict) else None
+        if not isinstance(message, dict):
+            continue
+        message.setdefault("first", None)
+        files = message.get("attachments")
         for file in files if isinstance(files, list) else ():
             if isinstance(file, dict):
                 file.setdefault("clip", None)

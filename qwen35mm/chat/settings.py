@@ -103,7 +103,7 @@ class Settings:
 
     def enable_thinking(self, default: bool) -> bool:
         """Whether to think first."""
-        return bool(self.values.get("thinking", default))
+        return bool(self.values.get("thinking", default)) and self.values.get("thinking_budget") != 0
 
     def budget(self, default: MediaBudget) -> MediaBudget:
         """What media may cost, with the machine's defaults where nothing is set."""

@@ -102,6 +102,11 @@ class ConversationStore:
         slower."""
         return index_texts(self._database)
 
+    def conversation(self, owner: str, conversation_id: str) -> Conversation:
+        """A conversation without its messages. Raises NotFoundError."""
+        with self._database.reading() as connection:
+            return _read_conversation(connection, owner, conversation_id)
+
     def read(self, owner: str, conversation_id: str) -> tuple[Conversation, Tree]:
         """A conversation and its messages as of one moment. Raises NotFoundError.
 

@@ -82,4 +82,7 @@ _SEARCH = (
 
 _CLIPS = ("ALTER TABLE attachments ADD COLUMN clip TEXT",)
 
-MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS)
+# What holds for one question alone.
+_OWN_FIRST = ("ALTER TABLE nodes ADD COLUMN first TEXT",)
+
+MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST)

@@ -17,11 +17,12 @@ from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.documents import as_context
 from qwen35mm.chat.drafts import Draft, Drafts
 from qwen35mm.chat.markdown import export_markdown
-from qwen35mm.chat.prompting import prompt_messages, prompt_path, prompt_path_before
+from qwen35mm.chat.past import Past, Pasts
+from qwen35mm.chat.prompting import prompt_messages, prompt_path
 from qwen35mm.chat.records import Attachment, AttachmentKind, Conversation, Node, checked_clip
 from qwen35mm.chat.replies import Replies, Work
 from qwen35mm.chat.say import say
-from qwen35mm.chat.settings import Settings
+from qwen35mm.chat.settings import MEDIA, Settings
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
@@ -78,6 +79,18 @@ class SentFile(BaseModel):
     clip: Annotated[VideoClip | None, BeforeValidator(checked_clip)] = None
 
 
+class Once(BaseModel):
+    """What holds for one message alone.
+
+    Attributes:
+        limits: settings of its media, in place of the conversation's.
+        first: the oldest message that its prompt holds, where the conversation's is an older one.
+    """
+
+    limits: dict[str, Any] = {}
+    first: str | None = None
+
+
 class Question(BaseModel):
     """A message that is to be sent.
 
@@ -92,6 +105,7 @@ class Question(BaseModel):
     text: str = ""
     attachments: list[SentFile] = []
     settings: dict[str, Any] | None = None
+    once: Once = Once()
 
 
 class Turns:
@@ -119,6 +133,7 @@ class Turns:
         self._store = store
         self._replies = replies
         self.drafts = Drafts(backend, store.media)
+        self._pasts = Pasts(store, replies)
         self._places: list[tuple[str, str | None]] = []
         # By the reply's id: it is stored a moment before it is among the replies.
         self._works: WeakValueDictionary[str, Work] = WeakValueDictionary()
@@ -161,7 +176,8 @@ class Turns:
 
         def store() -> Work:
             conversation, tree = self._store.read(person.owner, conversation_id)
-            path = prompt_path(tree.path(question_id), conversation.first)
+            whole = tree.path(question_id)
+            path = prompt_path(whole, conversation.first, whole[-1].first)
             if path[-1].role != "user":
                 raise PromptError("Only a question can be answered.")
             is_summary = any(reply.id == conversation.first for reply in tree.children(question_id))
@@ -178,8 +194,9 @@ class Turns:
         def store() -> Work:
             conversation, tree = self._store.read(person.owner, conversation_id)
             # A summary is what later prompts begin with; its own begins with what it sums up.
-            first = None if conversation.first == reply_id else conversation.first
-            path = prompt_path(tree.path(reply_id), first)
+            whole = tree.path(reply_id)
+            firsts = (conversation.first, *(node.first for node in whole[-2:]))
+            path = prompt_path(whole, *(() if conversation.first == reply_id else firsts))
             node = path[-1]
             if node.role != "assistant" or node.status == "finished" or not (node.text or node.reasoning):
                 raise PromptError("Only an answer that was stopped, or cut off by a limit, can be continued.")
@@ -245,11 +262,12 @@ class Turns:
         if not draft.node.text.strip() and not draft.node.attachments:
             raise PromptError("Type a question, or add a picture or a video.")
         draft = self.drafts.plan(draft)
-        room = self.drafts.room(draft)
+        room = self.drafts.room(draft, self.drafts.count(draft))
         if not room["fits"]:
-            num_all, context = room["tokens"]["all"], room["tokens"]["context"]
+            num_all, context, reserve = (room["tokens"][name] for name in ("all", "context", "reserve"))
             raise TooLongError(
-                f"This conversation would take {num_all:,} tokens, and the context holds {context:,} with the answer.",
+                f"This conversation would take {num_all:,} tokens. The context holds {context:,}, and {reserve:,} of "
+                "them are kept for the answer.",
                 num_all,
                 room["offers"],
             )
@@ -262,16 +280,20 @@ class Turns:
             raise PromptError(f"A message has at most {MAX_ATTACHMENTS} files; got {len(question.attachments)}.")
         attachments = tuple(self._attached(person, file) for file in question.attachments)
         node = _node(question.parent, "user", text=question.text, attachments=attachments)
+        limits = Settings.read(question.once.limits).values
+        if not limits.keys() <= MEDIA.keys():
+            raise PromptError("For one message alone, only what its media may cost can be set.")
         if question.conversation is None:
             if question.parent is not None:
                 raise PromptError("A new conversation has no messages before its first.")
-            return Draft((), node, Settings.read(question.settings or {})), None
-        conversation, tree = self._store.read(person.owner, question.conversation)
+            return Draft(Past(), node, Settings.read(question.settings or {}), limits=limits), None
+        conversation = self._store.conversation(person.owner, question.conversation)
         kept = question.settings is None
         settings = Settings.kept(conversation.settings) if kept else Settings.read(question.settings)
-        known = tuple(attachment for each in tree.nodes.values() for attachment in each.attachments)
-        path = prompt_path_before(tree, question.parent, conversation.first)
-        return Draft(tuple(path), node, settings, known), conversation
+        past, growing = self._pasts.before(person.owner, conversation, question.parent, question.once.first)
+        if question.once.first in {each.id for each in past.path}:
+            node = replace(node, first=question.once.first)
+        return Draft(past, node, settings, growing=growing, limits=limits), conversation
 
     def _attached(self, person: Person, file: SentFile) -> Attachment:
         media = self._store.media
@@ -298,7 +320,7 @@ class Turns:
 
         def fits(start: int) -> bool:
             question = _node(None, "user", text=f"{as_context(title, text_from(start))}\n\n{_SUMMARISE}")
-            return self.drafts.fits(Draft((), question, settings))
+            return self.drafts.fits(Draft(Past(), question, settings))
 
         start = bisect.bisect_left(range(len(path)), True, key=fits)
         if start == len(path):

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.engine.events import (
@@ -81,7 +82,7 @@ class FakeBackend:
         self.loaded: Any = SimpleNamespace(
             name="Fake-1B",
             generation=SamplingParams(temperature=0.7, top_k=20),
-            template=SimpleNamespace(default_enable_thinking=False),
+            template=Mock(default_enable_thinking=False),
         )
         self.media = MediaProcessor.from_pretrained(
             demo_model_path(),

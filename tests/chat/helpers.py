@@ -100,7 +100,7 @@ def shape(tree: Tree) -> dict[tuple[int, ...], Any]:
     open_paths = [((index,), root) for index, root in enumerate(tree.children(None))]
     while open_paths:
         path, message = open_paths.pop()
-        found[path] = {**vars(message), "id": None, "parent": None}
+        found[path] = {**vars(message), "id": None, "parent": None, "first": way(tree, message.first)}
         open_paths += [((*path, index), child) for index, child in enumerate(tree.children(message.id))]
     return found
 

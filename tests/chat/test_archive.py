@@ -47,7 +47,7 @@ def full(store: ConversationStore, title: str = "Ein Bär: 猫/../x") -> Convers
     first = node(text="What is *this*?", attachments=(picture, clip))
     answer = reply(first.id, "A cat.", reasoning="Hm.\n\n</details>", thinking_s=1.25, stats={"tokens": 3}, model="m")
     again = reply(first.id, "No cat.", status="failed", error="It broke.", notes=("one", "two"))
-    below = node(answer.id, "\u0000 ok \U0001f408", attachments=(text, picture))
+    below = node(answer.id, "\u0000 ok \U0001f408", attachments=(text, picture), first=answer.id)
     edited = node(text="edited", created_s=first.created_s, attachments=(picture,))
     for message in (first, answer, again, below, edited):
         store.add(ME, made.id, message)

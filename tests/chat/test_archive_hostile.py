@@ -247,6 +247,7 @@ WRONG_PLANS = {
         ("conversation", "messages", [1], "messages, 0"),
         ("conversation", "messages", [message(IDS[0], None)] * 2, "same id"),
         ("conversation", "messages", [message(IDS[0], IDS[1])], "parent is missing"),
+        ("conversation", "messages", [message(IDS[0], None, first=IDS[1])], "a first is no message"),
         ("conversation", "messages", [message(IDS[0], IDS[1]), message(IDS[1], IDS[0])], "circle"),
         *(("message", key, value, "damaged") for key, values in WRONG_MESSAGES.items() for value in values),
         ("file", "digest", "../../etc/passwd", "digest"),
@@ -267,7 +268,7 @@ def test_wrong_values(store: ConversationStore, tmp_path: Path, name: str, key: 
 
 def test_the_first_version_is_read(store: ConversationStore) -> None:
     whole = conversation(version=1)
-    del part(whole, "file")["clip"], part(whole, "plan")["similar_indices"]
+    del part(whole, "message")["first"], part(whole, "file")["clip"], part(whole, "plan")["similar_indices"]
     (imported,) = import_zip(store, ME, io.BytesIO(packed(good(**whole))), max_bytes=ROOM)
     (file,) = next(iter(store.read(ME, imported.id)[1].nodes.values())).attachments
     assert (file.plan, file.clip) == (VIDEO_PLAN, None)

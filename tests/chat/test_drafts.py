@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from qwen35mm.chat.drafts import Draft, completed
+from qwen35mm.chat.past import Past
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import new_id
@@ -21,7 +22,7 @@ from tests.chat.fake_backend import complete
 
 def draft(text: str = "look", *files: Attachment, path: tuple[Node, ...] = (), **settings: Any) -> Draft:
     parent = path[-1].id if path else None
-    return Draft(path, Node(new_id(), parent, "user", 1.0, text, attachments=files), Settings.read(settings))
+    return Draft(Past(path), Node(new_id(), parent, "user", 1.0, text, attachments=files), Settings.read(settings))
 
 
 def talk(num_turns: int, num_chars: int) -> tuple[Node, ...]:
@@ -117,8 +118,7 @@ def test_offered_limits_fit(kit: ChatKit, tmp_path: Path, num_pictures: int, wha
     offer = offers_of(kit, asked)["media"]
     assert english(offer["label"]) == f"Take {offer['settings']['max_image_tokens']:,} tokens at most for {what}"
     assert set(offer["settings"]) == {"max_image_tokens"}
-    smaller = replace(asked, settings=Settings.read(offer["settings"]))
-    assert kit.turns.drafts.measure(smaller)["fits"]
+    assert kit.turns.drafts.measure(replace(asked, limits=offer["settings"]))["fits"]
 
 
 def test_an_offer_never_raises_a_limit(kit: ChatKit, tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_an_offered_beginning_fits_and_none_before_does(kit: ChatKit, num_chars:
     start = [node.id for node in path].index(offer["first"])
     assert path[start].role == "user"
     assert english(offer["label"]) == f"Leave the oldest {start} messages out of the prompt"
-    assert kit.turns.drafts.measure(replace(asked, path=path[start:]))["fits"]
-    assert not kit.turns.drafts.measure(replace(asked, path=path[start - 2 :]))["fits"]
+    assert kit.turns.drafts.measure(replace(asked, start=start))["fits"]
+    assert not kit.turns.drafts.measure(replace(asked, start=start - 2))["fits"]
 
 
 def test_a_single_message_is_offered_to_be_left_out(kit: ChatKit) -> None:

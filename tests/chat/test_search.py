@@ -136,6 +136,7 @@ def test_a_database_without_an_index_gets_one(tmp_path: Path) -> None:
         for statement in ("TRIGGER nodes_added", "TRIGGER nodes_changed", "TABLE unindexed", "TABLE words"):
             connection.execute(f"DROP {statement}")
         connection.execute("ALTER TABLE attachments DROP COLUMN clip")
+        connection.execute("ALTER TABLE nodes DROP COLUMN first")
         connection.execute("PRAGMA user_version=1")
     assert titles(store, "answer") == ["Cats"]
     assert num_indexed(store) == 0
@@ -144,7 +145,7 @@ def test_a_database_without_an_index_gets_one(tmp_path: Path) -> None:
     assert len(list(store.index_texts())) > 1
     assert num_indexed(store) == 6
     assert titles(store, "text") == ["Cats"]
-    assert len(MIGRATIONS) == 3
+    assert len(MIGRATIONS) == 4
     store.close()
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from qwen35mm.chat.turns import TooLongError
-from qwen35mm.errors import RequestError
+from qwen35mm.chat.turns import Once, Question, SentFile, TooLongError
+from qwen35mm.errors import Qwen35mmError, RequestError
 from tests.chat.chat_kit import CLIP, ME, PICTURE, Asked, ChatKit
 from tests.chat.english import english
 from tests.chat.helpers import create, files_in
+
+
+def question(text: str, asked: Asked, **fields: Any) -> Question:
+    return Question(conversation=asked.conversation, parent=asked.reply, text=text, **fields)
 
 
 async def talk(kit: ChatKit, num_turns: int, num_chars: int) -> Asked:
@@ -25,7 +30,7 @@ async def talk(kit: ChatKit, num_turns: int, num_chars: int) -> Asked:
 async def test_oldest_messages_are_left_out_as_offered(kit: ChatKit) -> None:
     asked = await talk(kit, 4, 1600)
     before = kit.store.read(ME.owner, asked.conversation)[1].nodes
-    with pytest.raises(TooLongError, match=r"would take 4,\d\d\d tokens, and the context holds 4,096") as caught:
+    with pytest.raises(TooLongError, match=r"would take 4,\d\d\d tokens.* holds 4,096, and 128 of") as caught:
         await kit.send("echo more " + "y" * 4000, asked.conversation, asked.reply)
     offers = {offer["kind"]: offer for offer in caught.value.offers}
     assert set(offers) == {"shorten", "summary"}
@@ -40,6 +45,44 @@ async def test_oldest_messages_are_left_out_as_offered(kit: ChatKit) -> None:
     await kit.api.shorten(ME, asked.conversation, None)
     chat = await kit.api.open(ME, asked.conversation)
     assert all(message["kept"] for message in chat["messages"])
+
+
+async def test_what_is_taken_for_one_message_holds_for_it_alone(kit: ChatKit) -> None:
+    """Also when it is answered again, or its answer continued."""
+    asked = await talk(kit, 4, 1600)
+    conversation, long = asked.conversation, "length " + "y" * 4000
+    (offer,) = (
+        each for each in (await kit.turns.measure(ME, question(long, asked)))["offers"] if each["kind"] == "shorten"
+    )
+    once = Once(first=offer["first"], limits={"max_image_tokens": 9})
+    picture = kit.attach(PICTURE)
+    files = [SentFile(digest=picture.digest, kind="image", name="a.png")]
+    asking = question(long, asked, once=once, attachments=files, settings={"seed": 3})
+    assert (await kit.turns.measure(ME, asking))["fits"]
+    _, reply_id = await kit.turns.send(ME, asking)
+    await kit.watch(reply_id)
+    sent = kit.backend.calls[-1].messages
+    assert kit.prompt[0] == ("user", kit.store.read(ME.owner, conversation)[1].nodes[offer["first"]].text.strip())
+    assert sent[-1].media[0].plan.num_prompt_tokens <= 9
+    again = await kit.turns.answer_again(ME, conversation, kit.path(conversation)[-2].id)
+    await kit.watch(again)
+    assert kit.backend.calls[-1].messages == sent
+    await kit.watch(await kit.turns.go_on(ME, conversation, again))
+    assert kit.backend.calls[-1].messages[:-1] == sent
+    # Later messages have all again.
+    kept = kit.store.conversation(ME.owner, conversation)
+    assert (kept.first, kept.settings) == (None, {"seed": 3})
+    later = question("echo on", Asked(conversation, again, {}))
+    assert not (await kit.turns.measure(ME, later))["fits"]
+    chat = await kit.api.open(ME, conversation)
+    assert all(message["kept"] for message in chat["messages"])
+    assert [message.get("left_out", 0) for message in chat["messages"] if message["role"] == "user"] == [0, 0, 0, 0, 2]
+
+
+async def test_only_limits_of_media_hold_for_one_message(kit: ChatKit) -> None:
+    for limits, words in (({"seed": 3}, "only what its media may cost"), ({"max_frames": -1}, "from 1 to")):
+        with pytest.raises(Qwen35mmError, match=words):
+            await kit.turns.measure(ME, Question(text="x", once=Once(limits=limits)))
 
 
 async def test_a_new_chat_begins_with_a_summary(kit: ChatKit) -> None:

@@ -96,7 +96,9 @@ def _message(node: Node, tree: Tree, running: Collection[str], kept: bool, is_la
     }
     if node.role == "user":
         attachments = [attachment_view(attachment) for attachment in node.attachments]
-        return {**view, "attachments": attachments, "unanswered": is_last}
+        ids = [each.id for each in tree.path(node.id)] if node.first else []
+        left_out = ids.index(node.first) if node.first in ids else 0
+        return {**view, "attachments": attachments, "unanswered": is_last, "left_out": left_out}
     answer = _answer(node, _blocks(node.text), _blocks(node.reasoning))
     if node.status == "running" and node.id not in running:
         answer["status"] = "interrupted"

@@ -148,6 +148,8 @@ export const takeIn = (file) => sendFile("import", file).promise;
 export const pdfPages = (digest, name) =>
   sendFile(`pages?digest=${digest}&name=${encodeURIComponent(name)}`, null).promise;
 export const mediaUrl = (/** @type {string} */ digest) => new URL(`media/${digest}`, BASE).href;
+/** A picture as browsers show it, upright, in its own size. */
+export const pictureUrl = (/** @type {string} */ digest) => new URL(`picture/${digest}`, BASE).href;
 export const thumbnailUrl = (/** @type {string} */ digest) => new URL(`thumbnail/${digest}`, BASE).href;
 export const exportUrl = (/** @type {"md" | "zip"} */ form, /** @type {string[]} */ ids) =>
   new URL(`export?form=${form}&ids=${ids.join(",")}`, BASE).href;

@@ -3,8 +3,9 @@
 /** @import { Answer, AnswerView, Attachment, Child, Message, Question, Work } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
-import { mediaUrl, thumbnailUrl } from "./api.js";
-import { ask, button, copyText, h, icon, iconButton, redraw, setProgress } from "./dom.js";
+import { mediaUrl } from "./api.js";
+import { button, copyText, h, icon, iconButton, redraw, setProgress } from "./dom.js";
+import { itemOf } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
 const COPIED_MS = 1200;
@@ -80,20 +81,22 @@ export class QuestionRow extends Row {
     );
   }
 
-  file(/** @type {Attachment} */ { digest, kind, name, size }) {
-    const [media, thumbnail] = [mediaUrl(digest), thumbnailUrl(digest)];
-    if (kind === "text")
-      return h("a.document.row.card", { href: media, target: "_blank", rel: "noopener" }, icon("file"), name);
+  file(/** @type {Attachment} */ file) {
+    const { digest, name, size } = file;
+    if (file.kind === "text")
+      return h(
+        "a.document.row.card",
+        { href: mediaUrl(digest), target: "_blank", rel: "noopener" },
+        icon("file"),
+        name,
+      );
+    const { kind, src, poster } = itemOf(file);
     const labels = { title: name, "aria-label": name };
-    // A GIF is a video for the model, and a picture for a browser.
-    const moves = kind === "video" && /\.gif$/i.test(name);
-    if (kind === "video" && !moves)
-      return h("video", { src: media, poster: thumbnail, controls: true, muted: true, preload: "none", ...labels });
-    const image = h("img", { src: moves ? media : thumbnail, alt: name, loading: "lazy" });
+    if (kind === "video") return h("video", { src, poster, controls: true, muted: true, preload: "none", ...labels });
+    const image = h("img", { src: file.kind === "video" ? src : poster, alt: name, loading: "lazy" });
     // Known before it is loaded, so that nothing jumps.
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
-    const onclick = () => enlarge(digest, name);
-    return h("button.picture", { type: "button", onclick, ...labels }, image);
+    return h("button.picture", { type: "button", onclick: () => this.page.look(digest), ...labels }, image);
   }
 }
 
@@ -215,13 +218,6 @@ export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsa
   if (blocks.length) return "";
   if (status === "stopped") return t("Stopped before the answer. The model won't see this question again.");
   return status === "finished" ? t("The model answered nothing.") : "";
-}
-
-/** Shows a picture as large as there is room. */
-function enlarge(/** @type {string} */ digest, /** @type {string} */ name) {
-  const image = h("img.large", { src: mediaUrl(digest), alt: name });
-  image.addEventListener("error", () => image.replaceWith(t("Browsers don't show this format.")));
-  ask(name, image, [{ label: t("Close"), value: () => null }]);
 }
 
 /** What is the same stays untouched: a selection in it too. */

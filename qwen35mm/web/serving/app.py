@@ -183,6 +183,7 @@ def _routes(requests: Handler, files: Files) -> list[BaseRoute]:
         Route("/import", in_words(files.take_in), methods=["POST"]),
         Route("/export", in_words(files.export)),
         Route("/media/{digest}", in_words(files.media)),
+        Route("/picture/{digest}", in_words(files.picture)),
         Route("/thumbnail/{digest}", in_words(files.thumbnail)),
         Route("/poster/{number:int}", in_words(files.poster)),
         Mount("/web", StaticFiles(directory=asset_path("web"))),

@@ -36,7 +36,7 @@ from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.requests import HEADER
-from qwen35mm.web.serving.thumbnails import make_thumbnail, media_type
+from qwen35mm.web.serving.thumbnails import make_thumbnail, media_type, shown_picture
 from qwen35mm_preprocess import MediaError, detect_kind
 
 MAX_TEXT_BYTES = 4 * 2**20
@@ -45,7 +45,7 @@ MAX_PAGE_PICTURES = 32
 # A file of a stranger's is shown as what it is, and does nothing.
 _INERT = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
 T = TypeVar("T")
-_KEEP = {"cache-control": "private, max-age=31536000, immutable"}
+_SHOWN = {**_INERT, "cache-control": "private, max-age=31536000, immutable"}
 
 
 class Files:
@@ -152,13 +152,19 @@ class Files:
     async def media(self, request: Request) -> Response:
         """`GET .../media/DIGEST`: a file that one of the person's messages holds."""
         path = await REQUESTS.run(self._mine, request)
-        return FileResponse(path, media_type=await REQUESTS.run(media_type, path), headers={**_INERT, **_KEEP})
+        return FileResponse(path, media_type=await REQUESTS.run(media_type, path), headers=_SHOWN)
+
+    async def picture(self, request: Request) -> Response:
+        """`GET .../picture/DIGEST`: a picture as browsers show it, upright, in its own size."""
+        path, person = await REQUESTS.run(self._mine, request), self._person(request)
+        data = await THUMBNAILS.run_for(person.line, shown_picture, path)
+        return await self.media(request) if data is None else Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def thumbnail(self, request: Request) -> Response:
         """`GET .../thumbnail/DIGEST`: a small JPEG of it."""
         path, person = await REQUESTS.run(self._mine, request), self._person(request)
         data = await THUMBNAILS.run_for(person.line, self._thumbnail, path)
-        return Response(data, media_type="image/jpeg", headers={**_INERT, **_KEEP})
+        return Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def poster(self, request: Request) -> Response:
         """`GET .../poster/NUMBER`: a small JPEG of an example; not every browser can play the clip itself."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
+from qwen35mm_preprocess.image import load_image
 from qwen35mm_preprocess.media import AVIF, BMP, GIF, HEAD_BYTES, JPEG, MATROSKA, MP4, PNG, WEBP, sniff
 from qwen35mm_preprocess.video import first_frame
 
@@ -38,6 +41,23 @@ def make_thumbnail(path: Path) -> bytes:
     return data.getvalue()
 
 
+def shown_picture(path: Path) -> bytes | None:
+    """A picture that not every browser shows, or shows upright, as a JPEG of its own size; None where the file will do.
+
+    Raises:
+        MediaError: it can't be read.
+    """
+    if media_type(path) != "application/octet-stream":
+        with _read_in_words(), Image.open(path) as picture:
+            is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+            # Of the others, some browsers turn some.
+            if not is_turned or picture.format in ("JPEG", "MPO"):
+                return None
+    data = io.BytesIO()
+    load_image(path, MediaLimits()).save(data, "JPEG", quality=95, subsampling=0)
+    return data.getvalue()
+
+
 def media_type(path: Path) -> str:
     """By its first bytes; what no browser shows is just bytes."""
     with path.open("rb") as file:
@@ -46,12 +66,17 @@ def media_type(path: Path) -> str:
 
 
 def _picture(path: Path) -> Image.Image:
+    with _read_in_words(), Image.open(path) as picture:
+        if picture.width * picture.height > MediaLimits().max_source_pixels:
+            raise MediaError("The picture is too large to be shown.")
+        picture.draft("RGB", (MAX_SIDE, MAX_SIDE))
+        return ImageOps.exif_transpose(picture)
+
+
+@contextlib.contextmanager
+def _read_in_words() -> Iterator[None]:
     try:
-        with Image.open(path) as picture:
-            if picture.width * picture.height > MediaLimits().max_source_pixels:
-                raise MediaError("The picture is too large to be shown.")
-            picture.draft("RGB", (MAX_SIDE, MAX_SIDE))
-            return ImageOps.exif_transpose(picture)
+        yield
     except MediaError:
         raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from qwen35mm.chat.quotas import STRANGERS
 from qwen35mm.web.serving.examples import NUM_EXAMPLES
@@ -65,7 +65,7 @@ async def test_a_player_asks_for_a_part(page: PageClient) -> None:
     assert (await page.request("GET", url, headers={"range": "bytes=x"})).status_code in (200, 400)
 
 
-@pytest.mark.parametrize("route", ["media", "thumbnail"])
+@pytest.mark.parametrize("route", ["media", "picture", "thumbnail"])
 async def test_only_own_files_are_given(page: PageClient, route: str) -> None:
     attachment = await attach(page, PICTURE.read_bytes(), "a.png")
     url = f"{route}/{attachment['digest']}"
@@ -106,6 +106,24 @@ async def test_a_thumbnail_is_upright_and_flat(page: PageClient) -> None:
             corners.append(picture.convert("RGB").getpixel((0, 0)))
     assert sizes == [(320, 640), (10, 10), (48, 64)]
     assert corners[1] == (255, 255, 255)
+
+
+async def test_a_picture_is_given_as_every_browser_shows_it(page: PageClient) -> None:
+    """The file itself, or where browsers don't show it, or not all of them upright, a JPEG of its own size."""
+    lying, exif = Image.new("RGB", (900, 600), "red"), Image.Exif()
+    exif[0x0112] = 6
+    kinds = {"JPEG": ("image/jpeg", True), "PNG": ("image/jpeg", False), "TIFF": ("image/jpeg", False)}
+    for kind, (media_type, is_same) in kinds.items():
+        data = io.BytesIO()
+        lying.save(data, kind, exif=exif)
+        response = await page.request("GET", f"picture/{(await attach(page, data.getvalue(), 'a'))['digest']}")
+        assert (response.headers["content-type"], response.headers["cache-control"]) == (media_type, FOREVER)
+        assert (response.content == data.getvalue()) == is_same, kind
+        with Image.open(io.BytesIO(response.content)) as picture:
+            assert ImageOps.exif_transpose(picture).size == (600, 900), kind
+    attachment = await attach(page, CLIP.read_bytes(), "a.mp4")
+    response = await page.request("GET", f"picture/{attachment['digest']}")
+    assert (response.status_code, problem(response)) == (400, "The picture can't be read.")
 
 
 async def test_no_thumbnail_is_an_error_without_a_digest(page: PageClient) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader, FileIO
 from math import prod
@@ -126,6 +126,22 @@ def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
                 return False
             left -= size
     return True
+
+
+def not_finite(tensors: Iterable[StoredTensor]) -> Iterator[str]:
+    """The names of those that hold NaN or an infinite number. Reads them all.
+
+    Raises:
+        CheckpointError, OSError: a file ended early, or isn't there any more.
+    """
+    buffer = new_buffer()
+    for tensor in tensors:
+        if not DTYPES[tensor.dtype].is_floating_point:
+            continue
+        with open_shard(tensor.file) as file:
+            # 8-bit floats know fewer operations.
+            if not all(rows.float().isfinite().all() for rows in read_rows(file, tensor, 1, buffer)):
+                yield tensor.name
 
 
 def _taken(buffer: torch.Tensor | None, count: int, dtype: torch.dtype) -> torch.Tensor:

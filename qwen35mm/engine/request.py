@@ -7,12 +7,15 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
 
+from qwen35mm.checkpoints.safetensors_files import not_finite, read_headers
+from qwen35mm.checkpoints.shards import find_shards, some
 from qwen35mm.engine.events import Event
-from qwen35mm.errors import ContextTooLongError, EngineError, Qwen35mmError
+from qwen35mm.errors import CheckpointError, ContextTooLongError, EngineError, Qwen35mmError
 from qwen35mm.model.devices import shortage
 from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
@@ -103,3 +106,14 @@ def engine_error(error: Exception, device: torch.device) -> EngineError:
     else:
         message = f"The model failed on this request ({type(error).__name__}); the log has the details. Try again."
     return EngineError(message)
+
+
+def damage(checkpoint: Path) -> str:
+    """Why a model's values are no numbers, and what to do, from its files; reads them all."""
+    try:
+        damaged = list(not_finite(read_headers(find_shards(checkpoint)).values()))
+    except (CheckpointError, OSError):
+        return "Its checkpoint can't be read any more to see why. Download it again."
+    if damaged:
+        return f"Weights of {checkpoint.name} are damaged: {some(damaged, 3)}. Download it again."
+    return "Its weights are numbers: this prompt is beyond what it can compute. Ask in other words."

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
-from qwen35mm.engine.request import engine_error
+from qwen35mm.assets import demo_model_path
+from qwen35mm.checkpoints.safetensors_files import DTYPES, read_headers
+from qwen35mm.checkpoints.shards import find_shards
+from qwen35mm.engine import Engine
+from qwen35mm.engine.request import damage, engine_error
 from qwen35mm.errors import EngineError
+from qwen35mm.model import load
+from tests.engine.exact import Chat, user
 
 CPU = torch.device("cpu")
 
@@ -39,3 +48,33 @@ def test_others_are_named_without_their_words() -> None:
     message = str(engine_error(KeyError("a secret"), CPU))
     assert "KeyError" in message
     assert "secret" not in message
+
+
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
+def test_damaged_weights_are_named(weights: str, tmp_path: Path) -> None:
+    """Values that are no numbers would choose a token without a word."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(demo_model_path(), folder)
+    (shard,) = find_shards(folder)
+    stored = next(
+        each for each in read_headers([shard]).values() if each.name.endswith("layers.3.mlp.down_proj.weight")
+    )
+    with shard.open("r+b") as file:
+        file.seek(stored.start)
+        file.write(torch.full((1,), torch.nan, dtype=DTYPES[stored.dtype]).view(torch.uint8).numpy().tobytes())
+    loaded = load(folder, weights=weights)
+    engine = Engine(loaded)
+    request = Chat(loaded).request([user("hello")])
+    engine.add(request)
+    (event,) = [output.event for _ in range(4) for output in engine.step() if isinstance(output.event, Exception)]
+    assert isinstance(event, EngineError)
+    assert str(event) == (
+        f"The model computed values that are no numbers. Weights of damaged are damaged: {stored.name}. "
+        "Download it again."
+    )
+    engine.check_integrity()
+
+
+def test_a_checkpoint_that_is_whole_or_gone_is_not_called_damaged(tmp_path: Path) -> None:
+    assert "Its weights are numbers" in damage(demo_model_path())
+    assert "can't be read" in damage(tmp_path)

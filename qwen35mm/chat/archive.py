@@ -7,9 +7,10 @@
 A JSON file is one object, in UTF-8:
 
     format      "qwen35mm-conversation"
-    version     2; 1 has no `first` of messages, no `clip` of attachments and no `similar_indices` of plans; another
-                version is refused
+    version     2; 1 has no `pinned` and `titled`, no `first` and `edited` of messages, no `clip` of attachments and no
+                `similar_indices` of plans; another version is refused
     title, created_s, updated_s (seconds since the epoch), settings (an object)
+    pinned, titled (true or false: see `records.Conversation`)
     head        id of the message that is shown last, or null
     first       id of the oldest message that prompts still hold, or null for all
     messages    objects with the fields of `records.Node`, parents by id, in the order in which they came; `attachments`
@@ -37,7 +38,7 @@ from typing import Any, BinaryIO, cast
 from pydantic import BaseModel, ValidationError
 
 from qwen35mm.chat.markdown import markdown, media_names
-from qwen35mm.chat.records import KEPT, Attachment, Conversation, Id, Node, Time, completed_messages, place_of
+from qwen35mm.chat.records import KEPT, Attachment, Conversation, Id, Node, Time, complete, place_of
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
@@ -86,6 +87,8 @@ class _File(BaseModel):
     head: Id | None
     first: Id | None
     settings: dict[str, Any]
+    pinned: bool = False
+    titled: bool = True
     messages: list[Node]
 
 
@@ -201,7 +204,7 @@ def _set_aside(values: Iterable[Any]) -> Iterator[Iterator[Any]]:
 
 def _to_json(conversation: Conversation, tree: Tree) -> str:
     kept = {**vars(conversation), "settings": dict(conversation.settings), "messages": [*tree.nodes.values()]}
-    del kept["id"]
+    del kept["id"], kept["unseen"]
     return _File.model_construct(format=_FORMAT, version=_VERSION, **kept).model_dump_json(indent=1)
 
 
@@ -224,7 +227,7 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
             f"read here: import it with the program that wrote it, or update this one."
         )
     if version == _FIRST_VERSION:
-        completed_messages(values.get("messages"))
+        complete(values)
     try:
         read = _File.model_validate_json(text)
         if read.model_dump(mode="json") != values:

@@ -39,7 +39,8 @@ def markdown(path: tuple[Node, ...], title: str, names: Mapping[str, str]) -> st
     for node in path:
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(node.created_s))
         blocks.append(f"## {_SPEAKERS[node.role]}")
-        blocks.append(f"*{moment}{f', {_one_line(node.model)}' if node.model else ''}*")
+        said = [moment, *([_one_line(node.model)] if node.model else []), *(["edited"] if node.edited else [])]
+        blocks.append(f"*{', '.join(said)}*")
         blocks += [_link(attachment, names[attachment.digest]) for attachment in node.attachments]
         if node.reasoning.strip():
             seconds = "" if node.thinking_s is None else f" ({node.thinking_s:.1f} s)"

@@ -135,7 +135,7 @@ class MediaStore:
         with self._database.reading() as connection:
             row = connection.execute(
                 "SELECT EXISTS (SELECT 1 FROM attachments AS a JOIN nodes AS n ON n.id = a.node "
-                "JOIN conversations AS c ON c.id = n.conversation WHERE a.digest = ? AND c.owner = ?) "
+                "JOIN present AS c ON c.id = n.conversation WHERE a.digest = ? AND c.owner = ?) "
                 "OR EXISTS (SELECT 1 FROM held WHERE owner = ? AND digest = ? AND since_s > ?)",
                 (digest, owner, owner, digest, self._clock() - _HELD_S),
             ).fetchone()
@@ -152,18 +152,18 @@ class MediaStore:
                 "SELECT digest FROM held WHERE owner = ? AND since_s > ?", (owner, self._clock() - _HELD_S)
             ).fetchall()
             (num_conversations,) = connection.execute(
-                "SELECT COUNT(*) FROM conversations WHERE owner = ?", (owner,)
+                "SELECT COUNT(*) FROM present WHERE owner = ?", (owner,)
             ).fetchone()
             if not count_bytes:
                 return Kept(0, len(held), num_conversations)
             (num_files,) = connection.execute(
                 "SELECT COALESCE(SUM(num_bytes), 0) FROM (SELECT DISTINCT a.digest, a.num_bytes FROM attachments AS a "
-                "JOIN nodes AS n ON n.id = a.node JOIN conversations AS c ON c.id = n.conversation WHERE c.owner = ?)",
+                "JOIN nodes AS n ON n.id = a.node JOIN present AS c ON c.id = n.conversation WHERE c.owner = ?)",
                 (owner,),
             ).fetchone()
             (num_texts,) = connection.execute(
                 f"SELECT COALESCE(SUM({_NUM_BYTES.format('n.text')} + {_NUM_BYTES.format('n.reasoning')}), 0) "
-                "FROM nodes AS n JOIN conversations AS c ON c.id = n.conversation WHERE c.owner = ?",
+                "FROM nodes AS n JOIN present AS c ON c.id = n.conversation WHERE c.owner = ?",
                 (owner,),
             ).fetchone()
             num_settings = 0
@@ -210,15 +210,18 @@ class MediaStore:
             connection.execute("DELETE FROM held WHERE since_s <= ?", (self._clock() - _HELD_S,))
         return num_deleted
 
-    def discard(self, digests: Iterable[str]) -> int:
-        """Deletes those of the files that no message has and nobody holds; returns how many."""
+    def discard(self, digests: Iterable[str], *, min_age_s: float = 0.0) -> int:
+        """Deletes those of the files that no message has and nobody holds, and that were added (again) no later than
+        `min_age_s` ago; returns how many."""
+        newest_s = time.time() - min_age_s
+        old = [digest for digest in digests if not min_age_s or _is_older(self.path(digest), newest_s)]
         used = (
             "SELECT EXISTS (SELECT 1 FROM attachments WHERE digest = ?) "
             "OR EXISTS (SELECT 1 FROM held WHERE digest = ? AND since_s > ?)"
         )
         with self._database.writing() as connection:
             held_since_s = self._clock() - _HELD_S
-            rows = [(digest, connection.execute(used, (digest, digest, held_since_s)).fetchone()) for digest in digests]
+            rows = [(digest, connection.execute(used, (digest, digest, held_since_s)).fetchone()) for digest in old]
             return sum(self.delete(digest) for digest, (is_used,) in rows if not is_used)
 
     def _put(self, temporary: Path, path: Path, num_bytes: int) -> None:

@@ -63,6 +63,7 @@ class Node:
     stats       of a reply: any JSON object
     model       the name of the model that wrote it
     first       the oldest message that a question's own prompt holds; None for as many as its conversation's
+    edited      of a reply: whether a person has changed its words
     """
 
     __pydantic_config__ = KEPT
@@ -81,6 +82,7 @@ class Node:
     stats: Mapping[str, Any] | None = None
     model: str | None = None
     first: Id | None = None
+    edited: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,9 @@ class Conversation:
     head        the leaf that is shown; None when there is no message
     settings    any JSON object
     first       the oldest message that prompts still hold; None for all
+    pinned      whether it stands above the others
+    titled      whether the title stays: a person gave it, or the model has had its say
+    unseen      whether a reply has ended since the conversation was last looked at
     """
 
     id: str
@@ -100,6 +105,9 @@ class Conversation:
     head: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     first: str | None = None
+    pinned: bool = False
+    titled: bool = True
+    unseen: bool = False
 
 
 _NODE = TypeAdapter(Node)
@@ -175,12 +183,14 @@ def checked_clip(value: object) -> VideoClip | None:
     return None if value is None else _CLIP.validate_json(json.dumps(value))
 
 
-def completed_messages(messages: object) -> None:
-    """Gives messages of the archives' first version, as JSON values, what they lack."""
+def complete(conversation: dict[str, Any]) -> None:
+    """Gives a conversation of the archives' first version, as JSON values, what it lacks."""
+    conversation |= {"pinned": False, "titled": True, **conversation}
+    messages = conversation.get("messages")
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
-        message.setdefault("first", None)
+        message |= {"first": None, "edited": False, **message}
         files = message.get("attachments")
         for file in files if isinstance(files, list) else ():
             if isinstance(file, dict):

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from qwen35mm.chat.database import Database
+from qwen35mm.chat.rows import AFTER, ORDER, Place, place_values
 
 # Thai and Lao, Burmese, Khmer, Japanese, Chinese.
 _NO_BLANKS: Final = (
@@ -36,15 +37,15 @@ _LOOKED_AT_CHARS = 200_000
 
 _FIND = """
     WITH hits (sequence) AS ({indexed}
-        SELECT n.sequence FROM {unindexed} JOIN conversations AS c ON c.id = n.conversation
+        SELECT n.sequence FROM {unindexed} JOIN present AS c ON c.id = n.conversation
         WHERE c.owner = :owner AND has_words(n.text, :phrases)
     ), newest (conversation, sequence) AS (
         SELECT conversation, max(sequence) FROM nodes WHERE sequence IN hits GROUP BY conversation
     )
-    SELECT c.id, n.id, n.text FROM conversations AS c
+    SELECT c.id, n.id, n.text FROM present AS c
     LEFT JOIN newest ON newest.conversation = c.id LEFT JOIN nodes AS n ON n.sequence = newest.sequence
-    WHERE c.owner = :owner AND (n.id IS NOT NULL OR has_words(c.title, :phrases))
-    ORDER BY c.updated_s DESC, c.sequence DESC LIMIT :limit
+    WHERE c.owner = :owner AND (n.id IS NOT NULL OR has_words(c.title, :phrases)) AND {after}
+    ORDER BY {order} LIMIT :limit
 """
 _INDEXED = (
     "SELECT rowid FROM words WHERE words MATCH :match AND rowid NOT IN (SELECT sequence FROM unindexed) UNION ALL"
@@ -76,17 +77,18 @@ def phrases_of(query: str) -> list[str]:
 
 
 def find_phrases(
-    connection: sqlite3.Connection, owner: str, phrases: list[str], limit: int
+    connection: sqlite3.Connection, owner: str, phrases: list[str], limit: int, place: Place | None = None
 ) -> list[tuple[str, str | None, str | None]]:
-    """An owner's conversations with the phrases in their title or in one message, the last updated one first.
+    """An owner's conversations with the phrases in their title or in one message, in the order of `Place`.
 
     Returns:
         Each one's id, and the id and the text of its newest message with them; None and None for a title alone.
     """
     has_index = _has_index(connection)
-    query = _FIND.format(indexed=_INDEXED if has_index else "", unindexed=_UNINDEXED if has_index else "nodes AS n")
+    parts = {"indexed": _INDEXED, "unindexed": _UNINDEXED} if has_index else {"indexed": "", "unindexed": "nodes AS n"}
+    query = _FIND.format(**parts, after=AFTER, order=ORDER)
     match = " AND ".join(f'"{phrase}"' for phrase in phrases) + " *"
-    values = {"owner": owner, "phrases": "\n".join(phrases), "match": match, "limit": limit}
+    values = {"owner": owner, "phrases": "\n".join(phrases), "match": match, "limit": limit, **place_values(place)}
     return connection.execute(query, values).fetchall()
 
 

@@ -9,38 +9,41 @@ threads and processes may use one folder. What a call wrote is kept when it retu
 
 from __future__ import annotations
 
-import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qwen35mm.chat.database import Database
 from qwen35mm.chat.media import MediaStore
-from qwen35mm.chat.records import (
-    Attachment,
-    Conversation,
-    Node,
-    checked_node,
-    dump_clip,
-    dump_object,
-    dump_plan,
-    load_clip,
-    load_object,
-    load_plan,
+from qwen35mm.chat.records import Conversation, Node, dump_object, load_object
+from qwen35mm.chat.rows import (
+    AFTER,
+    ORDER,
+    Place,
+    check_in,
+    conversation_of,
+    conversation_row,
+    insert_attachments,
+    insert_node,
+    insert_row,
+    node_row,
+    place_values,
+    read_conversation,
+    read_conversations,
+    read_nodes,
+    release_files,
+    update_row,
 )
 from qwen35mm.chat.search import Snippet, find_phrases, index_texts, phrases_of, prepare, snippet_of
 from qwen35mm.chat.tables import MIGRATIONS
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ConversationDataError, NotFoundError
 
-# Columns are called as the fields are.
-_CONVERSATION = ", ".join(field.name for field in fields(Conversation))
-_NODE = ", ".join(field.name for field in fields(Node) if field.name != "attachments")
-_ATTACHMENT = ", ".join(field.name for field in fields(Attachment))
 _PLACE_AND_TIME = ("id", "parent", "role", "created_s")
+_SENT_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -76,22 +79,25 @@ class ConversationStore:
 
     # Conversations
 
-    def find(self, owner: str, *, limit: int = 200) -> list[Conversation]:
-        """The owner's conversations, the last updated one first."""
-        with self._database.reading() as connection:
-            return _read_conversations(
-                connection, "owner = ? ORDER BY updated_s DESC, sequence DESC LIMIT ?", (owner, limit)
-            )
+    def find(self, owner: str, *, limit: int = 200, after: Place | None = None) -> list[Conversation]:
+        """The owner's conversations, pinned ones first, then the last updated one.
 
-    def search(self, owner: str, query: str, *, limit: int = 200) -> list[Found]:
-        """The owner's conversations that have all words of a query in their title or in the text of one message, the
-        last updated one first; of the query's last word, the beginning. None where it has no words."""
+        Args:
+            after: only those behind this place.
+        """
+        where = f"owner = :owner AND {AFTER} ORDER BY {ORDER} LIMIT :limit"
+        with self._database.reading() as connection:
+            return read_conversations(connection, where, {"owner": owner, "limit": limit, **place_values(after)})
+
+    def search(self, owner: str, query: str, *, limit: int = 200, after: Place | None = None) -> list[Found]:
+        """The owner's conversations that have all words of a query in their title or in the text of one message, in
+        the order of `find`; of the query's last word, the beginning. None where it has no words."""
         phrases = phrases_of(query)
         if not phrases:
             return []
         with self._database.reading() as connection:
-            rows = find_phrases(connection, owner, phrases, limit)
-            found = [(_read_conversation(connection, owner, row[0]), *row[1:]) for row in rows]
+            rows = find_phrases(connection, owner, phrases, limit, after)
+            found = [(read_conversation(connection, owner, row[0]), *row[1:]) for row in rows]
         return [
             Found(conversation, node_id, snippet_of(text, phrases) if text else [])
             for conversation, node_id, text in found
@@ -105,7 +111,7 @@ class ConversationStore:
     def conversation(self, owner: str, conversation_id: str) -> Conversation:
         """A conversation without its messages. Raises NotFoundError."""
         with self._database.reading() as connection:
-            return _read_conversation(connection, owner, conversation_id)
+            return read_conversation(connection, owner, conversation_id)
 
     def read(self, owner: str, conversation_id: str) -> tuple[Conversation, Tree]:
         """A conversation and its messages as of one moment. Raises NotFoundError.
@@ -113,8 +119,8 @@ class ConversationStore:
         A file's media plan that another version wrote is read as none.
         """
         with self._database.reading() as connection:
-            conversation = _read_conversation(connection, owner, conversation_id)
-            return conversation, Tree(_read_nodes(connection, conversation_id))
+            conversation = read_conversation(connection, owner, conversation_id)
+            return conversation, Tree(read_nodes(connection, conversation_id))
 
     def insert(self, owner: str, conversations: Iterable[tuple[Conversation, Tree]]) -> None:
         """Adds whole conversations, all of them or none; the files that they have are then no longer held.
@@ -123,39 +129,78 @@ class ConversationStore:
             NotFoundError: a message's file is not in `media`.
             ConversationDataError: an id is taken, or a value can't be kept.
         """
-        prepared = [(*each, [_node_row(node) for node in each[1].nodes.values()]) for each in conversations]
+        prepared = [(*each, [node_row(node) for node in each[1].nodes.values()]) for each in conversations]
         with self._database.writing() as connection:
             for conversation, tree, rows in prepared:
                 for node_id in (conversation.head, conversation.first):
                     if node_id is not None and node_id not in tree.nodes:
                         raise ConversationDataError("The conversation is damaged: a message that it names is missing.")
-                _insert(connection, "conversations", {"owner": owner, **_conversation_row(vars(conversation))})
+                insert_row(connection, "conversations", {"owner": owner, **conversation_row(vars(conversation))})
                 for node, row in zip(tree.nodes.values(), rows, strict=True):
-                    _insert_node(connection, conversation.id, node, row)
+                    insert_node(connection, conversation.id, node, row)
                     for attachment in node.attachments:
                         if attachment.digest not in self.media:
                             raise NotFoundError("A message's file is not kept any more. Add it again.")
-                    _release(connection, owner, node.attachments)
+                    release_files(connection, owner, node.attachments)
 
     def change(self, owner: str, conversation_id: str, **values: Any) -> None:
-        """Changes a conversation's title, settings, head or first; see `Conversation`.
+        """Changes what is said of a conversation beside its messages; see `Conversation`.
 
         Raises:
             NotFoundError: no such conversation, or the head or the first is not in it.
             ConversationDataError: settings that are no JSON object.
         """
         with self._database.writing() as connection:
-            _read_conversation(connection, owner, conversation_id)
+            read_conversation(connection, owner, conversation_id)
             for node_id in (values.get("head"), values.get("first")):
                 if node_id is not None:
-                    _check_in(connection, owner, conversation_id, node_id)
-            _update(connection, "conversations", conversation_id, _conversation_row(values))
+                    check_in(connection, owner, conversation_id, node_id)
+            update_row(connection, "conversations", conversation_id, conversation_row(values))
+
+    def give_title(self, owner: str, conversation_id: str, title: str | None) -> bool:
+        """The model's title; None where it has found none. False where a person has given one, or it is deleted."""
+        with self._database.writing() as connection:
+            found = connection.execute(
+                "UPDATE conversations SET titled = 1, title = COALESCE(?, title) "
+                "WHERE owner = ? AND id = ? AND NOT titled AND deleted_s IS NULL",
+                (title, owner, conversation_id),
+            )
+            return found.rowcount == 1
 
     def delete(self, owner: str, conversation_id: str) -> None:
-        """Deletes a conversation; files that nothing else has go with `media.collect_garbage`. Raises NotFoundError."""
+        """Deletes a conversation, which is as if it weren't there; until `purge` it can be restored.
+
+        Raises:
+            NotFoundError: no such conversation.
+        """
         with self._database.writing() as connection:
-            _read_conversation(connection, owner, conversation_id)
-            connection.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
+            read_conversation(connection, owner, conversation_id)
+            update_row(connection, "conversations", conversation_id, {"deleted_s": self._clock()})
+
+    def restore(self, owner: str, conversation_id: str) -> None:
+        """Takes `delete` back. Raises NotFoundError where it is too late."""
+        with self._database.writing() as connection:
+            found = connection.execute(
+                "UPDATE conversations SET deleted_s = NULL WHERE owner = ? AND id = ?", (owner, conversation_id)
+            )
+            if found.rowcount == 0:
+                raise NotFoundError("This conversation is not there any more.")
+
+    def purge(self, min_age_s: float = 0.0) -> int:
+        """Removes what was deleted at least this long ago, with its files; how many conversations these were.
+
+        A file that somebody sends again just now stays for `media.collect_garbage`.
+        """
+        with self._database.writing() as connection:
+            values = (self._clock() - min_age_s,)
+            digests = connection.execute(
+                "SELECT DISTINCT digest FROM attachments JOIN nodes AS n ON n.id = node "
+                "JOIN conversations AS c ON c.id = n.conversation WHERE c.deleted_s <= ?",
+                values,
+            ).fetchall()
+            num_deleted = connection.execute("DELETE FROM conversations WHERE deleted_s <= ?", values).rowcount
+        self.media.discard([digest for (digest,) in digests], min_age_s=_SENT_AGAIN_S)
+        return num_deleted
 
     def delete_owner(self, owner: str) -> None:
         """Deletes everything of an owner; files that nobody else has go with `media.collect_garbage`."""
@@ -188,15 +233,15 @@ class ConversationStore:
             changes["settings"] = settings
         if first is not None:
             changes["first"] = first
-        rows = [_node_row(node) for node in nodes]  # before others have to wait
+        rows = [node_row(node) for node in nodes]  # before others have to wait
         with self._database.writing() as connection:
-            _read_conversation(connection, owner, conversation_id)
+            read_conversation(connection, owner, conversation_id)
             for node, row in zip(nodes, rows, strict=True):
                 if node.parent is not None:
-                    _check_in(connection, owner, conversation_id, node.parent)
-                _insert_node(connection, conversation_id, node, row)
-                _release(connection, owner, node.attachments)
-            _update(connection, "conversations", conversation_id, _conversation_row(changes))
+                    check_in(connection, owner, conversation_id, node.parent)
+                insert_node(connection, conversation_id, node, row)
+                release_files(connection, owner, node.attachments)
+            update_row(connection, "conversations", conversation_id, conversation_row(changes))
 
     def update(self, owner: str, node: Node) -> None:
         """Writes what can change of a message: all but its place and its time.
@@ -205,14 +250,18 @@ class ConversationStore:
             NotFoundError: no such message.
             ConversationDataError: a value that a field can't have.
         """
-        row = {name: value for name, value in _node_row(node).items() if name not in _PLACE_AND_TIME}
+        row = {name: value for name, value in node_row(node).items() if name not in _PLACE_AND_TIME}
         with self._database.writing() as connection:
-            conversation_id = _conversation_of(connection, owner, node.id)
-            _update(connection, "nodes", node.id, row)
+            conversation_id = conversation_of(connection, owner, node.id)
+            changes: dict[str, Any] = {"updated_s": self._clock()}
+            (status,) = connection.execute("SELECT status FROM nodes WHERE id = ?", (node.id,)).fetchone()
+            if status == "running" != node.status:
+                changes["unseen"] = True
+            update_row(connection, "nodes", node.id, row)
             connection.execute("DELETE FROM attachments WHERE node = ?", (node.id,))
-            _insert_attachments(connection, node)
-            _release(connection, owner, node.attachments)
-            _update(connection, "conversations", conversation_id, {"updated_s": self._clock()})
+            insert_attachments(connection, node)
+            release_files(connection, owner, node.attachments)
+            update_row(connection, "conversations", conversation_id, changes)
 
     def delete_node(self, owner: str, node_id: str) -> None:
         """Deletes a message with everything below it. Raises NotFoundError.
@@ -221,9 +270,9 @@ class ConversationStore:
         the parent; without a parent nothing. A `first` that was among it becomes None.
         """
         with self._database.writing() as connection:
-            conversation_id = _conversation_of(connection, owner, node_id)
-            conversation = _read_conversation(connection, owner, conversation_id)
-            tree = Tree(_read_nodes(connection, conversation_id))
+            conversation_id = conversation_of(connection, owner, node_id)
+            conversation = read_conversation(connection, owner, conversation_id)
+            tree = Tree(read_nodes(connection, conversation_id))
             deleted = tree.subtree(node_id)
             connection.executemany("DELETE FROM nodes WHERE id = ?", [(identity,) for identity in deleted])
             changes: dict[str, Any] = {"updated_s": self._clock()}
@@ -232,7 +281,7 @@ class ConversationStore:
                 changes["head"] = tree.newest_leaf(siblings[-1]) if siblings else tree.nodes[node_id].parent
             if conversation.first in deleted:
                 changes["first"] = None
-            _update(connection, "conversations", conversation_id, changes)
+            update_row(connection, "conversations", conversation_id, changes)
 
     # A person's presets and preferences: JSON objects that mean nothing here
 
@@ -272,112 +321,3 @@ class ConversationStore:
 def new_id() -> str:
     """A new id of a conversation or a message: 32 random hex digits."""
     return uuid.uuid4().hex
-
-
-# Rows, inside a caller's transaction
-
-
-def _read_conversations(connection: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[Conversation]:
-    """The conversations that a clause selects; `where` holds no outside text."""
-    names = _CONVERSATION.split(", ")
-    found = []
-    for row in connection.execute(f"SELECT {_CONVERSATION} FROM conversations WHERE {where}", values):
-        fields = dict(zip(names, row, strict=True))
-        fields["settings"] = load_object(fields["settings"], "conversation's settings")
-        found.append(Conversation(**fields))
-    return found
-
-
-def _read_conversation(connection: sqlite3.Connection, owner: str, conversation_id: str) -> Conversation:
-    """Raises NotFoundError, also for another owner's."""
-    found = _read_conversations(connection, "owner = ? AND id = ?", (owner, conversation_id))
-    if not found:
-        raise NotFoundError("This conversation is not there any more.")
-    return found[0]
-
-
-def _conversation_of(connection: sqlite3.Connection, owner: str, node_id: str) -> str:
-    """The id of a message's conversation. Raises NotFoundError, also for another owner's."""
-    row = connection.execute(
-        "SELECT c.id FROM nodes AS n JOIN conversations AS c ON c.id = n.conversation WHERE n.id = ? AND c.owner = ?",
-        (node_id, owner),
-    ).fetchone()
-    if row is None:
-        raise NotFoundError("This message is not there any more.")
-    return row[0]
-
-
-def _check_in(connection: sqlite3.Connection, owner: str, conversation_id: str, node_id: str) -> None:
-    if _conversation_of(connection, owner, node_id) != conversation_id:
-        raise NotFoundError("This message is not in the conversation.")
-
-
-def _read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Node]:
-    """All messages of a conversation, in the order in which they came."""
-    attachments: dict[str, list[Attachment]] = {}
-    rows = connection.execute(
-        f"SELECT node, {_ATTACHMENT} FROM attachments WHERE node IN (SELECT id FROM nodes WHERE conversation = ?) "
-        "ORDER BY node, position",
-        (conversation_id,),
-    )
-    for node_id, digest, kind, name, num_bytes, plan, clip in rows:
-        file = Attachment(digest, kind, name, num_bytes, load_plan(plan), load_clip(clip))
-        attachments.setdefault(node_id, []).append(file)
-    nodes = []
-    names = _NODE.split(", ")
-    rows = connection.execute(f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY sequence", (conversation_id,))
-    for row in rows:
-        values = dict(zip(names, row, strict=True))
-        values["notes"] = tuple(load_object(values["notes"], "message's notes").get("notes", ()))
-        values["stats"] = None if values["stats"] is None else load_object(values["stats"], "message's numbers")
-        nodes.append(Node(**values, attachments=tuple(attachments.get(values["id"], ()))))
-    return nodes
-
-
-def _insert_node(connection: sqlite3.Connection, conversation_id: str, node: Node, row: Mapping[str, Any]) -> None:
-    """A new message with its `_node_row`; its parent may still follow in the same transaction.
-
-    Raises ConversationDataError.
-    """
-    _insert(connection, "nodes", {"conversation": conversation_id, **row})
-    _insert_attachments(connection, node)
-
-
-def _insert_attachments(connection: sqlite3.Connection, node: Node) -> None:
-    for position, attachment in enumerate(node.attachments):
-        values = {**vars(attachment), "plan": dump_plan(attachment.plan), "clip": dump_clip(attachment.clip)}
-        _insert(connection, "attachments", {"node": node.id, "position": position, **values})
-
-
-def _conversation_row(values: Mapping[str, Any]) -> dict[str, Any]:
-    row = dict(values)
-    if "settings" in row:
-        row["settings"] = dump_object(row["settings"], "conversation's settings")
-    return row
-
-
-def _node_row(node: Node) -> dict[str, Any]:
-    """Raises ConversationDataError for a value that a field can't have."""
-    row = {**vars(checked_node(node)), "notes": dump_object({"notes": node.notes}, "message's notes")}
-    row["stats"] = None if node.stats is None else dump_object(node.stats, "message's numbers")
-    del row["attachments"]
-    return row
-
-
-def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
-    """Raises ConversationDataError where there is a row of this id."""
-    places = ", ".join("?" * len(row))
-    try:
-        connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", (*row.values(),))
-    except sqlite3.IntegrityError:
-        raise ConversationDataError("A conversation or a message with this id is there already.") from None
-
-
-def _update(connection: sqlite3.Connection, table: str, identity: str, row: Mapping[str, Any]) -> None:
-    assignments = ", ".join(f"{name} = ?" for name in row)
-    connection.execute(f"UPDATE {table} SET {assignments} WHERE id = ?", (*row.values(), identity))
-
-
-def _release(connection: sqlite3.Connection, owner: str, attachments: Iterable[Attachment]) -> None:
-    rows = [(owner, attachment.digest) for attachment in attachments]
-    connection.executemany("DELETE FROM held WHERE owner = ? AND digest = ?", rows)

@@ -85,4 +85,18 @@ _CLIPS = ("ALTER TABLE attachments ADD COLUMN clip TEXT",)
 # What holds for one question alone.
 _OWN_FIRST = ("ALTER TABLE nodes ADD COLUMN first TEXT",)
 
-MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST)
+# What is deleted stays for as long as that can be undone; `present` are the others. Nobody knows of an older title
+# whether a person gave it.
+_SIDEBAR = (
+    "ALTER TABLE conversations ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE conversations ADD COLUMN titled INTEGER NOT NULL DEFAULT 1",
+    "ALTER TABLE conversations ADD COLUMN unseen INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE conversations ADD COLUMN deleted_s REAL",
+    "ALTER TABLE nodes ADD COLUMN edited INTEGER NOT NULL DEFAULT 0",
+    "CREATE VIEW present AS SELECT * FROM conversations WHERE deleted_s IS NULL",
+    "CREATE INDEX conversations_deleted ON conversations (deleted_s) WHERE deleted_s IS NOT NULL",
+    "DROP INDEX conversations_by_owner",
+    "CREATE INDEX conversations_by_owner ON conversations (owner, pinned, updated_s, sequence)",
+)
+
+MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST, _SIDEBAR)

@@ -251,7 +251,7 @@ class Turns:
         reply = self._reply_to(question)
         first = reply.id if is_summary else None
         now_s = time.time()
-        conversation = Conversation(new_id(), title, now_s, now_s, reply.id, settings.values, first)
+        conversation = Conversation(new_id(), title, now_s, now_s, reply.id, settings.values, first, titled=is_summary)
         work = self._work(person, conversation, [question], reply)
         self._store.insert(person.owner, [(conversation, Tree([question, reply]))])
         return work

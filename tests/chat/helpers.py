@@ -14,6 +14,7 @@ from typing import Any
 
 from qwen35mm.chat.records import Attachment, Conversation, Node
 from qwen35mm.chat.store import ConversationStore, new_id
+from qwen35mm.chat.tables import MIGRATIONS
 from qwen35mm.chat.tree import Tree
 from qwen35mm_preprocess import GridTHW, MediaPlan
 
@@ -79,6 +80,24 @@ def attach(store: ConversationStore, content: bytes, name: str, kind: Any = "ima
 
 def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def old_database(folder: Path, version: int) -> str:
+    """A database as it was written in an earlier format, with a conversation of question and answer; its id."""
+    folder.mkdir(exist_ok=True)
+    identity, first, last = new_id(), new_id(), new_id()
+    with closing(sqlite3.connect(folder / "conversations.sqlite", isolation_level=None)) as connection:
+        for statement in itertools.chain(*MIGRATIONS[:version]):
+            connection.execute(statement)
+        names = "id, owner, title, created_s, updated_s, head, settings"
+        row = (identity, ME, "Cats", 1.0, 2.0, last, "{}")
+        connection.execute(f"INSERT INTO conversations ({names}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        names = "conversation, id, parent, role, text, created_s, reasoning, status, notes"
+        for row in ((first, None, "user", "question 0"), (last, first, "assistant", "answer 0")):
+            values = (identity, *row, 1.0, "", "finished", "{}")
+            connection.execute(f"INSERT INTO nodes ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        connection.execute(f"PRAGMA user_version={version}")
+    return identity
 
 
 def chat(store: ConversationStore, owner: str = ME, title: str = "Cats", turns: int = 1) -> tuple[Conversation, Node]:

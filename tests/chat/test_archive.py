@@ -67,7 +67,7 @@ def same(store: ConversationStore, before: Conversation, other: ConversationStor
     assert shape(new) == shape(old)
     assert [way(new, identity) for identity in new.nodes] == [way(old, identity) for identity in old.nodes]
     assert (way(new, after.head), way(new, after.first)) == (way(old, before.head), way(old, before.first))
-    for name in ("title", "created_s", "updated_s", "settings"):
+    for name in ("title", "created_s", "updated_s", "settings", "pinned", "titled"):
         assert getattr(after, name) == getattr(before, name)
     assert {before.id, *old.nodes}.isdisjoint({after.id, *new.nodes})
 

@@ -54,6 +54,8 @@ def conversation(**values: Any) -> dict[str, Any]:
         "head": IDS[1],
         "first": None,
         "settings": {},
+        "pinned": True,
+        "titled": False,
         "messages": messages,
     } | values
 
@@ -238,8 +240,9 @@ WRONG_PLANS = {
     ("name", "key", "value", "words"),
     [
         ("conversation", "format", "other", "no conversation"),
-        *(("conversation", "version", version, "another version") for version in (3, "1", True)),
+        *(("conversation", "version", version, "another version") for version in (3, 0, "2", True)),
         ("conversation", "extra", 1, "extra"),
+        ("conversation", "pinned", 1, "pinned"),
         ("conversation", "settings", [], "settings"),
         ("conversation", "updated_s", 1e300, "updated_s"),
         ("conversation", "head", "0d" * 16, "head"),
@@ -268,9 +271,16 @@ def test_wrong_values(store: ConversationStore, tmp_path: Path, name: str, key: 
 
 def test_the_first_version_is_read(store: ConversationStore) -> None:
     whole = conversation(version=1)
-    del part(whole, "message")["first"], part(whole, "file")["clip"], part(whole, "plan")["similar_indices"]
-    (imported,) = import_zip(store, ME, io.BytesIO(packed(good(**whole))), max_bytes=ROOM)
-    (file,) = next(iter(store.read(ME, imported.id)[1].nodes.values())).attachments
+    del whole["pinned"], whole["titled"]
+    for each in whole["messages"]:
+        del each["first"], each["edited"]
+    del part(whole, "file")["clip"], part(whole, "plan")["similar_indices"]
+    old = {FILE: json.dumps(whole), PICTURE: b"picture"}
+    (imported,) = import_zip(store, ME, io.BytesIO(packed(old)), max_bytes=ROOM)
+    assert (imported.pinned, imported.titled) == (False, True)
+    node = next(iter(store.read(ME, imported.id)[1].nodes.values()))
+    (file,) = node.attachments
+    assert not node.edited
     assert (file.plan, file.clip) == (VIDEO_PLAN, None)
     # Nor may any other key be missing there.
     del part(whole, "plan")["notes"]

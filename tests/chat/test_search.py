@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,7 @@ import pytest
 
 from qwen35mm.chat import search
 from qwen35mm.chat.store import ConversationStore
-from qwen35mm.chat.tables import MIGRATIONS
-from tests.chat.helpers import ME, OTHER, chat, create, node, reply
+from tests.chat.helpers import ME, OTHER, chat, create, node, old_database, reply
 
 CHATS = (
     ("Cats", "привет, Σίσυφος; the big blue, blue star"),
@@ -122,6 +120,7 @@ def test_the_index_follows_what_is_written_and_deleted(store: ConversationStore)
     store.add(ME, conversation.id, reply(last.parent or "", "a sun"))
     assert (titles(store, "moon"), titles(store, "sun")) == ([], ["Cats"])
     store.delete(ME, conversation.id)
+    store.purge()
     store.delete_owner(OTHER)
     with store._database.reading() as connection:
         assert connection.execute("SELECT count(*) FROM words").fetchone()[0] == 0
@@ -129,23 +128,16 @@ def test_the_index_follows_what_is_written_and_deleted(store: ConversationStore)
 
 def test_a_database_without_an_index_gets_one(tmp_path: Path) -> None:
     """One of the first format is opened at once, is searched, and then indexed in slices."""
+    identity = old_database(tmp_path, version=1)
     store = ConversationStore(tmp_path)
-    conversation, last = chat(store)
-    store.close()
-    with closing(sqlite3.connect(tmp_path / "conversations.sqlite", isolation_level=None)) as connection:
-        for statement in ("TRIGGER nodes_added", "TRIGGER nodes_changed", "TABLE unindexed", "TABLE words"):
-            connection.execute(f"DROP {statement}")
-        connection.execute("ALTER TABLE attachments DROP COLUMN clip")
-        connection.execute("ALTER TABLE nodes DROP COLUMN first")
-        connection.execute("PRAGMA user_version=1")
     assert titles(store, "answer") == ["Cats"]
     assert num_indexed(store) == 0
-    big = [node(last.id, f"a text {'x' * 400_000}") for _ in range(4)]
-    store.add(ME, conversation.id, *big)
+    last = store.read(ME, identity)[0].head
+    big = [node(last, f"a text {'x' * 400_000}") for _ in range(4)]
+    store.add(ME, identity, *big)
     assert len(list(store.index_texts())) > 1
     assert num_indexed(store) == 6
     assert titles(store, "text") == ["Cats"]
-    assert len(MIGRATIONS) == 4
     store.close()
 
 

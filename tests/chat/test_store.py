@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
 import stat
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qwen35mm.chat.records import Conversation
+from qwen35mm.chat.rows import Place
 from qwen35mm.chat.store import ConversationStore, new_id
+from qwen35mm.chat.tables import MIGRATIONS
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ConversationDataError, NotFoundError, StorageError
-from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, VIDEO_PLAN, attach, chat, create, node, reply
+from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, VIDEO_PLAN, attach, chat, create, node, old_database, reply
 
 
 @pytest.fixture
@@ -42,6 +46,7 @@ def test_everything_comes_back(store: ConversationStore, reopened: Callable[[], 
         error="Broken.",
         stats={"tokens": 12, "rate": 1 / 3},
         model="demo",
+        edited=True,
         created_s=question.created_s + 1 / 7,
     )
     store.add(ME, made.id, question)
@@ -168,6 +173,111 @@ def test_list_is_newest_first(store: ConversationStore) -> None:
     assert [c.id for c in store.find(ME, limit=2)] == expected[:2]
     store.change(ME, made[0], title="zero")
     assert [c.title for c in store.find(ME)][-1] == "zero"
+
+
+def test_a_list_goes_on_behind_any_place_of_it(store: ConversationStore) -> None:
+    made = [chat(store, title=f"cat {index}")[0].id for index in range(7)]
+    chat(store, OTHER, title="cat of another")
+    for index in (2, 5):
+        store.change(ME, made[index], pinned=True)
+    expected = [made[index] for index in (5, 2, 6, 4, 3, 1, 0)]
+
+    def pages(read: Callable[[Place | None], list[Conversation]]) -> list[str]:
+        ids: list[str] = []
+        place = None
+        while page := read(place):
+            ids += [each.id for each in page]
+            place = Place(page[-1].id, page[-1].pinned, page[-1].updated_s)
+        return ids
+
+    assert pages(lambda place: store.find(ME, limit=2, after=place)) == expected
+    for search in (partial(store.search, ME, query, limit=2) for query in ("cat", "answer")):
+        assert pages(lambda place, search=search: [found.conversation for found in search(after=place)]) == expected
+    # What stood there has moved, or is gone.
+    place = Place(made[4], False, store.read(ME, made[4])[0].updated_s)
+    store.add(ME, made[4], node())
+    store.delete(ME, made[3])
+    assert [each.id for each in store.find(ME, after=place)] == [made[1], made[0]]
+
+
+def test_what_is_deleted_can_be_restored_until_it_is_purged(store: ConversationStore) -> None:
+    kept, _ = chat(store, title="kept")
+    gone, last = chat(store, title="gone")
+    file = attach(store, b"mine", "mine.png")
+    store.add(ME, gone.id, node(last.id, "a needle", attachments=(file,)))
+    os.utime(store.media.path(file.digest), (0, 0))
+    before = store.read(ME, gone.id)
+    for _ in range(2):
+        store.delete(ME, gone.id)
+        assert [each.id for each in store.find(ME)] == [kept.id]
+        assert store.search(ME, "needle") == store.search(ME, "gone") == []
+        assert not store.media.is_of(ME, file.digest)
+        assert store.media.kept(ME).num_conversations == 1
+        attempts: list[Callable[[], object]] = [
+            lambda: store.read(ME, gone.id),
+            lambda: store.update(ME, last),
+            lambda: store.change(ME, gone.id, pinned=True),
+            lambda: store.restore(OTHER, gone.id),
+        ]
+        for attempt in attempts:
+            with pytest.raises(NotFoundError):
+                attempt()
+        assert not store.give_title(ME, gone.id, "new")
+        assert store.purge(min_age_s=60.0) == 0
+        assert store.media.collect_garbage(min_age_s=0) == 0
+        store.restore(ME, gone.id)
+        after = store.read(ME, gone.id)
+        assert (after[0], after[1].nodes) == (before[0], before[1].nodes)
+        assert [found.conversation.id for found in store.search(ME, "needle")] == [gone.id]
+    store.delete(ME, gone.id)
+    assert store.purge() == 1
+    assert file.digest not in store.media
+    with pytest.raises(NotFoundError):
+        store.restore(ME, gone.id)
+    assert [each.id for each in store.find(ME)] == [kept.id]
+
+
+def test_a_title_that_a_person_gave_stays(store: ConversationStore) -> None:
+    theirs, models = (create(store, ME, title="old") for _ in range(2))
+    store.change(ME, models.id, titled=False)
+    assert not store.give_title(ME, theirs.id, "new")
+    assert not store.give_title(OTHER, models.id, "new")
+    assert store.give_title(ME, models.id, "new")
+    assert not store.give_title(ME, models.id, "newer")
+    assert [store.read(ME, each.id)[0].title for each in (theirs, models)] == ["old", "new"]
+    store.change(ME, models.id, titled=False)
+    assert store.give_title(ME, models.id, None)
+    found = store.read(ME, models.id)[0]
+    assert (found.title, found.titled) == ("new", True)
+
+
+def test_the_end_of_a_reply_is_unseen(store: ConversationStore) -> None:
+    conversation, last = chat(store)
+    answer = reply(last.id, status="running")
+    store.add(ME, conversation.id, answer)
+    store.update(ME, replace(answer, text="more"))
+    assert not store.read(ME, conversation.id)[0].unseen
+    store.update(ME, replace(answer, status="finished"))
+    assert store.read(ME, conversation.id)[0].unseen
+    store.change(ME, conversation.id, unseen=False)
+    store.update(ME, replace(answer, status="finished", text="edited"))
+    assert not store.read(ME, conversation.id)[0].unseen
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
+def test_a_database_of_an_earlier_version_opens(tmp_path: Path, version: int) -> None:
+    identity = old_database(tmp_path, version)
+    for _ in range(2):
+        store = ConversationStore(tmp_path)
+        conversation, tree = store.read(ME, identity)
+        assert (conversation.title, conversation.pinned, conversation.titled) == ("Cats", False, True)
+        assert [(each.text, each.edited) for each in tree.nodes.values()] == [
+            ("question 0", False),
+            ("answer 0", False),
+        ]
+        assert [each.id for each in store.find(ME)] == [identity]
+        assert [found.conversation.id for found in store.search(ME, "answer")] == [identity]
+        store.close()
 
 
 def test_presets_and_preferences(store: ConversationStore, reopened: Callable[[], ConversationStore]) -> None:

@@ -246,11 +246,11 @@ def state(kit: ChatKit) -> list[Any]:
 @pytest.mark.parametrize(
     ("doing", "name", "number"),
     [
-        ("begin", "_insert_node", 2),
-        ("send", "_insert_node", 1),
-        ("send", "_insert_node", 2),
-        ("send", "_update", 1),
-        ("go on", "_update", 2),
+        ("begin", "insert_node", 2),
+        ("send", "insert_node", 1),
+        ("send", "insert_node", 2),
+        ("send", "update_row", 1),
+        ("go on", "update_row", 2),
     ],
 )
 async def test_what_fails_in_the_middle_changes_nothing(
@@ -299,4 +299,5 @@ async def test_files_of_a_deleted_conversation_are_not_held(kit: ChatKit) -> Non
     assert kit.store.media.is_of(ME.owner, picture.digest)
     await kit.api.delete(ME, asked.conversation)
     assert not kit.store.media.is_of(ME.owner, picture.digest)
+    kit.store.purge()
     assert kit.store.media.collect_garbage(0.0) == 1

@@ -19,7 +19,7 @@ from qwen35mm.web.rendering.wording import describe_stats, work_of
 
 def conversation_line(conversation: Conversation) -> dict[str, Any]:
     """A conversation in the sidebar."""
-    return {"id": conversation.id, "title": conversation.title}
+    return {name: getattr(conversation, name) for name in ("id", "title", "updated_s", "pinned", "unseen")}
 
 
 def found_line(found: Found) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _message(node: Node, tree: Tree, running: Collection[str], kept: bool, is_la
     answer = _answer(node, _blocks(node.text), _blocks(node.reasoning))
     if node.status == "running" and node.id not in running:
         answer["status"] = "interrupted"
-    return {**view, **answer, "model": node.model}
+    return {**view, **answer, "model": node.model, "edited": node.edited}
 
 
 def _answer(node: Node, blocks: list[str], reasoning: list[str]) -> dict[str, Any]:

@@ -6,12 +6,17 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.edits import edit_answer
 from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.replies import Replies
+from qwen35mm.chat.rows import Place
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.trash import Trash
 from qwen35mm.chat.turns import Person, Question, Turns
 from qwen35mm.errors import NotFoundError, PromptError
 from qwen35mm.pools import REQUESTS, SEARCH
@@ -20,8 +25,17 @@ from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.requests import request
 
-MAX_LISTED = 200
+LISTED = 100
+MAX_LISTED = 2_000
 MAX_PREFERENCES_CHARS = 200_000
+
+
+class ListPlace(BaseModel):
+    """The last line that a page has of a list: what comes next stands behind it."""
+
+    id: str
+    pinned: bool
+    updated_s: float
 
 
 class Api:
@@ -49,6 +63,7 @@ class Api:
         self._turns = turns
         self._describe_app = describe_app
         self._usage = usage
+        self._trash = Trash(store)
         self._examples = examples
 
     # Conversations
@@ -65,15 +80,20 @@ class Api:
         }
 
     @request
-    async def list(self, person: Person, query: str | None = None) -> Any:
-        """The conversations of the sidebar; `query` searches them."""
-        store, limit = self._store, MAX_LISTED + 1
+    async def list(
+        self, person: Person, query: str | None = None, after: ListPlace | None = None, limit: int = LISTED
+    ) -> Any:
+        """The conversations of the sidebar, a piece of them; `query` searches them."""
+        limit = min(max(limit, 1), MAX_LISTED)
+        how = {"limit": limit + 1, "after": after and Place(after.id, after.pinned, after.updated_s)}
         if query and query.strip():
-            found = await SEARCH.run_for(person.line, store.search, person.owner, query, limit=limit)
+            found = await SEARCH.run_for(person.line, self._store.search, person.owner, query, **how)
             lines = [found_line(each) for each in found]
         else:
-            lines = [conversation_line(each) for each in await REQUESTS.run(store.find, person.owner, limit=limit)]
-        return {"conversations": lines[:MAX_LISTED], "more": len(lines) > MAX_LISTED}
+            lines = [conversation_line(each) for each in await REQUESTS.run(self._store.find, person.owner, **how)]
+        running = {reply.work.conversation_id for reply in self._replies.of(person.owner)}
+        marked = [{**line, "running": line["id"] in running} for line in lines[:limit]]
+        return {"conversations": marked, "more": len(lines) > limit}
 
     @request
     async def open(self, person: Person, conversation: str, node: str | None = None) -> Any:
@@ -83,6 +103,8 @@ class Api:
 
         def read() -> dict[str, Any]:
             kept, tree = self._store.read(person.owner, conversation)
+            if kept.unseen:
+                self._store.change(person.owner, conversation, unseen=False)
             if node in tree.nodes and node not in {each.id for each in tree.path(kept.head)}:
                 self._store.change(person.owner, conversation, head=tree.newest_leaf(node))
                 kept, tree = self._store.read(person.owner, conversation)
@@ -99,14 +121,28 @@ class Api:
     @request
     def rename(self, person: Person, conversation: str, title: str) -> Any:
         """Renames a conversation."""
-        self._store.change(person.owner, conversation, title=title.strip()[:200])
+        self._store.change(person.owner, conversation, title=title.strip()[:200], titled=True)
+        return {}
+
+    @request
+    def pin(self, person: Person, conversation: str, pinned: bool) -> Any:
+        """Has a conversation stand above the others, or among them again."""
+        self._store.change(person.owner, conversation, pinned=pinned)
         return {}
 
     @request
     async def delete(self, person: Person, conversation: str) -> Any:
-        """Deletes a conversation; files that no other one holds go soon after."""
+        """Deletes a conversation with its files; for a while, `restore` takes that back."""
         await self._turns.stop(person, conversation)
-        await REQUESTS.run(self._store.delete, person.owner, conversation)
+        await self._trash.delete(person.owner, conversation)
+        return {}
+
+    @request
+    def restore(self, person: Person, conversation: str) -> Any:
+        """Takes `delete` back."""
+        # Else more could be kept, by turns, than there is room for.
+        self._usage.check(person, num_bytes=1, num_conversations=1)
+        self._store.restore(person.owner, conversation)
         return {}
 
     @request
@@ -132,6 +168,14 @@ class Api:
     async def shorten(self, person: Person, conversation: str, first: str | None = None) -> Any:
         """Leaves what is before `first` out of prompts from now on; None takes everything again."""
         await REQUESTS.run(self._store.change, person.owner, conversation, first=first)
+        return await self._shown(person, conversation)
+
+    @request
+    async def edit_answer(self, person: Person, conversation: str, node: str, text: str) -> Any:
+        """Puts a person's own words beside an answer."""
+        await REQUESTS.run(self._usage.check, person, num_bytes=len(text.encode("utf-8", "replace")))
+        await self._turns.stop(person, conversation, [node])
+        await REQUESTS.run(edit_answer, self._store, person.owner, conversation, node, text)
         return await self._shown(person, conversation)
 
     # Messages and their replies

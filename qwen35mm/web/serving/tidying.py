@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.trash import purge
 from qwen35mm.errors import StorageError
 from qwen35mm.web.serving.people import People
 
@@ -29,8 +30,10 @@ def keep_tidy(
     ended = threading.Event()
 
     def work() -> None:
+        purge(store)
         index(store, ended)
         while not ended.wait(interval_s):
+            purge(store)
             tidy(store, people, forget_after_s)
             index(store, ended)
 
@@ -41,6 +44,8 @@ def keep_tidy(
     finally:
         ended.set()
         thread.join()
+        # Nobody is there any more who could take it back.
+        purge(store, 0.0)
 
 
 def index(store: ConversationStore, ended: threading.Event) -> None:

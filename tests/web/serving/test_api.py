@@ -126,6 +126,9 @@ async def test_another_person_s_ids_are_not_found(page: PageClient) -> None:
         ("summarise", theirs),
         ("rename", {**theirs, "title": "stolen"}),
         ("delete", theirs),
+        ("restore", theirs),
+        ("pin", {**theirs, "pinned": True}),
+        ("edit_answer", {**theirs, "node": answer["id"], "text": "x"}),
         ("settings", {**theirs, "settings": {"seed": 1}}),
     ]
     own = await page.ask("echo mine", token=BOB)
@@ -137,7 +140,9 @@ async def test_another_person_s_ids_are_not_found(page: PageClient) -> None:
         "first": question["id"],
         "text": "x",
     }
-    attempts += [(name, mixed) for name in ("send", "again", "continue", "branch", "delete_message", "shorten")]
+    attempts += [
+        (name, mixed) for name in ("send", "again", "continue", "branch", "delete_message", "shorten", "edit_answer")
+    ]
     for method, arguments in attempts:
         response = await page.call(method, token=BOB, **arguments)
         assert response.status_code == 404, (method, response.text)

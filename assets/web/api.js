@@ -151,6 +151,7 @@ export const mediaUrl = (/** @type {string} */ digest) => new URL(`media/${diges
 /** A picture as browsers show it, upright, in its own size. */
 export const pictureUrl = (/** @type {string} */ digest) => new URL(`picture/${digest}`, BASE).href;
 export const thumbnailUrl = (/** @type {string} */ digest) => new URL(`thumbnail/${digest}`, BASE).href;
+export const previewUrl = () => new URL("preview", BASE).href;
 export const exportUrl = (/** @type {"md" | "zip"} */ form, /** @type {string[]} */ ids) =>
   new URL(`export?form=${form}&ids=${ids.join(",")}`, BASE).href;
 

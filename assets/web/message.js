@@ -4,11 +4,10 @@
 /** @import { Page } from "./main.js" */
 
 import { mediaUrl } from "./api.js";
-import { button, copyText, h, icon, iconButton, redraw, setProgress } from "./dom.js";
+import { Blocks, copy } from "./blocks.js";
+import { button, h, icon, iconButton, redraw, setProgress } from "./dom.js";
 import { itemOf } from "./viewer.js";
 import { number, said, t } from "./words.js";
-
-const COPIED_MS = 1200;
 
 /**
  * Shows a message; drawn again only where it has changed.
@@ -126,7 +125,9 @@ export class AnswerRow extends Row {
       if (!this.#isToggling) this.#wasToggled = true;
       this.#isToggling = false;
     });
+    this.thoughtBlocks = new Blocks(this.thoughtText, page.requests);
     this.answer = h("div.prose.answer");
+    this.blocks = new Blocks(this.answer, page.requests);
     this.problem = h("div.problem", { hidden: true });
     this.bar = h("progress", { "aria-hidden": "true" });
     this.label = h("span");
@@ -154,7 +155,7 @@ export class AnswerRow extends Row {
   update(/** @type {AnswerView} */ view) {
     const isRunning = view.status === "running";
     this.element.classList.toggle("running", isRunning);
-    drawBlocks(this.answer, view.blocks);
+    this.blocks.draw(view.blocks, isRunning);
     this.drawThinking(view, isRunning);
     this.drawNotes(view.notes);
     this.work.hidden = !isRunning;
@@ -168,7 +169,7 @@ export class AnswerRow extends Row {
   drawThinking(/** @type {AnswerView} */ { reasoning, thinking_s: seconds, blocks }, /** @type {boolean} */ isRunning) {
     this.thought.hidden = !reasoning.length;
     if (!reasoning.length) return;
-    drawBlocks(this.thoughtText, reasoning);
+    this.thoughtBlocks.draw(reasoning, isRunning && !blocks.length);
     const isLive = isRunning && !blocks.length;
     const done = seconds === null ? t("Thought") : t("Thought for {s} s", { s: number(seconds, 1) });
     setText(this.thoughtTitle, isLive ? t("Thinking") : done);
@@ -223,32 +224,4 @@ export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsa
 /** What is the same stays untouched: a selection in it too. */
 function setText(/** @type {Element} */ element, /** @type {string} */ words) {
   if (element.textContent !== words) element.textContent = words;
-}
-
-/** @type {WeakMap<Element, string[]>} */
-const drawnBlocks = new WeakMap();
-
-/** Puts rendered blocks into place; the program made them safe. Those that are the same stay untouched. */
-function drawBlocks(/** @type {Element} */ element, /** @type {string[]} */ blocks) {
-  const drawn = drawnBlocks.get(element) ?? [];
-  blocks.forEach((html, at) => {
-    if (drawn[at] === html) return;
-    const block = element.children[at] ?? element.appendChild(h("div.block"));
-    block.innerHTML = html;
-    for (const button of block.querySelectorAll("[data-copy]")) button.textContent = t("Copy");
-  });
-  while (element.children.length > blocks.length) element.lastChild?.remove();
-  drawnBlocks.set(element, blocks);
-}
-
-/** Copies a text, and has the button say so for a moment. */
-export async function copy(/** @type {Element} */ button, /** @type {string} */ text) {
-  await copyText(text);
-  const before = [...button.childNodes];
-  button.replaceChildren(icon("check"));
-  button.classList.add("done");
-  setTimeout(() => {
-    button.replaceChildren(...before);
-    button.classList.remove("done");
-  }, COPIED_MS);
 }

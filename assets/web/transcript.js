@@ -5,7 +5,7 @@
 /** @import { Row } from "./message.js" */
 
 import { h } from "./dom.js";
-import { AnswerRow, copy, QuestionRow } from "./message.js";
+import { AnswerRow, QuestionRow } from "./message.js";
 import { welcome } from "./welcome.js";
 import { t } from "./words.js";
 
@@ -38,11 +38,6 @@ export class Transcript {
       this.#top = scrollTop;
     };
     this.element.addEventListener("scroll", scrolled, { passive: true });
-    this.list.addEventListener("click", ({ target }) => {
-      const button = target instanceof Element ? target.closest("[data-copy]") : null;
-      const code = button?.closest(".code")?.querySelector("code");
-      if (button && code) copy(button, code.innerText);
-    });
     new ResizeObserver(() => this.follow()).observe(this.list);
   }
 

@@ -249,6 +249,7 @@ export interface Methods {
   change_model(args: ModelChange): ChangeState;
   change_state(args: object): ChangeState;
   cancel_change(args: object): object;
+  mermaid(args: object): { entry: string; modules: Record<string, string> };
   memory(args: object): { words: Said; share: number };
 }
 

@@ -48,7 +48,7 @@ _NAME = re.compile(r"[\w.+#-]{1,24}", re.ASCII)
 
 
 def code_html(code: str, info: str) -> str:
-    """A block of code with its bar: the language's name and a button that copies.
+    """A block of code with its bar: the language's name, beside which the page puts what can be done with it.
 
     Args:
         code: the code as it was written.
@@ -59,8 +59,8 @@ def code_html(code: str, info: str) -> str:
     language = written if _NAME.fullmatch(written) else "text"
     body = highlight(code, language.lower())
     return (
-        f'<div class="code"><div class="code-bar"><span>{html.escape(language)}</span>'
-        f'<button type="button" data-copy>Copy</button></div><pre><code>{body}</code></pre></div>\n'
+        f'<div class="code"><div class="code-bar"><span>{html.escape(language)}</span></div>'
+        f"<pre><code>{body}</code></pre></div>\n"
     )
 
 

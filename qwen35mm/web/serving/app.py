@@ -38,6 +38,7 @@ from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.people import People
+from qwen35mm.web.serving.previews import Previews, show_preview
 from qwen35mm.web.serving.requests import Handler, answer_requests, in_words
 
 TITLE = "qwen35mm"
@@ -134,7 +135,8 @@ def build_app(
         }
 
     usage = Usage(store, STRANGERS if shared else ALONE)
-    services = [Api(backend, store, replies, turns, describe, usage, examples), *([Models(switch)] if switch else [])]
+    api_of_chats = Api(backend, store, replies, turns, describe, usage, examples)
+    services = [api_of_chats, Previews(), *([Models(switch)] if switch else [])]
     files = Files(store, people, backend, usage, examples)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
@@ -186,6 +188,7 @@ def _routes(requests: Handler, files: Files) -> list[BaseRoute]:
         Route("/picture/{digest}", in_words(files.picture)),
         Route("/thumbnail/{digest}", in_words(files.thumbnail)),
         Route("/poster/{number:int}", in_words(files.poster)),
+        Route("/preview", show_preview),
         Mount("/web", StaticFiles(directory=asset_path("web"))),
         Mount("/samples", StaticFiles(directory=asset_path("samples"))),
     ]

@@ -1,0 +1,134 @@
+// Parts of an answer as files: what code and tables are called, and a table as CSV.
+
+import { h } from "./dom.js";
+
+/** The ends of files, of languages that aren't called by theirs. @type {Record<string, string>} */
+const ENDS = {
+  apacheconf: "conf",
+  assembly: "asm",
+  bash: "sh",
+  batch: "bat",
+  bibtex: "bib",
+  "c#": "cs",
+  "c++": "cpp",
+  cc: "cpp",
+  clojure: "clj",
+  coffeescript: "coffee",
+  csharp: "cs",
+  cuda: "cu",
+  docker: "dockerfile",
+  elisp: "el",
+  elixir: "ex",
+  erlang: "erl",
+  "f#": "fs",
+  fortran: "f90",
+  fsharp: "fs",
+  gas: "s",
+  gherkin: "feature",
+  golang: "go",
+  haskell: "hs",
+  javascript: "js",
+  jinja: "j2",
+  julia: "jl",
+  kotlin: "kt",
+  latex: "tex",
+  make: "makefile",
+  markdown: "md",
+  mathematica: "wl",
+  matlab: "m",
+  mermaid: "mmd",
+  nginx: "conf",
+  objc: "m",
+  "objective-c": "m",
+  ocaml: "ml",
+  octave: "m",
+  pascal: "pas",
+  patch: "diff",
+  perl: "pl",
+  postgres: "sql",
+  postgresql: "sql",
+  powershell: "ps1",
+  prolog: "pl",
+  protobuf: "proto",
+  psql: "sql",
+  pwsh: "ps1",
+  py3: "py",
+  pycon: "txt",
+  python: "py",
+  python3: "py",
+  racket: "rkt",
+  ruby: "rb",
+  rust: "rs",
+  scheme: "scm",
+  shell: "sh",
+  "shell-session": "txt",
+  solidity: "sol",
+  sqlite3: "sql",
+  systemverilog: "sv",
+  terraform: "tf",
+  text: "txt",
+  typescript: "ts",
+  verilog: "v",
+  vhdl: "vhd",
+  yaml: "yml",
+  zsh: "sh",
+};
+// Files of a fixed name.
+const NAMED = new Map([
+  ["dockerfile", "Dockerfile"],
+  ["makefile", "Makefile"],
+]);
+const NUM_WORDS = 5;
+const MAX_NAME = 40;
+// What a comment begins or ends with, and what stands before everything else in some files.
+const MARKS =
+  /^\s*(?:#!.*|<!--|<\?(?:php|xml.*\?>)?|<!doctype html>|\/\*+|\/\/+|[#%;*]+|--+|"""|''')|(?:-->|\*\/)\s*$/giu;
+// Names that Windows keeps for itself.
+const TAKEN = /^(?:con|prn|aux|nul|com\d|lpt\d)$/i;
+
+/** The words of a text as the name of a file, or `otherwise` where there are none. */
+function nameOf(/** @type {string} */ text, /** @type {string} */ otherwise) {
+  const words = text.match(/[\p{L}\p{N}]+/gu) ?? [];
+  const name = [...words.slice(0, NUM_WORDS).join("-").toLowerCase()].slice(0, MAX_NAME).join("").replace(/-$/, "");
+  return name && !TAKEN.test(name) ? name : otherwise;
+}
+
+/**
+ * What a block of code is called: as its first comment says where that names a file, else by its first words.
+ * @param {string} language as the fence says
+ * @param {string} code
+ */
+export function codeFileName(language, code) {
+  const known = language.toLowerCase();
+  const end = ENDS[known] ?? (/^[a-z][a-z0-9]*$/.test(known) ? known : "txt");
+  const first = code.split("\n").map((line) => line.replace(MARKS, "").trim());
+  const line = first.find((each) => /[\p{L}\p{N}]/u.test(each)) ?? "";
+  const given = line.match(/^(?:file(?:name)?:\s*)?(?:[\w.-]+\/)*(\w[\w.-]{0,60}\.[a-z]\w{0,9})$/i)?.[1];
+  const isComment = given && !code.trimStart().startsWith(line);
+  return isComment ? given : (NAMED.get(end) ?? `${nameOf(line, "code")}.${end}`);
+}
+
+/** What a table is called, by the words of its head. */
+export const tableFileName = (/** @type {string[][]} */ rows) => `${nameOf(rows[0]?.join(" ") ?? "", "table")}.csv`;
+
+/** What a table says, row by row. @returns {string[][]} */
+export const cellsOf = (/** @type {HTMLTableElement} */ table) =>
+  [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent?.trim() ?? ""));
+
+/** Rows as CSV by RFC 4180, with no cell that a spreadsheet would run. */
+export const csvOf = (/** @type {string[][]} */ rows) =>
+  rows.map((row) => `${row.map((cell) => quoted(harmless(cell))).join(",")}\r\n`).join("");
+
+const quoted = (/** @type {string} */ cell) => (/[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
+
+/** A formula becomes a text; "-5", "+3.2e8" and "-1,234.5 %" are numbers and stay. */
+const harmless = (/** @type {string} */ cell) =>
+  /^[=+\-@\t\r]/.test(cell) && !/^[+-]?[\d., {2}]*\d(?:e[+-]?\d+)?\s*%?$/i.test(cell) ? `'${cell}` : cell;
+
+/** Has the browser save a text. */
+export function save(/** @type {string} */ name, /** @type {string} */ text, type = "text/plain") {
+  const href = URL.createObjectURL(new Blob([text], { type: `${type};charset=utf-8` }));
+  h("a", { href, download: name }).click();
+  // Some browsers read it only later.
+  setTimeout(() => URL.revokeObjectURL(href), 60_000);
+}

@@ -28,6 +28,7 @@ from qwen35mm.engine import (
     Progress,
     Request,
     Retain,
+    check_call,
     check_json_schema,
     check_num_tokens,
 )
@@ -44,6 +45,7 @@ from qwen35mm.prompt import (
     iter_media,
     pin_plans,
 )
+from qwen35mm.prompt.messages import check_conversation
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, MediaSourceError, PreparedMedia
 
@@ -171,6 +173,8 @@ class ModelBackend(ABC):
             MediaError, PromptError, RequestError, EngineError: with a message for a person.
         """
         arrival_s = time.monotonic()
+        check_conversation(messages)
+        check_call(params, retain, timeout_s)
         params = params or self.loaded.generation
         if params.json_schema is not None:
             check_json_schema(params.json_schema)
@@ -217,6 +221,7 @@ class ModelBackend(ABC):
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
         """
+        check_conversation(messages)
         plans = [self._plan_of(part) for part in iter_media(messages)]
         thinking = self._thinks(self.loaded.generation, enable_thinking)
         return len(self._prompts.prompt(messages, plans, enable_thinking=thinking).token_ids)
@@ -227,6 +232,7 @@ class ModelBackend(ABC):
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
         """
+        check_conversation(turn.messages)
         media = [self.find(part) or self.media_of(part) for part in iter_media(turn.messages)]
         plans = [medium.plan for medium in media]
         prompt = self._prompts.history(turn.messages, plans, enable_thinking=turn.thinking, tools=turn.tools)

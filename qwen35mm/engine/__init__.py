@@ -20,6 +20,7 @@ from qwen35mm.engine.request import (
     Request,
     Retain,
     StepOutput,
+    check_call,
     check_num_tokens,
 )
 from qwen35mm.engine.settings import EngineSettings
@@ -42,6 +43,7 @@ __all__ = [
     "Retain",
     "StepOutput",
     "TextDelta",
+    "check_call",
     "check_json_schema",
     "check_num_tokens",
 ]

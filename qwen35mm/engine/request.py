@@ -8,14 +8,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from qwen35mm.checkpoints.safetensors_files import not_finite, read_headers
 from qwen35mm.checkpoints.shards import find_shards, some
 from qwen35mm.engine.events import Event
-from qwen35mm.errors import CheckpointError, ContextTooLongError, EngineError, Qwen35mmError
+from qwen35mm.errors import CheckpointError, ContextTooLongError, EngineError, Qwen35mmError, RequestError
 from qwen35mm.model.devices import shortage
 from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
@@ -83,6 +83,21 @@ class StepOutput:
 
     request_id: str
     event: Event | RequestEnd
+
+
+def check_call(params: SamplingParams | None, retain: Retain, timeout_s: float | None) -> None:
+    """Checks what a backend's `stream` is called with, before anything is read.
+
+    Raises:
+        RequestError: a value of another kind than it takes.
+    """
+    if not isinstance(params, SamplingParams | None):
+        raise RequestError(f"params must be SamplingParams, or None; got {params!r}.")
+    if retain not in get_args(Retain):
+        raise RequestError(f"retain must be one of {', '.join(get_args(Retain))}; got {retain!r}.")
+    # NaN is not above zero either.
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        raise RequestError(f"timeout_s must be a number of seconds above 0, or None; got {timeout_s!r}.")
 
 
 def check_num_tokens(num_tokens: int, context_length: int) -> None:

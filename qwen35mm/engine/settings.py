@@ -37,8 +37,10 @@ class EngineSettings:
     def __post_init__(self) -> None:
         for name in ("context_length", "piece_tokens", "slots", "max_waiting"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1; got {value}.")
+            may_be_none = name in ("context_length", "piece_tokens")
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not (is_count or (value is None and may_be_none)):
+                raise ConfigError(f"{name} must be a whole number, 1 or more; got {value!r}.")
 
     def context_length_of(self, num_positions: int, name: str = "this model") -> int:
         """Most tokens of a prompt and its reply, with a model that has so many positions.

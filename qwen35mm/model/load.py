@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -168,7 +169,8 @@ def choose_integers(weights: str, dtype: torch.dtype) -> str | None:
     return weights if weights in INTEGER_FORMATS else None
 
 
-def _as_ids(value: int | list[int] | None) -> set[int]:
-    if value is None:
-        return set()
-    return {value} if isinstance(value, int) else set(value)
+def _as_ids(value: Any) -> set[int]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
+        raise CheckpointError(f"generation_config.json: eos_token_id must be one or more token ids; got {value!r}.")
+    return set(ids)

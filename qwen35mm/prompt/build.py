@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from qwen35mm.config import ModelConfig
-from qwen35mm.errors import PromptError
+from qwen35mm.errors import ConfigError, PromptError
 from qwen35mm.prompt.layout import Span, lay_out, span_positions
 from qwen35mm.prompt.messages import Message, check_conversation, iter_media
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS, StandIns, check_texts, template_message, visit_json
 from qwen35mm.prompt.parts import Text, check_json
-from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, Segment, cut_segments
+from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, MAX_RUN, Segment, cut_segments
 from qwen35mm.prompt.template import ChatTemplate
 from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import MediaPlan
@@ -63,6 +63,9 @@ class PromptBuilder:
     Args:
         tokenizer, template, config: the checkpoint's.
         min_segment: no segment is shorter (tokens).
+
+    Raises:
+        ConfigError: `min_segment` isn't possible.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._template = template
         self._config = config
+        if not isinstance(min_segment, int) or not 1 <= min_segment <= MAX_RUN:
+            raise ConfigError(f"min_segment must be a whole number from 1 to {MAX_RUN}; got {min_segment!r}.")
         self._min_segment = min_segment
 
     def prompt(

@@ -101,7 +101,14 @@ def iter_media(messages: Sequence[Message]) -> Iterator[Image | Video]:
 
 
 def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[Message]:
-    """The same messages with a plan for each medium, in order of appearance: later prompts see the same pixels."""
+    """The same messages with a plan for each medium, in order of appearance: later prompts see the same pixels.
+
+    Raises:
+        PromptError: there are more or fewer plans than media.
+    """
+    num_media = sum(1 for _ in iter_media(messages))
+    if len(plans) != num_media:
+        raise PromptError(f"There must be a plan for each medium, {num_media} in all; got {len(plans)}.")
     remaining = iter(plans)
     return [
         replace(
@@ -115,7 +122,9 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[M
 
 
 def check_conversation(messages: Sequence[Message]) -> None:
-    """Raises PromptError where the messages can't stand in this order."""
+    """Raises PromptError where these are no messages, or can't stand in this order."""
+    if isinstance(messages, Message | str) or not isinstance(messages, Sequence):
+        raise PromptError(f"The messages must be a list of Message; got one {type(messages).__name__}. Put it in [ ].")
     if not messages:
         raise PromptError("There are no messages: send at least one.")
     for number, message in enumerate(messages, start=1):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import shutil
 import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,10 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Event, MediaPlanned, Progress
-from qwen35mm.errors import ContextTooLongError, PromptError
+from qwen35mm.engine import EngineSettings, Event, MediaPlanned, Progress
+from qwen35mm.errors import CheckpointError, ConfigError, ContextTooLongError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
+from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video, pin_plans
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia
 from tests import forked
@@ -196,6 +198,47 @@ async def test_a_broken_medium_leaves_the_backend_working(backend: LocalBackend)
     with pytest.raises(PromptError):
         await collect(backend.stream([], GREEDY))
     assert result_of(await collect(backend.stream([Message("user", (Text("hello"),))], GREEDY))).token_ids
+
+
+HELLO = Message("user", (Text("hello"),))
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "error", "words"),
+    [
+        (HELLO, {}, PromptError, r"got one Message\. Put it in \["),
+        ("hello", {}, PromptError, "got one str"),
+        ([{"role": "user", "content": "hello"}], {}, PromptError, "Message 1 is a dict"),
+        ([HELLO], {"params": {"temperature": 0}}, RequestError, "params must be SamplingParams.*got {'temperature'"),
+        ([HELLO], {"retain": "all"}, RequestError, "retain must be one of conversation, shared, nothing; got 'all'"),
+        ([HELLO], {"timeout_s": float("nan")}, RequestError, "timeout_s must be a number of seconds above 0.*got nan"),
+        ([HELLO], {"timeout_s": "5"}, RequestError, "timeout_s .*got '5'"),
+    ],
+)
+async def test_what_was_meant_for_something_else_is_refused_in_words(
+    messages: Any, options: dict[str, Any], error: type[Exception], words: str, backend: LocalBackend
+) -> None:
+    with pytest.raises(error, match=words):
+        await collect(backend.stream(messages, **options))
+    if error is PromptError:
+        with pytest.raises(error, match=words):
+            backend.count_tokens(messages)
+
+
+def test_settings_of_another_kind_are_refused_in_words(demo: LoadedModel) -> None:
+    with pytest.raises(ConfigError, match="slots must be a whole number, 1 or more; got '4'"):
+        EngineSettings(slots="4")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"min_segment must be a whole number from 1 to .*got 0"):
+        LocalBackend(demo, min_segment=0)
+    with pytest.raises(PromptError, match=r"a plan for each medium, 1 in all; got 0\."):
+        pin_plans([Message("user", (Image(picture(0)),))], [])
+
+
+def test_an_end_that_is_no_token_is_refused_in_words(tmp_path: Path) -> None:
+    folder = shutil.copytree(demo_model_path(), tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [3, "x"]}')
+    with pytest.raises(CheckpointError, match=r"eos_token_id must be one or more token ids; got \[3, 'x'\]"):
+        LocalBackend.load(folder)
 
 
 async def test_thinking_follows_the_call_and_a_budget_of_none_turns_it_off(backend: LocalBackend) -> None:

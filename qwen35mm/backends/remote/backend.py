@@ -17,7 +17,7 @@ from qwen35mm.backends.remote.connection import Connection, RemoteTimeouts
 from qwen35mm.backends.remote.faults import Fault, delay_s
 from qwen35mm.backends.remote.media import VideoMode, default_media, encode_medium, encode_message
 from qwen35mm.backends.remote.wire import Reply, sampling_fields
-from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Result, Retain, TextDelta
+from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Result, Retain, TextDelta, check_call
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
 from qwen35mm.prompt import EncodedMedium, Image, Message, Video, iter_media
 from qwen35mm.prompt.messages import check_conversation
@@ -175,6 +175,7 @@ class RemoteBackend:
             what = "Tools" if tools else "The rest of a reply"
             raise RequestError(f"{what} can't be asked of a server. Use a model in this process.")
         check_conversation(messages)
+        check_call(params, retain, timeout_s)
         fields = sampling_fields(params, enable_thinking=enable_thinking)
         asked_s = time.monotonic()
         deadline = Deadline.after(math.inf if timeout_s is None else timeout_s)

@@ -150,6 +150,9 @@ export const pdfPages = (digest, name) =>
 export const mediaUrl = (/** @type {string} */ digest) => new URL(`media/${digest}`, BASE).href;
 /** A picture as browsers show it, upright, in its own size. */
 export const pictureUrl = (/** @type {string} */ digest) => new URL(`picture/${digest}`, BASE).href;
+/** What a video shows at a time, in its own size. */
+export const frameUrl = (/** @type {string} */ digest, /** @type {number} */ time_s) =>
+  new URL(`frame/${digest}?time_s=${time_s}`, BASE).href;
 export const thumbnailUrl = (/** @type {string} */ digest) => new URL(`thumbnail/${digest}`, BASE).href;
 export const previewUrl = () => new URL("preview", BASE).href;
 export const exportUrl = (/** @type {"md" | "zip"} */ form, /** @type {string[]} */ ids) =>

@@ -21,6 +21,7 @@ export interface Attachment {
   /** Of a video. */
   duration_s?: number | null;
   clip?: Clip | null;
+  crop_of?: Crop | null;
 }
 
 /** What is taken of a video; null is its end, and as many frames as the settings say. */
@@ -29,6 +30,15 @@ export interface Clip {
   end_s: number | null;
   num_frames: number | null;
   drop_similar: boolean;
+}
+
+/** Where a picture was cut out: see qwen35mm/chat/records.py. */
+export interface Crop {
+  digest: string;
+  name: string;
+  box: [number, number, number, number];
+  size: [number, number];
+  time_s: number | null;
 }
 
 /** A file that was taken in; of a PDF as text, `pdf` is the file itself. */
@@ -224,6 +234,15 @@ export interface Changed {
 type OfChat = { conversation: string | null };
 type OfNode = OfChat & { node: string };
 
+/** `box` are shares of the upright source's sides: left, top, right, bottom. */
+export interface CropArguments {
+  digest: string;
+  source: string;
+  name: string;
+  box: number[];
+  time_s?: number | null;
+}
+
 /** What the page can ask for: qwen35mm/web/serving/api.py. */
 export interface Methods {
   start(args: object): Start;
@@ -238,6 +257,7 @@ export interface Methods {
   summarise(args: OfChat): Changed;
   measure(args: Outgoing): Cost;
   example(args: { number: number }): { attachment: Attachment };
+  crop(args: CropArguments): { attachment: Attachment };
   stop(args: { node: string }): object;
   rename(args: OfChat & { title: string }): object;
   delete(args: OfChat): object;

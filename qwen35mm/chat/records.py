@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -19,6 +19,7 @@ Role = Literal["user", "assistant"]
 ReplyStatus = Literal["running", "finished", "length", "stopped", "failed"]
 AttachmentKind = Literal["image", "video", "text"]
 
+T = TypeVar("T")
 DIGEST = "^[0-9a-f]{64}$"
 Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 # Since the epoch, before the year 10000: what a calendar can show.
@@ -29,6 +30,31 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
+class Crop:
+    """The part that was cut out of a picture, or of a frame of a video, which may be gone by now.
+
+    digest      of the file that it was cut out of
+    name        that file's
+    box         left, top, right and bottom edge in pixels of the upright source
+    size        (height, width) of that, in pixels
+    time_s      the frame's, from the video's first; None for a picture
+    """
+
+    __pydantic_config__ = KEPT
+
+    digest: Annotated[str, Field(pattern=DIGEST)]
+    name: str
+    box: tuple[Count, Count, Count, Count]
+    size: tuple[Count, Count]
+    time_s: Annotated[float, Field(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        (left, top, right, bottom), (height, width) = self.box, self.size
+        if not (left < right <= width and top < bottom <= height):
+            raise ValueError("A part of a picture must lie in it.")
+
+
+@dataclass(frozen=True)
 class Attachment:
     """A file that was sent with a message.
 
@@ -36,6 +62,7 @@ class Attachment:
     name        the file's name as the person knows it; shown, never used as a path
     plan        what an image or a video costs in the prompt, fixed when it was sent
     clip        what the person chose of a video; None is all of it, as the settings say
+    crop_of     where a picture was cut out; None is a whole one
     """
 
     __pydantic_config__ = KEPT
@@ -46,6 +73,11 @@ class Attachment:
     num_bytes: Count
     plan: MediaPlan | None = None
     clip: VideoClip | None = None
+    crop_of: Crop | None = None
+
+    def __post_init__(self) -> None:
+        if self.crop_of is not None and self.kind != "image":
+            raise ValueError("Only a picture is cut out of something.")
 
 
 @dataclass(frozen=True)
@@ -111,7 +143,6 @@ class Conversation:
 
 
 _NODE = TypeAdapter(Node)
-_CLIP = TypeAdapter(VideoClip)
 _PLAN = TypeAdapter(MediaPlan)
 # What the first versions' plans lack.
 _ADDED_TO_PLANS = {"similar_indices": []}
@@ -165,22 +196,30 @@ def load_plan(text: str | None) -> MediaPlan | None:
     )
 
 
-def dump_clip(clip: VideoClip | None) -> str | None:
-    """A clip as text for `load_clip`."""
-    return None if clip is None else _CLIP.dump_json(clip).decode()
+class Form(Generic[T]):
+    """A part of a record as a JSON text, or as a value from outside."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._adapter = TypeAdapter(kind)
+
+    def dump(self, part: T | None) -> str | None:
+        """A text for `load`."""
+        return None if part is None else self._adapter.dump_json(part).decode()
+
+    def load(self, text: str | None) -> T | None:
+        """One of another version is none: what it belongs to stays readable."""
+        try:
+            return None if text is None else self._adapter.validate_json(text)
+        except ValidationError:
+            return None
+
+    def checked(self, value: object) -> T | None:
+        """Of a JSON value. Raises ValueError where it is of another form."""
+        return None if value is None else self._adapter.validate_json(json.dumps(value))
 
 
-def load_clip(text: str | None) -> VideoClip | None:
-    """What was chosen of a video; a clip of another version is none."""
-    try:
-        return None if text is None else _CLIP.validate_json(text)
-    except ValidationError:
-        return None
-
-
-def checked_clip(value: object) -> VideoClip | None:
-    """A clip of a JSON value. Raises ValueError where it is of another form."""
-    return None if value is None else _CLIP.validate_json(json.dumps(value))
+CLIPS = Form(VideoClip)
+CROPS = Form(Crop)
 
 
 def complete(conversation: dict[str, Any]) -> None:
@@ -195,6 +234,7 @@ def complete(conversation: dict[str, Any]) -> None:
         for file in files if isinstance(files, list) else ():
             if isinstance(file, dict):
                 file.setdefault("clip", None)
+                file.setdefault("crop_of", None)
                 if isinstance(plan := file.get("plan"), dict):
                     plan |= {**_ADDED_TO_PLANS, **plan}
 

@@ -8,14 +8,14 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from qwen35mm.chat.records import (
+    CLIPS,
+    CROPS,
     Attachment,
     Conversation,
     Node,
     checked_node,
-    dump_clip,
     dump_object,
     dump_plan,
-    load_clip,
     load_object,
     load_plan,
 )
@@ -93,8 +93,8 @@ def read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Nod
         "ORDER BY node, position",
         (conversation_id,),
     )
-    for node_id, digest, kind, name, num_bytes, plan, clip in rows:
-        file = Attachment(digest, kind, name, num_bytes, load_plan(plan), load_clip(clip))
+    for node_id, digest, kind, name, num_bytes, plan, clip, crop_of in rows:
+        file = Attachment(digest, kind, name, num_bytes, load_plan(plan), CLIPS.load(clip), CROPS.load(crop_of))
         attachments.setdefault(node_id, []).append(file)
     nodes = []
     names = _NODE.split(", ")
@@ -123,7 +123,8 @@ def insert_node(connection: sqlite3.Connection, conversation_id: str, node: Node
 
 def insert_attachments(connection: sqlite3.Connection, node: Node) -> None:
     for position, attachment in enumerate(node.attachments):
-        values = {**vars(attachment), "plan": dump_plan(attachment.plan), "clip": dump_clip(attachment.clip)}
+        parts = {"clip": CLIPS.dump(attachment.clip), "crop_of": CROPS.dump(attachment.crop_of)}
+        values = {**vars(attachment), "plan": dump_plan(attachment.plan), **parts}
         insert_row(connection, "attachments", {"node": node.id, "position": position, **values})
 
 

@@ -99,4 +99,6 @@ _SIDEBAR = (
     "CREATE INDEX conversations_by_owner ON conversations (owner, pinned, updated_s, sequence)",
 )
 
-MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST, _SIDEBAR)
+_CROPS = ("ALTER TABLE attachments ADD COLUMN crop_of TEXT",)
+
+MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST, _SIDEBAR, _CROPS)

@@ -19,7 +19,7 @@ from qwen35mm.chat.drafts import Draft, Drafts
 from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.past import Past, Pasts
 from qwen35mm.chat.prompting import prompt_messages, prompt_path
-from qwen35mm.chat.records import Attachment, AttachmentKind, Conversation, Node, checked_clip
+from qwen35mm.chat.records import CLIPS, CROPS, Attachment, AttachmentKind, Conversation, Crop, Node
 from qwen35mm.chat.replies import Replies, Work
 from qwen35mm.chat.say import say
 from qwen35mm.chat.settings import MEDIA, Settings
@@ -31,7 +31,7 @@ from qwen35mm_preprocess import VideoClip
 
 MAX_TEXT_CHARS = 2_000_000
 MAX_ATTACHMENTS = 64
-_MAX_NAME_CHARS = 255
+MAX_NAME_CHARS = 255
 _TITLE_CHARS = 60
 _SUMMARISE = (
     "Summarise the attached conversation so that it can be gone on with from your summary alone. Keep names, numbers, "
@@ -71,12 +71,13 @@ class Person:
 
 
 class SentFile(BaseModel):
-    """A file of a message, as a page names it; `clip` is what was chosen of a video."""
+    """A file of a message, as a page names it; see `records.Attachment`."""
 
     digest: str
     kind: AttachmentKind
     name: str
-    clip: Annotated[VideoClip | None, BeforeValidator(checked_clip)] = None
+    clip: Annotated[VideoClip | None, BeforeValidator(CLIPS.checked)] = None
+    crop_of: Annotated[Crop | None, BeforeValidator(CROPS.checked)] = None
 
 
 class Once(BaseModel):
@@ -302,7 +303,10 @@ class Turns:
         with media.open(file.digest) as stream:
             num_bytes = stream.seek(0, 2)
         clip = file.clip if file.kind == "video" else None
-        return Attachment(file.digest, file.kind, file.name[:_MAX_NAME_CHARS], num_bytes, clip=clip)
+        crop = file.crop_of if file.kind == "image" else None
+        if crop is not None and not media.is_of(person.owner, crop.digest):
+            crop = None
+        return Attachment(file.digest, file.kind, file.name[:MAX_NAME_CHARS], num_bytes, clip=clip, crop_of=crop)
 
     def _summary_question(self, person: Person, conversation: Conversation, tree: Tree, settings: Settings) -> Node:
         """Asks for a summary of a conversation, as a text file with its newest messages: as many as fit.

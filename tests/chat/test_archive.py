@@ -14,7 +14,7 @@ import pytest
 
 from qwen35mm.chat.archive import export_zip, import_zip
 from qwen35mm.chat.markdown import export_markdown
-from qwen35mm.chat.records import Attachment, Conversation
+from qwen35mm.chat.records import Attachment, Conversation, Crop
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, NotFoundError, StorageError
@@ -41,6 +41,8 @@ ROOM = 1 << 30
 def full(store: ConversationStore, title: str = "Ein Bär: 猫/../x") -> Conversation:
     """A conversation with branches, edits of the first message, files and every field."""
     picture = attach(store, b"picture", "кот.PNG", plan=IMAGE_PLAN)
+    crop = Crop("0" * 64, "whole.png", (0, 1, 20, 30), (30, 40), 1 / 3)
+    picture = replace(picture, crop_of=crop)
     clip = attach(store, b"clip" * 700_000, "clip.mp4", "video", VIDEO_PLAN)
     text = attach(store, "käse".encode(), "no extension", "text")
     made = create(store, ME, title=title, settings={"temperature": 0.1, "deep": {"x": [None, 1e-300]}})

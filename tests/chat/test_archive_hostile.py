@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.chat.archive import import_zip
-from qwen35mm.chat.records import Attachment, Node
+from qwen35mm.chat.records import Attachment, Crop, Node
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import ArchiveError, StorageError
 from tests.chat.helpers import IMAGE_PLAN, ME, OTHER, VIDEO_PLAN, attach, chat, digest_of, files_in, node
@@ -28,6 +28,19 @@ PICTURE = f"media/{digest_of(b'picture')}.png"
 IDS = ["0b" * 16, "0c" * 16]
 
 
+CROP = {"digest": "0" * 64, "name": "a.png", "box": [0, 1, 20, 30], "size": [30, 40], "time_s": None}
+WRONG_CROPS: list[dict[str, Any]] = [
+    {"digest": "../../etc/passwd"},
+    {"box": [0, 1, 20]},
+    {"box": [0, 1, 20, 31]},
+    {"box": [20, 1, 20, 30]},
+    {"box": [0.0, 1, 20, 30]},
+    {"box": [-1, 1, 20, 30]},
+    {"size": [30, 10**30]},
+    {"time_s": -1},
+    {"name": None},
+    {"other": 1},
+]
 CLIP = {"start_s": 0.0, "end_s": 1.0, "num_frames": 4, "drop_similar": False}
 WRONG_CLIPS: list[dict[str, Any]] = [
     {"start_s": -1.0},
@@ -259,6 +272,7 @@ WRONG_PLANS = {
         ("file", "num_bytes", 8, "length is wrong"),
         ("file", "plan", {}, "plan"),
         *(("file", "clip", {**CLIP, **wrong}, "clip") for wrong in WRONG_CLIPS),
+        ("file", "crop_of", CROP, "damaged"),
         *(("plan", key, value, "plan") for key, values in WRONG_PLANS.items() for value in values),
     ],
 )
@@ -269,19 +283,34 @@ def test_wrong_values(store: ConversationStore, tmp_path: Path, name: str, key: 
     refused(store, tmp_path, packed(good(**whole)), words)
 
 
+def test_a_part_of_a_picture_comes_with_its_place(store: ConversationStore) -> None:
+    whole = conversation()
+    part(whole, "file").update(kind="image", plan=None, crop_of=CROP)
+    (imported,) = import_zip(store, ME, io.BytesIO(packed(good(**whole))), max_bytes=ROOM)
+    (file,) = next(iter(store.read(ME, imported.id)[1].nodes.values())).attachments
+    assert file.crop_of == Crop("0" * 64, "a.png", (0, 1, 20, 30), (30, 40))
+
+
+@pytest.mark.parametrize("wrong", WRONG_CROPS, ids=str)
+def test_wrong_parts_of_pictures(store: ConversationStore, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    whole = conversation()
+    part(whole, "file").update(kind="image", plan=None, crop_of={**CROP, **wrong})
+    refused(store, tmp_path, packed(good(**whole)), "damaged.*crop_of")
+
+
 def test_the_first_version_is_read(store: ConversationStore) -> None:
     whole = conversation(version=1)
     del whole["pinned"], whole["titled"]
     for each in whole["messages"]:
         del each["first"], each["edited"]
-    del part(whole, "file")["clip"], part(whole, "plan")["similar_indices"]
+    del part(whole, "file")["clip"], part(whole, "file")["crop_of"], part(whole, "plan")["similar_indices"]
     old = {FILE: json.dumps(whole), PICTURE: b"picture"}
     (imported,) = import_zip(store, ME, io.BytesIO(packed(old)), max_bytes=ROOM)
     assert (imported.pinned, imported.titled) == (False, True)
     node = next(iter(store.read(ME, imported.id)[1].nodes.values()))
     (file,) = node.attachments
     assert not node.edited
-    assert (file.plan, file.clip) == (VIDEO_PLAN, None)
+    assert (file.plan, file.clip, file.crop_of) == (VIDEO_PLAN, None, None)
     # Nor may any other key be missing there.
     del part(whole, "plan")["notes"]
     with pytest.raises(ArchiveError, match="damaged"):

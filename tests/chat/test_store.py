@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qwen35mm.chat.records import Conversation
+from qwen35mm.chat.records import Conversation, Crop
 from qwen35mm.chat.rows import Place
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tables import MIGRATIONS
@@ -36,6 +36,8 @@ def reopened(store: ConversationStore, tmp_path: Path) -> Callable[[], Conversat
 def test_everything_comes_back(store: ConversationStore, reopened: Callable[[], ConversationStore]) -> None:
     made = create(store, ME, title="Ünï 猫", settings={"temperature": 0.7, "deep": {"x": [1, None]}})
     picture = attach(store, b"picture", "../кот.PNG", plan=IMAGE_PLAN)
+    crop = Crop("0" * 64, "whole.png", (0, 1, 20, 30), (30, 40), 1 / 3)
+    picture = replace(picture, crop_of=crop)
     clip = attach(store, b"clip", "clip.mp4", "video", VIDEO_PLAN)
     question = node(text="What?\n\u0000 \U0001f408", attachments=(picture, clip, picture), notes=("smaller",))
     answer = reply(

@@ -129,6 +129,7 @@ def attachment_view(attachment: Attachment) -> dict[str, Any]:
         "size": list(plan.source_size) if plan is not None else None,
         "duration_s": plan.duration_s if plan is not None else None,
         "clip": dataclasses.asdict(attachment.clip) if attachment.clip is not None else None,
+        "crop_of": dataclasses.asdict(attachment.crop_of) if attachment.crop_of is not None else None,
     }
 
 

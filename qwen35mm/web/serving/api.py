@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.crops import cut
 from qwen35mm.chat.edits import edit_answer
+from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.records import Attachment
 from qwen35mm.chat.replies import Replies
@@ -17,13 +20,14 @@ from qwen35mm.chat.rows import Place
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.trash import Trash
-from qwen35mm.chat.turns import Person, Question, Turns
+from qwen35mm.chat.turns import MAX_NAME_CHARS, Person, Question, Turns
 from qwen35mm.errors import NotFoundError, PromptError
-from qwen35mm.pools import REQUESTS, SEARCH
+from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS
 from qwen35mm.web.rendering.view import attachment_view, chat_view, conversation_line, found_line
 from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.requests import request
+from qwen35mm_preprocess import MediaError
 
 LISTED = 100
 MAX_LISTED = 2_000
@@ -203,6 +207,33 @@ class Api:
             digest, num_bytes = media.add(file, max_bytes=sample.path.stat().st_size)
         media.hold(person.owner, digest)
         return {"attachment": attachment_view(Attachment(digest, sample.kind, sample.path.name, num_bytes))}
+
+    @request
+    async def crop(
+        self, person: Person, digest: str, source: str, name: str, box: list[float], time_s: float | None = None
+    ) -> Any:
+        """A part of a picture, or of a video's frame, as a file that is ready to be sent; see `crops.cut`.
+
+        Args:
+            source: the name of the file that it is cut out of.
+            name: of the part.
+        """
+        asked = Attachment(digest, "image", source[:MAX_NAME_CHARS], 0)
+        return await THUMBNAILS.run_for(person.line, self._crop, person, asked, name[:MAX_NAME_CHARS], box, time_s)
+
+    def _crop(self, person: Person, source: Attachment, name: str, box: list[float], time_s: float | None) -> Any:
+        media = self._store.media
+        if not media.is_of(person.owner, source.digest):
+            raise NotFoundError("There is no such file among yours.")
+        self._usage.check(person, num_files=1)
+        try:
+            data, crop = cut(media.path(source.digest), source, box, time_s, self._backend.media.limits)
+        except MediaError as error:
+            raise type(error)(with_names(str(error), [source])) from None
+        self._usage.check(person, num_bytes=len(data))
+        digest, num_bytes = media.add(io.BytesIO(data), max_bytes=len(data))
+        media.hold(person.owner, digest)
+        return {"attachment": attachment_view(Attachment(digest, "image", name, num_bytes, crop_of=crop))}
 
     @request
     async def again(self, person: Person, conversation: str, node: str, settings: dict[str, Any] | None = None) -> Any:

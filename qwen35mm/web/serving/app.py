@@ -186,6 +186,7 @@ def _routes(requests: Handler, files: Files) -> list[BaseRoute]:
         Route("/export", in_words(files.export)),
         Route("/media/{digest}", in_words(files.media)),
         Route("/picture/{digest}", in_words(files.picture)),
+        Route("/frame/{digest}", in_words(files.frame)),
         Route("/thumbnail/{digest}", in_words(files.thumbnail)),
         Route("/poster/{number:int}", in_words(files.poster)),
         Route("/preview", show_preview),

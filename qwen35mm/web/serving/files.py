@@ -36,7 +36,7 @@ from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.requests import HEADER
-from qwen35mm.web.serving.thumbnails import make_thumbnail, media_type, shown_picture
+from qwen35mm.web.serving.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm_preprocess import MediaError, detect_kind
 
 MAX_TEXT_BYTES = 4 * 2**20
@@ -159,6 +159,16 @@ class Files:
         path, person = await REQUESTS.run(self._mine, request), self._person(request)
         data = await THUMBNAILS.run_for(person.line, shown_picture, path)
         return await self.media(request) if data is None else Response(data, media_type="image/jpeg", headers=_SHOWN)
+
+    async def frame(self, request: Request) -> Response:
+        """`GET .../frame/DIGEST?time_s=...`: what a video shows then, as a JPEG of its own size."""
+        path, person = await REQUESTS.run(self._mine, request), self._person(request)
+        try:
+            time_s = float(request.query_params.get("time_s", "0"))
+        except ValueError:
+            raise PromptError("A frame's time is a number of seconds.") from None
+        data = await THUMBNAILS.run_for(person.line, make_frame, path, time_s, self._backend.media.limits)
+        return Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def thumbnail(self, request: Request) -> Response:
         """`GET .../thumbnail/DIGEST`: a small JPEG of it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, ImageOps
 
+from qwen35mm.chat.crops import frame_at
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
 from qwen35mm_preprocess.image import load_image
 from qwen35mm_preprocess.media import AVIF, BMP, GIF, HEAD_BYTES, JPEG, MATROSKA, MP4, PNG, WEBP, sniff
@@ -53,8 +54,21 @@ def shown_picture(path: Path) -> bytes | None:
             # Of the others, some browsers turn some.
             if not is_turned or picture.format in ("JPEG", "MPO"):
                 return None
+    return _encoded(load_image(path, MediaLimits()))
+
+
+def make_frame(path: Path, time_s: float, limits: MediaLimits) -> bytes:
+    """A JPEG of what a video shows at a time from its first frame, in its own size.
+
+    Raises:
+        MediaError: it can't be read.
+    """
+    return _encoded(frame_at(path, time_s, limits)[0])
+
+
+def _encoded(picture: Image.Image) -> bytes:
     data = io.BytesIO()
-    load_image(path, MediaLimits()).save(data, "JPEG", quality=95, subsampling=0)
+    picture.save(data, "JPEG", quality=95, subsampling=0)
     return data.getvalue()
 
 

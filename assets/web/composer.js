@@ -7,7 +7,10 @@
 import { thumbnailUrl } from "./api.js";
 import { takePicture } from "./camera.js";
 import { button, h, icon, iconButton, isComposing, redraw } from "./dom.js";
-import { amountAt, Draft, NUM_POSITIONS, positionOf } from "./draft.js";
+import { Draft } from "./draft.js";
+import { amountAt, NUM_POSITIONS, positionOf } from "./limits.js";
+import { Offers } from "./offers.js";
+import { onceOf, withoutLimit } from "./once.js";
 import { number, said, t } from "./words.js";
 
 const ACCEPTED = "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml";
@@ -18,8 +21,6 @@ const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
 /** @implements {Desk} */
 export class Composer {
   #isRunning = false;
-  /** What the trouble says and offers; drawn anew, an alert is read out anew. */
-  #trouble = "";
   /** The sliders that are drawn. */
   #limits = "";
 
@@ -50,7 +51,7 @@ export class Composer {
       iconButton("close", t("Leave it as it was"), () => this.draft.stopEditing()),
     );
     this.outbox = h("ul.outbox", { role: "list", "aria-label": t("Messages to be sent") });
-    this.trouble = h("div.trouble.row", { hidden: true, role: "alert" });
+    this.offers = new Offers(page);
     this.room = h("span.room.quiet", { id: "qwen35mm-room" });
     this.sendButton = iconButton("send", t("Send"), () => this.submit(), { class: "round send" });
     this.stopButton = iconButton("stop", t("Stop"), () => page.state.stop(), { class: "round stop", hidden: true });
@@ -65,7 +66,7 @@ export class Composer {
     this.element = h("form.composer", { "aria-label": t("Message"), onsubmit: (event) => event.preventDefault() }, [
       this.outbox,
       this.banner,
-      this.trouble,
+      this.offers.element,
       this.strip,
       this.limits,
       this.text,
@@ -182,6 +183,8 @@ export class Composer {
       files.map((file) => this.thumbnail(file)),
     );
     this.drawLimits();
+    // Limits of media that it hasn't mean nothing.
+    this.offers.drawTaken(this.draft.taken.filter(({ kind }) => kind !== "media" || this.draft.limits.length));
     this.drawText();
   }
 
@@ -269,7 +272,9 @@ export class Composer {
     const { label } = fields[name];
     const isFrames = name === "max_frames";
     const range = { low: isFrames ? 2 : 64, high: isFrames ? 768 : app.context_length };
-    const value = Number(state.settings[name] ?? defaults[name] ?? app.context_length);
+    const value = Number(
+      onceOf(this.draft.taken).limits[name] ?? state.settings[name] ?? defaults[name] ?? app.context_length,
+    );
     const output = h("output", { "aria-hidden": "true" });
     const input = h("input", { type: "range", min: "0", max: String(NUM_POSITIONS), "aria-label": said(label) });
     input.value = String(positionOf(value, range));
@@ -281,6 +286,7 @@ export class Composer {
     input.addEventListener("input", () => {
       const amount = amountAt(Number(input.value), range);
       tell(amount);
+      this.draft.taken = withoutLimit(this.draft.taken, name);
       state.changeSettings({ ...state.settings, [name]: amount });
     });
     tell(value);
@@ -289,25 +295,16 @@ export class Composer {
 
   drawCost(/** @type {Cost | null} */ cost) {
     this.room.textContent = "";
-    if (!cost) return this.drawTrouble("", []);
+    this.offers.drawCost(cost);
+    if (!cost) return;
     const { all, history, room, context } = cost.tokens;
     const [a, c] = [number(all), number(context)];
     this.room.textContent = t("{n} tokens, room for {r}", { n: number(all - history), r: number(room) });
     this.room.title = t("The prompt will have {a} of the context's {c} tokens", { a, c });
-    const words = t("This won't fit: it takes {a} tokens, and the context holds {c} with the answer.", { a, c });
-    this.drawTrouble(cost.fits ? "" : words, cost.offers);
   }
 
   drawTrouble(/** @type {string} */ words, /** @type {Offer[]} */ offers) {
-    this.trouble.hidden = !words;
-    const drawn = words && JSON.stringify([words, offers]);
-    if (drawn === this.#trouble) return;
-    this.#trouble = drawn;
-    redraw(
-      this.trouble,
-      words && h("span", words),
-      words && offers.map((offer) => button("plain", said(offer.label), () => this.page.take(offer))),
-    );
+    this.offers.drawTrouble(words, offers);
   }
 }
 

@@ -1,11 +1,13 @@
 // The message that is being written: its text, its files, and what it will cost. Draws nothing.
 
-/** @import { Attachment, Changed, Cost, Kind, Offer, Outgoing, Question, Said, Tone, Upload } from "./types.d.ts" */
+/** @import { Attachment, Changed, Cost, Kind, Offer, Outgoing, Question, Said } from "./types.d.ts" */
+/** @import { Tone, Upload } from "./types.d.ts" */
 /** @import { Requests } from "./api.js" */
 /** @import { Writing } from "./drafts.js" */
 
 import { debounce, Problem, pdfPages, upload } from "./api.js";
 import { browserStorage, Drafts, Sheet } from "./drafts.js";
+import { onceOf } from "./once.js";
 import { said, t } from "./words.js";
 
 const MEASURE_AFTER_MS = 150;
@@ -18,6 +20,7 @@ const COST = "cost";
  * @property {string} name
  * @property {string | null} digest
  * @property {Kind | null} kind
+ * @property {number} [num_bytes]
  * @property {number | null} [share] what is sent of it
  * @property {() => void} [cancel]
  * @property {Promise<boolean>} [ready]
@@ -240,6 +243,18 @@ export class Draft {
     ];
   }
 
+  /** What was taken of the offers for it alone. */
+  get taken() {
+    return this.sheet.taken;
+  }
+
+  set taken(taken) {
+    if (taken.length === this.sheet.taken.length && taken.every((each) => this.sheet.taken.includes(each))) return;
+    this.sheet.taken = taken;
+    this.#changed();
+    this.measureSoon();
+  }
+
   // Sending, and changing an earlier one
 
   get message() {
@@ -338,22 +353,8 @@ export class Draft {
  * @param {Begun["place"]} place
  * @returns {Outgoing}
  */
-function outgoing({ text, files, editing }, place) {
+function outgoing({ text, files, editing, taken }, place) {
   const uploaded = /** @type {Attachment[]} */ (files.filter((file) => file.digest));
   const attachments = uploaded.map(({ digest, kind, name, num_bytes }) => ({ digest, kind, name, num_bytes }));
-  return { ...place, ...(editing ? { parent: editing.parent } : {}), text, attachments };
-}
-
-// A slider's positions go by powers: 16 and 16,000 are both within reach.
-export const NUM_POSITIONS = 100;
-
-/** @typedef {{ low: number, high: number }} Range */
-
-/** The amount that a slider's position stands for. */
-export const amountAt = (/** @type {number} */ position, /** @type {Range} */ { low, high }) =>
-  Math.round(low * (high / low) ** (position / NUM_POSITIONS));
-
-export function positionOf(/** @type {number} */ amount, /** @type {Range} */ { low, high }) {
-  const position = Math.round((NUM_POSITIONS * Math.log(Math.max(amount, low) / low)) / Math.log(high / low));
-  return Math.min(position, NUM_POSITIONS);
+  return { ...place, ...(editing ? { parent: editing.parent } : {}), text, attachments, once: onceOf(taken) };
 }

@@ -1,6 +1,6 @@
 // What is written for each conversation and not sent yet; the browser keeps it, so that a reload finds it again.
 
-/** @import { Question } from "./types.d.ts" */
+/** @import { Offer, Question } from "./types.d.ts" */
 /** @import { DraftFile } from "./draft.js" */
 
 const KEPT = "qwen35mm-draft:";
@@ -11,6 +11,7 @@ const KEPT = "qwen35mm-draft:";
  * @property {string} text
  * @property {DraftFile[]} files
  * @property {Pick<Question, "id" | "parent"> | null} editing
+ * @property {Offer[]} taken what of the offers holds for it alone, one of a kind
  */
 
 /** What is written for one conversation. @implements {Writing} */
@@ -20,6 +21,8 @@ export class Sheet {
   files = [];
   /** @type {Writing["editing"]} */
   editing = null;
+  /** @type {Offer[]} */
+  taken = [];
   /** The new message, while an earlier one is changed. @type {Writing | null} */
   aside = null;
 
@@ -37,6 +40,7 @@ export class Sheet {
     this.#layAside({ id, parent });
     this.text = text;
     this.files = attachments.map((each) => ({ ...each }));
+    this.taken = [];
   }
 
   #layAside(/** @type {Writing["editing"]} */ editing) {
@@ -45,26 +49,28 @@ export class Sheet {
   }
 
   #content() {
-    const { text, files, editing } = this;
-    return { text, files, editing };
+    const { text, files, editing, taken } = this;
+    return { text, files, editing, taken };
   }
 
   /** Takes the message out; one that waited aside comes back. */
   take() {
     const taken = this.#content();
-    Object.assign(this, this.aside ?? { text: "", files: [], editing: null }, { aside: null });
+    Object.assign(this, this.aside ?? { text: "", files: [], editing: null, taken: [] }, { aside: null });
     return taken;
   }
 
   /** Puts a message back, before what was written since. */
-  putBack(/** @type {Writing} */ { text, files, editing }) {
+  putBack(/** @type {Writing} */ { text, files, editing, taken }) {
     if (editing && !this.editing) {
       this.#layAside(editing);
-      [this.text, this.files] = ["", []];
+      [this.text, this.files, this.taken] = ["", [], []];
     }
     const place = (!editing && this.aside) || this;
     place.text = [text, place.text].filter(Boolean).join("\n\n");
     place.files = [...files, ...place.files];
+    const isNew = (/** @type {Offer} */ { kind }) => !taken.some((each) => each.kind === kind);
+    place.taken = [...taken, ...place.taken.filter(isNew)];
   }
 
   /** Puts all of another one before what is written here. */
@@ -128,11 +134,19 @@ export class Drafts {
   /** Keeps what is written; a file that isn't uploaded yet can't be. */
   write(/** @type {string | null} */ id, /** @type {Sheet} */ sheet) {
     const { aside, editing } = sheet;
-    const kept = [sheet, ...(aside ? [aside] : [])].map(({ text, files }) => ({ text, files: files.filter(uploaded) }));
+    const kept = [sheet, ...(aside ? [aside] : [])].map(({ text, files, taken }) => ({
+      text,
+      taken,
+      files: files.filter(uploaded).map(withoutCost),
+    }));
     const isEmpty = !editing && !kept.some(({ text, files }) => text || files.length);
     try {
       if (isEmpty) this.storage?.removeItem(KEPT + (id ?? ""));
-      else this.storage?.setItem(KEPT + (id ?? ""), JSON.stringify({ ...kept[0], editing, aside: kept[1] }, NAMES));
+      else
+        this.storage?.setItem(
+          KEPT + (id ?? ""),
+          JSON.stringify({ ...kept[0], editing: place(editing), aside: kept[1] }),
+        );
     } catch {
       // Full: it is there as long as the page.
     }
@@ -141,15 +155,30 @@ export class Drafts {
   /** @returns {Partial<Sheet>} */
   #read(/** @type {string | null} */ id) {
     try {
-      const { text, files, editing, aside } = JSON.parse(this.storage?.getItem(KEPT + (id ?? "")) ?? "{}");
-      if (typeof text !== "string" || !Array.isArray(files)) return {};
-      return { text, files, editing: editing ?? null, aside: aside ? { ...aside, editing: null } : null };
+      const { editing, aside, ...kept } = JSON.parse(this.storage?.getItem(KEPT + (id ?? "")) ?? "{}");
+      if (typeof kept.text !== "string" || !Array.isArray(kept.files)) return {};
+      // Earlier versions kept nothing that was taken.
+      const { text, files, taken = [] } = kept;
+      return {
+        text,
+        files,
+        taken,
+        editing: editing ?? null,
+        aside: aside ? { taken: [], ...aside, editing: null } : null,
+      };
     } catch {
       return {};
     }
   }
 }
 
-// What is kept; costs are counted again.
-const NAMES = ["text", "files", "editing", "aside", "id", "parent", "digest", "kind", "name", "num_bytes", "pdf"];
+const place = (/** @type {Writing["editing"]} */ editing) => editing && { id: editing.id, parent: editing.parent };
+// Costs are counted again.
+const withoutCost = (/** @type {DraftFile} */ { digest, kind, name, num_bytes, pdf }) => ({
+  digest,
+  kind,
+  name,
+  num_bytes,
+  pdf,
+});
 const uploaded = (/** @type {DraftFile} */ file) => file.digest !== null;

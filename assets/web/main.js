@@ -8,6 +8,7 @@ import { Composer } from "./composer.js";
 import { ask, askToDelete, h, icon, iconButton, isComposing, redraw } from "./dom.js";
 import { showLogin } from "./login.js";
 import { Models } from "./models.js";
+import { holdingAfter, withOffer } from "./once.js";
 import { SettingsPanel } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { PageState } from "./state.js";
@@ -111,6 +112,7 @@ export class Page {
     this.transcript.show(chat);
     this.composer.setRunning(chat.running.length > 0);
     // Other messages may stand before it now.
+    this.composer.draft.taken = holdingAfter(this.composer.draft.taken, chat.messages);
     this.composer.draft.measureSoon();
     this.sidebar.mark(chat.id);
     this.drawGauge();
@@ -224,8 +226,18 @@ export class Page {
     if (await askToDelete(t("Delete this message?"), words)) this.state.deleteMessage(message);
   }
 
+  /** Does what makes a message fit; where that can hold for one message alone, it does. */
   async take(/** @type {Offer} */ offer) {
-    await this.state.take(offer);
+    const { draft } = this.composer;
+    if (offer.kind === "media" || offer.kind === "shorten") draft.taken = withOffer(draft.taken, offer);
+    else await this.state.take(offer);
+    this.composer.redrawLimits();
+  }
+
+  /** What was taken for one message holds from now on. */
+  async makeDefault(/** @type {Offer} */ offer) {
+    const { draft } = this.composer;
+    if (await this.state.take(offer)) draft.taken = draft.taken.filter((each) => each !== offer);
     this.composer.redrawLimits();
   }
 

@@ -70,7 +70,12 @@ export class QuestionRow extends Row {
   /** @override */
   draw(/** @type {Question} */ message) {
     const files = message.attachments.map((each) => this.file(each));
-    redraw(this.body, files.length > 0 && h("div.files.row", files), message.text && h("div.bubble", message.text));
+    redraw(
+      this.body,
+      files.length > 0 && h("div.files.row", files),
+      message.text && h("div.bubble", message.text),
+      leftOut(message.left_out),
+    );
     const answer = () => this.page.state.answer(message.id);
     this.drawTools(
       message,
@@ -208,6 +213,14 @@ export class AnswerRow extends Row {
       ),
     );
   }
+}
+
+/** What a question's prompt didn't hold, where that was said for it alone. */
+function leftOut(/** @type {number} */ n) {
+  if (!n) return null;
+  const words =
+    n === 1 ? t("Asked without the oldest message") : t("Asked without the oldest {n} messages", { n: number(n) });
+  return h("p.asked-without.quiet", words);
 }
 
 /** What is to be said of how an answer ended; nothing where it is all there. */

@@ -136,7 +136,12 @@ export class PageState {
     const isShown = message.conversation ? message.conversation === this.chat.id : !isLate();
     // Changed since, settings are kept with the conversation.
     const settings = isShown ? this.settings : message.conversation ? null : message.settings;
-    const sent = await this.requests.ask("send", { ...message, settings });
+    const sending = this.requests.call("send", { ...message, settings }).catch((problem) => {
+      // What would fit is of no use to the message that is shown now.
+      if (isLate() && problem instanceof Problem) problem.offers = [];
+      throw problem;
+    });
+    const sent = await this.requests.told(sending);
     if (!sent) return null;
     const { chat, reply } = sent;
     if (!isLate()) {
@@ -176,19 +181,18 @@ export class PageState {
     return this.#change("delete_message", { conversation: this.chat.id, node: id });
   }
 
-  /** Does what makes a message fit. */
+  /** Does what makes this message and later ones fit; whether it was possible. */
   async take(/** @type {Offer} */ offer) {
     const conversation = this.chat.id;
-    if (offer.kind === "media") {
-      this.changeSettings({ ...this.settings, ...offer.settings });
-    } else if (offer.kind === "shorten") {
-      await this.#change("shorten", { conversation, first: offer.first });
-    } else if (offer.kind === "context") {
-      await this.view.changeModel({ context_length: offer.context_length });
-    } else {
-      await this.#change("summarise", { conversation });
+    if (offer.kind === "shorten") return this.#change("shorten", { conversation, first: offer.first });
+    if (offer.kind === "summary") {
+      const isBegun = await this.#change("summarise", { conversation });
       this.view.listChanged();
+      return isBegun;
     }
+    if (offer.kind === "media") this.changeSettings({ ...this.settings, ...offer.settings });
+    else await this.view.changeModel({ context_length: offer.context_length });
+    return true;
   }
 
   /**

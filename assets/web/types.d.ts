@@ -89,6 +89,8 @@ export interface Question extends Node {
   status: Status;
   /** Whether nothing follows it on this branch: its answer was deleted. */
   unanswered: boolean;
+  /** The oldest messages that its own prompt didn't hold. */
+  left_out: number;
   attachments: Attachment[];
 }
 
@@ -136,7 +138,8 @@ export type Offer = { label: Said } & (
 
 export interface Cost {
   media: { digest: string; label: Said; notes: string[]; error: string | null }[];
-  tokens: { history: number; all: number; context: number; room: number };
+  /** `reserve` are kept for an answer. */
+  tokens: { history: number; all: number; context: number; room: number; reserve: number };
   fits: boolean;
   offers: Offer[];
 }
@@ -149,6 +152,13 @@ export interface Outgoing {
   settings: Settings | null;
   text: string;
   attachments: Attachment[];
+  once?: Once;
+}
+
+/** What holds for one message alone: limits of its media, and the oldest message that its prompt holds. */
+export interface Once {
+  limits: Settings;
+  first: string | null;
 }
 
 export interface Field {

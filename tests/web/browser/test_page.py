@@ -102,9 +102,7 @@ def test_each_mediums_cost_is_shown_before_sending(page: ChatPage, samples: Path
     expect(label).to_contain_text("2 frames")
 
 
-def test_a_message_that_does_not_fit_brings_offers_and_what_is_left_out_is_marked(
-    page: ChatPage, backend: FakeBackend
-) -> None:
+def test_an_offer_holds_for_one_message_until_it_is_made_the_default(page: ChatPage, backend: FakeBackend) -> None:
     mark = page.page.get_by_text("Messages above are left out of the prompt")
     page.ask("echo " + "old words " * 700)
     page.wait_answered()
@@ -115,18 +113,40 @@ def test_a_message_that_does_not_fit_brings_offers_and_what_is_left_out_is_marke
     expect(trouble).to_contain_text("This won't fit")
     page.box.press("Enter")
     expect(page.dialog).to_contain_text("This conversation would take")
-    page.dialog.get_by_role("button", name="Leave the oldest 2 messages out of the prompt").click()
+    offer = "Leave the oldest 2 messages out of the prompt"
+    page.dialog.get_by_role("button", name=offer).click()
+    expect(trouble).to_be_hidden()
+    taken = page.page.get_by_role("list", name="For this message alone").get_by_role("listitem")
+    expect(taken).to_contain_text(f"For this message alone: {offer}")
+    taken.get_by_role("button", name=f"Not for this message: {offer}").click()
+    expect(trouble).to_contain_text("and 128 are kept for the answer")
+    trouble.get_by_role("button", name=offer).click()
+    expect(trouble).to_be_hidden()
+    page.page.reload()
+    expect(taken).to_contain_text(offer)
+    page.box.press("Enter")
+    page.wait_answered(3)
+    assert len(backend.calls[-1].messages) == 3
+    expect(page.questions.locator(".asked-without")).to_have_text(["Asked without the oldest 2 messages"])
+    expect(taken).to_have_count(0)
+    # The next one has all again.
+    expect(page.page.locator(".message.left-out")).to_have_count(0)
+    page.box.fill("echo more")
+    expect(trouble).to_contain_text("This won't fit")
+    trouble.get_by_role("button", name=offer).click()
+    taken.get_by_role("button", name=f"Make default: {offer}").click()
+    expect(taken).to_have_count(0)
     expect(trouble).to_be_hidden()
     expect(page.page.locator(".message.left-out")).to_have_count(2)
     expect(mark).to_have_count(1)
     page.box.press("Enter")
-    page.wait_answered(3)
-    assert len(backend.calls[-1].messages) == 3
+    page.wait_answered(4)
+    assert len(backend.calls[-1].messages) == 5
     around = mark.evaluate("mark => [mark.previousElementSibling, mark.nextElementSibling].map(e => e.dataset.id)")
     ids = page.page.locator(".message").evaluate_all("rows => rows.map(row => row.dataset.id)")
     assert around == ids[1:3]
     colours = page.answers.locator(".answer p").evaluate_all("all => all.map(each => getComputedStyle(each).color)")
-    assert colours[0] != colours[1] == colours[2]
+    assert colours[0] != colours[1] == colours[2] == colours[3]
     assert "Messages above are left out of the prompt" in page.page.locator(".messages").aria_snapshot()
     page.new_chat()
     expect(mark).to_have_count(0)

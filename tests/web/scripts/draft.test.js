@@ -1,10 +1,12 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, suite, test } from "node:test";
 
-import { amountAt, positionOf } from "../../../assets/web/draft.js";
+import { amountAt, positionOf } from "../../../assets/web/limits.js";
+import { holdingAfter, onceOf, withOffer, withoutLimit } from "../../../assets/web/once.js";
 import { DraftBench, idle, makeMessage, picture } from "./helpers.js";
 
 /** @import { Draft } from "../../../assets/web/draft.js" */
+/** @import { Offer } from "../../../assets/web/types.d.ts" */
 
 /** @type {DraftBench} */
 let bench;
@@ -229,6 +231,43 @@ suite("what it costs", () => {
     draft.measure();
     await bench.program.find("measure").fail({ message: "No such file." });
     assert.deepEqual(bench.said, ["trouble: No such file."]);
+  });
+});
+
+suite("what was taken for one message", () => {
+  /** @type {Offer} */
+  const smaller = { kind: "media", label: "Less", settings: { max_image_tokens: 70 } };
+  /** @type {Offer} */
+  const shorter = { kind: "shorten", label: "Fewer", first: "node" };
+
+  test("goes with it, and not with the next one", async () => {
+    draft.text = "Which?";
+    draft.taken = withOffer(withOffer(draft.taken, smaller), shorter);
+    assert.deepEqual(draft.message.once, { limits: { max_image_tokens: 70 }, first: "node" });
+    await draft.submit();
+    assert.deepEqual(bench.sent[0].once, { limits: { max_image_tokens: 70 }, first: "node" });
+    assert.deepEqual([draft.taken, draft.message.once], [[], { limits: {}, first: null }]);
+  });
+
+  test("comes back with it, is there after a reload, and waits aside", async () => {
+    const { done, decide } = await bench.submit("Which?", false);
+    decide();
+    await done;
+    draft.taken = withOffer(draft.taken, shorter);
+    assert.deepEqual(bench.load().taken, [shorter]);
+    draft.edit(makeMessage({ text: "Where?" }));
+    assert.deepEqual(draft.taken, []);
+    draft.stopEditing();
+    assert.deepEqual(draft.taken, [shorter]);
+  });
+
+  test("is one of a kind; a limit that is set otherwise, or a message that is gone, ends it", () => {
+    const both = withOffer([smaller], { ...smaller, label: "Least", settings: { max_video_tokens: 64 } });
+    assert.deepEqual(onceOf(both).limits, { max_image_tokens: 70, max_video_tokens: 64 });
+    assert.equal(both.length, 1);
+    assert.deepEqual(withoutLimit([...both, shorter], "max_video_tokens"), [shorter]);
+    assert.deepEqual(holdingAfter([...both, shorter], [{ id: "other" }]), both);
+    assert.deepEqual(holdingAfter([shorter], [{ id: "node" }]), [shorter]);
   });
 });
 

@@ -23,8 +23,13 @@ export class FakeProgram {
   asked = [];
   /** What the person was told of problems. @type {string[]} */
   told = [];
+  /** What was offered with them. @type {unknown[]} */
+  offered = [];
   requests = new Requests(
-    (problem) => problem.message && this.told.push(problem.message),
+    (problem) => {
+      if (problem.message) this.told.push(problem.message);
+      this.offered.push(...problem.offers);
+    },
     (name, args) =>
       new Promise((resolve, reject) => {
         const settled = (/** @type {() => void} */ settle) => {

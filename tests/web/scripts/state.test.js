@@ -116,6 +116,19 @@ suite("changing a conversation", () => {
     assert.deepEqual([drawn, program.told], [[], ["Too much."]]);
   });
 
+  test("what would make one fit is not offered to who has gone on to another conversation", async () => {
+    await show("one");
+    const offers = [{ kind: "summary", label: "Sum up" }];
+    send();
+    await program.find("send").fail({ message: "Too long.", kind: "too long", offers });
+    assert.equal(program.offered.length, 1);
+    send();
+    state.open("two");
+    await program.find("open").answer(makeChat("two"));
+    await program.find("send").fail({ message: "Too long.", kind: "too long", offers });
+    assert.deepEqual([program.offered.length, program.told.length], [1, 2]);
+  });
+
   test("who has gone on to another conversation isn't taken back, and the answer is watched all the same", async () => {
     await show("one");
     send();

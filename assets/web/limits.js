@@ -1,0 +1,15 @@
+// Sliders for what media may cost.
+
+// A slider's positions go by powers: 16 and 16,000 are both within reach.
+export const NUM_POSITIONS = 100;
+
+/** @typedef {{ low: number, high: number }} Range */
+
+/** The amount that a slider's position stands for. */
+export const amountAt = (/** @type {number} */ position, /** @type {Range} */ { low, high }) =>
+  Math.round(low * (high / low) ** (position / NUM_POSITIONS));
+
+export function positionOf(/** @type {number} */ amount, /** @type {Range} */ { low, high }) {
+  const position = Math.round((NUM_POSITIONS * Math.log(Math.max(amount, low) / low)) / Math.log(high / low));
+  return Math.min(position, NUM_POSITIONS);
+}

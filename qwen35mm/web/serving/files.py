@@ -38,6 +38,7 @@ from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.requests import HEADER
 from qwen35mm.web.serving.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm_preprocess import MediaError, detect_kind
+from qwen35mm_preprocess.image import load_image
 
 MAX_TEXT_BYTES = 4 * 2**20
 MAX_PDF_PAGES = 2_000
@@ -83,7 +84,13 @@ class Files:
         attachment = Attachment(digest, "image", name, num_bytes)
         try:
             found = await UPLOADS.run(self._recognise, person, attachment)
-            if found is None:
+            if isinstance(found, Attachment):
+                if found.kind == "image":
+                    # All its pixels, as when it is sent: one that is cut off is told now, and not after the question.
+                    path, limits = self._store.media.path(digest), self._backend.media.limits
+                    await THUMBNAILS.run_for(person.line, load_image, path, limits)
+                found = {"attachments": [attachment_view(found)]}
+            elif found is None:
                 found = await _while_waited_for(
                     request, lambda asker: DOCUMENTS.run_for(person.line, self._pdf, person, attachment, asker)
                 )
@@ -94,13 +101,12 @@ class Files:
             raise
         return JSONResponse(found)
 
-    def _recognise(self, person: Person, attachment: Attachment) -> dict[str, Any] | None:
-        """By its content, whatever its name says; None for a PDF, which takes long."""
+    def _recognise(self, person: Person, attachment: Attachment) -> Attachment | dict[str, Any] | None:
+        """By its content, whatever its name says: a medium, what becomes of a text, None for a PDF, which is slow."""
         path = self._store.media.path(attachment.digest)
         kind = detect_document(path, attachment.name)
         if kind is None:
-            medium = replace(attachment, kind=detect_kind(path, self._backend.media.limits))
-            return {"attachments": [attachment_view(medium)]}
+            return replace(attachment, kind=detect_kind(path, self._backend.media.limits))
         if kind == "text":
             data = read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name).encode()
             if hashlib.sha256(data).hexdigest() == attachment.digest:

@@ -97,6 +97,8 @@ export interface Question extends Node {
 export interface Answer extends Node, AnswerView {
   role: "assistant";
   model: string | null;
+  /** What it was made with, in full; null where nobody knows. */
+  settings: Settings | null;
 }
 
 export type Message = Question | Answer;
@@ -259,7 +261,9 @@ export interface Methods {
   list(args: { query: string }): Listing;
   open(args: OfChat & { node?: string }): Chat;
   send(args: Outgoing): Changed;
-  again(args: OfChat & { node: string | null; settings: Settings }): Changed;
+  /** `own` are of this answer alone. */
+  again(args: OfChat & { node: string | null; settings?: Settings; own?: Settings }): Changed;
+  answers(args: OfNode): { answers: Answer[] };
   continue(args: OfNode & { settings: Settings }): Changed;
   branch(args: OfNode): Changed;
   delete_message(args: OfNode): Changed;

@@ -7,8 +7,8 @@
 A JSON file is one object, in UTF-8:
 
     format      "qwen35mm-conversation"
-    version     2; 1 has no `pinned` and `titled`, no `first` and `edited` of messages, no `clip` and `crop_of` of
-                attachments and no `similar_indices` of plans; another version is refused
+    version     2; 1 has no `pinned` and `titled`, no `first`, `edited` and `settings` of messages, no `clip` and
+                `crop_of` of attachments and no `similar_indices` of plans; another version is refused
     title, created_s, updated_s (seconds since the epoch), settings (an object)
     pinned, titled (true or false: see `records.Conversation`)
     head        id of the message that is shown last, or null

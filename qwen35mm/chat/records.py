@@ -96,6 +96,7 @@ class Node:
     model       the name of the model that wrote it
     first       the oldest message that a question's own prompt holds; None for as many as its conversation's
     edited      of a reply: whether a person has changed its words
+    settings    of a reply: what it was made with (see `settings.made_with`), any JSON object; None where nobody knows
     """
 
     __pydantic_config__ = KEPT
@@ -115,6 +116,7 @@ class Node:
     model: str | None = None
     first: Id | None = None
     edited: bool = False
+    settings: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,7 @@ def complete(conversation: dict[str, Any]) -> None:
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
-        message |= {"first": None, "edited": False, **message}
+        message |= {"first": None, "edited": False, "settings": None, **message}
         files = message.get("attachments")
         for file in files if isinstance(files, list) else ():
             if isinstance(file, dict):

@@ -26,6 +26,8 @@ _FLAGS = {field.name for kept in (Conversation, Node) for field in fields(kept) 
 _CONVERSATION = ", ".join(field.name for field in fields(Conversation))
 _NODE = ", ".join(field.name for field in fields(Node) if field.name != "attachments")
 _ATTACHMENT = ", ".join(field.name for field in fields(Attachment))
+# Those of messages that hold JSON objects, and what these are called.
+_OBJECTS = {"stats": "message's numbers", "settings": "message's settings"}
 
 # The order of a list of conversations, called c, and those behind a place in it.
 ORDER = "c.pinned DESC, c.updated_s DESC, c.sequence DESC"
@@ -102,7 +104,8 @@ def read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Nod
     for row in rows:
         values = _values(names, row)
         values["notes"] = tuple(load_object(values["notes"], "message's notes").get("notes", ()))
-        values["stats"] = None if values["stats"] is None else load_object(values["stats"], "message's numbers")
+        for name, what in _OBJECTS.items():
+            values[name] = None if values[name] is None else load_object(values[name], what)
         nodes.append(Node(**values, attachments=tuple(attachments.get(values["id"], ()))))
     return nodes
 
@@ -138,7 +141,7 @@ def conversation_row(values: Mapping[str, Any]) -> dict[str, Any]:
 def node_row(node: Node) -> dict[str, Any]:
     """Raises ConversationDataError for a value that a field can't have."""
     row = {**vars(checked_node(node)), "notes": dump_object({"notes": node.notes}, "message's notes")}
-    row["stats"] = None if node.stats is None else dump_object(node.stats, "message's numbers")
+    row |= {name: None if row[name] is None else dump_object(row[name], what) for name, what in _OBJECTS.items()}
     del row["attachments"]
     return row
 

@@ -10,10 +10,13 @@ from typing import Any
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.say import say
 from qwen35mm.errors import ConfigError
+from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
 
 MAX_SYSTEM_CHARS = 100_000
+# Of a system prompt, this much is kept with each answer.
+_SHOWN_SYSTEM_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,21 @@ class Settings:
     def budget(self, default: MediaBudget) -> MediaBudget:
         """What media may cost, with the machine's defaults where nothing is set."""
         return replace(default, **{name: self.values[name] for name in MEDIA if name in self.values})
+
+
+def made_with(settings: Settings, loaded: LoadedModel) -> dict[str, Any]:
+    """What an answer is made with, as it is kept with it: in full, since a model's defaults are another one's settings.
+
+    Returns:
+        the names of `Settings` but those of media, which are kept with the question, and the format of the `weights`;
+        what isn't set, nor has a default, is left out. Of a system prompt it is the beginning.
+    """
+    params = settings.params(loaded.generation)
+    values: dict[str, Any] = {name: getattr(params, name) for name in (*SAMPLING, *LENGTHS)}
+    values["thinking"] = settings.enable_thinking(loaded.template.default_enable_thinking)
+    values["system"] = settings.system[:_SHOWN_SYSTEM_CHARS] or None
+    values["weights"] = loaded.weights
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def describe_settings(backend: ChatBackend) -> dict[str, Any]:

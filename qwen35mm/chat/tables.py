@@ -101,4 +101,7 @@ _SIDEBAR = (
 
 _CROPS = ("ALTER TABLE attachments ADD COLUMN crop_of TEXT",)
 
-MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST, _SIDEBAR, _CROPS)
+# What an answer was made with.
+_MADE_WITH = ("ALTER TABLE nodes ADD COLUMN settings TEXT",)
+
+MIGRATIONS: Final = (_FIRST, _SEARCH, _CLIPS, _OWN_FIRST, _SIDEBAR, _CROPS, _MADE_WITH)

@@ -22,7 +22,7 @@ from qwen35mm.chat.prompting import prompt_messages, prompt_path
 from qwen35mm.chat.records import CLIPS, CROPS, Attachment, AttachmentKind, Conversation, Crop, Node
 from qwen35mm.chat.replies import Replies, Work
 from qwen35mm.chat.say import say
-from qwen35mm.chat.settings import MEDIA, Settings
+from qwen35mm.chat.settings import MEDIA, Settings, made_with
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
@@ -161,7 +161,7 @@ class Turns:
             if conversation is None:
                 return self._begin_new(person, _title(draft.node), draft.settings, draft.node)
             settings = draft.settings.values
-            reply = self._reply_to(draft.node)
+            reply = self._reply_to(draft.node, draft.settings)
             work = self._work(person, replace(conversation, settings=settings), (*draft.path, draft.node), reply)
             self._store.add(person.owner, conversation.id, draft.node, reply, settings=settings)
             return work
@@ -172,8 +172,11 @@ class Turns:
             await self._offer_larger_context(error.offers, error.num_tokens)
             raise
 
-    async def answer_again(self, person: Person, conversation_id: str, question_id: str) -> str:
-        """Another reply to a message, beside those it has; its id. Raises what `send` does."""
+    async def answer_again(
+        self, person: Person, conversation_id: str, question_id: str, settings: Settings | None = None
+    ) -> str:
+        """Another reply to a message, beside those it has; its id. `settings` are of it alone, None the conversation's.
+        Raises what `send` does."""
 
         def store() -> Work:
             conversation, tree = self._store.read(person.owner, conversation_id)
@@ -182,8 +185,9 @@ class Turns:
             if path[-1].role != "user":
                 raise PromptError("Only a question can be answered.")
             is_summary = any(reply.id == conversation.first for reply in tree.children(question_id))
-            reply = self._reply_to(path[-1])
-            work = self._work(person, conversation, path, reply)
+            own = settings or Settings.kept(conversation.settings)
+            reply = self._reply_to(path[-1], own)
+            work = self._work(person, replace(conversation, settings=own.values), path, reply)
             self._store.add(person.owner, conversation_id, reply, first=reply.id if is_summary else None)
             return work
 
@@ -249,7 +253,7 @@ class Turns:
     def _begin_new(
         self, person: Person, title: str, settings: Settings, question: Node, *, is_summary: bool = False
     ) -> Work:
-        reply = self._reply_to(question)
+        reply = self._reply_to(question, settings)
         first = reply.id if is_summary else None
         now_s = time.time()
         conversation = Conversation(new_id(), title, now_s, now_s, reply.id, settings.values, first, titled=is_summary)
@@ -334,8 +338,9 @@ class Turns:
         self._store.media.hold(person.owner, digest)
         return _node(None, "user", text=_SUMMARISE, attachments=(Attachment(digest, "text", title, num_bytes),))
 
-    def _reply_to(self, question: Node) -> Node:
-        return _node(question.id, "assistant", status="running", model=self._backend.loaded.name)
+    def _reply_to(self, question: Node, settings: Settings) -> Node:
+        loaded, how = self._backend.loaded, made_with(settings, self._backend.loaded)
+        return _node(question.id, "assistant", status="running", model=loaded.name, settings=how)
 
     def _work(self, person: Person, conversation: Conversation, path: Sequence[Node], reply: Node) -> Work:
         settings = Settings.kept(conversation.settings)

@@ -81,6 +81,7 @@ class FakeBackend:
     def __post_init__(self) -> None:
         self.loaded: Any = SimpleNamespace(
             name="Fake-1B",
+            weights="bf16",
             generation=SamplingParams(temperature=0.7, top_k=20),
             template=Mock(default_enable_thinking=False),
         )

@@ -302,14 +302,14 @@ def test_the_first_version_is_read(store: ConversationStore) -> None:
     whole = conversation(version=1)
     del whole["pinned"], whole["titled"]
     for each in whole["messages"]:
-        del each["first"], each["edited"]
+        del each["first"], each["edited"], each["settings"]
     del part(whole, "file")["clip"], part(whole, "file")["crop_of"], part(whole, "plan")["similar_indices"]
     old = {FILE: json.dumps(whole), PICTURE: b"picture"}
     (imported,) = import_zip(store, ME, io.BytesIO(packed(old)), max_bytes=ROOM)
     assert (imported.pinned, imported.titled) == (False, True)
     node = next(iter(store.read(ME, imported.id)[1].nodes.values()))
     (file,) = node.attachments
-    assert not node.edited
+    assert (node.edited, node.settings) == (False, None)
     assert (file.plan, file.clip, file.crop_of) == (VIDEO_PLAN, None, None)
     # Nor may any other key be missing there.
     del part(whole, "plan")["notes"]

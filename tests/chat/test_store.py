@@ -49,6 +49,7 @@ def test_everything_comes_back(store: ConversationStore, reopened: Callable[[], 
         stats={"tokens": 12, "rate": 1 / 3},
         model="demo",
         edited=True,
+        settings={"temperature": 0.5, "deep": [1]},
         created_s=question.created_s + 1 / 7,
     )
     store.add(ME, made.id, question)

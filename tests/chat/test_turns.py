@@ -11,6 +11,7 @@ import pytest
 
 from qwen35mm.chat import store
 from qwen35mm.chat.records import Attachment
+from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.turns import MAX_TEXT_CHARS
 from qwen35mm.errors import ConfigError, NotFoundError, PromptError, QueueFullError, RequestError, StorageError
 from tests.chat.chat_kit import ME, OTHER, PICTURE, ChatKit
@@ -71,6 +72,32 @@ async def test_another_answer_stands_beside_the_first(kit: ChatKit) -> None:
     assert [node.id for node in tree.children(question)] == [asked.reply, reply_id]
     with pytest.raises(PromptError, match="Only a question"):
         await kit.turns.answer_again(ME, asked.conversation, reply_id)
+
+
+async def test_an_answer_knows_what_made_it_also_where_that_is_its_own(kit: ChatKit) -> None:
+    asked = await kit.ask("echo one", settings={"temperature": 0.5, "system": "Be short. " * 100})
+    first = kit.node(asked.conversation, asked.reply)
+    own = Settings.read({"temperature": 1.5, "thinking": True})
+    reply_id = await kit.turns.answer_again(ME, asked.conversation, first.parent or "", own)
+    await kit.watch(reply_id)
+    call = kit.backend.calls[-1]
+    assert (call.params.temperature, call.enable_thinking, kit.prompt) == (1.5, True, [("user", "echo one")])
+    common = {"top_k": 20, "weights": "bf16"}
+    other = kit.node(asked.conversation, reply_id)
+    told = first.settings or {}
+    assert told["system"] == ("Be short. " * 100)[:200]
+    assert {"temperature": 0.5, "thinking": False, **common}.items() <= told.items()
+    assert {"temperature": 1.5, "thinking": True, **common}.items() <= (other.settings or {}).items()
+    assert "system" not in (other.settings or {})
+    # The conversation's own stay as they are.
+    assert kit.store.read(ME.owner, asked.conversation)[0].settings["temperature"] == 0.5
+    # An archive may bring anything.
+    odd = {"temperature": "hot", "seed": 5, "weights": 5, "x": {}}
+    kit.store.update(ME.owner, replace(other, settings=odd))
+    views = (await kit.api.answers(ME, asked.conversation, reply_id))["answers"]
+    assert [view["id"] for view in views] == [asked.reply, reply_id]
+    assert views[0]["settings"] == told
+    assert views[1]["settings"] == {"seed": 5}
 
 
 async def test_a_question_whose_answer_was_deleted_can_be_answered(kit: ChatKit) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from qwen35mm.chat.prompting import prompt_path
@@ -44,9 +44,7 @@ def chat_view(
     path = [whole[node.id].shown if node.id in whole else node for node in tree.path(conversation.head)]
     kept = {node.id for node in prompt_path(path, conversation.first)}
     messages = [_message(node, tree, running, node.id in kept, node is path[-1]) for node in path]
-    for message in messages:
-        if message["id"] in whole:
-            message["unsaved"] = whole[message["id"]].unsaved
+    _mark_unsaved(messages, whole)
     return {
         "id": conversation.id,
         "title": conversation.title,
@@ -55,6 +53,17 @@ def chat_view(
         "running": [node.id for node in path if node.id in running],
         "context": {"used": _used(path), "length": context_length},
     }
+
+
+def answers_view(
+    tree: Tree, node_id: str, running: Collection[str], unsaved: Sequence[Reply] = ()
+) -> list[dict[str, Any]]:
+    """The answers to the question that one of them answers, the oldest first; arguments as for `chat_view`."""
+    whole = {reply.node.id: reply for reply in unsaved}
+    nodes = [whole[node.id].shown if node.id in whole else node for node in tree.siblings(node_id)]
+    messages = [_message(node, tree, running, True, False) for node in nodes if node.role == "assistant"]
+    _mark_unsaved(messages, whole)
+    return messages
 
 
 class ReplyDrawing:
@@ -75,6 +84,12 @@ class ReplyDrawing:
             "work": work_of(node, reply.progress, reply.work.path, reply.tally),
             "unsaved": reply.unsaved,
         }
+
+
+def _mark_unsaved(messages: Sequence[dict[str, Any]], whole: Mapping[str, Reply]) -> None:
+    for message in messages:
+        if message["id"] in whole:
+            message["unsaved"] = whole[message["id"]].unsaved
 
 
 def _message(node: Node, tree: Tree, running: Collection[str], kept: bool, is_last: bool) -> dict[str, Any]:
@@ -102,7 +117,16 @@ def _message(node: Node, tree: Tree, running: Collection[str], kept: bool, is_la
     answer = _answer(node, _blocks(node.text), _blocks(node.reasoning))
     if node.status == "running" and node.id not in running:
         answer["status"] = "interrupted"
-    return {**view, **answer, "model": node.model, "edited": node.edited}
+    return {**view, **answer, "model": node.model, "edited": node.edited, "settings": _made_with(node)}
+
+
+def _made_with(node: Node) -> dict[str, Any] | None:
+    """What an answer was made with, as far as it can be shown; None where nobody knows."""
+    if node.settings is None:
+        return None
+    weights = node.settings.get("weights")
+    known = {name: value for name, value in node.settings.items() if name != "weights"}
+    return {**Settings.kept(known).values, **({"weights": weights[:40]} if isinstance(weights, str) else {})}
 
 
 def _answer(node: Node, blocks: list[str], reasoning: list[str]) -> dict[str, Any]:

@@ -20,10 +20,11 @@ from qwen35mm.chat.rows import Place
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.trash import Trash
+from qwen35mm.chat.tree import Tree
 from qwen35mm.chat.turns import MAX_NAME_CHARS, Person, Question, Turns
 from qwen35mm.errors import NotFoundError, PromptError
 from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS
-from qwen35mm.web.rendering.view import attachment_view, chat_view, conversation_line, found_line
+from qwen35mm.web.rendering.view import answers_view, attachment_view, chat_view, conversation_line, found_line
 from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.requests import request
@@ -32,6 +33,7 @@ from qwen35mm_preprocess import MediaError
 LISTED = 100
 MAX_LISTED = 2_000
 MAX_PREFERENCES_CHARS = 200_000
+Running = Callable[[Tree], set[str]]
 
 
 class ListPlace(BaseModel):
@@ -102,25 +104,29 @@ class Api:
     @request
     async def open(self, person: Person, conversation: str, node: str | None = None) -> Any:
         """A conversation; where a message is named that is on another branch, that branch is shown from now on."""
-        running = {reply.node.id for reply in self._replies.of(person.owner, conversation)}
-        unsaved = self._replies.unsaved(person.owner, conversation)
 
-        def read() -> dict[str, Any]:
+        def read(running: Running) -> dict[str, Any]:
             kept, tree = self._store.read(person.owner, conversation)
             if kept.unseen:
                 self._store.change(person.owner, conversation, unseen=False)
             if node in tree.nodes and node not in {each.id for each in tree.path(kept.head)}:
                 self._store.change(person.owner, conversation, head=tree.newest_leaf(node))
                 kept, tree = self._store.read(person.owner, conversation)
-            # Nor was one cut off that began while this was read.
-            known = {
-                each.id
-                for each in tree.nodes.values()
-                if each.status == "running" and self._turns.has_begun(person, each.id)
-            }
-            return chat_view(kept, tree, running | known, self._backend.context_length, unsaved)
+            return chat_view(kept, tree, running(tree), self._backend.context_length, unsaved)
 
-        return await REQUESTS.run(read)
+        unsaved = self._replies.unsaved(person.owner, conversation)
+        return await REQUESTS.run(read, self._running(person, conversation))
+
+    @request
+    async def answers(self, person: Person, conversation: str, node: str) -> Any:
+        """All answers to the question that one of them answers."""
+
+        def read(running: Running) -> dict[str, Any]:
+            _, tree = self._store.read(person.owner, conversation)
+            return {"answers": answers_view(tree, node, running(tree), unsaved)}
+
+        unsaved = self._replies.unsaved(person.owner, conversation)
+        return await REQUESTS.run(read, self._running(person, conversation))
 
     @request
     def rename(self, person: Person, conversation: str, title: str) -> Any:
@@ -236,10 +242,19 @@ class Api:
         return {"attachment": attachment_view(Attachment(digest, "image", name, num_bytes, crop_of=crop))}
 
     @request
-    async def again(self, person: Person, conversation: str, node: str, settings: dict[str, Any] | None = None) -> Any:
-        """Another answer to a question."""
+    async def again(
+        self,
+        person: Person,
+        conversation: str,
+        node: str,
+        settings: dict[str, Any] | None = None,
+        own: dict[str, Any] | None = None,
+    ) -> Any:
+        """Another answer to a question; `own` are settings of this answer alone, which change nothing else."""
+        checked = None if own is None else Settings.read(own)
         await self._take_settings(person, conversation, settings)
-        return await self._shown(person, conversation, await self._turns.answer_again(person, conversation, node))
+        reply = await self._turns.answer_again(person, conversation, node, checked)
+        return await self._shown(person, conversation, reply)
 
     @request
     async def continue_(
@@ -304,6 +319,17 @@ class Api:
     def memory(self, person: Person) -> Any:
         """What the cache holds."""
         return describe_memory(self._backend.memory())
+
+    def _running(self, person: Person, conversation: str) -> Running:
+        """What tells, of a conversation's messages that were read later, which are in progress: also those that have
+        begun since, which weren't cut off."""
+        running = {reply.node.id for reply in self._replies.of(person.owner, conversation)}
+
+        def among(tree: Tree) -> set[str]:
+            stored = (each.id for each in tree.nodes.values() if each.status == "running")
+            return running | {each for each in stored if self._turns.has_begun(person, each)}
+
+        return among
 
     async def _take_settings(self, person: Person, conversation: str, settings: dict[str, Any] | None) -> None:
         if settings is not None:

@@ -43,6 +43,23 @@ export function redraw(element, ...children) {
   return element;
 }
 
+/**
+ * Puts elements into another one, in this order; those that are there already aren't moved without need, so that a
+ * place in a list stays, and the focus does in any case.
+ * @param {Element} parent
+ * @param {Element[]} elements
+ */
+export function arrange(parent, elements) {
+  const held = document.activeElement;
+  const wanted = new Set(elements);
+  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+  elements.forEach((element, at) => {
+    if (parent.children[at] !== element) parent.insertBefore(element, parent.children[at] ?? null);
+  });
+  if (held instanceof HTMLElement && held !== document.activeElement && parent.contains(held))
+    held.focus({ preventScroll: true });
+}
+
 /** @type {(children: Child[]) => (Element | string)[]} */
 const present = (children) =>
   children.flatMap((child) => (Array.isArray(child) ? present(child) : child || child === "" ? [child] : []));
@@ -74,6 +91,7 @@ const PATHS = {
   larger: "M14 4h6v6M10 20H4v-6M20 4l-6.5 6.5M4 20l6.5-6.5",
   smaller: "M20 10h-6V4M4 14h6v6M14 10l6.5-6.5M10 14l-6.5 6.5",
   more: "M6 12h.01M12 12h.01M18 12h.01",
+  pin: "M9 4h6l-1 6 3 3v2H7v-2l3-3zM12 15v5",
   file: "M6 3h8l4 4v14H6zM14 3v4h4",
 };
 

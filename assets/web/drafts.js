@@ -126,6 +126,12 @@ export class Drafts {
     this.#sheets.set(id, sheet);
   }
 
+  /** Takes `forget` back. */
+  putBack(/** @type {string} */ id, /** @type {Sheet} */ sheet) {
+    this.#sheets.set(id, sheet);
+    this.write(id, sheet);
+  }
+
   forget(/** @type {string | null} */ id) {
     this.#sheets.delete(id);
     this.write(id, new Sheet(id));

@@ -93,6 +93,8 @@ export class Page {
     setInterval(() => this.state.checkSilence(), LOOK_AFTER_ANSWERS_MS);
     // Also tells the program that the page is still open.
     setInterval(() => this.drawGauge(), LOOK_AFTER_MEMORY_MS);
+    // Today becomes yesterday.
+    setInterval(() => this.sidebar.draw(), LOOK_AFTER_MEMORY_MS);
     this.composer.text.focus();
   }
 
@@ -253,6 +255,13 @@ export class Page {
   }
 
   // What is drawn here
+
+  /** The conversation that is shown has another title. */
+  retitled(/** @type {string} */ title) {
+    if (title === this.state.chat.title) return;
+    this.state.chat.title = title;
+    this.drawTitle(title);
+  }
 
   drawTitle(/** @type {string} */ title) {
     document.title = title ? `${title} · qwen35mm` : "qwen35mm";

@@ -212,7 +212,10 @@ export class PageState {
       if (reply) this.view.toEnd();
     }
     // The program begins with an answer when it is watched.
-    if (reply) this.follow([reply]);
+    if (reply) {
+      this.follow([reply]);
+      this.view.listChanged();
+    }
     this.view.changed(chat.id);
     return true;
   }
@@ -279,6 +282,7 @@ export class PageState {
   }
 
   #end(/** @type {News} */ answer) {
+    this.view.listChanged();
     this.view.speak(answer.error ?? answer.unsaved ?? t("The answer is complete."));
     if (answer.conversation !== this.chat.id) return;
     this.requests.told(this.#refresh());

@@ -2,10 +2,12 @@
 
 /** @import { Tone } from "./types.d.ts" */
 
-import { h, iconButton } from "./dom.js";
+import { button, h, iconButton } from "./dom.js";
 import { t } from "./words.js";
 
 const SHOWN_MS = 6000;
+// One that offers something has to be read first.
+const OFFERED_MS = 10000;
 const MAX_SHOWN = 4;
 
 export class Toasts {
@@ -19,18 +21,28 @@ export class Toasts {
     });
   }
 
-  /** Says something; nothing where there are no words. */
-  say(/** @type {string} */ words, /** @type {Tone} */ tone = "bad") {
+  /**
+   * Says something; nothing where there are no words.
+   * @param {string} words
+   * @param {Tone} tone
+   * @param {{ label: string, run: () => unknown } | null} offer what can be done about it
+   */
+  say(words, tone = "bad", offer = null) {
     if (!words) return;
-    const same = [...this.element.children].find((each) => each.firstChild?.textContent === words);
+    const same = offer ? null : [...this.element.children].find((each) => each.firstChild?.textContent === words);
     if (same && isHeld(same)) return;
     // Shown anew: a screen reader says it again.
     same?.remove();
     if (this.element.children.length >= MAX_SHOWN) this.leastNeeded().remove();
     const close = iconButton("close", t("Close the notice"), () => this.close(toast));
-    const toast = h("div.toast.row.card", { class: tone }, h("span", words), close);
+    const take = () => {
+      this.close(toast);
+      offer?.run();
+    };
+    const offered = offer && button("link", offer.label, take);
+    const toast = h("div.toast.row.card", { class: tone }, h("span", words), offered, close);
     this.element.append(toast);
-    if (tone !== "bad") goLater(toast);
+    if (tone !== "bad") goLater(toast, offer ? OFFERED_MS : SHOWN_MS);
   }
 
   /** The focus goes on to the next notice, or back to where it came from. */
@@ -50,6 +62,6 @@ export class Toasts {
 /** Whether the pointer or the focus is on it. */
 const isHeld = (/** @type {Element} */ toast) => toast.matches(":hover, :focus-within");
 
-function goLater(/** @type {Element} */ toast) {
-  setTimeout(() => (isHeld(toast) ? goLater(toast) : toast.remove()), SHOWN_MS);
+function goLater(/** @type {Element} */ toast, /** @type {number} */ ms) {
+  setTimeout(() => (isHeld(toast) ? goLater(toast, ms) : toast.remove()), ms);
 }

@@ -120,6 +120,13 @@ export interface Chat {
 export interface ChatLine {
   id: string;
   title: string;
+  /** When a message was last added, changed or deleted, since the epoch. */
+  updated_s: number;
+  pinned: boolean;
+  /** Whether an answer is in progress. */
+  running: boolean;
+  /** Whether an answer has ended since it was last looked at. */
+  unseen: boolean;
   /** Of one that was searched for: the message with the hit. */
   node?: string | null;
   /** That message's text around the hit, in pieces, each with whether it is one. */
@@ -258,7 +265,7 @@ export interface CropArguments {
 /** What the page can ask for: qwen35mm/web/serving/api.py. */
 export interface Methods {
   start(args: object): Start;
-  list(args: { query: string }): Listing;
+  list(args: { query: string; limit?: number; after?: Pick<ChatLine, "id" | "pinned" | "updated_s"> }): Listing;
   open(args: OfChat & { node?: string }): Chat;
   send(args: Outgoing): Changed;
   /** `own` are of this answer alone. */
@@ -274,7 +281,9 @@ export interface Methods {
   crop(args: CropArguments): { attachment: Attachment };
   stop(args: { node: string }): object;
   rename(args: OfChat & { title: string }): object;
+  pin(args: OfChat & { pinned: boolean }): object;
   delete(args: OfChat): object;
+  restore(args: OfChat): object;
   settings(args: OfChat & { settings: Settings }): object;
   preferences(args: { preferences: Preferences }): object;
   save_preset(args: { name: string; settings: Settings }): { presets: Presets };

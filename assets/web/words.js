@@ -38,6 +38,10 @@ const written = (/** @type {number} */ value, /** @type {Intl.NumberFormatOption
 export const number = (value, digits) =>
   written(value, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
+/** A date's month and year as the language writes them. */
+export const month = (/** @type {Date} */ date) =>
+  date.toLocaleDateString(language, { month: "long", year: "numeric" });
+
 const fill = (/** @type {string} */ text, /** @type {(name: string) => string | number | undefined} */ value) =>
   (table[text] ?? text).replace(/\{(\w+)\}/g, (_, name) => String(value(name) ?? ""));
 

@@ -234,7 +234,7 @@ suite("answers in progress", () => {
     await show("one", { running: ["reply"] });
     state.news({ reply: makeNews({ status: "finished" }) });
     await program.find("open").answer(makeChat("one", { title: "Named" }));
-    assert.deepEqual(drawn, [["answer"], ["speak", "The answer is complete."], ["chat", "one", false]]);
+    assert.deepEqual(drawn, [["answer"], ["list"], ["speak", "The answer is complete."], ["chat", "one", false]]);
     assert.equal(state.live.size, 0);
   });
 
@@ -245,7 +245,7 @@ suite("answers in progress", () => {
     const unsaved = { id: "reply", role: /** @type {const} */ ("assistant"), ...full };
     await program.find("open").answer(makeChat("one", { messages: [makeMessage(unsaved)] }));
     state.news({ reply: makeNews(full) });
-    assert.deepEqual(drawn.slice(1), [["speak", "The disk is full."], ["chat", "one", false], ["answer"]]);
+    assert.deepEqual(drawn.slice(1), [["list"], ["speak", "The disk is full."], ["chat", "one", false], ["answer"]]);
     assert.deepEqual([program.names, watched], [[], [["reply"]]]);
     state.news({ reply: makeNews({ status: "finished", unsaved: null }) });
     assert.equal(state.live.size, 0);
@@ -258,10 +258,7 @@ suite("answers in progress", () => {
   test("one that doesn't fit says so", async () => {
     await show("one", { running: ["reply"] });
     state.news({ reply: makeNews({ status: "failed", error: "5,000 tokens", too_long: true }) });
-    assert.deepEqual(drawn.slice(1), [
-      ["speak", "5,000 tokens"],
-      ["offer", "5,000 tokens"],
-    ]);
+    assert.deepEqual(drawn.slice(1), [["list"], ["speak", "5,000 tokens"], ["offer", "5,000 tokens"]]);
   });
 
   test("looking again doesn't take back what the person did meanwhile", async () => {

@@ -1,0 +1,133 @@
+"""The sidebar in a browser: headings, pins, marks, a list without end, and what is deleted and had back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from qwen35mm.chat.records import Conversation
+from qwen35mm.chat.store import ConversationStore, new_id
+from qwen35mm.chat.tree import Tree
+from qwen35mm.web import Server
+from tests.chat.fake_backend import FakeBackend
+from tests.chat.helpers import node
+from tests.web.browser import ChatPage, OpenPage
+
+pytestmark = pytest.mark.browser
+
+DAY_S = 86_400
+
+
+def add(store: ConversationStore, title: str, days_ago: float, **values: bool) -> Conversation:
+    """A conversation that was last changed so long ago."""
+    message, then_s = node(text=f"about {title}"), time.time() - DAY_S * days_ago
+    conversation = Conversation(new_id(), title, then_s, then_s, message.id, **values)
+    store.insert("local", [(conversation, Tree([message]))])
+    return conversation
+
+
+def choose(page: ChatPage, title: str, entry: str) -> None:
+    """Takes an entry of a conversation's menu."""
+    more = page.page.get_by_label(f"More about {title}", exact=True)
+    more.click()
+    more.locator("..").get_by_role("button", name=entry, exact=True).click()
+
+
+def headings(page: ChatPage) -> Locator:
+    return page.page.locator(".chats h2")
+
+
+def test_conversations_stand_under_their_days_and_pinned_ones_above(
+    page: ChatPage, fake_server: tuple[FakeBackend, Server]
+) -> None:
+    store = fake_server[1].store
+    for title, days_ago in (("old", 400), ("month", 20), ("week", 5), ("new", 0)):
+        add(store, title, days_ago)
+    page.page.reload()
+    expect(headings(page)).to_have_count(4)
+    assert headings(page).all_inner_texts()[:3] == ["Today", "The last 7 days", "The last 30 days"]
+    expect(headings(page).last).to_have_text(time.strftime("%B %Y", time.localtime(time.time() - 400 * DAY_S)))
+    choose(page, "old", "Pin")
+    expect(page.titles).to_have_text(["old", "new", "week", "month"])
+    expect(headings(page).first).to_have_text("Pinned")
+    expect(page.chats.first.locator("a")).to_be_focused()
+    page.page.reload()
+    expect(page.titles).to_have_text(["old", "new", "week", "month"])
+    choose(page, "old", "Unpin")
+    expect(page.titles).to_have_text(["new", "week", "month", "old"])
+
+
+def test_the_list_goes_on_as_one_scrolls_or_walks_through_it(
+    page: ChatPage, fake_server: tuple[FakeBackend, Server]
+) -> None:
+    for number in range(250):
+        add(fake_server[1].store, f"chat {number}", number / 10)
+    page.page.reload()
+    expect(page.chats).to_have_count(100)
+    page.chats.last.scroll_into_view_if_needed()
+    expect(page.chats).to_have_count(200)
+    page.page.get_by_label("Search the conversations").fill("about")
+    expect(page.chats.locator("mark").first).to_be_visible()
+    expect(page.chats).to_have_count(100)
+    page.chats.last.locator("a").focus()
+    expect(page.chats).to_have_count(200)
+    expect(page.chats.nth(99).locator("a")).to_be_focused()
+    page.chats.last.locator("a").focus()
+    expect(page.chats).to_have_count(250)
+    assert page.titles.all_inner_texts() == [f"chat {number}" for number in range(250)]
+    expect(page.page.get_by_role("button", name="Show more")).to_be_hidden()
+    # What happens elsewhere takes nobody to the beginning.
+    page.chats.nth(240).locator("a").focus()
+    choose(page, "chat 230", "Pin")
+    expect(page.titles.first).to_have_text("chat 230")
+    expect(page.chats).to_have_count(250)
+
+
+def test_marks_say_what_is_answered_and_what_was_not_seen(open_page: OpenPage, backend: FakeBackend) -> None:
+    page, other = open_page(), open_page()
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    expect(page.chats.get_by_role("img", name="Is being answered")).to_have_count(1)
+    page.new_chat()
+    page.ask("phases")
+    page.wait_until(lambda: backend.active == 2)
+    page.new_chat()
+    expect(page.chats.get_by_role("img", name="Is being answered")).to_have_count(2)
+    for _ in range(4):
+        backend.next_phase()
+    new = page.chats.get_by_role("img", name="Has a new answer")
+    expect(new).to_have_count(1)
+    other.page.reload()
+    expect(other.chats.get_by_role("img", name="Has a new answer")).to_have_count(1)
+    page.titles.get_by_text("phases").click()
+    expect(new).to_have_count(0)
+    page.titles.get_by_text("slow").click()
+    page.stop_button.click()
+    page.wait_answered()
+    expect(page.chats.get_by_role("img")).to_have_count(0)
+    other.page.reload()
+    expect(other.titles).to_have_count(2)
+    expect(other.chats.get_by_role("img")).to_have_count(0)
+
+
+def test_what_was_deleted_comes_back_with_what_was_written(page: ChatPage) -> None:
+    for name in ("one", "two"):
+        page.new_chat()
+        page.ask(f"echo {name}")
+        page.wait_answered()
+    page.box.fill("for the next time")
+    choose(page, "echo two", "Delete")
+    expect(page.titles).to_have_text(["echo one"])
+    expect(page.page.locator(".welcome")).to_be_visible()
+    expect(page.box).to_have_value("")
+    expect(page.chats.locator("a")).to_be_focused()
+    page.toasts.get_by_role("button", name="Undo").click()
+    expect(page.titles).to_have_text(["echo two", "echo one"])
+    expect(page.answers.locator(".answer")).to_have_text("two")
+    expect(page.box).to_have_value("for the next time")
+    choose(page, "echo one", "Delete")
+    expect(page.titles).to_have_text(["echo two"])
+    page.page.reload()
+    expect(page.titles).to_have_text(["echo two"])

@@ -85,6 +85,8 @@ UPLOADS = Pool("uploads", 4)
 DOCUMENTS = Pool("documents", 2, each=1)
 # A page asks for many at once: the first frame of a video each, or a whole picture.
 THUMBNAILS = Pool("thumbnails", 2, each=1)
+# All sampled frames of a video, decoded as for a prompt: seconds, and for a long one its whole time limit.
+STRIPS = Pool("strips", 2, each=1)
 # Exports and imports of whole histories, which take minutes.
 ARCHIVES = Pool("archives", 2, each=1)
 

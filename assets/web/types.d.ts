@@ -41,6 +41,15 @@ export interface Crop {
   time_s: number | null;
 }
 
+/** The frames of a video that the model is shown, and those that are left out since they show the same. */
+export interface Strip {
+  frames: { time_s: number; is_kept: boolean; picture: string }[];
+  duration_s: number;
+  size: [number, number];
+  /** The most that can be chosen. */
+  most: number;
+}
+
 /** A file that was taken in; of a PDF as text, `pdf` is the file itself. */
 export interface Taken extends Attachment {
   pdf?: string;
@@ -277,6 +286,8 @@ export interface Methods {
   shorten(args: OfChat & { first: string | null }): Changed;
   summarise(args: OfChat): Changed;
   measure(args: Outgoing): Cost;
+  strip(args: Outgoing): Strip;
+  shown_strip(args: OfNode & { at: number }): Strip;
   example(args: { number: number }): { attachment: Attachment };
   crop(args: CropArguments): { attachment: Attachment };
   stop(args: { node: string }): object;

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from av.container import InputContainer
@@ -46,7 +47,7 @@ def video_patches(
     """
     info = probe_video(source, limits)
     _check_same_video(info, plan, source)
-    frames = _resized_frames(source, info, plan, limits, progress)
+    frames = _resized_frames(source, info, plan, plan.frame_indices or (), limits, progress)
     temporal = processing.temporal_patch_size
     units = iter(lambda: list(itertools.islice(frames, temporal)), [])
     patches = empty_patches(plan.grid_thw, processing)
@@ -82,6 +83,37 @@ def video_patches(
     return final, patches, tuple(digests), tuple(warnings)
 
 
+class SampledFrame(NamedTuple):
+    """A frame of a plan: its presentation time, uint8 [H, W, 3] as the model gets it, and whether it does."""
+
+    time_s: float
+    pixels: np.ndarray
+    is_kept: bool
+
+
+def sampled_frames(
+    source: MediaSource,
+    plan: MediaPlan,
+    processing: VideoProcessing,
+    limits: MediaLimits,
+    progress: Progress | None = None,
+) -> Iterator[SampledFrame]:
+    """The frames of a plan that can be decoded, also those that were, or will be, left out as similar.
+
+    Raises:
+        MediaChangedError: the file is not the one that the plan was made for.
+        MediaError: the source can't be opened.
+    """
+    info = probe_video(source, limits)
+    _check_same_video(info, plan, source)
+    indices = sorted((*(plan.frame_indices or ()), *plan.similar_indices))
+    frames = _resized_frames(source, info, plan, indices, limits, progress)
+    units = iter(lambda: list(itertools.islice(frames, processing.temporal_patch_size)), [])
+    for unit, keep in _mark_similar(units, processing.factor, plan.similar_difference):
+        for index, pixels in unit:
+            yield SampledFrame(float(info.times_s[index]), pixels, keep and index not in plan.similar_indices)
+
+
 def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> None:
     assert plan.frame_indices is not None
     assert plan.frame_times_s is not None
@@ -97,15 +129,19 @@ def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> 
 
 
 def _resized_frames(
-    source: MediaSource, info: VideoInfo, plan: MediaPlan, limits: MediaLimits, progress: Progress | None
+    source: MediaSource,
+    info: VideoInfo,
+    plan: MediaPlan,
+    indices: Sequence[int],
+    limits: MediaLimits,
+    progress: Progress | None,
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """The planned frames that can be decoded: (index, uint8 [H, W, 3] of the planned size)."""
-    assert plan.frame_indices is not None
+    """The frames that can be decoded: (index, uint8 [H, W, 3] of the planned size)."""
     height, width = plan.size
-    for done, (index, frame) in enumerate(decode_frames(source, info, plan.frame_indices, limits), start=1):
+    for done, (index, frame) in enumerate(decode_frames(source, info, indices, limits), start=1):
         yield index, np.asarray(frame.resize((width, height), Image.Resampling.BICUBIC))
         if progress is not None:
-            progress(done, len(plan.frame_indices))
+            progress(done, len(indices))
 
 
 def _mark_similar(units: Iterable[_Unit], cell: int, difference: float | None) -> Iterator[tuple[_Unit, bool]]:

@@ -146,6 +146,10 @@ class Turns:
             await self._offer_larger_context(cost["offers"], cost["tokens"]["all"])
         return cost
 
+    def planned(self, person: Person, question: Question) -> tuple[Attachment, ...]:
+        """The files of a message that isn't sent yet, with their plans. Raises MediaError, which names the file."""
+        return self.drafts.plan(self._draft(person, question)[0]).node.attachments
+
     async def send(self, person: Person, question: Question) -> tuple[str, str]:
         """Adds a message, and a reply that begins when it is watched; ids of conversation and reply.
 

@@ -19,11 +19,12 @@ from qwen35mm.chat.replies import Replies
 from qwen35mm.chat.rows import Place
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.strips import Strips
 from qwen35mm.chat.trash import Trash
 from qwen35mm.chat.tree import Tree
 from qwen35mm.chat.turns import MAX_NAME_CHARS, Person, Question, Turns
 from qwen35mm.errors import NotFoundError, PromptError
-from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS
+from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS, Asker
 from qwen35mm.web.rendering.view import answers_view, attachment_view, chat_view, conversation_line, found_line
 from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
@@ -71,6 +72,7 @@ class Api:
         self._usage = usage
         self._trash = Trash(store)
         self._examples = examples
+        self._strips = Strips(backend, store, turns)
 
     # Conversations
 
@@ -194,6 +196,16 @@ class Api:
     async def measure(self, person: Person, question: Question) -> Any:
         """What a message would cost."""
         return await self._turns.measure(person, question)
+
+    @request
+    async def strip(self, person: Person, question: Question, asker: Asker) -> Any:
+        """The frames of a message's first file, a video, that the model would be shown."""
+        return await self._strips.draft(person, question, asker)
+
+    @request
+    async def shown_strip(self, person: Person, conversation: str, node: str, at: int, asker: Asker) -> Any:
+        """The frames of a sent message's video that the model was shown."""
+        return await self._strips.sent(person, conversation, node, at, asker)
 
     @request
     async def send(self, person: Person, question: Question) -> Any:

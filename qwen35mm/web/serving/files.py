@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import hashlib
 import io
 import re
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from starlette.background import BackgroundTask
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from qwen35mm.chat.archive import export_zip, import_zip
@@ -35,7 +34,7 @@ from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, THUMBNAILS, UPLOADS, A
 from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
-from qwen35mm.web.serving.requests import HEADER
+from qwen35mm.web.serving.requests import HEADER, while_waited_for
 from qwen35mm.web.serving.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm_preprocess import MediaError, detect_kind
 from qwen35mm_preprocess.image import load_image
@@ -45,7 +44,6 @@ MAX_PDF_PAGES = 2_000
 MAX_PAGE_PICTURES = 32
 # A file of a stranger's is shown as what it is, and does nothing.
 _INERT = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
-T = TypeVar("T")
 _SHOWN = {**_INERT, "cache-control": "private, max-age=31536000, immutable"}
 
 
@@ -91,7 +89,7 @@ class Files:
                     await THUMBNAILS.run_for(person.line, load_image, path, limits)
                 found = {"attachments": [attachment_view(found)]}
             elif found is None:
-                found = await _while_waited_for(
+                found = await while_waited_for(
                     request, lambda asker: DOCUMENTS.run_for(person.line, self._pdf, person, attachment, asker)
                 )
         except Exception as error:
@@ -131,7 +129,7 @@ class Files:
         digest, name = request.query_params.get("digest", ""), _file_name(request.query_params.get("name", ""))
         await REQUESTS.run(self._check_mine, person, digest)
         pdf = Attachment(digest, "image", name, 0)
-        found = await _while_waited_for(
+        found = await while_waited_for(
             request, lambda asker: DOCUMENTS.run_for(person.line, self._pages, person, pdf, asker)
         )
         return JSONResponse(found)
@@ -274,31 +272,6 @@ def _stream(archive: Any, name: str, kind: str) -> Response:
 
 def _as_file(name: str) -> str:
     return f"attachment; filename*=UTF-8''{quote(_file_name(name), safe='')}"
-
-
-async def _while_waited_for(request: Request, work: Callable[[Asker], Awaitable[T]]) -> T:
-    """What comes of work for a request whose body was read. If the connection is lost meanwhile, the work ends.
-
-    Raises:
-        ClientDisconnect: it was.
-    """
-    asker = Asker()
-
-    async def lost() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, losing = asyncio.ensure_future(work(asker)), asyncio.ensure_future(lost())
-    try:
-        await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        losing.cancel()
-        # Where it is done, nothing is left that this could end.
-        asker.leave()
-        working.cancel()
 
 
 @contextlib.asynccontextmanager

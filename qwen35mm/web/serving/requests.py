@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction, signature
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, validate_call
 from starlette.requests import ClientDisconnect, Request
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from qwen35mm.chat.records import place_of
 from qwen35mm.chat.turns import TooLongError
 from qwen35mm.errors import NotFoundError, PromptError, QuotaError, Qwen35mmError, report_bug
-from qwen35mm.pools import REQUESTS
+from qwen35mm.pools import REQUESTS, Asker
 from qwen35mm.web.serving.people import People
 from qwen35mm_preprocess import MediaError
 
@@ -27,13 +28,15 @@ HEADER = "x-qwen35mm"
 
 _MARK = "is_request"
 _ARGUMENTS = TypeAdapter(dict[str, Any])
+T = TypeVar("T")
 Method = Callable[..., Awaitable[Any]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 def request(method: Callable[..., Any]) -> Method:
     """A method, of a person and arguments, that the page can ask for, by its name and with its arguments, or with all
-    of them as a `question`. They are what they say: no "5" for 5; one that isn't known is left alone.
+    of them as a `question`. They are what they say: no "5" for 5; one that isn't known is left alone. One with an
+    `asker` is given who waits for it, and ends when they are gone.
 
     One that isn't asynchronous runs in a thread.
 
@@ -88,10 +91,12 @@ def answer_requests(people: People, *services: object) -> Handler:
         except ValidationError:
             raise PromptError("The request is damaged: it isn't JSON as expected.") from None
         method, names = requests[name]
-        if names == {"question"}:
+        if "question" in names:
             arguments = {"question": arguments}
-        result = await method(person, **{each: value for each, value in arguments.items() if each in names})
-        return JSONResponse(result)
+        arguments = {each: value for each, value in arguments.items() if each in names - {"asker"}}
+        if "asker" not in names:
+            return JSONResponse(await method(person, **arguments))
+        return JSONResponse(await while_waited_for(request, lambda asker: method(person, asker=asker, **arguments)))
 
     return handle
 
@@ -120,6 +125,31 @@ def _answer_to(error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return _problem("The connection was lost.", "refused", 400)
     return _problem(report_bug(logger, "a request of the page failed", error), "bug", 500)
+
+
+async def while_waited_for(request: Request, work: Callable[[Asker], Awaitable[T]]) -> T:
+    """What comes of work for a request whose body was read. If the connection is lost meanwhile, the work ends.
+
+    Raises:
+        ClientDisconnect: it was.
+    """
+    asker = Asker()
+
+    async def lost() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, losing = asyncio.ensure_future(work(asker)), asyncio.ensure_future(lost())
+    try:
+        await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        losing.cancel()
+        # Where it is done, nothing is left that this could end.
+        asker.leave()
+        working.cancel()
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -71,5 +71,6 @@ def test_files_are_shown_by_name_and_size() -> None:
             "size": [40, 60],
             "duration_s": None,
             "clip": None,
+            "crop_of": None,
         }
     ]

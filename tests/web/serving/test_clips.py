@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
+import json
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from qwen35mm.assets import asset_path
+from qwen35mm.chat import strips
+from qwen35mm_preprocess import VideoClip
+from tests.chat.chat_kit import PICTURE
+from tests.preprocess.media_files import encode_video, scene
 from tests.web.serving.page_client import BOB, PageClient, problem
 from tests.web.serving.test_files_routes import attach, rewritten
 
@@ -106,3 +119,114 @@ async def test_a_part_is_planned_anew_for_another_checkpoint(page: PageClient) -
     plan = page.backend.media.plan(part.source, "video", part.clip)
     assert plan.frame_times_s is not None
     assert (plan.frame_times_s[0], plan.frame_times_s[-1], len(plan.frame_times_s)) == (0.4, 1.4, 4)
+
+
+def times(strip: dict[str, Any], *, kept: bool = True) -> list[float]:
+    return [frame["time_s"] for frame in strip["frames"] if frame["is_kept"] == kept]
+
+
+async def test_a_strip_is_what_the_model_is_shown(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    real = strips.sampled_frames
+
+    def counting(*args: Any) -> Any:
+        for frame in real(*args):
+            decoded.append(1)
+            yield frame
+
+    monkeypatch.setattr(strips, "sampled_frames", counting)
+    video = await attach(page, VIDEO.read_bytes(), "a.mp4")
+    before = (await page.call("strip", attachments=[{**video, "clip": CLIP}])).json()
+    assert (len(before["frames"]), before["duration_s"], before["most"]) == (4, 3.0, 8)
+    chat = await page.ask("look", attachments=[{**video, "clip": CLIP}])
+    question = chat["messages"][0]["id"]
+    after = (await page.call("shown_strip", conversation=chat["id"], node=question, at=0)).json()
+    assert after == before
+    assert len(decoded) == 4, "nothing is decoded twice"
+    plan = page.backend.calls[-1].messages[-1].media[0].plan
+    assert times(after) == list(plan.frame_times_s)
+    media = page.backend.media
+    path = page.store.media.path(video["digest"])
+    for shown, frame in zip(after["frames"], real(path, plan, media.video_processing, media.limits), strict=True):
+        kind, data = shown["picture"].split(",", 1)
+        assert kind == "data:image/jpeg;base64"
+        picture = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+        wanted = Image.fromarray(frame.pixels)
+        wanted.thumbnail(picture.size)
+        assert picture.size == wanted.size
+        assert np.abs(np.asarray(picture).astype(int) - np.asarray(wanted)).mean() < 6
+    # As the settings say, without a choice.
+    fewer = (await page.call("strip", settings={"max_frames": 3}, attachments=[video])).json()
+    assert len(fewer["frames"]) == 3
+
+
+async def test_frames_that_are_left_out_are_the_same_before_and_after(page: PageClient) -> None:
+    still = encode_video([scene(i // 16) for i in range(32)], fps=4)
+    video = await attach(page, still, "still.mp4")
+    clip = {"start_s": 0.0, "end_s": None, "num_frames": 8, "drop_similar": True}
+    before = (await page.call("strip", attachments=[{**video, "clip": clip}])).json()
+    assert times(before, kept=False)
+    media = page.backend.media
+    path = page.store.media.path(video["digest"])
+    # The fake reads nothing: what a model in this process would be given.
+    plan = media.prepare(path, clip=VideoClip(**clip)).plan
+    assert times(before) == list(plan.frame_times_s or ())
+    chat = await page.ask("look", attachments=[{**video, "clip": clip}])
+    owner, question = page.owner(), chat["messages"][0]["id"]
+    node = page.store.read(owner, chat["id"])[1].nodes[question]
+    read = replace(node, attachments=(replace(node.attachments[0], plan=plan),))
+    page.store.update(owner, read)
+    after = (await page.call("shown_strip", conversation=chat["id"], node=question, at=0)).json()
+    assert (times(after), times(after, kept=False)) == (times(before), times(before, kept=False))
+
+
+async def test_nobody_sees_frames_of_another_s_video(page: PageClient) -> None:
+    video = await attach(page, VIDEO.read_bytes(), "a.mp4")
+    chat = await page.ask("look", attachments=[video])
+    question = chat["messages"][0]["id"]
+    assert (await page.call("strip", BOB, attachments=[video])).status_code == 404
+    shown = {"conversation": chat["id"], "node": question}
+    assert (await page.call("shown_strip", BOB, **shown, at=0)).status_code == 404
+    for at in (1, -1, 10**9):
+        assert (await page.call("shown_strip", **shown, at=at)).status_code == 404
+    picture = await attach(page, PICTURE.read_bytes(), "a.png")
+    for files in ([picture], []):
+        assert (await page.call("strip", attachments=files)).status_code == 400
+
+
+async def test_a_strip_ends_with_its_asker_and_its_time(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    video = await attach(page, VIDEO.read_bytes(), "a.mp4")
+    monkeypatch.setattr(strips, "MAX_STRIP_S", 0.0)
+    response = await page.call("strip", attachments=[video])
+    assert response.status_code == 400
+    assert problem(response).startswith("The frames of 'a.mp4' take too long to be shown")
+    monkeypatch.undo()
+    left, ended = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def endless(_path: Any, _plan: Any, _processing: Any, _limits: Any, progress: Any) -> Any:
+        loop.call_soon_threadsafe(left.set)
+        try:
+            while True:
+                progress(1, 2)
+                time.sleep(0.001)
+        finally:
+            ended.set()
+        yield
+
+    monkeypatch.setattr(strips, "sampled_frames", endless)
+    body = json.dumps({"attachments": [video]}).encode()
+    await page.send_body("api/strip", [body], cut=False, left=left)
+    assert await asyncio.to_thread(ended.wait, 60)
+
+
+async def test_a_few_strips_are_kept(page: PageClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    video = await attach(page, VIDEO.read_bytes(), "a.mp4")
+    monkeypatch.setattr(strips, "MAX_KEPT_BYTES", 1)
+    made: list[int] = []
+    real = strips.sampled_frames
+    monkeypatch.setattr(strips, "sampled_frames", lambda *args: made.append(1) or real(*args))
+    for num_frames in (4, 4, 3, 4):
+        clip = {**CLIP, "num_frames": num_frames}
+        assert (await page.call("strip", attachments=[{**video, "clip": clip}])).status_code == 200
+    assert len(made) == 3

@@ -1,0 +1,147 @@
+"""What the model sees of a video: the frames that its plan samples, each with its time, as small pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+from PIL import Image
+
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.drafts import Draft
+from qwen35mm.chat.past import Past
+from qwen35mm.chat.prompting import with_names
+from qwen35mm.chat.records import Attachment
+from qwen35mm.chat.settings import Settings
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.turns import Person, Question, Turns
+from qwen35mm.errors import NotFoundError, PromptError, RequestError
+from qwen35mm.pools import DRAFTS, STRIPS, Asker
+from qwen35mm_preprocess import MediaError, MediaLimitError, MediaPlan
+from qwen35mm_preprocess.video import sampled_frames
+
+MAX_STRIP_S = 60.0
+MAX_KEPT_BYTES = 64 << 20
+_SIDE = 240
+# Of more frames than these the pictures are smaller, so that a strip stays below some megabytes.
+_MANY = 96
+_SMALL_SIDE = 128
+
+
+class Strips:
+    """Makes strips, and keeps the last ones: a video that is looked at twice is decoded once.
+
+    Args:
+        backend: says how media are read.
+        store: has the messages.
+        turns: plan those that aren't sent.
+    """
+
+    def __init__(self, backend: ChatBackend, store: ConversationStore, turns: Turns) -> None:
+        self._backend = backend
+        self._store = store
+        self._turns = turns
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Any, ...], list[dict[str, Any]]] = OrderedDict()
+        self._kept_bytes = 0
+
+    async def draft(self, person: Person, question: Question, asker: Asker) -> dict[str, Any]:
+        """The strip of the first file of a message that isn't sent, as JSON values.
+
+        Args:
+            asker: when they leave, it ends.
+
+        Raises:
+            PromptError: the file is no video.
+            MediaError: it can't be read, or takes too long; names the file.
+        """
+        files = await DRAFTS.run_for(person.line, self._turns.planned, person, question)
+        if not files:
+            raise PromptError("Name the video whose frames are to be shown.")
+        return await self._of(person, files[0], asker)
+
+    async def sent(self, person: Person, conversation: str, node: str, at: int, asker: Asker) -> dict[str, Any]:
+        """The strip of a message's file as it was sent. Raises what `draft` does, and NotFoundError."""
+
+        def find() -> Attachment:
+            kept, tree = self._store.read(person.owner, conversation)
+            files = tree.nodes[node].attachments if node in tree.nodes else ()
+            if not 0 <= at < len(files):
+                raise NotFoundError("This file is not there any more.")
+            alone = replace(tree.nodes[node], attachments=(files[at],))
+            return self._turns.drafts.plan(Draft(Past(), alone, Settings.kept(kept.settings))).node.attachments[0]
+
+        return await self._of(person, await DRAFTS.run_for(person.line, find), asker)
+
+    async def _of(self, person: Person, file: Attachment, asker: Asker) -> dict[str, Any]:
+        plan = file.plan
+        if file.kind != "video" or plan is None:
+            raise PromptError("Only a video has frames to show.")
+        media = self._backend.media
+        try:
+            frames = await STRIPS.run_for(person.line or "", self._frames, file.digest, plan, asker)
+        except MediaError as error:
+            raise type(error)(with_names(str(error), [file])) from None
+        most = media.budget.max_frames or media.video_processing.max_frames
+        return {
+            "frames": frames,
+            "duration_s": plan.duration_s,
+            "size": list(plan.size),
+            "most": min(most, plan.source_frames or most),
+        }
+
+    def _frames(self, digest: str, plan: MediaPlan, asker: Asker) -> list[dict[str, Any]]:
+        # All that decides what is seen.
+        key = (digest, plan.size, plan.frame_indices, plan.similar_indices, plan.similar_difference)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        frames = self._make(digest, plan, asker)
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = frames
+                self._kept_bytes += _num_bytes(frames)
+            while self._kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[1])
+        return frames
+
+    def _make(self, digest: str, plan: MediaPlan, asker: Asker) -> list[dict[str, Any]]:
+        media, path = self._backend.media, self._store.media.path(digest)
+        end_s = time.monotonic() + MAX_STRIP_S
+        gone = threading.Event()
+
+        def go_on(done: int, total: int) -> None:
+            if gone.is_set():
+                raise RequestError("Nobody waits for these frames any more.")
+            if time.monotonic() > end_s:
+                raise MediaLimitError(
+                    f"The frames of {digest!r} take too long to be shown ({done} of {total} came in "
+                    f"{MAX_STRIP_S:.0f} seconds). Choose fewer, or a part. The model can be asked about them."
+                )
+
+        media.check(plan, path)
+        side = _SIDE if len(plan.frame_indices or ()) <= _MANY else _SMALL_SIDE
+        with asker.ending(gone.set):
+            frames = sampled_frames(path, plan, media.video_processing, media.limits, go_on)
+            return [
+                {"time_s": frame.time_s, "is_kept": frame.is_kept, "picture": _picture(frame.pixels, side)}
+                for frame in frames
+            ]
+
+
+def _picture(pixels: Any, side: int) -> str:
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((side, side))
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def _num_bytes(frames: list[dict[str, Any]]) -> int:
+    return sum(len(frame["picture"]) for frame in frames)

@@ -60,10 +60,14 @@ class Strips:
             PromptError: the file is no video.
             MediaError: it can't be read, or takes too long; names the file.
         """
-        files = await DRAFTS.run_for(person.line, self._turns.planned, person, question)
-        if not files:
-            raise PromptError("Name the video whose frames are to be shown.")
-        return await self._of(person, files[0], asker)
+
+        def plan() -> Attachment:
+            draft = self._turns.draft(person, question)[0]
+            if not draft.node.attachments:
+                raise PromptError("Name the video whose frames are to be shown.")
+            return self._turns.drafts.plan(draft).node.attachments[0]
+
+        return await self._of(person, await DRAFTS.run_for(person.line, plan), asker)
 
     async def sent(self, person: Person, conversation: str, node: str, at: int, asker: Asker) -> dict[str, Any]:
         """The strip of a message's file as it was sent. Raises what `draft` does, and NotFoundError."""

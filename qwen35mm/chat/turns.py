@@ -141,14 +141,10 @@ class Turns:
 
     async def measure(self, person: Person, question: Question) -> dict[str, Any]:
         """What a message would cost; see `Drafts.measure`."""
-        cost = await DRAFTS.run_for(person.line, lambda: self.drafts.measure(self._draft(person, question)[0]))
+        cost = await DRAFTS.run_for(person.line, lambda: self.drafts.measure(self.draft(person, question)[0]))
         if not cost["fits"]:
             await self._offer_larger_context(cost["offers"], cost["tokens"]["all"])
         return cost
-
-    def planned(self, person: Person, question: Question) -> tuple[Attachment, ...]:
-        """The files of a message that isn't sent yet, with their plans. Raises MediaError, which names the file."""
-        return self.drafts.plan(self._draft(person, question)[0]).node.attachments
 
     async def send(self, person: Person, question: Question) -> tuple[str, str]:
         """Adds a message, and a reply that begins when it is watched; ids of conversation and reply.
@@ -267,7 +263,7 @@ class Turns:
 
     def _prepared(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
         """A message that fits, with its media planned, and its conversation; nothing is stored yet."""
-        draft, conversation = self._draft(person, question)
+        draft, conversation = self.draft(person, question)
         if not draft.node.text.strip() and not draft.node.attachments:
             raise PromptError("Type a question, or add a picture or a video.")
         draft = self.drafts.plan(draft)
@@ -282,7 +278,7 @@ class Turns:
             )
         return draft, conversation
 
-    def _draft(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
+    def draft(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
         if len(question.text) > MAX_TEXT_CHARS:
             raise PromptError(f"A message's text has at most {MAX_TEXT_CHARS:,} characters; attach the rest as files.")
         if len(question.attachments) > MAX_ATTACHMENTS:

@@ -6,6 +6,7 @@
 import { mediaUrl } from "./api.js";
 import { Blocks, copy } from "./blocks.js";
 import { button, h, icon, iconButton, redraw, setProgress } from "./dom.js";
+import { answerEditor, isEdited } from "./editor.js";
 import { itemOf } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
@@ -146,14 +147,30 @@ export class AnswerRow extends Row {
   draw(/** @type {Answer} */ message) {
     this.update(message);
     if (message.status === "running") return this.tools.replaceChildren();
+    if (isEdited(message.id)) this.edit(message);
     const canGoOn = message.status !== "finished" && (message.text || message.reasoning.length > 0);
     this.drawTools(
       message,
+      message.edited && h("span.edited", t("Edited")),
+      iconButton("edit", t("Edit"), () => this.edit(message)?.begin(), { class: "edit-answer" }),
       iconButton("again", t("Answer again"), () => this.page.state.answer(message.parent)),
       canGoOn && iconButton("goOn", t("Continue"), () => this.page.state.goOn(message), { class: "accented" }),
       this.deleteButton(message),
       this.cost(message),
     );
+  }
+
+  /** Puts a box with its words in its place; nothing where it stands there already. */
+  edit(/** @type {Answer} */ message) {
+    if (this.element.classList.contains("is-edited")) return null;
+    const editor = answerEditor(this.page, message, () => {
+      this.element.classList.remove("is-edited");
+      editor.element.remove();
+      /** @type {HTMLElement | null} */ (this.tools.querySelector(".edit-answer"))?.focus();
+    });
+    this.element.classList.add("is-edited");
+    this.answer.after(editor.element);
+    return editor;
   }
 
   /** Draws what is new of it. */

@@ -177,6 +177,11 @@ export class PageState {
     return this.#change("branch", { conversation: this.chat.id, node });
   }
 
+  /** Puts a person's own words beside an answer; whether that was possible. */
+  editAnswer(/** @type {string} */ node, /** @type {string} */ text) {
+    return this.#change("edit_answer", { conversation: this.chat.id, node, text });
+  }
+
   deleteMessage(/** @type {Message} */ { id }) {
     return this.#change("delete_message", { conversation: this.chat.id, node: id });
   }

@@ -106,6 +106,8 @@ export interface Question extends Node {
 export interface Answer extends Node, AnswerView {
   role: "assistant";
   model: string | null;
+  /** Whether a person has changed its words. */
+  edited: boolean;
   /** What it was made with, in full; null where nobody knows. */
   settings: Settings | null;
 }
@@ -283,6 +285,7 @@ export interface Methods {
   continue(args: OfNode & { settings: Settings }): Changed;
   branch(args: OfNode): Changed;
   delete_message(args: OfNode): Changed;
+  edit_answer(args: OfNode & { text: string }): Changed;
   shorten(args: OfChat & { first: string | null }): Changed;
   summarise(args: OfChat): Changed;
   measure(args: Outgoing): Cost;
@@ -314,7 +317,7 @@ export type Reply<N extends Name> = ReturnType<Methods[N]>;
 export type Post = <N extends Name>(name: N, args: Arguments<N>) => Promise<Reply<N>>;
 
 /** Methods that change the conversation that is shown. */
-export type Change = "again" | "continue" | "branch" | "delete_message" | "shorten" | "summarise";
+export type Change = "again" | "continue" | "branch" | "delete_message" | "shorten" | "summarise" | "edit_answer";
 
 export interface Upload {
   promise: Promise<{ attachments: Taken[]; note?: Said | null }>;

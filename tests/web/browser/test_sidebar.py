@@ -112,6 +112,38 @@ def test_marks_say_what_is_answered_and_what_was_not_seen(open_page: OpenPage, b
     expect(other.chats.get_by_role("img")).to_have_count(0)
 
 
+def test_an_answer_in_own_words_is_a_branch_that_is_built_on(page: ChatPage, backend: FakeBackend) -> None:
+    page.ask("echo one")
+    page.wait_answered()
+    page.tool(page.answers.last, "Edit").click()
+    box = page.answers.last.get_by_label("Answer", exact=True)
+    expect(box).to_be_focused()
+    expect(box).to_have_value("one ")
+    box.fill("my **own** words")
+    page.page.reload()
+    expect(box).to_have_value("my **own** words")
+    box.press("Escape")
+    expect(page.answers.last.locator(".answer")).to_have_text("one")
+    page.tool(page.answers.last, "Edit").click()
+    box.fill("my **own** words")
+    box.press("Control+Enter")
+    expect(page.answers.last.locator("strong")).to_have_text("own")
+    expect(page.answers.last.locator(".branches")).to_contain_text("2/2")
+    expect(page.answers.last.locator(".edited")).to_have_text("Edited")
+    expect(page.box).to_be_focused()
+    page.ask("echo two")
+    page.wait_ending("two")
+    assert [message.text.strip() for message in backend.calls[-1].messages] == [
+        "echo one",
+        "my **own** words",
+        "echo two",
+    ]
+    page.tool(page.answers.first, "The branch before").click()
+    expect(page.answers).to_have_count(1)
+    expect(page.answers.last.locator(".answer")).to_have_text("one")
+    expect(page.answers.last.locator(".edited")).to_have_count(0)
+
+
 def test_what_was_deleted_comes_back_with_what_was_written(page: ChatPage) -> None:
     for name in ("one", "two"):
         page.new_chat()

@@ -88,6 +88,7 @@ const PATHS = {
   download: "M12 4v11M7 11l5 5 5-5M5 20h14",
   upload: "M12 16V5M7 9l5-5 5 5M5 20h14",
   eye: "M3 12s3.5-6 9-6 9 6 9 6-3.5 6-9 6-9-6-9-6M12 9.5a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5",
+  columns: "M4 5h7v14H4zM13 5h7v14h-7z",
   larger: "M14 4h6v6M10 20H4v-6M20 4l-6.5 6.5M4 20l6.5-6.5",
   smaller: "M20 10h-6V4M4 14h6v6M14 10l6.5-6.5M10 14l-6.5 6.5",
   more: "M6 12h.01M12 12h.01M18 12h.01",
@@ -194,7 +195,8 @@ export function ask(title, body, buttons) {
   });
 }
 
-const cancel = () => ({ label: t("Cancel"), value: () => null });
+/** The button that leaves all as it is. */
+export const cancel = () => ({ label: t("Cancel"), value: () => null });
 
 /** Asks whether something may be deleted. */
 export async function askToDelete(/** @type {string} */ title, /** @type {string} */ words) {

@@ -4,6 +4,7 @@
 /** @import { View } from "./state.js" */
 
 import { Problem, post, Requests } from "./api.js";
+import { Comparison } from "./compare.js";
 import { Composer } from "./composer.js";
 import { ask, askToDelete, h, icon, iconButton, isComposing, redraw } from "./dom.js";
 import { showLogin } from "./login.js";
@@ -48,6 +49,7 @@ export class Page {
     this.transcript = new Transcript(this);
     this.composer = new Composer(this);
     this.models = new Models(this);
+    this.comparison = new Comparison(this);
     this.panel = new SettingsPanel(this, start);
     this.title = h("h1.title");
     this.gauge = h("div.gauge", { role: "img" });
@@ -89,6 +91,7 @@ export class Page {
     document.addEventListener("paste", (event) => this.composer.paste(event));
     window.addEventListener("hashchange", () => this.openFromAddress());
     await this.openFromAddress();
+    this.comparison.resume();
     if (running.length) this.state.follow(running);
     setInterval(() => this.state.checkSilence(), LOOK_AFTER_ANSWERS_MS);
     // Also tells the program that the page is still open.
@@ -122,6 +125,7 @@ export class Page {
 
   showAnswer(/** @type {News} */ answer) {
     this.transcript.update(answer);
+    this.comparison.update(answer);
   }
 
   toEnd() {

@@ -154,6 +154,7 @@ export class AnswerRow extends Row {
       message.edited && h("span.edited", t("Edited")),
       iconButton("edit", t("Edit"), () => this.edit(message)?.begin(), { class: "edit-answer" }),
       iconButton("again", t("Answer again"), () => this.page.state.answer(message.parent)),
+      message.branch.of < 2 && this.compareButton(message),
       canGoOn && iconButton("goOn", t("Continue"), () => this.page.state.goOn(message), { class: "accented" }),
       this.deleteButton(message),
       this.cost(message),
@@ -171,6 +172,17 @@ export class AnswerRow extends Row {
     this.element.classList.add("is-edited");
     this.answer.after(editor.element);
     return editor;
+  }
+
+  /** @override */
+  branches(/** @type {Answer} */ message) {
+    const branches = super.branches(message);
+    branches?.append(this.compareButton(message));
+    return branches;
+  }
+
+  compareButton(/** @type {Answer} */ message) {
+    return iconButton("columns", t("Compare"), () => this.page.comparison.open(message));
   }
 
   /** Draws what is new of it. */

@@ -49,7 +49,7 @@ export class Models {
     return id ? this.change({ source: id, is_new: true }) : this.load();
   }
 
-  /** Has another model loaded, and shows how far that is; a download can be stopped. */
+  /** Has another model loaded, and shows how far that is; a download can be stopped. Whether the page begins anew. */
   async change(/** @type {ModelChange} */ change) {
     const bar = h("progress");
     const label = h("p", { role: "status" });
@@ -68,8 +68,12 @@ export class Models {
       state = await this.requests.ask("change_state", {});
     }
     dialog.close();
-    if (state && !state.error) return location.reload();
+    if (state && !state.error) {
+      location.reload();
+      return true;
+    }
     this.page.say(state?.error ?? "");
-    return this.load();
+    await this.load();
+    return false;
   }
 }

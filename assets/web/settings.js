@@ -16,7 +16,7 @@ export class SettingsPanel {
 
   /**
    * @param {Page} page
-   * @param {Start} start
+   * @param {Pick<Start, "app" | "presets" | "preferences">} start
    */
   constructor(page, { app, presets, preferences }) {
     this.page = page;
@@ -48,12 +48,16 @@ export class SettingsPanel {
   set(/** @type {string} */ name, /** @type {number | string | boolean | null} */ value) {
     this.values = withSetting(this.values, this.defaults, name, value);
     this.drawPresets();
-    this.page.changeSettings(this.values);
+    this.changed();
   }
 
   take(/** @type {Settings} */ values) {
     this.show(values);
-    this.page.changeSettings(values);
+    this.changed();
+  }
+
+  changed() {
+    this.page.changeSettings(this.values);
   }
 
   draw() {

@@ -164,9 +164,14 @@ export class PageState {
     return this.send({ ...place, text, attachments: [found.attachment] }, isLate);
   }
 
-  /** Answers a question, beside the answers that it may have. */
-  answer(/** @type {string | null} */ node) {
-    return this.#change("again", { conversation: this.chat.id, node, settings: this.settings });
+  /**
+   * Answers a question, beside the answers that it may have.
+   * @param {string | null} node
+   * @param {Settings} [own] settings of this answer alone
+   */
+  answer(node, own) {
+    const { id: conversation } = this.chat;
+    return this.#change("again", own ? { conversation, node, own } : { conversation, node, settings: this.settings });
   }
 
   goOn(/** @type {Message} */ { id }) {

@@ -261,6 +261,16 @@ def test_weights_in_another_format(browser: Browser) -> None:
             page.ask("How many shapes are there?", [SAMPLES / "three-shapes.png"])
             assert page.wait_answered() == "There are three shapes."
             expect(page.open_settings().get_by_label("Weights")).to_have_value("int4")
+            # The same question with others, beside it.
+            page.tool(page.answers.last, "Compare").click()
+            page.dialog.get_by_label("Weights").select_option("int8")
+            expect(page.dialog).to_contain_text("It is loaded first")
+            with page.page.expect_navigation():
+                page.dialog.get_by_role("button", name="Answer", exact=True).click()
+            expect(page.dialog.locator(".made").first).to_have_text("Weightsint4")
+            expect(page.dialog.locator(".made").last).to_have_text("Weightsint8")
+            expect(page.dialog.locator(".side .answer").last).to_have_text("There are three shapes.")
+            expect(page.dialog.get_by_role("button", name="Another answer")).to_be_enabled()
     finally:
         server.close()
         switch.close()

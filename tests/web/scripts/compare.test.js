@@ -1,0 +1,12 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { differing } from "../../../assets/web/compare.js";
+
+test("what two answers were made with differently", () => {
+  assert.deepEqual(differing({ seed: 1, top_k: 20 }, { seed: 2, top_k: 20, system: "Hi" }), ["seed", "system"]);
+  assert.deepEqual(differing({ temperature: 0 }, {}), ["temperature"]);
+  assert.deepEqual(differing({ thinking: false }, { thinking: false }), []);
+  // Answers of earlier versions don't say.
+  assert.deepEqual(differing(null, { seed: 1 }), []);
+});

@@ -125,9 +125,10 @@ const quoted = (/** @type {string} */ cell) => (/[",\r\n]/.test(cell) ? `"${cell
 const harmless = (/** @type {string} */ cell) =>
   /^[=+\-@\t\r]/.test(cell) && !/^[+-]?[\d., {2}]*\d(?:e[+-]?\d+)?\s*%?$/i.test(cell) ? `'${cell}` : cell;
 
-/** Has the browser save a text. */
-export function save(/** @type {string} */ name, /** @type {string} */ text, type = "text/plain") {
-  const href = URL.createObjectURL(new Blob([text], { type: `${type};charset=utf-8` }));
+/** Has the browser save a text, or what has a type already. */
+export function save(/** @type {string} */ name, /** @type {string | Blob} */ content, type = "text/plain") {
+  const blob = content instanceof Blob ? content : new Blob([content], { type: `${type};charset=utf-8` });
+  const href = URL.createObjectURL(blob);
   h("a", { href, download: name }).click();
   // Some browsers read it only later.
   setTimeout(() => URL.revokeObjectURL(href), 60_000);

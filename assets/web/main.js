@@ -16,7 +16,6 @@ import { PageState } from "./state.js";
 import { AnswerStream } from "./stream.js";
 import { Toasts } from "./toasts.js";
 import { Transcript } from "./transcript.js";
-import { itemsOf, Viewer } from "./viewer.js";
 import { demoBanner } from "./welcome.js";
 import { number, said, t, useLanguage } from "./words.js";
 
@@ -213,18 +212,6 @@ export class Page {
 
   async sendExample(/** @type {number} */ number) {
     if (await this.state.sendExample(number)) this.composer.text.focus();
-  }
-
-  /** Shows a picture or a video of the conversation on the whole screen, among all of them. */
-  look(/** @type {string} */ digest) {
-    const items = itemsOf(this.state.chat);
-    new Viewer(
-      items,
-      Math.max(
-        items.findIndex((item) => item.digest === digest),
-        0,
-      ),
-    ).open();
   }
 
   async remove(/** @type {Message} */ message) {

@@ -7,7 +7,8 @@ import { mediaUrl } from "./api.js";
 import { Blocks, copy } from "./blocks.js";
 import { button, h, icon, iconButton, redraw, setProgress } from "./dom.js";
 import { answerEditor, isEdited } from "./editor.js";
-import { itemOf } from "./viewer.js";
+import { Groundings } from "./grounding.js";
+import { itemOf, lookAtFile } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
 /**
@@ -101,7 +102,7 @@ export class QuestionRow extends Row {
     const image = h("img", { src: file.kind === "video" ? src : poster, alt: name, loading: "lazy" });
     // Known before it is loaded, so that nothing jumps.
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
-    return h("button.picture", { type: "button", onclick: () => this.page.look(digest), ...labels }, image);
+    return h("button.picture", { type: "button", onclick: () => lookAtFile(this.page, digest), ...labels }, image);
   }
 }
 
@@ -134,13 +135,14 @@ export class AnswerRow extends Row {
     this.thoughtBlocks = new Blocks(this.thoughtText, page.requests);
     this.answer = h("div.prose.answer");
     this.blocks = new Blocks(this.answer, page.requests);
+    this.groundings = new Groundings(page);
     this.problem = h("div.problem", { hidden: true });
     this.bar = h("progress", { "aria-hidden": "true" });
     this.label = h("span");
     // Many times a second another number: nothing to be read out.
     this.pace = h("small.pace", { "aria-live": "off" });
     this.work = h("div.work.row.quiet", { hidden: true }, this.bar, this.label, this.pace);
-    this.body.append(this.notes, this.thought, this.answer, this.problem, this.work);
+    this.body.append(this.notes, this.thought, this.answer, this.groundings.element, this.problem, this.work);
   }
 
   /** @override */
@@ -190,6 +192,7 @@ export class AnswerRow extends Row {
     const isRunning = view.status === "running";
     this.element.classList.toggle("running", isRunning);
     this.blocks.draw(view.blocks, isRunning);
+    this.groundings.show(view.groundings);
     this.drawThinking(view, isRunning);
     this.drawNotes(view.notes);
     this.work.hidden = !isRunning;

@@ -64,6 +64,32 @@ export interface Work {
 
 export type Status = "running" | "finished" | "length" | "stopped" | "interrupted" | "failed";
 
+/** Numbers as the answer has them; see qwen35mm/chat/grounding.py. */
+export interface Mark {
+  label: string;
+  /** Left, top, right and bottom. */
+  box: [number, number, number, number] | null;
+  /** x and y. */
+  point: [number, number] | null;
+  details: [string, string][];
+}
+
+export type Unit = "thousandth" | "whole" | "shown pixel" | "pixel";
+
+/** What an answer points at on one picture, or one frame of a video. */
+export interface Grounding {
+  digest: string;
+  kind: Kind;
+  name: string;
+  time_s: number | null;
+  /** Height and width of the file, and as the model was shown it. */
+  size: [number, number] | null;
+  shown_size: [number, number] | null;
+  /** What one of the numbers most likely is. */
+  unit: Unit;
+  marks: Mark[];
+}
+
 /** What there is to see of an answer, in progress or not; `blocks` and `reasoning` are safe HTML. */
 export interface AnswerView {
   id: string;
@@ -73,6 +99,7 @@ export interface AnswerView {
   thinking_s: number | null;
   error: string | null;
   notes: string[];
+  groundings: Grounding[];
   stats: { line: Said[]; rows: [Said, Said][] } | null;
   work?: Work | null;
   unsaved?: string | null;

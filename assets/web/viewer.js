@@ -1,10 +1,13 @@
 // Pictures, videos and frames of them on the whole screen, one after the other, as near as one likes.
 
-/** @import { Attachment, Chat, Kind } from "./types.d.ts" */
+/** @import { Attachment, Grounding, Kind, Unit } from "./types.d.ts" */
+/** @import { Page } from "./main.js" */
 /** @import { Point } from "./viewport.js" */
 
 import { mediaUrl, pictureUrl, thumbnailUrl } from "./api.js";
 import { h, icon, iconButton, redraw, showDialog } from "./dom.js";
+import { Marks } from "./marks.js";
+import { shares } from "./shapes.js";
 import { Viewport } from "./viewport.js";
 import { number, t } from "./words.js";
 
@@ -23,6 +26,9 @@ const SWIPE_PX = 60;
  * @property {string | null} [poster] a small picture of it, which is there sooner
  * @property {[number, number] | null} [size] height and width, where they are known
  * @property {string} [href] where it can be saved from
+ * @property {string} [name] of that file
+ * @property {number | null} [time_s] of a frame, in its video
+ * @property {{ grounding: Grounding, unit: Unit, lit: number | null }} [marked] what an answer points at there
  */
 
 /** A file as what can be looked at. @returns {Item} */
@@ -34,10 +40,13 @@ export function itemOf(/** @type {Attachment} */ { digest, kind, name, size }) {
   return { ...about, src, kind: moves ? "image" : kind };
 }
 
-/** The pictures and videos of a conversation. */
-export function itemsOf(/** @type {Chat} */ { messages }) {
+/** Shows a picture or a video of the conversation on the whole screen, among all of them. */
+export function lookAtFile(/** @type {Page} */ page, /** @type {string} */ digest) {
+  const { messages } = page.state.chat;
   const files = messages.flatMap((message) => (message.role === "user" ? message.attachments : []));
-  return files.filter(({ kind }) => kind !== "text").map(itemOf);
+  const items = files.filter(({ kind }) => kind !== "text").map(itemOf);
+  const at = items.findIndex((item) => item.digest === digest);
+  new Viewer(page, items, Math.max(at, 0)).open();
 }
 
 export class Viewer {
@@ -47,14 +56,18 @@ export class Viewer {
   #start = null;
   /** @type {Viewport | null} */
   port = null;
+  /** @type {Marks | null} */
+  marks = null;
   /** What is shown: a picture, a video, or words on why there is none. @type {HTMLElement} */
   shown = h("span");
 
   /**
+   * @param {Page} page
    * @param {Item[]} items
    * @param {number} at the one that is shown first
    */
-  constructor(items, at) {
+  constructor(page, items, at) {
+    this.page = page;
     this.items = items;
     this.at = at;
     this.title = h("h2", { role: "status" });
@@ -76,7 +89,9 @@ export class Viewer {
     this.save = save;
     const close = iconButton("close", t("Close"), () => this.dialog.close());
     const bar = h("header.row", this.title, this.tools, this.zooms, save, close);
-    this.dialog = h("dialog.viewer", { "aria-label": t("Viewer") }, bar, this.stage, this.previous, this.next);
+    const middle = h("div.middle", this.stage, this.previous, this.next);
+    this.side = h("aside.side", { hidden: true });
+    this.dialog = h("dialog.viewer", { "aria-label": t("Viewer") }, bar, middle, this.side);
     this.dialog.addEventListener("keydown", (event) => this.key(event));
     this.listen();
   }
@@ -113,12 +128,12 @@ export class Viewer {
 
   show() {
     const { item, items, at } = this;
-    const { label, kind, size, poster, href = item.src } = item;
+    const { label, name, kind, size, poster, time_s, href = item.src } = item;
     const place = items.length > 1 ? t("{label}, {n} of {m}", { label, n: at + 1, m: items.length }) : label;
     this.title.textContent = place;
     this.stage.setAttribute("aria-label", place);
     this.save.setAttribute("href", href);
-    this.save.setAttribute("download", label);
+    this.save.setAttribute("download", typeof time_s === "number" ? `${label}.jpg` : (name ?? label));
     const [first, last] = [at === 0, at === items.length - 1];
     // A button that can't be pressed any more has no keys.
     if (document.activeElement === (first ? this.previous : last && this.next)) this.stage.focus();
@@ -129,8 +144,30 @@ export class Viewer {
     this.picture.style.cssText = poster && kind === "image" ? `background-image: url("${poster}")` : "";
     this.shown = kind === "video" ? this.video(item) : this.image(item);
     redraw(this.picture, this.shown);
+    this.showMarks(item);
     if (size && kind === "image") this.measure({ width: size[1], height: size[0] });
     else this.place();
+  }
+
+  /** What an answer points at: on the picture, and beside it as a list, of which each one is shown from near. */
+  showMarks(/** @type {Item} */ { marked }) {
+    this.side.hidden = !marked;
+    this.marks = null;
+    if (!marked) return;
+    const { grounding, unit, lit } = marked;
+    const near = (/** @type {number} */ at) => {
+      const { box, point } = grounding.marks[at];
+      const [left, top, right = left, bottom = top] = shares(box ?? point ?? [], unit, grounding);
+      this.port?.show({ left, top, right, bottom });
+      this.place();
+      marks.light(at);
+    };
+    const marks = new Marks(near);
+    marks.draw(grounding, unit);
+    marks.light(lit);
+    this.marks = marks;
+    this.picture.append(marks.layer);
+    redraw(this.side, marks.list);
   }
 
   /** The pixels of what is shown are known: it gets its place. */

@@ -14,6 +14,9 @@
 // A small picture isn't blown up to mud, and a single pixel can be looked at.
 const MAX_FIT = 4;
 const MAX_SCALE = 32;
+// Of the stage, for a part that is shown; and how much nearer than all of the picture a small one comes.
+const ROOM = 0.6;
+const NEAR = 4;
 
 export class Viewport {
   /** @type {View} */
@@ -65,6 +68,18 @@ export class Viewport {
 
   zoomBy(/** @type {number} */ factor, /** @type {Point} */ at = this.middle) {
     this.zoomTo(this.view.scale * factor, at);
+  }
+
+  /** Shows a part of it from near, with some room around; its edges are shares of the picture's sides. */
+  show(/** @type {{ left: number, top: number, right: number, bottom: number }} */ { left, top, right, bottom }) {
+    const { picture, stage, middle } = this;
+    const [width, height] = [(right - left) * picture.width, (bottom - top) * picture.height];
+    const near = ROOM * Math.min(stage.width / Math.max(width, 1), stage.height / Math.max(height, 1));
+    const scale = within(near, this.fitting, Math.max(NEAR * this.fitting, 1));
+    this.#isFitted = false;
+    const [x, y] = [((left + right) / 2) * picture.width, ((top + bottom) / 2) * picture.height];
+    this.view = { scale, x: middle.x - x * scale, y: middle.y - y * scale };
+    this.#set(scale, middle);
   }
 
   /** From all of it to its own pixels, or the other way; what is as small as the stage, to twice of it. */

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from qwen35mm.chat.grounding import ground, may_have_marks
 from qwen35mm.chat.prompting import prompt_path
 from qwen35mm.chat.records import Attachment, Conversation, Node
 from qwen35mm.chat.reply import Reply
@@ -79,6 +80,7 @@ class ReplyDrawing:
             **_answer(node, self._text.blocks(node.text), self._reasoning.blocks(node.reasoning)),
             # Until its end is stored, the next message of its conversation would be refused.
             "status": node.status if reply.done else "running",
+            "groundings": ground(node.text, reply.work.path, node.model),
             "conversation": reply.work.conversation_id,
             "too_long": reply.too_long,
             "work": work_of(node, reply.progress, reply.work.path, reply.tally),
@@ -115,6 +117,8 @@ def _message(node: Node, tree: Tree, running: Collection[str], kept: bool, is_la
         left_out = ids.index(node.first) if node.first in ids else 0
         return {**view, "attachments": attachments, "unanswered": is_last, "left_out": left_out}
     answer = _answer(node, _blocks(node.text), _blocks(node.reasoning))
+    if may_have_marks(node.text):
+        answer["groundings"] = ground(node.text, tree.path(node.id)[:-1], node.model)
     if node.status == "running" and node.id not in running:
         answer["status"] = "interrupted"
     return {**view, **answer, "model": node.model, "edited": node.edited, "settings": _made_with(node)}
@@ -139,6 +143,7 @@ def _answer(node: Node, blocks: list[str], reasoning: list[str]) -> dict[str, An
         "error": node.error,
         "notes": list(node.notes),
         "stats": describe_stats(node.stats),
+        "groundings": [],
     }
 
 

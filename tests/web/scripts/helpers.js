@@ -77,7 +77,7 @@ export function makeMessage(/** @type {Partial<Message>} */ rest = {}) {
 
 /** @returns {any} */
 export function makeNews(/** @type {object} */ rest = {}) {
-  const empty = { blocks: [], reasoning: [], thinking_s: null, error: null, notes: [], stats: null };
+  const empty = { blocks: [], reasoning: [], thinking_s: null, error: null, notes: [], groundings: [], stats: null };
   return { id: "reply", conversation: "one", status: "running", too_long: false, ...empty, ...rest };
 }
 

@@ -46,6 +46,17 @@ suite("what is seen of a picture", () => {
     assert.equal(small.view.scale, 4);
   });
 
+  test("shows a part from near, in the middle where there is as much beside it", () => {
+    const port = large();
+    port.show({ left: 0.4, top: 0.4, right: 0.6, bottom: 0.6 });
+    assert.deepEqual(port.pixelAt(port.middle), { x: 2000, y: 500 });
+    assert.equal(port.view.scale.toFixed(6), "0.750000");
+    port.show({ left: 0, top: 0, right: 0, bottom: 0 });
+    assert.deepEqual(port.view, { x: 0, y: 0, scale: 1 });
+    port.show({ left: 0, top: 0, right: 1, bottom: 1 });
+    assert.deepEqual(port.view, large().view);
+  });
+
   test("stays whole, or keeps its middle, on a stage of another size", () => {
     const port = large();
     port.resize({ width: 500, height: 500 });

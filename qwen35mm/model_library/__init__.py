@@ -1,5 +1,6 @@
 """The models on this machine: which there are, getting another one, and changing the one that answers."""
 
+from qwen35mm.model_library.catalogue import HUB_MODELS, HubModel
 from qwen35mm.model_library.fit import fit_source
 from qwen35mm.model_library.hub import DownloadCancelled, download
 from qwen35mm.model_library.installed import find_model, installed_models
@@ -7,9 +8,11 @@ from qwen35mm.model_library.options import BackendOptions
 from qwen35mm.model_library.switch import BackendSwitch
 
 __all__ = [
+    "HUB_MODELS",
     "BackendOptions",
     "BackendSwitch",
     "DownloadCancelled",
+    "HubModel",
     "download",
     "find_model",
     "fit_source",

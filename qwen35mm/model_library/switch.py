@@ -16,9 +16,10 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Event
-from qwen35mm.errors import CheckpointError, EngineError, RequestError
+from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
 from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model.load import choose_dtype
+from qwen35mm.model_library.catalogue import HUB_MODELS, SUGGESTED_ON_CPU, SUGGESTED_ON_GPU, HubModel
 from qwen35mm.model_library.fit import FormatOffer, fit, offered_formats
 from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import (
@@ -111,9 +112,36 @@ class BackendSwitch:
         Raises:
             CheckpointError, ConfigError: its files can't be read any more.
         """
-        if any(device.type != "cpu" for device in self._devices):
+        if not self.on_cpu:
             return []
         return offered_formats(self._last.path, choose_dtype(self._options.dtype))
+
+    def refusal(self, model: InstalledModel) -> str | None:
+        """Why an installed model doesn't fit this machine, in words; None where it does. No weights are read."""
+        try:
+            self._check(model, self._options.with_context(None), keep_weights=False)
+        except (CheckpointError, ConfigError) as error:
+            return str(error)
+        return None
+
+    def format_that_fits(self, model: HubModel) -> str | None:
+        """What a model that may be downloaded could be loaded as in place of the current one; None where in nothing."""
+        formats = [self.weights] if self.weights in model.weights_bytes else ["bf16"]
+        if self.on_cpu and self.weights == "auto":
+            formats = [*model.weights_bytes]
+        memory_bytes = measure_room(self._backend, self._devices, self._available).after_bytes
+        return model.format_that_fits(formats, memory_bytes=memory_bytes, context_length=self.context_length)
+
+    def suggestion(self) -> HubModel | None:
+        """The model that is worth a download on this machine; None where none fits."""
+        largest = SUGGESTED_ON_CPU if self.on_cpu else SUGGESTED_ON_GPU
+        fitting = [each for each in HUB_MODELS[: HUB_MODELS.index(largest) + 1] if self.format_that_fits(each)]
+        return fitting[-1] if fitting else None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether models lie in the machine's own memory."""
+        return all(device.type == "cpu" for device in self._devices)
 
     def count_tokens(self, messages: Sequence[Message], **options: Any) -> int:
         """The current backend's."""

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.chat.say import Said, decimal, say, size
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError, report_bug
 from qwen35mm.model.load import WEIGHTS
-from qwen35mm.model_library import BackendSwitch, DownloadCancelled, download, installed_models
+from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
+from qwen35mm.model_library.installed import InstalledModel
 from qwen35mm.web.serving.requests import request
 from qwen35mm_preprocess import MediaError
 
@@ -38,18 +40,16 @@ class Models:
 
     @request
     def models(self, person: Person) -> Any:
-        """The models of this machine, and the formats that the current one's weights can be taken in."""
-        current = self._switch.loaded.path
+        """The models of this machine, those that can be downloaded, and the current one's formats of weights."""
+        installed = [self._installed(model) for model in installed_models()]
+        here = {model["source"] for model in installed}
+        suggestion = self._switch.suggestion()
         return {
-            "models": [
-                {
-                    "name": model.name,
-                    "source": str(model.source),
-                    "size": size(model.num_bytes),
-                    "reason": None if model.usable else model.reason,
-                    "current": model.folder == current,
-                }
-                for model in installed_models()
+            "models": installed,
+            "downloads": [
+                {**self._downloadable(model), "suggested": model is suggestion}
+                for model in HUB_MODELS
+                if model.hub_id not in here
             ],
             "formats": self._formats(),
         }
@@ -92,6 +92,30 @@ class Models:
         """Ends a download; what came of it is kept for the next try. A model that loads goes on loading."""
         self._cancelled = True
         return {}
+
+    def _installed(self, model: InstalledModel) -> dict[str, Any]:
+        is_current = model.folder == self._switch.loaded.path
+        # The one that answers fits.
+        reason = None if is_current else model.reason if not model.usable else self._switch.refusal(model)
+        return {
+            "name": model.name,
+            "source": str(model.source),
+            "size": size(model.num_bytes),
+            "reason": reason,
+            "current": is_current,
+            "is_demo": model.folder == demo_model_path(),
+        }
+
+    def _downloadable(self, model: HubModel) -> dict[str, Any]:
+        weights = self._switch.format_that_fits(model)
+        if weights is None:
+            fit = say("more than this machine's memory holds")
+        elif weights == "bf16":
+            fit = say("fits this machine")
+        else:
+            fit = say("fits this machine with {weights} weights", weights=weights)
+        num_bytes = size(model.weights_bytes["bf16"])
+        return {"source": model.hub_id, "size": num_bytes, "fit": fit, "fits": weights is not None}
 
     def _formats(self) -> list[dict[str, Any]]:
         """What the page lists; nothing where there is nothing to choose."""

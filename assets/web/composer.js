@@ -296,6 +296,7 @@ export class Composer {
   drawCost(/** @type {Cost | null} */ cost) {
     this.room.textContent = "";
     this.offers.drawCost(cost);
+    this.page.context.drawCost(cost);
     if (!cost) return;
     const { all, history, room, context } = cost.tokens;
     const [a, c] = [number(all), number(context)];

@@ -6,7 +6,9 @@
 import { Problem, post, Requests } from "./api.js";
 import { Comparison } from "./compare.js";
 import { Composer } from "./composer.js";
+import { ContextGauge } from "./context.js";
 import { ask, askToDelete, h, icon, iconButton, isComposing, redraw } from "./dom.js";
+import { takeDrops } from "./drops.js";
 import { showLogin } from "./login.js";
 import { Models } from "./models.js";
 import { holdingAfter, withOffer } from "./once.js";
@@ -14,15 +16,13 @@ import { SettingsPanel } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { PageState } from "./state.js";
 import { AnswerStream } from "./stream.js";
+import { DemoBanner, Switcher } from "./switcher.js";
 import { Toasts } from "./toasts.js";
 import { Transcript } from "./transcript.js";
-import { demoBanner } from "./welcome.js";
-import { number, said, t, useLanguage } from "./words.js";
+import { said, t, useLanguage } from "./words.js";
 
 const LOOK_AFTER_ANSWERS_MS = 2000;
 const LOOK_AFTER_MEMORY_MS = 60000;
-// Of the context; from here on its gauge warns.
-const NEARLY_FULL = 0.85;
 
 /** All of the page: its parts reach each other through it. @implements {View} */
 export class Page {
@@ -49,9 +49,10 @@ export class Page {
     this.composer = new Composer(this);
     this.models = new Models(this);
     this.comparison = new Comparison(this);
+    this.switcher = new Switcher(this);
+    this.context = new ContextGauge(this);
     this.panel = new SettingsPanel(this, start);
     this.title = h("h1.title");
-    this.gauge = h("div.gauge", { role: "img" });
     this.spoken = h("div.unseen", { role: "status" });
     this.menuButton = iconButton("menu", t("Conversations"), () => this.toggleSidebar(true), {
       class: "menu-button",
@@ -62,15 +63,21 @@ export class Page {
       "aria-controls": this.panel.element.id,
       "aria-expanded": "false",
     });
-    const model = h("span.model.card.quiet", { title: t("The model that answers") }, app.model);
     this.element = h(
       "div.app",
       this.sidebar.element,
       h("div.shade", { onclick: () => this.toggleSidebar(false) }),
       h(
         "div.main",
-        h("header.top.row", this.menuButton, this.title, model, this.gauge, this.settingsButton),
-        app.is_demo && demoBanner(),
+        h(
+          "header.top.row",
+          this.menuButton,
+          this.title,
+          this.switcher.element,
+          this.context.element,
+          this.settingsButton,
+        ),
+        new DemoBanner(this).element,
         this.transcript.element,
         this.composer.element,
       ),
@@ -80,7 +87,7 @@ export class Page {
       h("div.drop-here", { "aria-hidden": "true" }, t("Drop pictures, videos, texts or PDFs here")),
     );
     this.sidebar.show(start);
-    this.takeDrops();
+    takeDrops(this.element, (files) => this.composer.attach(files));
   }
 
   /** Begins, once it stands in the document. */
@@ -94,7 +101,7 @@ export class Page {
     if (running.length) this.state.follow(running);
     setInterval(() => this.state.checkSilence(), LOOK_AFTER_ANSWERS_MS);
     // Also tells the program that the page is still open.
-    setInterval(() => this.drawGauge(), LOOK_AFTER_MEMORY_MS);
+    setInterval(() => this.context.look(), LOOK_AFTER_MEMORY_MS);
     // Today becomes yesterday.
     setInterval(() => this.sidebar.draw(), LOOK_AFTER_MEMORY_MS);
     this.composer.text.focus();
@@ -119,7 +126,8 @@ export class Page {
     this.composer.draft.taken = holdingAfter(this.composer.draft.taken, chat.messages);
     this.composer.draft.measureSoon();
     this.sidebar.mark(chat.id);
-    this.drawGauge();
+    this.context.drawChat(chat);
+    this.context.look();
   }
 
   showAnswer(/** @type {News} */ answer) {
@@ -259,25 +267,6 @@ export class Page {
     this.title.textContent = title;
   }
 
-  async drawGauge() {
-    const isLate = this.requests.begin("gauge");
-    // That the program can't be reached is said elsewhere.
-    const memory = await this.requests.call("memory", {}).catch(() => null);
-    if (isLate()) return;
-    const length = this.app.context_length;
-    const used = this.state.chat.context?.used ?? 0;
-    const held = memory ? said(memory.words) : "";
-    const words = [t("{u} of {l} tokens of context", { u: number(used), l: number(length) }), held].join("\n").trim();
-    this.gauge.title = words;
-    this.gauge.setAttribute("aria-label", words);
-    const share = used / length;
-    redraw(
-      this.gauge,
-      meter(share, words, share > NEARLY_FULL ? "full" : "context"),
-      memory && meter(memory.share, held, "memory"),
-    );
-  }
-
   /** Shows the conversations over a narrow page, or the page again. */
   toggleSidebar(/** @type {boolean} */ open) {
     this.showSidebar(open);
@@ -311,34 +300,11 @@ export class Page {
 
   key(/** @type {KeyboardEvent} */ event) {
     if (event.key !== "Escape" || event.defaultPrevented || isComposing(event)) return;
-    if (document.querySelector("dialog[open]")) return;
+    if (document.querySelector("dialog[open], :popover-open")) return;
     if (this.element.classList.contains("with-sidebar")) this.toggleSidebar(false);
     else if (this.state.chat.running.length) this.state.stop();
     else if (this.areSettingsOpen) this.toggleSettings(false);
   }
-
-  takeDrops() {
-    const hasFiles = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files");
-    let depth = 0;
-    const mark = (/** @type {number} */ change) => {
-      depth = Math.max(depth + change, 0);
-      this.element.classList.toggle("dropping", depth > 0);
-    };
-    this.element.addEventListener("dragenter", (event) => hasFiles(event) && mark(1));
-    this.element.addEventListener("dragleave", (event) => hasFiles(event) && mark(-1));
-    this.element.addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
-    this.element.addEventListener("drop", (event) => {
-      if (!hasFiles(event)) return;
-      event.preventDefault();
-      mark(-depth);
-      this.composer.attach(event.dataTransfer?.files ?? []);
-    });
-  }
-}
-
-function meter(/** @type {number} */ share, /** @type {string} */ title, /** @type {string} */ kind) {
-  const style = `width:${Math.min(100 * share, 100).toFixed(1)}%`;
-  return h("span.meter", { title }, h("span.fill", { class: kind, style }));
 }
 
 function useColours(/** @type {string | undefined} */ colours) {

@@ -233,6 +233,8 @@ export interface App {
   model: string;
   is_demo: boolean;
   context_length: number;
+  /** Tokens of it that are kept for an answer. */
+  answer_reserve: number;
   settings: Fields;
   /** Whether another model can be chosen. */
   models: boolean;
@@ -243,6 +245,8 @@ export interface Preferences {
   language?: string;
   colours?: string;
   settings?: Settings;
+  /** False where it was dismissed. */
+  demo_banner?: boolean;
 }
 
 export type Presets = Record<string, Settings>;
@@ -261,6 +265,24 @@ export interface Model {
   /** Why it can't be used. */
   reason: string | null;
   current: boolean;
+  is_demo: boolean;
+}
+
+/** A model that can be downloaded. */
+export interface Download {
+  source: string;
+  size: Said;
+  fit: Said;
+  /** Whether the machine's memory holds it. */
+  fits: boolean;
+  /** The one that is worth it here. */
+  suggested: boolean;
+}
+
+export interface ModelsFound {
+  models: Model[];
+  downloads: Download[];
+  formats: Format[];
 }
 
 /** A format that the current model's weights can be taken in. */
@@ -329,7 +351,7 @@ export interface Methods {
   preferences(args: { preferences: Preferences }): object;
   save_preset(args: { name: string; settings: Settings }): { presets: Presets };
   delete_preset(args: { name: string }): { presets: Presets };
-  models(args: object): { models: Model[]; formats: Format[] };
+  models(args: object): ModelsFound;
   change_model(args: ModelChange): ChangeState;
   change_state(args: object): ChangeState;
   cancel_change(args: object): object;

@@ -1,4 +1,4 @@
-// What an empty conversation shows, and what is to be known of the demo model.
+// What an empty conversation shows.
 
 /** @import { Page } from "./main.js" */
 /** @import { Example } from "./types.d.ts" */
@@ -37,25 +37,4 @@ function shot(/** @type {Example} */ { kind, url, poster }) {
     playsInline: true,
   };
   return [h("video", { src, ...looks }), h("span.badge", t("clip"))];
-}
-
-export function demoBanner() {
-  return h(
-    "details.banner",
-    h(
-      "summary",
-      h("b", t("Demo model.")),
-      " ",
-      t("It knows coloured shapes in drawn pictures and short clips, and nothing else."),
-    ),
-    h(
-      "p",
-      t(
-        "The model bundled with qwen35mm is small and trained from scratch on scenes that a program drew, so that " +
-          "everything can be tried without a download. It names shapes, their colours, places and number, and says " +
-          "how a shape moves or changes its colour. It doesn't know photographs, people, writing, or the world.",
-      ),
-    ),
-    h("p", t("For a real one, end this with Ctrl-C and start:"), " ", h("code", "make chat MODEL=Qwen/Qwen3.5-2B")),
-  );
 }

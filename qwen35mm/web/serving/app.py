@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.drafts import answer_reserve
 from qwen35mm.chat.quotas import ALONE, STRANGERS, Usage
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.settings import describe_settings
@@ -121,6 +122,7 @@ def build_app(
             "model": backend.loaded.name,
             "is_demo": backend.is_demo,
             "context_length": backend.context_length,
+            "answer_reserve": answer_reserve(backend.context_length),
             "settings": describe_settings(backend),
             "models": switch is not None,
             "examples": [

@@ -152,6 +152,29 @@ def test_an_offer_holds_for_one_message_until_it_is_made_the_default(page: ChatP
     expect(mark).to_have_count(0)
 
 
+def test_what_the_context_holds_is_in_numbers_with_its_parts(page: ChatPage) -> None:
+    numbers = page.page.locator(".gauge .numbers")
+    expect(numbers).to_contain_text("0 / 4,096")
+    page.ask("echo " + "word " * 100)
+    page.wait_answered()
+    page.box.fill("Which words? " * 10)
+    parts = page.page.locator(".gauge .parts")
+    expect(page.page.locator(".room")).to_contain_text("36 tokens")
+    expect(parts).to_be_hidden()
+    numbers.focus()
+    expect(parts).to_be_visible()
+    names, values = (parts.locator(tag).all_inner_texts() for tag in ("dt", "dd"))
+    assert names == ["What was said", "This message", "Kept for the answer", "Free"]
+    said, message, reserve, free = (int(value.replace(",", "")) for value in values)
+    assert (message, reserve, said + message + reserve + free) == (36, 128, 4096)
+    expect(numbers).to_contain_text(f"{said + message:,} / 4,096")
+    expect(numbers).to_contain_text(f"{said + message:,} of 4,096 tokens of context")
+    page.page.keyboard.press("Escape")
+    expect(parts).to_be_hidden()
+    numbers.hover()
+    expect(parts).to_contain_text("Cache: keys and values")
+
+
 def test_a_new_chat_with_a_summary(page: ChatPage, backend: FakeBackend) -> None:
     page.ask("echo " + "old words " * 700)
     page.wait_answered()

@@ -1,0 +1,95 @@
+"""Another model, from the name of the one that answers, with the real engine; and the demo's banner."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.engine import EngineSettings
+from qwen35mm.model_library import BackendOptions, BackendSwitch
+from qwen35mm.web import Server, serve
+from tests.web.browser import ChatPage, chat_pages
+
+pytestmark = pytest.mark.browser
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def switch_server(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[BackendSwitch, Server]]:
+    """The demo, a copy of it under another name, and a machine with 3 GiB to spare."""
+    shutil.copytree(demo_model_path(), tmp_path / "models" / "my-finetune")
+    monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    options = BackendOptions(device="cpu", settings=EngineSettings(context_length=512))
+    switch = BackendSwitch(options.load(demo_model_path()), options, available=lambda _: 3 * GIB)
+    server = serve(switch, port=0)
+    yield switch, server
+    server.close()
+    switch.close()
+
+
+def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
+    browser: Browser, switch_server: tuple[BackendSwitch, Server], samples: Path
+) -> None:
+    switch, server = switch_server
+    with chat_pages(browser, server.address) as opener:
+        page: ChatPage = opener()
+        banner = page.page.locator(".banner")
+        expect(banner.get_by_role("button", name="Use my-finetune")).to_be_visible()
+        page.ask("How many shapes are there?")
+        page.wait_answered()
+        page.attach(samples / "three-shapes.png")
+        page.box.fill("And here?")
+
+        name = page.page.get_by_role("button", name="demo", exact=True)
+        models = page.page.get_by_role("dialog", name="Models")
+        name.press("Enter")
+        expect(models.get_by_role("region", name="On this machine").get_by_role("button")).to_contain_text(
+            ["Answers now", "my-finetune"]
+        )
+        expect(models.get_by_role("region", name="To download").get_by_role("button")).to_have_text(
+            [
+                re.compile(r"Qwen3\.5-0\.8B\s*fits this machine\s*1\.6 GiB"),
+                re.compile(r"Qwen3\.5-2B\s*fits this machine with int8 weights\s*4\.1 GiB"),
+                *[re.compile("more than this machine's memory holds")] * 4,
+            ]
+        )
+        expect(models.get_by_role("button", name="Qwen/Qwen3.5-9B")).to_be_disabled()
+        page.page.keyboard.press("Escape")
+        expect(models).to_be_hidden()
+        expect(name).to_be_focused()
+
+        # A download begins only when it is meant.
+        name.click()
+        models.get_by_role("button", name="Qwen/Qwen3.5-2B").click()
+        expect(page.dialog).to_contain_text("4.1 GiB are downloaded once, and kept.")
+        page.dialog.get_by_role("button", name="Cancel").click()
+
+        banner.get_by_role("button", name="Don't show this again").click()
+        expect(banner).to_be_hidden()
+        name.click()
+        with page.page.expect_navigation():
+            models.get_by_role("button", name="my-finetune").click()
+        assert switch.loaded.name == "my-finetune"
+        expect(page.page.get_by_role("button", name="my-finetune", exact=True)).to_be_visible()
+        expect(page.questions).to_have_count(1)
+        expect(page.box).to_have_value("And here?")
+        expect(page.thumbnails.locator(".name")).to_have_text(["three-shapes.png"])
+        page.box.press("Enter")
+        page.wait_answered(2)
+
+        page.page.get_by_role("button", name="my-finetune", exact=True).click()
+        with page.page.expect_navigation():
+            models.get_by_role("button", name="demo").click()
+        expect(page.questions).to_have_count(2)
+        expect(banner).to_be_hidden()

@@ -91,16 +91,21 @@ export class Requests {
   }
 }
 
+/** An id for a message: 32 random hex digits. Of random numbers, since a page without HTTPS has no UUIDs. */
+export const newId = () =>
+  [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
 const lost = () => new Problem({ message: t("The program can't be reached. Is it still running?") });
 
 /** Sends a request of the page. @type {Post} */
-export async function post(name, args) {
+export async function post(name, args, patienceMs) {
   let response;
   try {
     response = await fetch(new URL(`api/${name}`, BASE), {
       method: "POST",
       headers: { ...HEADERS, "content-type": "application/json" },
       body: JSON.stringify(args),
+      signal: patienceMs === undefined ? null : AbortSignal.timeout(patienceMs),
     });
   } catch {
     throw lost();

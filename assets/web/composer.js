@@ -89,6 +89,10 @@ export class Composer {
     return this.page.state.answered(ids);
   }
 
+  whenThere() {
+    return this.page.link.connection.whenThere();
+  }
+
   send(/** @type {Outgoing} */ message, /** @type {() => boolean} */ isLate) {
     return this.page.state.send(message, isLate);
   }
@@ -213,11 +217,12 @@ export class Composer {
     const { text, files, isOnItsWay } = message;
     const isUploading = files.some(({ digest }) => digest === null);
     const waits = isUploading ? t("Waits for its files") : t("Waits for the answer");
+    const state = this.page.link.isLost ? t("Waits for the connection") : isOnItsWay ? t("Sending") : waits;
     const words = [text, ...files.map(({ name }) => name)].filter(Boolean).join(" · ");
     return h(
       "li.row",
       h("span.words", { title: words }, words),
-      h("span.quiet", isOnItsWay ? t("Sending") : waits),
+      h("span.quiet", state),
       !isOnItsWay &&
         iconButton("edit", t("Take it back"), () => {
           this.draft.takeBack(message);

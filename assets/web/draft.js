@@ -6,6 +6,7 @@
 /** @import { Writing } from "./drafts.js" */
 
 import { debounce, Problem, pdfPages, upload } from "./api.js";
+import { isAway } from "./connection.js";
 import { browserStorage, Drafts, Sheet } from "./drafts.js";
 import { onceOf } from "./once.js";
 import { said, t } from "./words.js";
@@ -50,6 +51,7 @@ const COST = "cost";
  * @property {() => Begun["place"]} place where a message would go
  * @property {() => Begun} begin
  * @property {(ids: string[]) => Promise<void>} answered until none of these answers is in progress
+ * @property {() => Promise<void>} whenThere until the program can be reached
  * @property {(message: Outgoing, isLate: () => boolean) => Promise<Changed | null>} send null where it is refused
  * @property {(words: string, tone?: Tone) => void} say
  * @property {() => void} draw the files, the text, or what can be done with them is another
@@ -115,11 +117,11 @@ export class Draft {
   }
 
   /** What is written for a conversation goes along to another, or to the one that it begins. */
-  move(/** @type {string | null} */ from, /** @type {string} */ to) {
+  move(/** @type {string | null} */ from, /** @type {string | null} */ to) {
     this.#move(this.drafts.of(from), to);
   }
 
-  #move(/** @type {Sheet} */ sheet, /** @type {string} */ id) {
+  #move(/** @type {Sheet} */ sheet, /** @type {string | null} */ id) {
     const from = sheet.id;
     const isShown = this.sheet === this.drafts.of(id);
     this.drafts.move(sheet, id);
@@ -150,20 +152,15 @@ export class Draft {
       /** @type {DraftFile} */
       const entry = { name: file.name || t("pasted"), share: 0, kind: null, digest: null };
       this.sheet.files = [...this.files, entry];
-      const { promise, cancel } = this.upload(file, (share) => {
-        entry.share = share;
-        this.desk.draw();
-      });
-      entry.cancel = cancel;
-      entry.ready = this.#arrive(entry, promise);
+      entry.ready = this.#arrive(entry, file);
     }
     this.desk.draw();
   }
 
   /** Whether the message may be sent when the file has come, or was taken out. */
-  async #arrive(/** @type {DraftFile} */ entry, /** @type {Upload["promise"]} */ coming) {
+  async #arrive(/** @type {DraftFile} */ entry, /** @type {File} */ file) {
     try {
-      this.#replace(entry, await coming);
+      this.#replace(entry, await this.#uploaded(entry, file));
       return true;
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem;
@@ -173,6 +170,31 @@ export class Draft {
       this.desk.draw();
       return wasCancelled;
     }
+  }
+
+  /** Uploads a file, from its beginning again where the connection is lost. */
+  async #uploaded(/** @type {DraftFile} */ entry, /** @type {File} */ file) {
+    for (;;) {
+      const { promise, cancel } = this.upload(file, (share) => {
+        entry.share = share;
+        this.desk.draw();
+      });
+      entry.cancel = cancel;
+      try {
+        return await promise;
+      } catch (problem) {
+        if (!isAway(problem)) throw problem;
+        entry.share = 0;
+        await Promise.race([this.desk.whenThere(), this.#takenOut(entry)]);
+      }
+    }
+  }
+
+  /** Rejected when a file is taken out that isn't on its way. @returns {Promise<never>} */
+  #takenOut(/** @type {DraftFile} */ entry) {
+    return new Promise((_, reject) => {
+      entry.cancel = () => reject(new Problem({ message: "", kind: "cancelled" }));
+    });
   }
 
   /** Puts files in the place of one, wherever it is by now; whether it was anywhere. */
@@ -217,7 +239,7 @@ export class Draft {
       this.#measured(await this.requests.call("measure", this.message, COST), false);
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem;
-      if (problem.kind !== "late") this.desk.drawTrouble(problem.message, []);
+      if (problem.kind !== "late" && !isAway(problem)) this.desk.drawTrouble(problem.message, []);
     }
   }
 
@@ -288,7 +310,10 @@ export class Draft {
       const ready = await Promise.all(message.files.map((file) => file.ready));
       // A message never goes without a file that its author saw in it.
       const isWhole = !ready.includes(false);
-      if (isWhole) await this.desk.answered(message.answers);
+      if (isWhole) {
+        await this.desk.answered(message.answers);
+        await this.desk.whenThere();
+      }
       // Taken back meanwhile.
       if (!this.outbox.includes(message)) continue;
       message.isOnItsWay = true;

@@ -1,6 +1,6 @@
 // The login, where the program asks for one.
 
-import { h, redraw } from "./dom.js";
+import { h, redraw, showDialog } from "./dom.js";
 import { t, useLanguage } from "./words.js";
 
 const LOGIN = new URL("../../login", import.meta.url);
@@ -8,6 +8,26 @@ const LOGIN = new URL("../../login", import.meta.url);
 /** Asks for a name and a password in an element; the page is loaded again with whom they let in. */
 export async function showLogin(/** @type {Element} */ root) {
   document.documentElement.lang = await useLanguage(undefined);
+  const { form, name } = loginForm(() => location.reload());
+  redraw(root, h("div.app.alone", form));
+  name.focus();
+}
+
+/** Asks for them over the page, which stays; whether they let the person in. @returns {Promise<boolean>} */
+export function askToLogIn() {
+  return new Promise((resolve) => {
+    const { form, name } = loginForm(() => {
+      resolve(true);
+      dialog.close();
+    });
+    const dialog = h("dialog.dialog.card", { "aria-label": t("Log in") }, form);
+    showDialog(dialog);
+    dialog.addEventListener("close", () => resolve(false));
+    name.focus();
+  });
+}
+
+function loginForm(/** @type {() => void} */ onDone) {
   const trouble = h("p.refused", { role: "alert" });
   const name = h("input", { required: true, name: "username", autocomplete: "username" });
   const kind = { type: "password", autocomplete: "current-password" };
@@ -24,11 +44,10 @@ export async function showLogin(/** @type {Element} */ root) {
     event.preventDefault();
     trouble.textContent = "";
     const response = await fetch(LOGIN, { method: "POST", body: new FormData(form) }).catch(() => null);
-    if (response?.ok) location.reload();
+    if (response?.ok) onDone();
     else if (response?.status === 429) trouble.textContent = (await response.json()).detail;
     else if (response) trouble.textContent = t("This name and this password don't let you in.");
     else trouble.textContent = t("The program can't be reached. Is it still running?");
   });
-  redraw(root, h("div.app.alone", form));
-  name.focus();
+  return { form, name };
 }

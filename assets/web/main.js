@@ -6,22 +6,22 @@
 import { Problem, post, Requests } from "./api.js";
 import { Comparison } from "./compare.js";
 import { Composer } from "./composer.js";
+import { isAway } from "./connection.js";
 import { ContextGauge } from "./context.js";
 import { ask, askToDelete, h, icon, iconButton, isComposing, redraw } from "./dom.js";
 import { takeDrops } from "./drops.js";
+import { Link } from "./link.js";
 import { showLogin } from "./login.js";
 import { Models } from "./models.js";
 import { holdingAfter, withOffer } from "./once.js";
 import { SettingsPanel } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { PageState } from "./state.js";
-import { AnswerStream } from "./stream.js";
 import { DemoBanner, Switcher } from "./switcher.js";
 import { Toasts } from "./toasts.js";
 import { Transcript } from "./transcript.js";
 import { said, t, useLanguage } from "./words.js";
 
-const LOOK_AFTER_ANSWERS_MS = 2000;
 const LOOK_AFTER_MEMORY_MS = 60000;
 
 /** All of the page: its parts reach each other through it. @implements {View} */
@@ -34,9 +34,9 @@ export class Page {
   constructor(/** @type {Start} */ start) {
     const { app } = start;
     this.app = app;
-    this.requests = new Requests((problem) => this.tell(problem));
-    const stream = new AnswerStream((answers, asked) => this.state.news(answers, asked));
-    this.state = new PageState(this, this.requests, (ids) => stream.watch(ids), start);
+    this.link = new Link(this);
+    this.requests = new Requests((problem) => this.tell(problem), this.link.connection.send);
+    this.state = new PageState(this, this.requests, (ids) => this.link.stream.watch(ids), start);
     // Of the same browser.
     this.tabs = new BroadcastChannel("qwen35mm");
     this.tabs.addEventListener("message", ({ data: id }) => {
@@ -78,6 +78,7 @@ export class Page {
           this.settingsButton,
         ),
         new DemoBanner(this).element,
+        this.link.element,
         this.transcript.element,
         this.composer.element,
       ),
@@ -99,7 +100,7 @@ export class Page {
     await this.openFromAddress();
     this.comparison.resume();
     if (running.length) this.state.follow(running);
-    setInterval(() => this.state.checkSilence(), LOOK_AFTER_ANSWERS_MS);
+    this.link.keep();
     // Also tells the program that the page is still open.
     setInterval(() => this.context.look(), LOOK_AFTER_MEMORY_MS);
     // Today becomes yesterday.
@@ -109,7 +110,7 @@ export class Page {
 
   // What the state has drawn: see its View
 
-  moved(/** @type {string | null} */ from, /** @type {string} */ to) {
+  moved(/** @type {string | null} */ from, /** @type {string | null} */ to) {
     // A new conversation that has begun stays where it is for Back and Forward.
     if (from === null) this.drawAddress(to, false);
     this.composer.draft.move(from, to);
@@ -143,6 +144,10 @@ export class Page {
     this.transcript.toMessage(id);
   }
 
+  whenThere() {
+    return this.link.connection.whenThere();
+  }
+
   speak(/** @type {string} */ words) {
     this.spoken.textContent = words;
   }
@@ -172,8 +177,10 @@ export class Page {
     if (choice) this.take(choice);
   }
 
-  tell(/** @type {Problem} */ { kind, message, offers }) {
-    if (kind === "too long") this.offer(message, offers);
+  tell(/** @type {Problem} */ problem) {
+    const { kind, message, offers } = problem;
+    if (isAway(problem)) this.link.insist();
+    else if (kind === "too long") this.offer(message, offers);
     else this.say(message);
   }
 

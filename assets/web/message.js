@@ -112,6 +112,8 @@ export class AnswerRow extends Row {
   #wasToggled = false;
   #isToggling = false;
   #notes = "";
+  /** What is going on for it. @type {Work} */
+  #work = { label: "", share: null };
 
   /**
    * @param {Answer} message
@@ -196,7 +198,8 @@ export class AnswerRow extends Row {
     this.drawThinking(view, isRunning);
     this.drawNotes(view.notes);
     this.work.hidden = !isRunning;
-    if (isRunning) this.drawWork(view.work ?? { label: t("Getting ready"), share: null });
+    this.#work = view.work ?? { label: t("Getting ready"), share: null };
+    if (isRunning) this.drawWork();
     const words = endingOf(view);
     this.problem.hidden = !words;
     this.problem.classList.toggle("mild", !view.error && !view.unsaved);
@@ -227,7 +230,9 @@ export class AnswerRow extends Row {
     redraw(this.notes, h("summary", t("What the model was shown")), h("ul", lines));
   }
 
-  drawWork(/** @type {Work} */ { label, share, pace = [] }) {
+  drawWork() {
+    const paused = { label: t("Paused until the connection is back"), share: 0, pace: [] };
+    const { label, share, pace = [] } = this.page.link.isLost ? paused : this.#work;
     setProgress(this.bar, share);
     setText(this.label, said(label));
     setText(this.pace, pace.map(said).join(" · "));

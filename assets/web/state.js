@@ -4,7 +4,8 @@
 /** @import { Message, Outgoing } from "./types.d.ts" */
 /** @import { Requests } from "./api.js" */
 
-import { debounce, Problem } from "./api.js";
+import { debounce, newId, Problem } from "./api.js";
+import { isAway } from "./connection.js";
 import { t } from "./words.js";
 
 // An answer that says nothing for this long has lost its connection: it is asked for again.
@@ -19,8 +20,8 @@ export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], runnin
 /**
  * What draws the state, and asks the person.
  * @typedef {object} View
- * @property {(from: string | null, to: string) => void} moved what is written for a conversation, or a new one, goes
- *   along to another
+ * @property {(from: string | null, to: string | null) => void} moved what is written for a conversation, or a new one,
+ *   goes along to another
  * @property {(chat: Chat, isOther: boolean) => void} showChat draws a conversation; `isOther` than the one before
  * @property {(answer: News) => void} showAnswer draws what is new of an answer in the conversation
  * @property {() => void} toEnd goes to the end of the conversation
@@ -31,6 +32,7 @@ export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], runnin
  * @property {() => void} listChanged there is another conversation, or another order of them
  * @property {() => void} settingsChanged
  * @property {(change: ModelChange) => Promise<unknown>} changeModel
+ * @property {() => Promise<void>} whenThere until the program can be reached
  */
 
 export class PageState {
@@ -136,7 +138,7 @@ export class PageState {
     const isShown = message.conversation ? message.conversation === this.chat.id : !isLate();
     // Changed since, settings are kept with the conversation.
     const settings = isShown ? this.settings : message.conversation ? null : message.settings;
-    const sending = this.requests.call("send", { ...message, settings }).catch((problem) => {
+    const sending = this.#sendOnce({ ...message, settings, id: newId() }).catch((problem) => {
       // What would fit is of no use to the message that is shown now.
       if (isLate() && problem instanceof Problem) problem.offers = [];
       throw problem;
@@ -153,6 +155,17 @@ export class PageState {
     this.view.changed(chat.id);
     this.view.listChanged();
     return sent;
+  }
+
+  /** Sends a message until it is known to have come. */
+  async #sendOnce(/** @type {Outgoing} */ message) {
+    for (;;)
+      try {
+        return await this.requests.call("send", message);
+      } catch (problem) {
+        if (!isAway(problem)) throw problem;
+        await this.view.whenThere();
+      }
   }
 
   async sendExample(/** @type {number} */ number) {
@@ -299,14 +312,27 @@ export class PageState {
     if (answer.too_long) this.view.offer(answer.error ?? "", []);
   }
 
-  /** Asks again for answers that say nothing any more. */
-  checkSilence() {
-    if (!this.live.size || this.nowMs() - this.#heardMs < SILENCE_MS) return;
-    const ids = [...this.live.keys()];
+  /** Whether there are answers that say nothing any more. */
+  get isSilent() {
+    return this.live.size > 0 && this.nowMs() - this.#heardMs >= SILENCE_MS;
+  }
+
+  /** The program is there, again perhaps: goes on with the answers in progress, and shows how things are now. */
+  async resume(/** @type {string[]} */ running) {
+    const ids = [...new Set([...this.live.keys(), ...running])];
     this.live.clear();
     this.follow(ids);
-    // Where the program can't be reached, that is said elsewhere.
-    if (this.chat.id) this.#refresh().catch(() => {});
+    const { id } = this.chat;
+    if (!id) return;
+    try {
+      await this.#refresh();
+    } catch (problem) {
+      if (!(problem instanceof Problem)) throw problem;
+      this.requests.onProblem(problem);
+      if (problem.kind !== "not found" || id !== this.chat.id) return;
+      this.view.moved(id, null);
+      this.newChat();
+    }
   }
 
   async stop() {

@@ -37,18 +37,21 @@ export class AnswerStream {
   #source = null;
 
   /**
-   * Watches answers instead of those that were watched before: a browser has few connections to a program. A stream
-   * that is lost ends without a word. One that is asked for and not read would go on without this page, and the answers
-   * with it: the next is asked for when the one before is read.
+   * Watches answers instead of those that were watched before: a browser has few connections to a program. One that is
+   * asked for and not read would go on without this page, and the answers with it: the next is asked for when the one
+   * before is read.
    */
   watch = inTurn((/** @type {string[]} */ ids) => this.#watch(ids));
 
   /**
-   * @param {(answers: Record<string, News>, asked: string[]) => void} onNews gets what there is to see of the answers
-   *   that were asked for, by id, whenever one has changed
+   * @param {object} on
+   * @param {(answers: Record<string, News>, asked: string[]) => void} on.news what there is to see of the answers that
+   *   were asked for, by id, whenever one has changed
+   * @param {() => void} on.lost the stream broke off, or there was none: whether the program is there isn't known
+   * @param {(words: string) => void} on.refused the program doesn't send them now, and says why
    */
-  constructor(onNews) {
-    this.onNews = onNews;
+  constructor(on) {
+    this.on = on;
   }
 
   async #watch(/** @type {string[]} */ ids) {
@@ -62,14 +65,23 @@ export class AnswerStream {
       });
       event = (await response.json()).event_id;
     } catch {
-      return;
+      // Told below.
     }
-    if (!event) return;
+    if (!event) return this.on.lost();
     // Only now, so that no answer is without a page that watches it.
     this.#source?.close();
     const source = new EventSource(`${CALLS}/${event}`);
     this.#source = source;
-    source.addEventListener("generating", ({ data }) => this.onNews(JSON.parse(data)[0], ids));
-    for (const end of ["complete", "error"]) source.addEventListener(end, () => source.close());
+    source.addEventListener("generating", ({ data }) => {
+      const [{ answers, refused }] = JSON.parse(data);
+      if (refused) this.on.refused(refused);
+      else this.on.news(answers, ids);
+    });
+    source.addEventListener("complete", () => source.close());
+    source.addEventListener("error", () => {
+      source.close();
+      // Another one has taken its place otherwise.
+      if (source === this.#source) this.on.lost();
+    });
   }
 }

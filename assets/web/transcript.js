@@ -102,6 +102,11 @@ export class Transcript {
     return row;
   }
 
+  /** Answers in progress stand still while the program can't be reached. */
+  connectionChanged() {
+    for (const row of this.#rows.values()) if (row instanceof AnswerRow) row.drawWork();
+  }
+
   /** Draws what is new of an answer in progress. */
   update(/** @type {News} */ news) {
     const row = this.#rows.get(news.id);

@@ -193,6 +193,8 @@ export interface Cost {
 
 /** A message to be sent, or to be measured. */
 export interface Outgoing {
+  /** Sent again with the same id, it is there once. */
+  id?: string;
   conversation: string | null;
   parent: string | null;
   /** Null are the conversation's. */
@@ -362,8 +364,8 @@ export interface Methods {
 export type Name = keyof Methods;
 export type Arguments<N extends Name> = Parameters<Methods[N]>[0];
 export type Reply<N extends Name> = ReturnType<Methods[N]>;
-/** Rejected with a Problem. */
-export type Post = <N extends Name>(name: N, args: Arguments<N>) => Promise<Reply<N>>;
+/** Rejected with a Problem, also where there is no answer within `patienceMs`. */
+export type Post = <N extends Name>(name: N, args: Arguments<N>, patienceMs?: number) => Promise<Reply<N>>;
 
 /** Methods that change the conversation that is shown. */
 export type Change = "again" | "continue" | "branch" | "delete_message" | "shorten" | "summarise" | "edit_answer";

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,11 @@ class ConversationStore:
         with self._database.reading() as connection:
             conversation = read_conversation(connection, owner, conversation_id)
             return conversation, Tree(read_nodes(connection, conversation_id))
+
+    def conversation_of(self, owner: str, node_id: str) -> str | None:
+        """The id of a message's conversation; None where this owner has no such message."""
+        with self._database.reading() as connection, suppress(NotFoundError):
+            return conversation_of(connection, owner, node_id)
 
     def insert(self, owner: str, conversations: Iterable[tuple[Conversation, Tree]]) -> None:
         """Adds whole conversations, all of them or none; the files that they have are then no longer held.

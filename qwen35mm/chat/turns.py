@@ -19,7 +19,7 @@ from qwen35mm.chat.drafts import Draft, Drafts
 from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.past import Past, Pasts
 from qwen35mm.chat.prompting import prompt_messages, prompt_path
-from qwen35mm.chat.records import CLIPS, CROPS, Attachment, AttachmentKind, Conversation, Crop, Node
+from qwen35mm.chat.records import CLIPS, CROPS, Attachment, AttachmentKind, Conversation, Crop, Id, Node
 from qwen35mm.chat.replies import Replies, Work
 from qwen35mm.chat.say import say
 from qwen35mm.chat.settings import MEDIA, Settings, made_with
@@ -96,11 +96,13 @@ class Question(BaseModel):
     """A message that is to be sent.
 
     Attributes:
+        id: of the message, where a page names it, which sends it again when it doesn't know whether it came.
         conversation: None begins a new one.
         parent: the message before it; another one than the last begins a branch. None is a first message.
         settings: None are the conversation's.
     """
 
+    id: Id | None = None
     conversation: str | None = None
     parent: str | None = None
     text: str = ""
@@ -284,7 +286,7 @@ class Turns:
         if len(question.attachments) > MAX_ATTACHMENTS:
             raise PromptError(f"A message has at most {MAX_ATTACHMENTS} files; got {len(question.attachments)}.")
         attachments = tuple(self._attached(person, file) for file in question.attachments)
-        node = _node(question.parent, "user", text=question.text, attachments=attachments)
+        node = _node(question.parent, "user", question.id, text=question.text, attachments=attachments)
         limits = Settings.read(question.once.limits).values
         if not limits.keys() <= MEDIA.keys():
             raise PromptError("For one message alone, only what its media may cost can be set.")
@@ -386,8 +388,8 @@ class Turns:
             self._places.remove(place)
 
 
-def _node(parent: str | None, role: Any, **fields: Any) -> Node:
-    return Node(new_id(), parent, role, time.time(), **fields)
+def _node(parent: str | None, role: Any, node_id: str | None = None, **fields: Any) -> Node:
+    return Node(node_id or new_id(), parent, role, time.time(), **fields)
 
 
 def _title(node: Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -73,6 +74,8 @@ class Api:
         self._trash = Trash(store)
         self._examples = examples
         self._strips = Strips(backend, store, turns)
+        # Messages that are being sent, by their owners and ids.
+        self._sending: dict[tuple[str, str], asyncio.Task[tuple[str, str]]] = {}
 
     # Conversations
 
@@ -209,10 +212,36 @@ class Api:
 
     @request
     async def send(self, person: Person, question: Question) -> Any:
-        """Sends a message."""
+        """Sends a message; one with an id is added once, though it is sent again because its answer was lost."""
+        if question.id is None:
+            return await self._shown(person, *await self._send(person, question))
+        key = (person.owner, question.id)
+        if key not in self._sending:
+            self._sending[key] = asyncio.ensure_future(self._send(person, question))
+            self._sending[key].add_done_callback(lambda _: self._sending.pop(key))
+        return await self._shown(person, *await asyncio.shield(self._sending[key]))
+
+    async def _send(self, person: Person, question: Question) -> tuple[str, str]:
+        if question.id is not None and (sent := await self._sent(person, question.id)):
+            return sent
         num_bytes, is_new = len(question.text.encode("utf-8", "replace")), question.conversation is None
         await REQUESTS.run(self._usage.check, person, num_bytes=num_bytes, num_conversations=int(is_new))
-        return await self._shown(person, *await self._turns.send(person, question))
+        return await self._turns.send(person, question)
+
+    async def _sent(self, person: Person, question: str) -> tuple[str, str] | None:
+        """Ids of a message's conversation and reply, which begins now if it has none; None before it has come."""
+
+        def find() -> tuple[str, str | None] | None:
+            conversation = self._store.conversation_of(person.owner, question)
+            if conversation is None:
+                return None
+            replies = self._store.read(person.owner, conversation)[1].children(question)
+            return conversation, replies[-1].id if replies else None
+
+        found = await REQUESTS.run(find)
+        if found is None:
+            return None
+        return found[0], found[1] or await self._turns.answer_again(person, found[0], question)
 
     @request
     def example(self, person: Person, number: int) -> Any:

@@ -150,10 +150,11 @@ def build_app(
             try:
                 stack.enter_context(usage.watching(person))
             except QuotaError as error:
-                raise gr.Error(str(error), print_exception=False) from None
+                yield {"refused": str(error)}
+                return
             news = await stack.enter_async_context(aclosing(replies.watch(person.owner, answers)))
             async for watched in news:
-                yield {answer: drawings[answer].view(reply) for answer, reply in watched.items()}
+                yield {"answers": {answer: drawings[answer].view(reply) for answer, reply in watched.items()}}
 
     async def show(request: Request) -> Response:
         return FileResponse(asset_path("web") / "index.html", headers={"cache-control": "no-cache"})

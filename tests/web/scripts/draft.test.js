@@ -58,6 +58,22 @@ suite("files", () => {
     assert.deepEqual([bench.said, bench.names()], [[], []]);
   });
 
+  test("one whose connection is lost is uploaded again when it is back, unless it was taken out", async () => {
+    let reach = () => {};
+    bench.whenThere = new Promise((resolve) => {
+      reach = resolve;
+    });
+    bench.attach("a.png", "b.png");
+    for (const upload of bench.uploads) await upload.fail({ message: "gone", kind: "lost" });
+    bench.draft.remove(bench.draft.files[1]);
+    reach();
+    await idle();
+    await idle();
+    assert.equal(bench.uploads.length, 3);
+    await bench.uploads[2].arrive(picture);
+    assert.deepEqual([bench.names(), bench.said.filter((each) => each)], [["a.png"], []]);
+  });
+
   test("one that arrives after it was taken out stays away", async () => {
     bench.attach("a.png");
     const [file] = draft.files;

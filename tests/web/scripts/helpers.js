@@ -17,6 +17,9 @@ import { PageState } from "../../../assets/web/state.js";
  * @property {(problem: object) => Promise<unknown>} fail
  */
 
+/** What a program refuses with, unless it is said to be lost. */
+const refusal = (/** @type {any} */ problem) => new Problem({ kind: "refused", ...problem });
+
 /** A program that answers when a test says so, in whichever order. */
 export class FakeProgram {
   /** Requests without an answer, the oldest first. @type {Asked[]} */
@@ -25,6 +28,8 @@ export class FakeProgram {
   told = [];
   /** What was offered with them. @type {unknown[]} */
   offered = [];
+  /** Until it can be reached. */
+  whenThere = Promise.resolve();
   requests = new Requests(
     (problem) => {
       if (problem.message) this.told.push(problem.message);
@@ -42,7 +47,7 @@ export class FakeProgram {
           name,
           args: structuredClone(args),
           answer: (answer) => settled(() => resolve(answer)),
-          fail: (problem) => settled(() => reject(new Problem(/** @type {any} */ (problem)))),
+          fail: (problem) => settled(() => reject(refusal(problem))),
         };
         this.asked.push(request);
       }),
@@ -95,6 +100,8 @@ export class DraftBench {
   isAccepted = true;
   /** The conversation shown, and its answer in progress. @type {{ id: string | null, answer: string | null }} */
   shown = { id: "one", answer: null };
+  /** Until the program can be reached. */
+  whenThere = Promise.resolve();
   /** Ends the answer that a message waits for. */
   endAnswer = () => {};
   /** Files on their way, whose fate a test decides. @type {any[]} */
@@ -116,6 +123,7 @@ export class DraftBench {
         this.endAnswer = go;
         if (!ids.includes(this.shown.answer ?? "")) go();
       }),
+    whenThere: () => this.whenThere,
     send: async (message) => {
       const number = this.sent.push(message);
       if (!(await this.isAccepted)) return null;
@@ -154,7 +162,7 @@ export class DraftBench {
         return idle();
       },
       fail: (/** @type {any} */ problem) => {
-        reject(new Problem(problem));
+        reject(refusal(problem));
         return idle();
       },
       isCancelled: false,
@@ -209,6 +217,7 @@ export function makeState(program, drawn = [], watched = [], nowMs = () => 0) {
     listChanged: () => drawn.push(["list"]),
     settingsChanged: () => drawn.push(["settings"]),
     changeModel: async (change) => drawn.push(["model", change]),
+    whenThere: () => program.whenThere,
   };
   const examples = [{ text: "Which shape?", kind: /** @type {const} */ ("image"), url: "", poster: "" }];
   const start = { app: /** @type {any} */ ({ examples }), preferences: { settings: { top_k: 5 } } };

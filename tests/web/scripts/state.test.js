@@ -96,7 +96,8 @@ suite("which conversation is shown", () => {
 suite("changing a conversation", () => {
   test("a message is sent, shown and its answer watched", async () => {
     const sent = send();
-    assert.deepEqual(program.find("send").args, {
+    const { id: _, ...message } = program.find("send").args;
+    assert.deepEqual(message, {
       conversation: null,
       parent: null,
       settings: { top_k: 5 },
@@ -313,18 +314,46 @@ suite("answers in progress", () => {
     assert.deepEqual(gone, ["", "at once", "a", "both"]);
   });
 
-  test("one that says nothing for long is asked for again", async () => {
+  test("one that says nothing for long is silent, and asked for again with what else is in progress", async () => {
     await show("one", { running: ["reply"] });
     nowMs = 7999;
-    state.checkSilence();
-    assert.equal(watched.length, 1);
+    assert.equal(state.isSilent, false);
     nowMs = 8000;
-    state.checkSilence();
-    assert.deepEqual(watched, [["reply"], ["reply"]]);
-    await program.find("open").fail({ message: "The program can't be reached." });
-    assert.deepEqual(program.told, []);
-    state.checkSilence();
-    assert.equal(watched.length, 2);
+    assert.equal(state.isSilent, true);
+    state.resume(["reply", "other"]);
+    assert.deepEqual(watched, [["reply"], ["reply", "other"]]);
+    assert.equal(state.isSilent, false);
+    await program.find("open").answer(makeChat("one", { title: "As it is now" }));
+    assert.deepEqual(drawn, [["chat", "one", false]]);
+  });
+
+  test("what is written for a conversation that is gone goes along to a new one", async () => {
+    await show("one");
+    state.resume([]);
+    await program.find("open").fail({ message: "It isn't there any more.", kind: "not found" });
+    assert.deepEqual(drawn, [
+      ["moved", "one", null],
+      ["chat", null, true],
+    ]);
+    assert.deepEqual(program.told, ["It isn't there any more."]);
+  });
+
+  test("a message is sent again, as the same one, until it is known to have come", async () => {
+    await show("one");
+    let reach = () => {};
+    program.whenThere = new Promise((resolve) => {
+      reach = resolve;
+    });
+    const sent = send();
+    const { id } = program.find("send").args;
+    assert.match(id, /^[0-9a-f]{32}$/);
+    await program.find("send").fail({ message: "gone", kind: "lost" });
+    assert.deepEqual([program.names, program.told], [[], []]);
+    reach();
+    await idle();
+    assert.equal(program.find("send").args.id, id);
+    await program.find("send").answer({ chat: makeChat("one"), reply: null });
+    assert.ok(await sent);
   });
 
   test("one that the program knows nothing of any more is not asked for for ever", async () => {
@@ -334,8 +363,7 @@ suite("answers in progress", () => {
     await program.find("open").answer(makeChat("one", { title: "Interrupted" }));
     assert.deepEqual(drawn, [["chat", "one", false]]);
     nowMs = 8000;
-    state.checkSilence();
-    assert.equal(watched.length, 1);
+    assert.equal(state.isSilent, false);
   });
 
   test("what an earlier stream doesn't send says nothing of an answer that came later", async () => {

@@ -56,6 +56,20 @@ async def test_only_the_page_itself_may_ask(page: PageClient) -> None:
         assert (await page.call(name)).status_code == 404
 
 
+async def test_a_message_that_is_sent_again_is_there_once(page: PageClient) -> None:
+    """Its answer was lost on the way, and the page can't know whether it came."""
+    message = {"id": "c" * 32, "text": "echo Hello"}
+    first, second = await asyncio.gather(page.call("send", **message), page.call("send", **message))
+    assert first.json() == second.json()
+    await page.watch(first.json()["reply"])
+    third = (await page.call("send", **message)).json()
+    assert third["reply"] == first.json()["reply"]
+    assert [each["text"] for each in third["chat"]["messages"]] == ["echo Hello", "Hello "]
+    # Somebody else's message can't be had by its id, nor overwritten.
+    assert (await page.call("send", BOB, id="c" * 32, text="echo mine")).status_code == 400
+    assert (await page.call("send", id="C" * 32, text="echo mine")).status_code == 400
+
+
 @pytest.mark.parametrize(
     "body",
     [

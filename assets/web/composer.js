@@ -6,11 +6,11 @@
 
 import { thumbnailUrl } from "./api.js";
 import { takePicture } from "./camera.js";
-import { button, h, icon, iconButton, isComposing, redraw } from "./dom.js";
+import { arrange, button, h, icon, iconButton, isComposing, redraw } from "./dom.js";
 import { Draft } from "./draft.js";
-import { amountAt, NUM_POSITIONS, positionOf } from "./limits.js";
 import { Offers } from "./offers.js";
-import { onceOf, withoutLimit } from "./once.js";
+import { Quick } from "./quick.js";
+import { Sliders } from "./sliders.js";
 import { number, said, t } from "./words.js";
 
 const ACCEPTED = "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml";
@@ -21,8 +21,8 @@ const IS_PHONE = matchMedia("(hover: none) and (pointer: coarse)");
 /** @implements {Desk} */
 export class Composer {
   #isRunning = false;
-  /** The sliders that are drawn. */
-  #limits = "";
+  /** What is drawn of each file. @type {WeakMap<DraftFile, { drawn: string, element: HTMLElement }>} */
+  #thumbnails = new WeakMap();
 
   constructor(/** @type {Page} */ page) {
     this.page = page;
@@ -43,7 +43,8 @@ export class Composer {
       this.picker.value = "";
     });
     this.strip = h("div.strip.row", { role: "group", "aria-label": t("Attached files") });
-    this.limits = h("div.limits.row.quiet", { hidden: true });
+    this.sliders = new Sliders(this);
+    this.quick = new Quick(page);
     this.banner = h(
       "div.editing.row",
       { hidden: true },
@@ -59,6 +60,8 @@ export class Composer {
       "div.bar.row",
       iconButton("clip", t("Add pictures, videos, texts or PDFs"), () => this.picker.click(), { class: "attach" }),
       iconButton("camera", t("Take a picture or a clip"), () => this.shoot(), { class: "shoot" }),
+      this.quick.more,
+      this.quick.element,
       this.room,
       this.sendButton,
       this.stopButton,
@@ -68,7 +71,7 @@ export class Composer {
       this.banner,
       this.offers.element,
       this.strip,
-      this.limits,
+      this.sliders.element,
       this.text,
       bar,
       this.picker,
@@ -182,11 +185,11 @@ export class Composer {
       waiting.map((message) => this.toBeSent(message)),
     );
     this.banner.hidden = !editing;
-    redraw(
+    arrange(
       this.strip,
       files.map((file) => this.thumbnail(file)),
     );
-    this.drawLimits();
+    this.sliders.draw();
     // Limits of media that it hasn't mean nothing.
     this.offers.drawTaken(this.draft.taken.filter(({ kind }) => kind !== "media" || this.draft.limits.length));
     this.drawText();
@@ -231,7 +234,17 @@ export class Composer {
     );
   }
 
+  /** Drawn again only where it has changed, so that it keeps the focus. */
   thumbnail(/** @type {DraftFile} */ file) {
+    const drawn = JSON.stringify(file);
+    const before = this.#thumbnails.get(file);
+    if (before?.drawn === drawn) return before.element;
+    const element = this.drawThumbnail(file);
+    this.#thumbnails.set(file, { drawn, element });
+    return element;
+  }
+
+  drawThumbnail(/** @type {DraftFile} */ file) {
     const { name, kind, digest, pdf, share, label, error, notes = [] } = file;
     const picture = digest && kind !== "text" ? h("img", { src: thumbnailUrl(digest), alt: "" }) : icon("file");
     const uploading = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
@@ -243,7 +256,9 @@ export class Composer {
       h(
         "div.about",
         h("span.name", name),
-        h("span.label.quiet", words),
+        digest && (kind === "image" || kind === "video")
+          ? this.sliders.trigger(kind, words)
+          : h("span.label.quiet", words),
         pdf && button("link", t("Use its pages as pictures"), () => this.draft.usePages(file)),
       ),
       iconButton("close", t("Remove {name}", { name }), () => {
@@ -251,51 +266,6 @@ export class Composer {
         this.text.focus();
       }),
     );
-  }
-
-  /** Sliders for what media may cost; moving one counts again at once. */
-  drawLimits() {
-    const names = this.draft.limits;
-    this.limits.hidden = !names.length;
-    if (this.#limits === names.join()) return;
-    this.#limits = names.join();
-    redraw(
-      this.limits,
-      names.map((name) => this.slider(name)),
-    );
-  }
-
-  /** Sliders that were moved elsewhere show it. */
-  redrawLimits() {
-    this.#limits = "";
-    this.drawLimits();
-  }
-
-  slider(/** @type {string} */ name) {
-    const { app, state } = this.page;
-    const { fields, defaults } = app.settings;
-    const { label } = fields[name];
-    const isFrames = name === "max_frames";
-    const range = { low: isFrames ? 2 : 64, high: isFrames ? 768 : app.context_length };
-    const value = Number(
-      onceOf(this.draft.taken).limits[name] ?? state.settings[name] ?? defaults[name] ?? app.context_length,
-    );
-    const output = h("output", { "aria-hidden": "true" });
-    const input = h("input", { type: "range", min: "0", max: String(NUM_POSITIONS), "aria-label": said(label) });
-    input.value = String(positionOf(value, range));
-    // The slider's own value is a position.
-    const tell = (/** @type {number} */ amount) => {
-      output.textContent = number(amount);
-      input.setAttribute("aria-valuetext", number(amount));
-    };
-    input.addEventListener("input", () => {
-      const amount = amountAt(Number(input.value), range);
-      tell(amount);
-      this.draft.taken = withoutLimit(this.draft.taken, name);
-      state.changeSettings({ ...state.settings, [name]: amount });
-    });
-    tell(value);
-    return h("label.row", h("span", said(label)), input, output);
   }
 
   drawCost(/** @type {Cost | null} */ cost) {

@@ -8,6 +8,7 @@
 import { debounce, Problem, pdfPages, upload } from "./api.js";
 import { isAway } from "./connection.js";
 import { browserStorage, Drafts, Sheet } from "./drafts.js";
+import { LIMITS_OF } from "./limits.js";
 import { onceOf } from "./once.js";
 import { said, t } from "./words.js";
 
@@ -259,10 +260,7 @@ export class Draft {
   /** The names of the settings that limit what its media may cost. */
   get limits() {
     const kinds = new Set(this.files.map((file) => file.kind));
-    return [
-      ...(kinds.has("video") ? ["max_frames", "max_video_tokens"] : []),
-      ...(kinds.has("image") ? ["max_image_tokens"] : []),
-    ];
+    return Object.entries(LIMITS_OF).flatMap(([kind, names]) => (kinds.has(/** @type {Kind} */ (kind)) ? names : []));
   }
 
   /** What was taken of the offers for it alone. */

@@ -1,4 +1,7 @@
-// Sliders for what media may cost.
+// What media may cost, and the positions of sliders for it.
+
+/** The settings that limit a kind of media. @type {Record<string, string[]>} */
+export const LIMITS_OF = { video: ["max_frames", "max_video_tokens"], image: ["max_image_tokens"] };
 
 // A slider's positions go by powers: 16 and 16,000 are both within reach.
 export const NUM_POSITIONS = 100;

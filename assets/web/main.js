@@ -127,6 +127,7 @@ export class Page {
     this.composer.draft.taken = holdingAfter(this.composer.draft.taken, chat.messages);
     this.composer.draft.measureSoon();
     this.sidebar.mark(chat.id);
+    this.composer.quick.draw();
     this.context.drawChat(chat);
     this.context.look();
   }
@@ -166,6 +167,7 @@ export class Page {
 
   settingsChanged() {
     this.panel.values = this.state.settings;
+    this.composer.quick.draw();
     this.composer.draft.measureSoon();
   }
 
@@ -239,19 +241,19 @@ export class Page {
     const { draft } = this.composer;
     if (offer.kind === "media" || offer.kind === "shorten") draft.taken = withOffer(draft.taken, offer);
     else await this.state.take(offer);
-    this.composer.redrawLimits();
+    this.composer.sliders.redraw();
   }
 
   /** What was taken for one message holds from now on. */
   async makeDefault(/** @type {Offer} */ offer) {
     const { draft } = this.composer;
     if (await this.state.take(offer)) draft.taken = draft.taken.filter((each) => each !== offer);
-    this.composer.redrawLimits();
+    this.composer.sliders.redraw();
   }
 
   changeSettings(/** @type {Settings} */ values) {
     this.state.changeSettings(values);
-    this.composer.redrawLimits();
+    this.composer.sliders.redraw();
   }
 
   async changePreferences(/** @type {Preferences} */ values) {

@@ -164,7 +164,7 @@ export class SettingsPanel {
   async savePreset() {
     const field = { "aria-label": t("Name"), placeholder: t("Name"), maxlength: "100" };
     const name = await askText(t("Save these settings"), null, field, t("Save"));
-    if (name) this.#keep(this.requests.ask("save_preset", { name, settings: this.values }, "presets"));
+    if (name) await this.#keep(this.requests.ask("save_preset", { name, settings: this.values }, "presets"));
   }
 
   deletePreset(/** @type {string} */ name) {
@@ -175,7 +175,8 @@ export class SettingsPanel {
     const kept = await answer;
     if (!kept) return;
     this.presets = kept.presets;
-    this.draw();
+    this.page.composer.quick.draw();
+    if (this.page.areSettingsOpen) this.draw();
   }
 }
 
@@ -185,7 +186,7 @@ export function isWithin(/** @type {number} */ value, /** @type {Field} */ { low
 }
 
 /** Whether two say the same. */
-const isSame = (/** @type {Settings} */ one, /** @type {Settings} */ other) =>
+export const isSame = (/** @type {Settings} */ one, /** @type {Settings} */ other) =>
   Object.keys(one).length === Object.keys(other).length &&
   Object.entries(one).every(([name, value]) => other[name] === value);
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.chat.fake_backend import FakeBackend
-from tests.web.browser import ChatPage
+from tests.web.browser import ChatPage, OpenPage
 
 pytestmark = pytest.mark.browser
 
@@ -84,6 +84,52 @@ def test_keys_of_an_input_method_neither_send_nor_stop(page: ChatPage, backend: 
     page.box.fill("")
     page.box.press("Escape")
     page.wait_answered()
+
+
+def test_thinking_system_prompt_and_preset_are_at_hand(
+    page: ChatPage, backend: FakeBackend, open_page: OpenPage
+) -> None:
+    composer = page.page.locator(".composer")
+    think = composer.get_by_role("button", name="Think first")
+    preset = composer.get_by_role("combobox", name="Take a preset")
+    expect(think).to_have_attribute("aria-pressed", "false")
+    think.click()
+    expect(think).to_have_attribute("aria-pressed", "true")
+    system = composer.get_by_role("button", name="System prompt")
+    system.click()
+    prompt = composer.get_by_role("textbox", name="System prompt")
+    expect(prompt).to_be_focused()
+    prompt.fill("Be short.")
+    page.page.keyboard.press("Escape")
+    expect(prompt).to_be_hidden()
+    expect(system).to_be_focused()
+    preset.select_option("Save as preset")
+    page.dialog.get_by_role("textbox", name="Name").fill("Brief")
+    page.page.keyboard.press("Enter")
+    expect(preset.locator("option:checked")).to_have_text("Brief")
+    page.ask("echo one")
+    page.wait_answered()
+    call = backend.calls[-1]
+    assert (call.enable_thinking, [message.role for message in call.messages]) == (True, ["system", "user"])
+    # The settings show the same, and what is changed there is seen here.
+    page.open_settings().get_by_label("Think first").click()
+    expect(think).to_have_attribute("aria-pressed", "false")
+    expect(preset.locator("option:checked")).to_have_text("Preset")
+    preset.select_option("Brief")
+    expect(page.open_settings().get_by_label("Think first")).to_be_checked()
+
+    narrow = open_page(viewport={"width": 320, "height": 640})
+    expect(narrow.page.get_by_role("button", name="Think first")).to_be_hidden()
+    narrow.page.get_by_role("button", name="How to answer").click()
+    menu = narrow.page.get_by_role("group", name="How to answer")
+    expect(menu.get_by_role("button")).to_have_count(2)
+    box = menu.bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 320
+    expect(menu.get_by_role("button", name="Think first")).to_have_attribute("aria-pressed", "true")
+    narrow.page.keyboard.press("Escape")
+    expect(menu).to_be_hidden()
 
 
 def test_escape_stops_and_up_edits_the_last_message(page: ChatPage, backend: FakeBackend) -> None:

@@ -96,10 +96,15 @@ def test_each_mediums_cost_is_shown_before_sending(page: ChatPage, samples: Path
     expect(label).to_have_text(re.compile(r"^\d+ frames, \d+ tokens, \d+ (KiB|MiB) of cache$"))
     expect(page.page.locator(".room")).to_contain_text("room for")
     before = label.inner_text()
-    slider = page.page.get_by_label("Frames of a video").first
+    slider = page.page.locator(".composer").get_by_label("Frames of a video")
+    expect(slider).to_have_count(0)
+    label.press("Enter")
+    expect(label).to_have_attribute("aria-expanded", "true")
     slider.fill("0")
     expect(label).not_to_have_text(before)
     expect(label).to_contain_text("2 frames")
+    label.click()
+    expect(slider).to_have_count(0)
 
 
 def test_an_offer_holds_for_one_message_until_it_is_made_the_default(page: ChatPage, backend: FakeBackend) -> None:

@@ -275,7 +275,7 @@ export class Composer {
     if (!cost) return;
     const { all, history, room, context } = cost.tokens;
     const [a, c] = [number(all), number(context)];
-    this.room.textContent = t("{n} tokens, room for {r}", { n: number(all - history), r: number(room) });
+    this.room.textContent = t("{n} {n|token|tokens}, room for {r}", { n: all - history, r: room });
     this.room.title = t("The prompt will have {a} of the context's {c} tokens", { a, c });
   }
 

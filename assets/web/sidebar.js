@@ -247,7 +247,10 @@ export class Sidebar {
     this.picker.value = "";
     const taken = file && (await this.requests.told(takeIn(file)));
     if (!taken) return;
-    this.page.say(t("{n} conversations were taken in.", { n: taken.conversations.length }), "good");
+    this.page.say(
+      t("{n} {n|conversation was|conversations were} taken in.", { n: taken.conversations.length }),
+      "good",
+    );
     this.search.value = "";
     await this.load();
   }

@@ -1,11 +1,11 @@
 // What the program and the page tell each other (qwen35mm/web says it in Python), and the words of `h`. Only for tsc.
 
-/** A text apart from its values, or a value by itself: see qwen35mm/chat/say.py. */
+/** A text apart from its values, or a value by itself: see preprocess/qwen35mm_preprocess/say.py. */
 export type Said =
   | string
   | number
   | { text: string; values: Record<string, Said> }
-  | { number: number; digits: number }
+  | { number: number; digits: number | null }
   | { share: number }
   | { bytes: number };
 

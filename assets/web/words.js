@@ -42,12 +42,28 @@ export const number = (value, digits) =>
 export const month = (/** @type {Date} */ date) =>
   date.toLocaleDateString(language, { month: "long", year: "numeric" });
 
-const fill = (/** @type {string} */ text, /** @type {(name: string) => string | number | undefined} */ value) =>
-  (table[text] ?? text).replace(/\{(\w+)\}/g, (_, name) => String(value(name) ?? ""));
+/** The plural categories of a language, in the order of a text's forms. */
+export const categoriesOf = (/** @type {string} */ code) => {
+  const { pluralCategories } = new Intl.PluralRules(code).resolvedOptions();
+  return ["zero", "one", "two", "few", "many", "other"].filter((each) => pluralCategories.some((one) => one === each));
+};
+
+/** `{name}` is a value, `{n|token|tokens}` what its language takes with so many: see preprocess/.../say.py. */
+const PLACE = /\{(\w+)(?:\|([^{}]*))?\}/g;
+
+function fill(/** @type {string} */ text, /** @type {(name: string) => string | number | undefined} */ value) {
+  const code = text in table ? language : "en";
+  return (table[text] ?? text).replace(PLACE, (_, name, forms) => {
+    const found = value(name) ?? "";
+    if (forms === undefined) return typeof found === "number" ? number(found) : found;
+    const category = new Intl.PluralRules(code).select(Number(found));
+    return forms.split("|")[categoriesOf(code).indexOf(category)] ?? "";
+  });
+}
 
 /**
  * A text in the language, with `{name}` replaced.
- * @param {string} text written out in the call, where the tests find it
+ * @param {string} text written out in the call, where the tests find it; see say.py
  * @param {Record<string, string | number>} values
  */
 export function t(text, values = {}) {
@@ -55,15 +71,19 @@ export function t(text, values = {}) {
 }
 
 /**
- * What the program says, in the language: see qwen35mm/chat/say.py. A string, such as an error, stays as it is.
+ * What the program says, in the language: see preprocess/qwen35mm_preprocess/say.py. A string stays as it is.
  * @param {Said} words
  * @returns {string}
  */
 export function said(words) {
   if (typeof words === "string") return words;
   if (typeof words === "number") return number(words);
-  if ("text" in words) return fill(words.text, (name) => said(words.values[name]));
-  if ("number" in words) return number(words.number, words.digits);
+  if ("text" in words)
+    return fill(words.text, (name) => {
+      const value = words.values[name];
+      return typeof value === "number" ? value : said(value);
+    });
+  if ("number" in words) return number(words.number, words.digits ?? undefined);
   return "share" in words ? written(words.share, { style: "percent" }) : size(words.bytes);
 }
 

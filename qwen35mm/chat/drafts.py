@@ -363,7 +363,7 @@ def _cost_line(plan: MediaPlan) -> Said:
     if plan.frame_indices is None:
         return say("{tokens}, {size} of cache", tokens=num_tokens, size=cache)
     num_frames = len(plan.frame_indices)
-    frames = say("1 frame") if num_frames == 1 else say("{n} frames", n=num_frames)
+    frames = say("{n} {n|frame|frames}", n=num_frames)
     return say("{frames}, {tokens}, {size} of cache", frames=frames, tokens=num_tokens, size=cache)
 
 

@@ -15,8 +15,8 @@ from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import new_id
 from qwen35mm_preprocess import MediaError, MediaProcessor
+from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import CLIP, PICTURE, ChatKit
-from tests.chat.english import english
 from tests.chat.fake_backend import complete
 
 

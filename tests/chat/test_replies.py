@@ -11,8 +11,8 @@ import pytest
 
 from qwen35mm.chat.reply import UPDATE_INTERVAL_S, Reply
 from qwen35mm.errors import StorageError
+from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import GRACE_S, ME, OTHER, PICTURE, ChatKit, Timers
-from tests.chat.english import english
 from tests.chat.helpers import full_disk
 
 

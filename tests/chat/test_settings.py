@@ -9,7 +9,7 @@ from qwen35mm.chat.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe
 from qwen35mm.errors import ConfigError
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
-from tests.chat.english import english
+from qwen35mm_preprocess.say import english
 from tests.chat.fake_backend import FakeBackend
 
 

@@ -7,8 +7,8 @@ import pytest
 from qwen35mm.chat.stats import MIN_MEASURED_S, WINDOW_S, Tally, stats_of
 from qwen35mm.engine.events import CacheReport, Finished, Prefilled, TextDelta
 from qwen35mm.web.rendering.wording import describe_stats
+from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import ME, ChatKit
-from tests.chat.english import english
 from tests.chat.fake_backend import TOKENS_PER_S, make_result
 
 BEGUN = Prefilled(100, 0.5, 7, CacheReport(num_cached_tokens=60, cached_from={"host": 60}, prefill_s=0.4))

@@ -11,8 +11,8 @@ from PIL import Image
 
 from qwen35mm.chat.turns import Once, Question, SentFile, TooLongError
 from qwen35mm.errors import Qwen35mmError, RequestError
+from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import CLIP, ME, PICTURE, Asked, ChatKit
-from tests.chat.english import english
 from tests.chat.helpers import create, files_in
 
 

@@ -17,8 +17,8 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.chat.turns import Person
 from qwen35mm.engine.events import Event, TextDelta
 from qwen35mm_preprocess import MediaProcessor
+from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import ME, PICTURE, Asked, ChatKit
-from tests.chat.english import english
 
 QUESTIONS = ("What do you see?", "How many shapes are there?", "What color is the star?")
 # The demo's prompts are short: with the usual least length no part of them would be kept.

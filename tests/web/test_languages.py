@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import qwen35mm
+import qwen35mm_preprocess
 from qwen35mm.assets import asset_path
 
 PYTHON = Path(qwen35mm.__file__).parent
@@ -20,7 +21,11 @@ CALL = re.compile(r"(?<![\w.$])(?<!function )t\(\s*")
 STRING = r'"(?:[^"\\\n]|\\.)*"'
 # A long text stands on several lines; a call of values with braces in them isn't written here.
 TEXT = re.compile(rf"({STRING}(?:\s*\+\s*{STRING})*)\s*(?:,\s*(?:(\{{[^{{}}]*\}})\s*,?\s*)?)?\)")
-PLACEHOLDER = re.compile(r"\{(\w+)\}")
+PLACEHOLDER = re.compile(r"\{(\w+)(?:\|[^{}]*)?\}")
+VALUE = re.compile(r"\{(\w+)\}")
+PLURAL = re.compile(r"\{\w+\|([^{}]*)\}")
+# As many as Intl.PluralRules says: tests/web/scripts/words.test.js.
+NUM_CATEGORIES = {"en": 2, "de": 2, "es": 3, "fr": 3, "zh": 1}
 ENDS = {".": ".。", "?": "?？", ":": ":：", ",": ",，"}
 
 
@@ -60,7 +65,7 @@ def texts_said(file: str, source: str) -> set[str]:
                 pass
             case _:
                 raise ValueError(f"{line}: expected one text, written out")
-        if sorted(PLACEHOLDER.findall(text)) != sorted(str(keyword.arg) for keyword in call.keywords):
+        if {*PLACEHOLDER.findall(text)} != {str(keyword.arg) for keyword in call.keywords}:
             raise ValueError(f"{line}: expected a value for each placeholder, and no other")
         texts.add(text)
     return texts
@@ -70,8 +75,8 @@ def all_texts() -> set[str]:
     asked = [texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.glob("*.js")]
     said = [
         texts_said(path.name, path.read_text("utf-8"))
-        for part in ("chat", "web")
-        for path in (PYTHON / part).rglob("*.py")
+        for part in (PYTHON, Path(qwen35mm_preprocess.__file__).parent)
+        for path in part.rglob("*.py")
     ]
     return set().union(*asked, *said)
 
@@ -101,7 +106,12 @@ def test_translations_are_whole(path: Path) -> None:
     for text, translation in read_table(path).items():
         assert isinstance(translation, str), text
         assert translation == translation.strip() != "", text
-        assert sorted(PLACEHOLDER.findall(translation)) == sorted(PLACEHOLDER.findall(text)), text
+        assert sorted(VALUE.findall(translation)) == sorted(VALUE.findall(text)), text
+        assert {*PLACEHOLDER.findall(translation)} <= {*PLACEHOLDER.findall(text)}, text
+        for language, words in (("en", text), (path.stem, translation)):
+            for forms in PLURAL.findall(words):
+                assert all(form.strip() for form in forms.split("|")), text
+                assert len(forms.split("|")) == NUM_CATEGORIES[language] > 1, text
         assert not re.search(r"[<>&\n]|\bundefined\b", translation), text
         assert translation[-1] in ENDS[text[-1]] if text[-1] in ENDS else translation[-1] not in ".。:：,，", text
         # Typographic quotes and apostrophes, one sign for an ellipsis.

@@ -144,7 +144,7 @@ class Files:
             name = f"{Path(attachment.name).stem}, page {len(attachments) + 1}.png"
             attachments.append(self._keep(person, name, "image", data.getvalue()))
             if num_pages > MAX_PAGE_PICTURES:
-                note = say("{n} of {m} pages are taken, and no more.", n=MAX_PAGE_PICTURES, m=num_pages)
+                note = say("Of {m} {m|page|pages} {n} {n|is|are} taken, and no more.", n=MAX_PAGE_PICTURES, m=num_pages)
         return {"attachments": attachments, "note": note}
 
     def _keep(self, person: Person, name: str, kind: Any, data: bytes) -> dict[str, Any]:

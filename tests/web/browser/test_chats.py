@@ -307,7 +307,7 @@ def test_an_export_can_be_taken_in_again(page: ChatPage, samples: Path, tmp_path
     with page.page.expect_file_chooser() as chooser:
         page.page.get_by_role("button", name="Take in an archive").click()
     chooser.value.set_files([str(path)])
-    expect(page.toasts).to_contain_text("1 conversations were taken in.")
+    expect(page.toasts).to_contain_text("1 conversation was taken in.")
     expect(page.chats).to_have_count(2)
     page.chats.first.locator("a").click()
     expect(page.questions.locator("img")).to_have_count(1)

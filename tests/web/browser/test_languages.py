@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from qwen35mm.chat.say import decimal, percent, say, size
-from tests.chat.english import english
+from qwen35mm.chat.say import decimal, percent, say, size, tokens
+from qwen35mm_preprocess.say import english
 from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, OpenPage
 
@@ -24,9 +24,9 @@ WORDS = [
     percent(0.5),
     *(size(number) for number in (0, 1, 1023, 1024, 10 * 1024, 18 * 2**20, 5000 * 2**30)),
     say("Writing"),
-    say("{n} of {m} pages are taken, and no more.", n=32, m=1000),
+    say("Of {m} {m|page|pages} {n} {n|is|are} taken, and no more.", n=1, m=1000),
     say("{work}, {done}/{total} tokens", work=say("Reading the prompt"), done=512, total=1024),
-    say("{tokens}, {size} of cache", tokens=say("1 token"), size=size(1.5 * 2**30)),
+    say("{tokens}, {size} of cache", tokens=tokens(1), size=size(1.5 * 2**30)),
     say("Downloading {name}, {done} of {total}", name="Qwen/{n}", done=size(0), total=size(2**40)),
 ]
 

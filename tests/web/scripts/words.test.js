@@ -4,7 +4,7 @@ import { afterEach, mock, suite, test } from "node:test";
 
 import { endingOf } from "../../../assets/web/message.js";
 import { isWithin } from "../../../assets/web/settings.js";
-import { said, t, useLanguage } from "../../../assets/web/words.js";
+import { categoriesOf, LANGUAGES, said, t, useLanguage } from "../../../assets/web/words.js";
 import { makeNews } from "./helpers.js";
 
 /** @import { Field, Said } from "../../../assets/web/types.d.ts" */
@@ -19,12 +19,44 @@ function serve(/** @type {object} */ table) {
   mock.method(globalThis, "fetch", async () => ({ json: async () => table }));
 }
 
+const tableOf = (/** @type {string} */ language) =>
+  JSON.parse(readFileSync(new URL(`../../../assets/web/languages/${language}.json`, import.meta.url), "utf-8"));
+
 suite("languages", () => {
   test("a text is what its language has for it, with its values", async () => {
     serve({ "{n} tokens": "{n} Token" });
     assert.equal(await useLanguage("de"), "de");
     assert.equal(t("{n} tokens", { n: 3 }), "3 Token");
     assert.equal(t("Close"), "Close");
+  });
+
+  // {n} tokens in each number's form; fr has one of its own for millions.
+  const many = { text: "{n} {n|token|tokens}", values: {} };
+  for (const [language, numbers, forms] of /** @type {[string, number[], string[]][]} */ ([
+    ["en", [0, 1, 2], ["tokens", "token", "tokens"]],
+    ["de", [0, 1, 2], ["Tokens", "Token", "Tokens"]],
+    ["fr", [0, 1, 2, 1e6], ["token", "token", "tokens", "tokens"]],
+    ["zh", [0, 1, 2], ["token", "token", "token"]],
+  ]))
+    test(`words go by their number as in ${language}`, async () => {
+      if (language !== "en") serve(tableOf(language));
+      await useLanguage(language);
+      const written = numbers.map((n) => said({ ...many, values: { n } }));
+      assert.deepEqual(
+        written.map((words) => words.replace(/^.*\s/, "")),
+        forms,
+      );
+    });
+
+  test("every language has as many forms as the tables are checked for", () => {
+    const numCategories = Object.keys(LANGUAGES).map((code) => [code, categoriesOf(code).length]);
+    assert.deepEqual(Object.fromEntries(numCategories), { en: 2, de: 2, es: 3, fr: 3, zh: 1 });
+  });
+
+  test("a text that its language lacks takes the forms of English", async () => {
+    serve({});
+    await useLanguage("zh");
+    assert.equal(said({ text: "{n} {n|word|words}", values: { n: 1 } }), "1 word");
   });
 
   test("one that there isn't is English, and so is one that can't be loaded", async () => {
@@ -42,7 +74,7 @@ suite("languages", () => {
 
   const cost = {
     text: "{tokens}, {size} of cache",
-    values: { tokens: { text: "1 token", values: {} }, size: { bytes: 1.5 * 2 ** 30 } },
+    values: { tokens: { text: "{n} {n|token|tokens}", values: { n: 1 } }, size: { bytes: 1.5 * 2 ** 30 } },
   };
   const speed = { text: "{n} tokens/s", values: { n: { number: 1234.56, digits: 1 } } };
   for (const [language, ...written] of [
@@ -52,8 +84,7 @@ suite("languages", () => {
     ["zh", "每秒 1,234.6 个 token", "50%", "1,023字节", "1 个 token，缓存 1.5 GiB"],
   ])
     test(`numbers are written as ${language} does`, async () => {
-      const path = new URL(`../../../assets/web/languages/${language}.json`, import.meta.url);
-      serve(JSON.parse(readFileSync(path, "utf-8")));
+      serve(tableOf(language));
       await useLanguage(language);
       // Which of its spaces a language takes is its own to know.
       const found = [speed, { share: 0.5 }, { bytes: 1023 }, cost].map((words) => said(words).replace(/\s/g, " "));

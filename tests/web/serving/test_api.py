@@ -17,7 +17,7 @@ from qwen35mm.chat.turns import Question
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.requests import MAX_BODY_BYTES, requests_of
-from tests.chat.english import english
+from qwen35mm_preprocess.say import english
 from tests.web.serving.page_client import ANN, BOB, PageClient, problem
 
 # The requests with the names of their arguments; a question's are its fields.

@@ -17,8 +17,8 @@ from qwen35mm.chat import documents
 from qwen35mm.pools import UPLOADS
 from qwen35mm.web.serving import files as files_module
 from qwen35mm_preprocess import MediaLimits
+from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import CLIP, PICTURE
-from tests.chat.english import english
 from tests.chat.helpers import files_in
 from tests.chat.test_documents import pages_pdf, words
 from tests.web.serving.page_client import ANN, BOB, PageClient, problem
@@ -91,7 +91,7 @@ async def test_a_scan_is_its_first_pages(
     monkeypatch.setattr(files_module, "MAX_PAGE_PICTURES", 3)
     found = (await page.upload(pages_pdf([b""] * num_pages), "scan.pdf")).json()
     assert [each["name"] for each in found["attachments"]] == [f"scan, page {n + 1}.png" for n in range(num_taken)]
-    note = f"3 of {num_pages} pages are taken, and no more." if num_pages > 3 else None
+    note = f"Of {num_pages} pages 3 are taken, and no more." if num_pages > 3 else None
     assert (found["note"] and english(found["note"])) == note
     measured = (await page.call("measure", text="x", attachments=found["attachments"])).json()
     assert [view["error"] for view in measured["media"]] == [None] * num_taken

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["qwen35mm.cli"],
     ["qwen35mm.settings", "qwen35mm.web"],
-    ["qwen35mm.captioning", "qwen35mm.evaluation", "qwen35mm.model_library"],
+    ["qwen35mm.captioning", "qwen35mm.evaluation", "qwen35mm.model_library", "qwen35mm.server"],
     ["qwen35mm.chat", "qwen35mm.backends"],
     ["qwen35mm.engine"],
     ["qwen35mm.cache", "qwen35mm.model"],

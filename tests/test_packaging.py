@@ -31,11 +31,12 @@ SPACE_TORCH = "torch>=2.9,<2.12"
 EXTRAS_OF = {
     "qwen35mm/web/": ["chat", "desktop"],
     "qwen35mm/chat/": ["chat"],
+    "qwen35mm/server/": ["serve"],
     "qwen35mm/captioning/": ["datasets", "schema", "ray"],
     "qwen35mm/engine/grammar.py": ["schema"],
     "training/": ["train"],
     "benchmarks/": ["dev"],
-    "tests/": ["dev", "chat", "schema", "datasets", "ray"],
+    "tests/": ["dev", "chat", "serve", "schema", "datasets", "ray"],
 }
 # Packages that are imported by another name than they are installed by.
 DISTRIBUTIONS = {

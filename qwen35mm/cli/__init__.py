@@ -13,6 +13,7 @@ from qwen35mm.cli.caption import caption
 from qwen35mm.cli.chat import chat
 from qwen35mm.cli.desktop import desktop
 from qwen35mm.cli.eval import evaluate
+from qwen35mm.cli.serve import serve
 from qwen35mm.errors import Qwen35mmError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(chat)
 app.command()(desktop)
+app.command()(serve)
 app.command()(ask)
 app.command()(caption)
 app.command("eval")(evaluate)

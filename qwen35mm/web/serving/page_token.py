@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
-from qwen35mm.web.serving.security import Receive, Scope, Send
+from qwen35mm.server.guards import Receive, Scope, Send
 
 PARAMETER = "token"
 _REFUSAL = (

@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
 from qwen35mm.chat.turns import Person
-from qwen35mm.web.serving.security import Receive, Scope, Send
+from qwen35mm.server.guards import Receive, Scope, Send
 
 COOKIE = "qwen35mm"
 _TOKEN = re.compile(r"[0-9a-f]{32}")

@@ -5,21 +5,15 @@ An answer is Markdown and may hold `![](https://...)`: loading that would tell a
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from gradio.route_utils import CustomCORSMiddleware
 from gradio.routes import App
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from qwen35mm.server.guards import Receive, Scope, Send
 
 # Previews are blobs, and small pictures of the style sheets are data.
 CONTENT_SECURITY_POLICY = "; ".join(
@@ -47,83 +41,6 @@ class GuardedApp(App):
         """Adds it behind those that are there."""
         if middleware_class is not CustomCORSMiddleware:
             self.user_middleware.append(Middleware(middleware_class, *args, **kwargs))
-
-
-class SameOrigin:
-    """ASGI middleware that refuses what pages of other sites, or of other ports of this machine, have a browser ask
-    for; they may lead to the page by a link. What no browser sends is for others to judge: it can say what it likes.
-    """
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_same_origin(scope):
-            await refuse(send, 403, "Only this page itself is answered, and no other site or port.")
-            return
-        await self._app(scope, receive, send)
-
-
-def _is_same_origin(scope: Scope) -> bool:
-    headers = Headers(scope=scope)
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        # "none" is an address that the person typed, or a bookmark. Behind a proxy only the browser knows who "same"
-        # is, so this counts before Origin.
-        is_link = scope["method"] == "GET" and scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
-        return site in ("same-origin", "none") or is_link
-    origin = headers.get("origin")
-    # No page can set either name: it would have to ask first, with an Origin, and be refused here.
-    names = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
-    return origin is None or any(_is_origin_of(name.strip(), origin) for name in names)
-
-
-def _is_origin_of(host: str, origin: str) -> bool:
-    try:
-        parts = urlsplit(origin)
-        here = urlsplit(f"//{host}")
-        default = {"http": 80, "https": 443}.get(parts.scheme)
-        same_port = (parts.port or default) == (here.port or default)
-    except ValueError:
-        return False
-    return default is not None and same_port and bool(here.hostname) and here.hostname == parts.hostname
-
-
-class OnlyThisMachine:
-    """ASGI middleware that answers nobody who calls this machine by another name.
-
-    A website could point a name of its own to 127.0.0.1, and would then be this page's origin.
-    """
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_called_by_its_name(scope):
-            await refuse(send, 421, "This page is for this machine: http://127.0.0.1")
-            return
-        await self._app(scope, receive, send)
-
-    def _is_called_by_its_name(self, scope: Scope) -> bool:
-        hosts = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
-        return len(hosts) == 1 and _is_this_machine(re.sub(r":\d*$", "", hosts[0]))
-
-
-def _is_this_machine(name: str) -> bool:
-    if name.lower() == "localhost" or name == "[::1]":
-        return True
-    try:
-        # An address and nothing else: 127.0.0.1.example.org is anybody's name.
-        return ipaddress.IPv4Address(name).is_loopback
-    except ValueError:
-        return False
-
-
-async def refuse(send: Send, status: int, text: str) -> None:
-    """Answers with plain text."""
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text.encode()})
 
 
 class SecurityHeaders:

@@ -25,11 +25,12 @@ from qwen35mm.chat.quotas import ALONE, STRANGERS
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.errors import ConfigError
+from qwen35mm.server.guards import OnlyThisMachine, SameOrigin
 from qwen35mm.strangers import is_shared
 from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
 from qwen35mm.web.serving.page_token import OnlyWithToken, PageToken
 from qwen35mm.web.serving.people import PrivateCookie, WrongPasswords
-from qwen35mm.web.serving.security import GuardedApp, OnlyThisMachine, SameOrigin, SecurityHeaders
+from qwen35mm.web.serving.security import GuardedApp, SecurityHeaders
 from qwen35mm.web.serving.tidying import keep_tidy
 
 # Where nothing is kept, a person who was last seen this long ago is forgotten, with uploads and conversations.

@@ -1,0 +1,106 @@
+"""What any protocol asks of the model: each is a translation into one of these."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from qwen35mm.engine import Event
+from qwen35mm.model import LoadedModel
+from qwen35mm.pools import MEDIA
+from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
+from qwen35mm.sampling import SamplingParams
+from qwen35mm.server.keys import Caller
+from qwen35mm_preprocess import MediaBudget, MediaProcessor, PreparedMedia, VideoClip
+
+
+class Backend(Protocol):
+    """What answers; see `qwen35mm.backends.LocalBackend` for what each member means."""
+
+    @property
+    def loaded(self) -> LoadedModel: ...
+
+    @property
+    def media(self) -> MediaProcessor: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    def memory(self) -> dict[str, Any]: ...
+
+    def count_tokens(self, messages: list[Message], *, enable_thinking: bool | None = None) -> int: ...
+
+    def stream(
+        self,
+        messages: list[Message],
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool | None = None,
+        tenant: str | None = None,
+        continue_reply: bool = False,
+    ) -> AsyncGenerator[Event, None]: ...
+
+
+@dataclass(frozen=True)
+class MediumOptions:
+    """How a medium is read, where the client says so; None is as the server reads it."""
+
+    budget: MediaBudget | None = None
+    num_frames: int | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, whatever protocol it came in.
+
+    Attributes:
+        media: how each medium is read, in order of appearance.
+        salt: the client's own: what it says is never found in the cache by a request with another one.
+    """
+
+    caller: Caller
+    messages: list[Message]
+    params: SamplingParams
+    enable_thinking: bool | None = None
+    continues: bool = False
+    media: tuple[MediumOptions, ...] = ()
+    salt: str = ""
+
+
+async def events_of(asked: Asked, backend: Backend) -> AsyncGenerator[Event, None]:
+    """The events of a request. Leaving the iterator ends its work within one step.
+
+    Raises:
+        Qwen35mmError, MediaError: as the backend's `stream`.
+    """
+    messages = await _planned(asked, backend.media)
+    stream = backend.stream(
+        messages,
+        asked.params,
+        enable_thinking=asked.enable_thinking,
+        tenant=f"{asked.caller.name}\0{asked.salt}" if asked.caller.name or asked.salt else None,
+        continue_reply=asked.continues,
+    )
+    async with contextlib.aclosing(stream) as events:
+        async for event in events:
+            yield event
+
+
+async def _planned(asked: Asked, media: MediaProcessor) -> list[Message]:
+    """The messages, with a plan for each medium that the client has read in its own way."""
+    options = iter(asked.media)
+
+    async def planned(part: Text | Image | Video) -> Text | Image | Video:
+        how = None if isinstance(part, Text) else next(options, None)
+        if isinstance(part, Text) or how is None or how == MediumOptions():
+            return part
+        clip = VideoClip(num_frames=how.num_frames) if how.num_frames and part.kind == "video" else None
+        processor = replace(media, budget=how.budget or media.budget)
+        assert not isinstance(part.source, PreparedMedia | EncodedMedium), "a client sends files"
+        return replace(part, plan=await MEDIA.run(processor.plan, part.source, part.kind, clip))
+
+    return [
+        replace(message, content=tuple([await planned(part) for part in message.content])) for message in asked.messages
+    ]

@@ -1,0 +1,80 @@
+"""Errors as OpenAI's clients expect them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from qwen35mm.errors import (
+    ContextTooLongError,
+    EngineError,
+    QueueFullError,
+    Qwen35mmError,
+    RequestTimeoutError,
+    report_bug,
+)
+from qwen35mm_preprocess import MediaError
+
+logger = logging.getLogger(__name__)
+
+# A reply takes seconds; whoever waits this long finds the line shorter.
+RETRY_AFTER_S = 5
+
+
+@dataclass
+class ApiError(Exception):
+    """What a client is told.
+
+    Attributes:
+        param: the field that it is about.
+        code: what programs tell errors apart by.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 and self.status != 429 else _KINDS.get(self.status)
+        error = {"message": self.message, "type": kind or "server_error", "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+_KINDS = {429: "rate_limit_error"}
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a client is told of an error; of one that nobody foresaw, its number in the log."""
+    if isinstance(error, ApiError):
+        return error
+    message = str(error)
+    if isinstance(error, ContextTooLongError):
+        return ApiError(400, message, "messages", "context_length_exceeded")
+    if isinstance(error, QueueFullError):
+        return ApiError(429, message, code="queue_full", headers={"retry-after": str(RETRY_AFTER_S)})
+    if isinstance(error, RequestTimeoutError):
+        return ApiError(504, message, code="timeout")
+    if isinstance(error, EngineError):
+        return ApiError(500, message, code="engine_error")
+    if isinstance(error, (Qwen35mmError, MediaError)):
+        return ApiError(400, message)
+    return ApiError(500, report_bug(logger, "a request of the API failed", error), code="internal_error")
+
+
+def invalid(error: ValidationError) -> ApiError:
+    """What is wrong with a body, by the first place that isn't as expected."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return ApiError(
+            400, f"{place} isn't known here, so it would change nothing. Leave it out.", place, "unknown_field"
+        )
+    if not place:
+        return ApiError(400, f"The body must be a JSON object: {first['msg']}.")
+    return ApiError(400, f"{place} can't be used: {first['msg']}.", place)

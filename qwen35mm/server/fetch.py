@@ -1,0 +1,107 @@
+"""Media from addresses of the internet: only of the internet, and within limits.
+
+A name is looked up once, each of its addresses must be a global one, and the connection goes to the one that was looked
+at: a name can't lead somewhere else in between. Redirects are followed by us, each looked at like the first address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from urllib.parse import urljoin
+
+import anyio
+import httpx
+
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.parts import Fetch
+from qwen35mm_preprocess import MediaLimits
+
+MAX_REDIRECTS = 3
+# Of one file, redirects included.
+TIMEOUT_S = 60.0
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+def fetch_media(limits: MediaLimits) -> Fetch:
+    """What reads addresses, of at most as many bytes as a medium may have."""
+    max_bytes = limits.max_bytes(None)
+
+    async def fetch(address: str, place: str) -> bytes:
+        try:
+            with anyio.fail_after(TIMEOUT_S):
+                return await _read(address, max_bytes)
+        except TimeoutError:
+            reason = f"it didn't come within {TIMEOUT_S:.0f} seconds"
+        except _RefusedError as error:
+            reason = str(error)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
+            # Their words may tell what is in the network here.
+            reason = "it can't be reached"
+        raise ApiError(400, f"{place} can't be fetched: {reason}.", place)
+
+    return fetch
+
+
+class _RefusedError(Exception):
+    """An address that isn't read; the message says why."""
+
+
+async def _read(address: str, max_bytes: int) -> bytes:
+    for _ in range(MAX_REDIRECTS + 1):
+        url = httpx.URL(address)
+        is_plain = url.scheme in ("http", "https") and url.host and not url.userinfo
+        if not is_plain or url.port == 0 or (url.port or 0) > 65_535:
+            raise _RefusedError("only http and https addresses without a password are read")
+        # Neither proxies nor passwords of the machine's own.
+        async with httpx.AsyncClient(trust_env=False, follow_redirects=False) as client:
+            answer = await _open(client, url)
+            try:
+                if answer.status_code in _REDIRECTS:
+                    address = urljoin(str(url), answer.headers.get("location", ""))
+                    continue
+                if answer.status_code != 200:
+                    raise _RefusedError(f"its server answered {answer.status_code}")
+                return await _body(answer, max_bytes)
+            finally:
+                await answer.aclose()
+    raise _RefusedError(f"it was redirected more than {MAX_REDIRECTS} times")
+
+
+async def _open(client: httpx.AsyncClient, url: httpx.URL) -> httpx.Response:
+    """Asks the host under the address that was looked at; certificates are checked against its name."""
+    number = await _global_address(url.host, url.port or (443 if url.scheme == "https" else 80))
+    host = url.netloc.decode("ascii")
+    request = client.build_request(
+        "GET",
+        url.copy_with(host=number),
+        # What is unpacked may be a thousand times as much.
+        headers={"host": host, "accept-encoding": "identity", "user-agent": "qwen35mm"},
+        extensions={"sni_hostname": url.raw_host.decode("ascii")},
+    )
+    return await client.send(request, stream=True)
+
+
+async def _global_address(host: str, port: int) -> str:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
+    for address in addresses:
+        # An IPv4 address in an IPv6 one leads to the same place.
+        inner = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None) or address
+        if not (address.is_global and inner.is_global) or address.is_multicast or inner.is_multicast:
+            raise _RefusedError("it isn't an address of the internet")
+    if not addresses:
+        raise _RefusedError("it can't be reached")
+    return str(addresses[0])
+
+
+async def _body(answer: httpx.Response, max_bytes: int) -> bytes:
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise _RefusedError("its server packed it")
+    body = bytearray()
+    async for piece in answer.aiter_raw():
+        body += piece
+        if len(body) > max_bytes:
+            raise _RefusedError(f"it has more than the {max_bytes / 2**20:,.0f} MiB that are taken")
+    return bytes(body)

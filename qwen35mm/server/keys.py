@@ -1,0 +1,81 @@
+"""Who may call: API keys, and what is apart between two of them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen35mm.errors import ConfigError
+from qwen35mm.server.errors import ApiError
+
+_KEY = re.compile(r"[\x21-\x7e]{16,200}")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whoever has one key.
+
+    Attributes:
+        name: apart from every other key's; says nothing of the key.
+    """
+
+    name: str
+
+
+ANYBODY = Caller("")
+
+
+class Keys:
+    """The keys that open a server; without any, it is open to everybody who reaches it.
+
+    Only their digests are kept.
+    """
+
+    def __init__(self, keys: list[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    @classmethod
+    def read(cls, path: Path) -> Keys:
+        """The keys of a file, one a line; empty lines and those that begin with # don't count.
+
+        Raises:
+            ConfigError: it can't be read, holds none, or one that is no key. The message repeats none of them.
+        """
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"The API keys of {path} can't be read ({error}).") from None
+        keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+        for number, key in enumerate(keys, start=1):
+            if not _KEY.fullmatch(key):
+                raise ConfigError(f"Key {number} of {path} must be 16 to 200 visible ASCII characters without spaces.")
+        if not keys:
+            raise ConfigError(f"{path} holds no API key. Write one on each line: 16 characters or more.")
+        return cls(keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def caller(self, authorization: str | None, x_api_key: str | None = None) -> Caller:
+        """Whoever sends these headers: `Authorization: Bearer KEY`, or `x-api-key: KEY`.
+
+        Raises:
+            ApiError: 401, no key or another one.
+        """
+        if not self._digests:
+            return ANYBODY
+        scheme, _, bearer = (authorization or "").partition(" ")
+        sent = _digest(bearer.strip() if scheme.lower() == "bearer" else x_api_key or "")
+        # Each is compared, and in constant time: how long it takes says nothing.
+        found = [digest for digest in self._digests if hmac.compare_digest(digest, sent)]
+        if not found:
+            message = "This server needs an API key: Authorization: Bearer KEY."
+            raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        return Caller(found[0].hex())
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(b"qwen35mm api key\0" + key.encode()).digest()

@@ -1,0 +1,79 @@
+"""The line in front of the engine: each caller in turn, so that nobody's many requests hold up another's one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+
+from qwen35mm.errors import QueueFullError
+
+
+class FairLine:
+    """Lets a number of requests through at one time; of those that wait, one of each caller in turn.
+
+    Args:
+        num_places: requests that are let through.
+        max_waiting: requests that may wait, of all callers together.
+    """
+
+    def __init__(self, num_places: int, max_waiting: int) -> None:
+        self._free = num_places
+        self._max_waiting = max_waiting
+        # Whoever was let through last is last.
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @contextlib.asynccontextmanager
+    async def place(self, caller: str) -> AsyncIterator[None]:
+        """Waits for a place and has it.
+
+        Raises:
+            QueueFullError: as many wait as may.
+        """
+        if self._free and not self._waiting:
+            self._free -= 1
+        else:
+            await self._wait(caller)
+        try:
+            yield
+        finally:
+            self._free += 1
+            self._let_through()
+
+    async def _wait(self, caller: str) -> None:
+        if self.num_waiting >= self._max_waiting:
+            raise QueueFullError(f"{self.num_waiting} requests are waiting already. Try again in a moment.")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._leave(caller, turn)
+            else:
+                # Let through and called off in one breath.
+                self._free += 1
+                self._let_through()
+            raise
+
+    def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
+        line = self._waiting.get(caller, deque())
+        with contextlib.suppress(ValueError):
+            line.remove(turn)
+        if not line:
+            self._waiting.pop(caller, None)
+
+    def _let_through(self) -> None:
+        while self._free and self._waiting:
+            caller, line = self._waiting.popitem(last=False)
+            turn = line.popleft()
+            if line:
+                self._waiting[caller] = line
+            if not turn.cancelled():  # else it is about to leave, and finds itself gone
+                self._free -= 1
+                turn.set_result(None)

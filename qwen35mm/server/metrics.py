@@ -1,0 +1,74 @@
+"""Counters and gauges for Prometheus; their names are ours, their units Prometheus' own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from qwen35mm.engine import Event, Finished, Result
+from qwen35mm.server.asked import Backend
+from qwen35mm.server.line import FairLine
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """What has been asked and answered since the start.
+
+    Attributes:
+        registry: what is shown; apart from every other of the process.
+    """
+
+    def __init__(self, backend: Backend, line: FairLine) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter("qwen35mm_requests", "Requests by their end.", ["end"], registry=registry)
+        self._prompt = Counter("qwen35mm_prompt_tokens", "Tokens of prompts.", ["source"], registry=registry)
+        self._generated = Counter("qwen35mm_generated_tokens", "Tokens of replies.", registry=registry)
+        self._first = Histogram(
+            "qwen35mm_time_to_first_token_seconds", "From a request's turn on.", buckets=_SECONDS, registry=registry
+        )
+        self._running = Gauge("qwen35mm_requests_running", "Requests with the engine.", registry=registry)
+        waiting = Gauge("qwen35mm_requests_waiting", "Requests in line.", registry=registry)
+        waiting.set_function(lambda: line.num_waiting)
+        memory = Gauge("qwen35mm_cache_bytes", "What the cache holds.", ["part"], registry=registry)
+        for part in ("kv", "states", "vision"):
+            memory.labels(part).set_function(lambda part=part: backend.memory()[f"{part}_bytes"])
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[RequestMetrics]:
+        """Counts one request, however it ends."""
+        counted = RequestMetrics()
+        end = "cancelled"
+        with self._running.track_inprogress():
+            try:
+                yield counted
+                end = counted.finish_reason or end
+            except Exception:
+                end = "error"
+                raise
+            finally:
+                self._requests.labels(end).inc()
+        result = counted.result
+        if result is not None:
+            self._prompt.labels("cached").inc(result.cache.num_cached_tokens)
+            self._prompt.labels("computed").inc(result.num_prompt_tokens - result.cache.num_cached_tokens)
+            self._generated.inc(result.num_generated_tokens)
+            if result.ttft_s is not None:
+                self._first.observe(result.ttft_s)
+
+
+class RequestMetrics:
+    """What is known of one request."""
+
+    def __init__(self) -> None:
+        self.result: Result | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None if self.result is None else self.result.finish_reason
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Finished):
+            self.result = event.result

@@ -1,0 +1,157 @@
+"""Content parts in OpenAI's form as ours: where media may come from, and how each is to be read."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from qwen35mm.prompt import Image, Message, Text, Video
+from qwen35mm.server.asked import MediumOptions
+from qwen35mm.server.errors import ApiError
+from qwen35mm_preprocess import MediaProcessor
+
+# A picture's tokens by OpenAI's `detail`; "high", "auto" and "original" are the server's own most.
+LOW_DETAIL_TOKENS = 256
+_DETAILS = ("low", "high", "auto", "original")
+# vLLM's names, and those of Qwen's own processors.
+_KWARGS = ("fps", "num_frames", "max_frames", "max_pixels")
+
+Fetch = Callable[[str, str], Awaitable[bytes]]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where media may come from besides the request itself.
+
+    Attributes:
+        root: the folder that `file:` addresses may name files under; None is none.
+        fetch: reads an `https:` or `http:` address, given the place in the request; None refuses all.
+    """
+
+    root: Path | None = None
+    fetch: Fetch | None = None
+
+
+class Parts:
+    """Reads the messages of one request."""
+
+    def __init__(self, sources: Sources, media: MediaProcessor, kwargs: dict[str, Any] | None) -> None:
+        self._sources = sources
+        self._budget = media.budget
+        self._base = _budget(media, kwargs or {})
+        self.options: list[MediumOptions] = []
+
+    async def message(self, values: dict[str, Any], place: str) -> Message:
+        """One message; `place` says where it stands in the request.
+
+        Raises:
+            ApiError: 400, what is wrong and where.
+            PromptError: what else can't be a message.
+        """
+        content = values.get("content")
+        if isinstance(content, list):
+            parts = [await self._part(part, f"{place}.content.{at}") for at, part in enumerate(content)]
+            return replace(Message.from_dict({**values, "content": None}), content=tuple(parts))
+        return Message.from_dict(values, allow_paths=False)
+
+    async def _part(self, part: Any, place: str) -> Text | Image | Video:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("text", "input_text", "output_text"):
+            return Text(_text(part.get("text"), f"{place}.text"))
+        if kind == "refusal":
+            return Text(_text(part.get("refusal"), f"{place}.refusal"))
+        if kind in ("image_url", "input_image"):
+            value, detail = part.get("image_url"), part.get("detail")
+            if isinstance(value, dict):
+                value, detail = value.get("url"), value.get("detail", detail)
+            source = await self._source(_text(value, f"{place}.image_url"), f"{place}.image_url")
+            self.options.append(self._detailed(detail, f"{place}.image_url.detail"))
+            return Image(source)
+        if kind in ("video_url", "input_video"):
+            value = part.get(kind) if kind == "video_url" else part.get("input_video", part.get("video_url"))
+            if isinstance(value, dict):
+                value = value.get("url") or value.get("data")
+            address = _text(value, f"{place}.{kind}")
+            source = _decoded(address, place) if kind == "input_video" and ":" not in address[:8] else None
+            self.options.append(self._base)
+            return Video(source or await self._source(address, f"{place}.{kind}"))
+        known = "text, image_url, video_url or input_video"
+        raise ApiError(400, f"{place} must be an object with a type: {known}; got {kind!r}.", f"{place}.type")
+
+    def _detailed(self, detail: Any, place: str) -> MediumOptions:
+        if detail is not None and detail not in _DETAILS:
+            raise ApiError(400, f"{place} must be one of {', '.join(_DETAILS)}; got {detail!r}.", place)
+        if detail != "low":
+            return self._base
+        budget = self._base.budget or self._budget
+        least = min(budget.max_image_tokens or LOW_DETAIL_TOKENS, LOW_DETAIL_TOKENS)
+        return replace(self._base, budget=replace(budget, max_image_tokens=least))
+
+    async def _source(self, address: str, place: str) -> str | bytes | Path:
+        scheme = address[:8].partition(":")[0].lower()
+        if scheme == "data":
+            return address
+        if scheme in ("http", "https"):
+            if self._sources.fetch is None:
+                message = "Addresses are not fetched here. Send the file as a data: URI, or start with --allow-urls."
+                raise ApiError(400, f"{place}: {message}", place)
+            return await self._sources.fetch(address, place)
+        if scheme == "file":
+            return _file(address, self._sources.root, place)
+        raise ApiError(400, f"{place} must be a data:, https: or file: address; got {address[:40]!r}.", place)
+
+
+def _budget(media: MediaProcessor, kwargs: dict[str, Any]) -> MediumOptions:
+    """How media are read by `mm_processor_kwargs`; never above what the server allows."""
+    for name, value in kwargs.items():
+        place = f"mm_processor_kwargs.{name}"
+        if name not in _KWARGS:
+            raise ApiError(400, f"{place} isn't known here: {', '.join(_KWARGS)} are.", place, "unknown_field")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
+            raise ApiError(400, f"{place} must be a number above 0; got {value!r}.", place)
+        if name != "fps" and not isinstance(value, int):
+            raise ApiError(400, f"{place} must be a whole number; got {value!r}.", place)
+    if not kwargs:
+        return MediumOptions()
+    budget = media.budget
+    if "fps" in kwargs:
+        budget = replace(budget, fps=float(kwargs["fps"]))
+    if "max_frames" in kwargs:
+        budget = replace(budget, max_frames=min(budget.max_frames or kwargs["max_frames"], kwargs["max_frames"]))
+    if "max_pixels" in kwargs:
+        tokens = max(1, kwargs["max_pixels"] // media.image_processing.factor**2)
+        budget = replace(budget, max_image_tokens=min(budget.max_image_tokens or tokens, tokens))
+    return MediumOptions(budget, kwargs.get("num_frames"))
+
+
+def _text(value: Any, place: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ApiError(400, f"{place} must be a string, and not empty; got {type(value).__name__}.", place)
+    return value
+
+
+def _decoded(data: str, place: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise ApiError(400, f"{place}.input_video.data isn't base64.", f"{place}.input_video.data") from None
+
+
+def _file(address: str, root: Path | None, place: str) -> Path:
+    """The file that a `file:` address names. One message for all that can't be had: it tells nobody what is there."""
+    refused = ApiError(400, f"{place}: there is no such file under --media-root.", place)
+    parts = urlsplit(address)
+    if root is None:
+        raise ApiError(400, f"{place}: files are not read here. Start with --media-root FOLDER.", place)
+    try:
+        path = Path(unquote(parts.path)).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):
+        raise refused from None
+    if parts.netloc not in ("", "localhost") or not path.is_relative_to(root.resolve()) or not path.is_file():
+        raise refused
+    return path

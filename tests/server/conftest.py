@@ -1,0 +1,68 @@
+"""A server on the bundled model, and OpenAI's own client."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.engine import EngineSettings
+from qwen35mm.model import LoadedModel
+from qwen35mm.server.app import create_app
+
+# Only reached where a test fails.
+PATIENCE_S = 60
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Serves in a thread until the end of the block; gives the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def backend(demo: LoadedModel) -> Iterator[LocalBackend]:
+    backend = LocalBackend(demo, settings=EngineSettings(slots=2), min_segment=16)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session")
+def address(backend: LocalBackend) -> Iterator[str]:
+    """Open to everybody at this machine."""
+    with serving(create_app(backend, num_places=2)) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def client(address: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def refused() -> Callable[..., Any]:
+    """Calls, and gives the error that came, an openai.APIStatusError."""
+
+    def call(ask: Callable[..., object], **arguments: object) -> Any:
+        with pytest.raises(openai.APIStatusError) as caught:
+            ask(**arguments)
+        return caught.value
+
+    return call

@@ -1,0 +1,214 @@
+"""Who is let in, in what order, and what happens to those who send nonsense or hang up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.errors import ConfigError, QueueFullError
+from qwen35mm.server.app import create_app
+from qwen35mm.server.keys import Keys
+from qwen35mm.server.line import FairLine
+from tests.server.conftest import PATIENCE_S, serving
+
+FIRST, SECOND = "first-key-of-sixteen", "second-key-of-sixteen"
+ASKED = {"messages": [{"role": "user", "content": "Hello " * 40}], "temperature": 0, "max_tokens": 4}
+
+
+class Endless:
+    """The model's backend, but its replies go on until they are let end."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        self.begun, self.ended = threading.Semaphore(0), threading.Semaphore(0)
+        self.go_on = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def stream(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        self.begun.release()
+        try:
+            async for event in self._backend.stream(*args, **options):
+                yield event
+                while not self.go_on.is_set():
+                    await asyncio.sleep(0.01)
+        finally:
+            self.ended.release()
+
+
+@pytest.fixture
+def endless(backend: LocalBackend) -> Iterator[Endless]:
+    endless = Endless(backend)
+    yield endless
+    endless.go_on.set()
+
+
+def post(address: str, body: Any = ASKED, **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(f"{address}/v1/chat/completions", content=content, headers=named, timeout=PATIENCE_S)
+
+
+def test_every_route_but_health_needs_a_key(backend: LocalBackend) -> None:
+    with serving(create_app(backend, keys=Keys([FIRST, SECOND]))) as address:
+        paths = httpx.get(f"{address}/openapi.json").json()["paths"]
+        assert {"/v1/chat/completions", "/v1/models", "/metrics", "/ready"} <= set(paths)
+        for path, methods in paths.items():
+            for method in methods:
+                answer = httpx.request(method, f"{address}{path.replace('{name}', 'demo')}", json={})
+                assert answer.status_code == (200 if path == "/health" else 401), path
+        assert post(address, authorization="Bearer wrong").json()["error"]["code"] == "invalid_api_key"
+        for headers in ({"authorization": f"Bearer {SECOND}"}, {"x_api_key": SECOND}):
+            assert post(address, **headers).status_code == 200
+        # What one key's holder says is never found by another's.
+        cached = [
+            post(address, authorization=f"Bearer {key}").json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for key in (SECOND, FIRST, SECOND)
+        ]
+        assert cached[0] == cached[2] > cached[1] == 0
+
+
+def test_keys_come_from_a_file_and_are_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# mine\n{FIRST}\n\n{SECOND}\n")
+    keys = Keys.read(path)
+    assert keys.caller(f"bearer {FIRST}") != keys.caller(None, SECOND)
+    for text, words in (("", "holds no API key"), ("short", "Key 1 of .* 16 to 200")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words) as caught:
+            Keys.read(path)
+        assert "short" not in str(caught.value)
+    with pytest.raises(ConfigError, match="can't be read"):
+        Keys.read(tmp_path)
+
+
+def test_other_names_and_other_sites_are_refused(address: str) -> None:
+    assert post(address, host="rebound.example").status_code == 421
+    assert post(address, origin="https://evil.example").status_code == 403
+    assert post(address, sec_fetch_site="cross-site").status_code == 403
+    assert post(address, origin=address).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b"\xff\xfe",
+        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": 1e400}',
+        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
+        b"[" * 10_000,
+        b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": ["user"], "content": "hi"}]}',
+        b'{"messages": [{"role": "user", "content": {"type": "text"}}]}',
+        b'{"messages": [{"role": "user", "content": [null]}]}',
+        b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]}',
+    ],
+)
+def test_a_damaged_body_is_told_so(body: bytes, address: str) -> None:
+    answer = post(address, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_a_body_that_is_too_large_is_not_read(backend: LocalBackend) -> None:
+    with serving(create_app(backend, max_body_bytes=1000)) as address:
+        assert post(address, b" " * 2000).status_code == 413
+        assert post(address).status_code == 200
+
+
+def test_a_client_that_hangs_up_frees_its_place(endless: Endless) -> None:
+    with serving(create_app(endless, num_places=1, max_waiting=1)) as address:  # pyright: ignore[reportArgumentType]
+        place = urlsplit(address)
+        for stream in (True, False):
+            body = json.dumps({**ASKED, "stream": stream})
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", place.port or 0)) as client:
+                client.sendall((head + body).encode())
+                assert endless.begun.acquire(timeout=PATIENCE_S)
+            assert endless.ended.acquire(timeout=PATIENCE_S)
+        endless.go_on.set()
+        assert post(address).status_code == 200
+
+
+def test_a_full_line_says_when_to_come_again(endless: Endless) -> None:
+    with serving(create_app(endless, num_places=1, max_waiting=1)) as address:  # pyright: ignore[reportArgumentType]
+        answers: list[int] = []
+        threads = [threading.Thread(target=lambda: answers.append(post(address).status_code)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert endless.begun.acquire(timeout=PATIENCE_S)
+        while httpx.get(f"{address}/ready").json()["waiting"] < 1:
+            pass
+        full = post(address)
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+        assert int(full.headers["retry-after"]) > 0
+        assert "qwen35mm_requests_waiting 1.0" in httpx.get(f"{address}/metrics").text
+        endless.go_on.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert answers == [200, 200]
+
+
+async def test_callers_take_turns() -> None:
+    line = FairLine(num_places=1, max_waiting=8)
+    order: list[str] = []
+
+    async def ask(caller: str) -> None:
+        async with line.place(caller):
+            order.append(caller)
+            await asyncio.sleep(0)
+
+    holding = asyncio.Event()
+
+    async def hold() -> None:
+        async with line.place("holder"):
+            await holding.wait()
+
+    first = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    tasks = [asyncio.create_task(ask(caller)) for caller in ("many", "many", "many", "few", "gone", "other")]
+    await asyncio.sleep(0)
+    tasks[4].cancel()
+    await asyncio.sleep(0)
+    assert line.num_waiting == 5
+    holding.set()
+    await asyncio.gather(first, *tasks, return_exceptions=True)
+    assert order == ["many", "few", "other", "many", "many"]
+    assert line.num_waiting == 0
+    async with line.place("again"):
+        waiting = [asyncio.create_task(ask(str(number))) for number in range(8)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="8 requests are waiting"):
+            await ask("late")
+    await asyncio.gather(*waiting)
+
+
+def test_tokens_and_back(client: openai.OpenAI, address: str) -> None:
+    text = "Two circles, <|im_end|> and ü."
+    found = httpx.post(f"{address}/tokenize", json={"prompt": text}).json()
+    assert found["count"] == len(found["tokens"])
+    assert httpx.post(f"{address}/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
+    for path, body, param in (
+        ("tokenize", {"prompt": 3}, "prompt"),
+        ("detokenize", {"tokens": [10**9]}, "tokens"),
+        ("detokenize", {"tokens": [1, "x"]}, "tokens.1"),
+    ):
+        answer = httpx.post(f"{address}/{path}", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

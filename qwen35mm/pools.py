@@ -81,6 +81,8 @@ MEDIA = Pool("media", 4)
 PROMPTS = Pool("prompts", 4)
 # Bytes are written as they come, and looked at for what they are: never long.
 UPLOADS = Pool("uploads", 4)
+# Waits for the engine to have nothing to do.
+IDLE = Pool("idle", 1)
 # PDFs: each is a process of up to 1 GiB, for up to a minute.
 DOCUMENTS = Pool("documents", 2, each=1)
 # A page asks for many at once: the first frame of a video each, or a whole picture.

@@ -85,6 +85,7 @@ export class SettingsPanel {
       fieldset(t("Page"), [
         this.choice("language", t("Language"), { "": t("As the browser"), ...LANGUAGES }),
         this.choice("colours", t("Colours"), { "": t("As the system"), light: t("Light"), dark: t("Dark") }),
+        this.page.app.titles && this.titles(),
       ]),
     );
   }
@@ -101,6 +102,13 @@ export class SettingsPanel {
     box.addEventListener("change", () => this.set("thinking", box.checked));
     const hint = h("small", t("Slower, and better at hard questions."));
     return h("label.check.row", box, h("span", t("Think first"), hint));
+  }
+
+  titles() {
+    const box = h("input", { type: "checkbox", checked: this.preferences.titles ?? true });
+    box.addEventListener("change", () => this.page.changePreferences({ titles: box.checked }));
+    const hint = h("small", t("After the first answer, while nobody asks for anything."));
+    return h("label.check.row", box, h("span", t("Let the model write titles"), hint));
   }
 
   /** A field, and a slider beside it where the range is small. */

@@ -13,6 +13,10 @@ const SEARCH_AFTER_MS = 180;
 // Lines that come at one time; the next ones are asked for when the end is this near.
 const LISTED = 100;
 const NEARLY_AT_END = "600px";
+// The model writes titles when it has nothing else to do: they are looked for less and less often.
+const TITLE_AFTER_MS = 1500;
+const LOOK_AGAIN = 1.5;
+const MAX_PATIENCE_MS = 60000;
 
 export class Sidebar {
   /** The conversation that is shown. @type {string | null} */
@@ -26,6 +30,9 @@ export class Sidebar {
   /** By their words. @type {Map<string, HTMLElement>} */
   #headings = new Map();
   #nearEnd;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #later;
+  #patienceMs = TITLE_AFTER_MS;
 
   constructor(/** @type {Page} */ page) {
     this.page = page;
@@ -91,11 +98,14 @@ export class Sidebar {
     const known = new Set(this.#lines.map((line) => line.id));
     const fresh = found.conversations.filter((line) => !known.has(line.id));
     const hadFocus = this.end.contains(document.activeElement);
-    this.show({ conversations: [...this.#lines, ...fresh], more: found.more });
+    this.show({ conversations: [...this.#lines, ...fresh], more: found.more, titling: found.titling });
     if (hadFocus && fresh[0]) this.#rows.get(fresh[0].id)?.element.querySelector("a")?.focus();
   }
 
-  show(/** @type {Listing} */ { conversations, more }) {
+  show(/** @type {Listing} */ { conversations, more, titling }) {
+    clearTimeout(this.#later);
+    this.#patienceMs = titling ? Math.min(LOOK_AGAIN * this.#patienceMs, MAX_PATIENCE_MS) : TITLE_AFTER_MS;
+    if (titling) this.#later = setTimeout(() => this.load(), this.#patienceMs);
     this.#lines = conversations;
     this.end.hidden = !more;
     const shown = conversations.find((line) => line.id === this.#current);

@@ -174,6 +174,8 @@ export interface ChatLine {
 export interface Listing {
   conversations: ChatLine[];
   more: boolean;
+  /** Whether the model may soon have another title for one. */
+  titling?: boolean;
 }
 
 export type Offer = { label: Said } & (
@@ -238,6 +240,8 @@ export interface App {
   /** Tokens of it that are kept for an answer. */
   answer_reserve: number;
   settings: Fields;
+  /** Whether the model can write titles. */
+  titles: boolean;
   /** Whether another model can be chosen. */
   models: boolean;
   examples: Example[];
@@ -246,6 +250,8 @@ export interface App {
 export interface Preferences {
   language?: string;
   colours?: string;
+  /** Whether the model writes titles; it does unless this is false. */
+  titles?: boolean;
   settings?: Settings;
   /** False where it was dismissed. */
   demo_banner?: boolean;

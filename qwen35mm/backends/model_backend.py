@@ -130,6 +130,9 @@ class ModelBackend(ABC):
     def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
         """The events of a request from here on; whoever leaves them ends the work."""
 
+    # Whether what nobody waits for may be asked while there is nothing else to do: not where each request is paid for.
+    idles = True
+
     @property
     def is_demo(self) -> bool:
         """Whether this is the bundled demo model, which every surface has to say."""

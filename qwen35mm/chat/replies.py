@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
@@ -42,10 +42,29 @@ class Replies:
         self._replies: dict[str, Reply] = {}
         self._unwatched: dict[Reply, asyncio.TimerHandle] = {}
         self._running: set[asyncio.Task[None]] = set()
+        # Told that somebody asks for an answer, and that one has ended.
+        self.asked: Callable[[], None] = lambda: None
+        self.ended: Callable[[Reply], None] = lambda reply: None
+        self._num_coming = 0
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether any reply is in progress, or about to be."""
+        return self._num_coming > 0 or any(not reply.done for reply in self._replies.values())
+
+    @contextlib.contextmanager
+    def coming(self) -> Iterator[None]:
+        """While what a reply is made from is prepared."""
+        self._num_coming += 1
+        self.asked()
+        try:
+            yield
+        finally:
+            self._num_coming -= 1
 
     def add(self, work: Work) -> Reply:
         """A reply that begins as soon as a page watches it."""
-        reply = self._replies[work.node.id] = Reply(work, self._store, self._backend, self._forget_later)
+        reply = self._replies[work.node.id] = Reply(work, self._store, self._backend, self._end)
         self._end_later(reply)
         return reply
 
@@ -129,6 +148,10 @@ class Replies:
         timer = self._unwatched.pop(reply, None)
         if timer is not None:
             timer.cancel()
+
+    def _end(self, reply: Reply) -> None:
+        self.ended(reply)
+        self._forget_later(reply)
 
     def _forget_later(self, reply: Reply) -> None:
         """A page that asks for a reply just as it ends must still get to see its end; one that isn't stored stays."""

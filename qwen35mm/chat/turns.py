@@ -245,7 +245,7 @@ class Turns:
 
     async def _begin(self, person: Person, conversation_id: str | None, store: Callable[[], Work]) -> tuple[str, str]:
         """Adds the reply of what was stored to those in progress; ids of conversation and reply."""
-        with self._place(person, conversation_id):
+        with self._place(person, conversation_id), self._replies.coming():
             if conversation_id is not None:
                 await self._replies.store_missed(person.owner, conversation_id)
             work = await TURNS.run_for(person.line, store)

@@ -98,6 +98,10 @@ class BackendSwitch:
         return self._last.path == demo_model_path()
 
     @property
+    def idles(self) -> bool:
+        return True
+
+    @property
     def context_length(self) -> int:
         return self._context_length
 
@@ -150,6 +154,11 @@ class BackendSwitch:
     def memory(self) -> dict[str, Any]:
         """The current backend's."""
         return self.current.memory()
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """The current backend's; while a model is being changed there is no rest."""
+        backend = self._backend
+        return backend is not None and self._switched is None and backend.wait_idle(timeout_s)
 
     async def stream(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any

@@ -8,6 +8,7 @@
 "break"          an error that is a bug; "break late" after some words
 "length"         an answer that was cut; continued, its end
 "markdown"       code, a table and a formula
+"Write ..."      a title, see `idles`
 "too long"       the engine's refusal of a prompt that is too long
 anything else    what the question held: "2 images, 1 video"
 """
@@ -70,6 +71,7 @@ class FakeBackend:
     calls               the arguments of each `stream`
     active              open streams
     completes_plans     media get digests, as if they were read
+    idles               titles are asked for; the answer is `title`, or none comes before that is set
     """
 
     is_demo: bool = False
@@ -77,6 +79,8 @@ class FakeBackend:
     calls: list[SimpleNamespace] = field(default_factory=list)
     active: int = 0
     completes_plans: bool = False
+    idles: bool = False
+    title: str | None = None
 
     def __post_init__(self) -> None:
         self.loaded: Any = SimpleNamespace(
@@ -120,12 +124,22 @@ class FakeBackend:
         num_text = sum(len(message.text) // 4 + 4 for message in messages)
         return num_text + sum(plan.num_prompt_tokens for plan in plans if plan is not None)
 
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Whether no stream is open."""
+        return self.active == 0
+
     def memory(self) -> dict[str, int]:
         """Half of everything is taken."""
         return {f"{kind}_{what}": size for kind in ("kv", "states", "vision") for what, size in _SIZES.items()}
 
     async def _script(self, message: Message) -> AsyncIterator[Event]:
         command, _, rest = message.text.partition(" ")
+        if command == "Write":
+            while self.title is None:
+                await asyncio.sleep(0.005)
+            yield TextDelta(self.title)
+            yield Finished(make_result(self.title))
+            return
         if command == "slow":
             yield Prefilled(3, 0.25, None, CacheReport())
             for number in itertools.count(1):

@@ -14,6 +14,7 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.turns import Person
 from qwen35mm.engine.events import Event, TextDelta
 from qwen35mm_preprocess import MediaProcessor
@@ -101,6 +102,20 @@ async def test_the_next_turn_asks_for_what_was_committed(kit: WarmKit, spies: Si
     shown = [english(part) for part in stats["line"]]
     num_cached, num_prompt = kit.stats(asked)["num_cached_tokens"], kit.stats(asked)["num_prompt_tokens"]
     assert f"{num_cached:,} of {num_prompt:,} prompt tokens cached" in shown
+
+
+async def test_a_title_between_two_turns_costs_the_second_nothing(
+    kit: WarmKit, backend: LocalBackend, spies: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalBackend, "is_demo", False)
+    titles = Titles(kit.store, backend, kit.replies, quiet_s=0.0)
+    asked = await kit.say(QUESTIONS[0], **kit.picture())
+    while titles.are_pending(ME.owner):
+        await asyncio.sleep(0.01)
+    assert spies.stream.call_args.args[0][0].text.startswith("Write a title")
+    assert kit.store.conversation(ME.owner, asked.conversation).titled
+    asked = await kit.say(QUESTIONS[1], asked)
+    assert_goes_on_from_what_was_committed(kit, spies, asked)
 
 
 @pytest.mark.parametrize("thinking", [False, True])

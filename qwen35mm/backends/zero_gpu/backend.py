@@ -41,6 +41,8 @@ class ZeroGpuBackend(ModelBackend):
         ConfigError: a setting can't be used.
     """
 
+    idles = False
+
     def __init__(
         self, loaded: LoadedModel, gpu: Callable[..., Any], *, max_duration_s: int = 60, **options: Any
     ) -> None:

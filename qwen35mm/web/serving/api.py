@@ -21,6 +21,7 @@ from qwen35mm.chat.rows import Place
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.strips import Strips
+from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.trash import Trash
 from qwen35mm.chat.tree import Tree
 from qwen35mm.chat.turns import MAX_NAME_CHARS, Person, Question, Turns
@@ -53,6 +54,7 @@ class Api:
         describe_app: what a page needs to know of the program.
         usage: refuses what is more than a person may take.
         examples: those of an empty page.
+        titles: writes better ones than a question's beginning; None where nobody does.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Api:
         describe_app: Callable[[], dict[str, Any]],
         usage: Usage,
         examples: Sequence[Sample] = (),
+        titles: Titles | None = None,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -73,6 +76,7 @@ class Api:
         self._usage = usage
         self._trash = Trash(store)
         self._examples = examples
+        self._titles = titles
         self._strips = Strips(backend, store, turns)
         # Messages that are being sent, by their owners and ids.
         self._sending: dict[tuple[str, str], asyncio.Task[tuple[str, str]]] = {}
@@ -104,7 +108,8 @@ class Api:
             lines = [conversation_line(each) for each in await REQUESTS.run(self._store.find, person.owner, **how)]
         running = {reply.work.conversation_id for reply in self._replies.of(person.owner)}
         marked = [{**line, "running": line["id"] in running} for line in lines[:limit]]
-        return {"conversations": marked, "more": len(lines) > limit}
+        titling = self._titles is not None and self._titles.are_pending(person.owner)
+        return {"conversations": marked, "more": len(lines) > limit, "titling": titling}
 
     @request
     async def open(self, person: Person, conversation: str, node: str | None = None) -> Any:

@@ -30,6 +30,7 @@ from qwen35mm.chat.quotas import ALONE, STRANGERS, Usage
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.settings import describe_settings
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.turns import Turns
 from qwen35mm.errors import QuotaError
 from qwen35mm.model_library import BackendSwitch
@@ -113,6 +114,7 @@ def build_app(
     """
     replies = Replies(store, backend, grace_s=grace_s)
     switch = backend if isinstance(backend, BackendSwitch) and not shared else None
+    titles = Titles(store, backend, replies)
     turns = Turns(backend, store, replies, switch.larger_context if switch else None)
     people = People(shared=shared, username=username, max_replies=max_replies)
     examples = choose_examples(load_samples())
@@ -125,6 +127,7 @@ def build_app(
             "answer_reserve": answer_reserve(backend.context_length),
             "settings": describe_settings(backend),
             "models": switch is not None,
+            "titles": titles.enabled,
             "examples": [
                 {
                     "text": each.question,
@@ -137,8 +140,8 @@ def build_app(
         }
 
     usage = Usage(store, STRANGERS if shared else ALONE)
-    api_of_chats = Api(backend, store, replies, turns, describe, usage, examples)
-    services = [api_of_chats, Previews(), *([Models(switch)] if switch else [])]
+    api_of_chats = Api(backend, store, replies, turns, describe, usage, examples, titles)
+    services = [api_of_chats, Previews(), *([Models(switch, titles.rest)] if switch else [])]
     files = Files(store, people, backend, usage, examples)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:

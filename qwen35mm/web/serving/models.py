@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -30,10 +31,15 @@ _PHASES = {
 
 
 class Models:
-    """The page's requests about models; one change at a time."""
+    """The page's requests about models; one change at a time.
 
-    def __init__(self, switch: BackendSwitch) -> None:
+    Args:
+        rest: ends what the model does while nobody asks, which would keep it from being changed.
+    """
+
+    def __init__(self, switch: BackendSwitch, rest: Callable[[], Awaitable[None]]) -> None:
         self._switch = switch
+        self._rest = rest
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
         self._state: dict[str, Any] = {"busy": False, "label": "", "share": None, "error": None}
@@ -145,6 +151,7 @@ class Models:
                 await asyncio.to_thread(
                     download, source, progress=self._report_download, cancelled=lambda: self._cancelled
                 )
+            await self._rest()
             await self._switch.switch(
                 source,
                 context_length=context_length,

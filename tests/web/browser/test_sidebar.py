@@ -112,6 +112,24 @@ def test_marks_say_what_is_answered_and_what_was_not_seen(open_page: OpenPage, b
     expect(other.chats.get_by_role("img")).to_have_count(0)
 
 
+def test_the_model_s_title_is_shown_when_it_comes(
+    page: ChatPage, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "idles", True)
+    monkeypatch.setattr(backend, "title", "The blue star")
+    page.page.reload()
+    page.ask("echo one")
+    page.wait_answered()
+    expect(page.titles).to_have_text(["The blue star"])
+    expect(page.page.locator("h1.title")).to_have_text("The blue star")
+    page.open_settings().get_by_label("Let the model write titles").uncheck()
+    page.new_chat()
+    page.ask("echo two")
+    page.wait_answered()
+    page.wait_until(lambda: backend.active == 0)
+    expect(page.titles).to_have_text(["echo two", "The blue star"])
+
+
 def test_an_answer_in_own_words_is_a_branch_that_is_built_on(page: ChatPage, backend: FakeBackend) -> None:
     page.ask("echo one")
     page.wait_answered()

@@ -87,7 +87,8 @@ IDLE = Pool("idle", 1)
 DOCUMENTS = Pool("documents", 2, each=1)
 # A page asks for many at once: the first frame of a video each, or a whole picture.
 THUMBNAILS = Pool("thumbnails", 2, each=1)
-# All sampled frames of a video, decoded as for a prompt: seconds, and for a long one its whole time limit.
+# All sampled frames of a video, decoded as for a prompt: seconds, and for a long one its whole time limit. Or a single
+# one in its own size, with all from the key frame before it.
 STRIPS = Pool("strips", 2, each=1)
 # Exports and imports of whole histories, which take minutes.
 ARCHIVES = Pool("archives", 2, each=1)

@@ -1,6 +1,6 @@
 // The message that is being written: its text, its files, and what it will cost. Draws nothing.
 
-/** @import { Attachment, Changed, Cost, Kind, Offer, Outgoing, Question, Said } from "./types.d.ts" */
+/** @import { Attachment, Changed, Cost, Crop, Kind, Offer, Outgoing, Question, Said } from "./types.d.ts" */
 /** @import { Tone, Upload } from "./types.d.ts" */
 /** @import { Requests } from "./api.js" */
 /** @import { Writing } from "./drafts.js" */
@@ -30,6 +30,7 @@ const COST = "cost";
  * @property {Said} [label] what it costs
  * @property {string | null} [error]
  * @property {string[]} [notes]
+ * @property {Crop | null} [crop_of] where a picture was cut out
  */
 
 /**
@@ -219,6 +220,13 @@ export class Draft {
     this.measureSoon();
   }
 
+  /** Adds a file that the program has already. */
+  add(/** @type {DraftFile} */ file) {
+    this.sheet.files = [...this.files, file];
+    this.#changed();
+    this.measureSoon();
+  }
+
   /** Takes a PDF's pages as pictures, in place of its text. */
   async usePages(/** @type {DraftFile} */ file) {
     const found = await this.requests.told(pdfPages(file.pdf ?? "", file.name));
@@ -288,7 +296,13 @@ export class Draft {
       if (!this.waiting.length) this.desk.say(t("Type a question, or add a picture or a video."), "note");
       return this.#sending.get(sheet);
     }
-    this.outbox.push({ ...this.desk.begin(), ...sheet.take(), sheet, isOnItsWay: false });
+    return this.queue(sheet.take());
+  }
+
+  /** Sends a message, whatever else is written, which stays. */
+  queue(/** @type {Writing} */ writing) {
+    const { sheet } = this;
+    this.outbox.push({ ...this.desk.begin(), ...writing, sheet, isOnItsWay: false });
     this.#keep();
     this.#measured(null);
     if (!this.isEmpty) this.measureSoon();
@@ -378,6 +392,8 @@ export class Draft {
  */
 function outgoing({ text, files, editing, taken }, place) {
   const uploaded = /** @type {Attachment[]} */ (files.filter((file) => file.digest));
-  const attachments = uploaded.map(({ digest, kind, name, num_bytes }) => ({ digest, kind, name, num_bytes }));
+  const attachments = uploaded.map(({ digest, kind, name, num_bytes, crop_of }) => {
+    return { digest, kind, name, num_bytes, ...(crop_of ? { crop_of } : {}) };
+  });
   return { ...place, ...(editing ? { parent: editing.parent } : {}), text, attachments, once: onceOf(taken) };
 }

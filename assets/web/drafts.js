@@ -180,11 +180,12 @@ export class Drafts {
 
 const place = (/** @type {Writing["editing"]} */ editing) => editing && { id: editing.id, parent: editing.parent };
 // Costs are counted again.
-const withoutCost = (/** @type {DraftFile} */ { digest, kind, name, num_bytes, pdf }) => ({
+const withoutCost = (/** @type {DraftFile} */ { digest, kind, name, num_bytes, pdf, crop_of }) => ({
   digest,
   kind,
   name,
   num_bytes,
   pdf,
+  ...(crop_of ? { crop_of } : {}),
 });
 const uploaded = (/** @type {DraftFile} */ file) => file.digest !== null;

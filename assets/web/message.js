@@ -8,6 +8,7 @@ import { Blocks, copy } from "./blocks.js";
 import { button, h, icon, iconButton, redraw, setProgress } from "./dom.js";
 import { answerEditor, isEdited } from "./editor.js";
 import { Groundings } from "./grounding.js";
+import { withTools } from "./medium.js";
 import { itemOf, lookAtFile } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
@@ -98,11 +99,15 @@ export class QuestionRow extends Row {
       );
     const { kind, src, poster } = itemOf(file);
     const labels = { title: name, "aria-label": name };
-    if (kind === "video") return h("video", { src, poster, controls: true, muted: true, preload: "none", ...labels });
+    if (kind === "video") {
+      const video = h("video", { src, poster, controls: true, muted: true, preload: "none", ...labels });
+      return withTools(this.page, video, file);
+    }
     const image = h("img", { src: file.kind === "video" ? src : poster, alt: name, loading: "lazy" });
     // Known before it is loaded, so that nothing jumps.
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
-    return h("button.picture", { type: "button", onclick: () => lookAtFile(this.page, digest), ...labels }, image);
+    const onclick = () => lookAtFile(this.page, digest);
+    return withTools(this.page, h("button.picture", { type: "button", onclick, ...labels }, image), file);
   }
 }
 

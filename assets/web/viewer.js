@@ -5,7 +5,9 @@
 /** @import { Point } from "./viewport.js" */
 
 import { mediaUrl, pictureUrl, thumbnailUrl } from "./api.js";
+import { Closer, canCut } from "./closer.js";
 import { h, icon, iconButton, redraw, showDialog } from "./dom.js";
+import { askToFind } from "./find.js";
 import { Marks } from "./marks.js";
 import { shares } from "./shapes.js";
 import { Viewport } from "./viewport.js";
@@ -26,7 +28,8 @@ const SWIPE_PX = 60;
  * @property {string | null} [poster] a small picture of it, which is there sooner
  * @property {[number, number] | null} [size] height and width, where they are known
  * @property {string} [href] where it can be saved from
- * @property {string} [name] of that file
+ * @property {string} [name] of that file; where it isn't given, nothing can be asked about a part of it
+ * @property {boolean} [isAnimated]
  * @property {number | null} [time_s] of a frame, in its video
  * @property {{ grounding: Grounding, unit: Unit, lit: number | null }} [marked] what an answer points at there
  */
@@ -36,17 +39,33 @@ export function itemOf(/** @type {Attachment} */ { digest, kind, name, size }) {
   // A GIF is a video for the model, and a picture for a browser.
   const moves = kind === "video" && /\.gif$/i.test(name);
   const src = kind === "image" ? pictureUrl(digest) : mediaUrl(digest);
-  const about = { digest, label: name, size, poster: thumbnailUrl(digest), href: mediaUrl(digest) };
+  const about = {
+    digest,
+    name,
+    label: name,
+    size,
+    isAnimated: moves,
+    poster: thumbnailUrl(digest),
+    href: mediaUrl(digest),
+  };
   return { ...about, src, kind: moves ? "image" : kind };
 }
 
-/** Shows a picture or a video of the conversation on the whole screen, among all of them. */
-export function lookAtFile(/** @type {Page} */ page, /** @type {string} */ digest) {
+/**
+ * Shows a picture or a video of the conversation on the whole screen, among all of them.
+ * @param {Page} page
+ * @param {string} digest
+ * @param {{ closer?: boolean, time_s?: number }} [how] to draw a rectangle on it; a video's time
+ */
+export function lookAtFile(page, digest, { closer = false, time_s = 0 } = {}) {
   const { messages } = page.state.chat;
   const files = messages.flatMap((message) => (message.role === "user" ? message.attachments : []));
   const items = files.filter(({ kind }) => kind !== "text").map(itemOf);
   const at = items.findIndex((item) => item.digest === digest);
-  new Viewer(page, items, Math.max(at, 0)).open();
+  const viewer = new Viewer(page, items, Math.max(at, 0));
+  viewer.open();
+  if (viewer.shown instanceof HTMLVideoElement) viewer.shown.currentTime = time_s;
+  if (closer) viewer.closer.set(true);
 }
 
 export class Viewer {
@@ -84,14 +103,16 @@ export class Viewer {
       iconButton("fit", t("All of it"), () => this.fit()),
       iconButton("pixels", t("Its own size, 100 %"), () => this.zoomTo(1)),
     );
-    this.tools = h("div.tools.row");
+    this.closer = new Closer(this);
+    this.finder = iconButton("find", t("Find something in this picture"), () => this.find());
+    this.tools = h("div.tools.row", this.closer.toggle, this.finder);
     const save = h("a.icon-button", { title: t("Save"), "aria-label": t("Save") }, icon("download"));
     this.save = save;
     const close = iconButton("close", t("Close"), () => this.dialog.close());
     const bar = h("header.row", this.title, this.tools, this.zooms, save, close);
-    const middle = h("div.middle", this.stage, this.previous, this.next);
+    const middle = h("div.middle", this.stage, this.closer.words, this.previous, this.next);
     this.side = h("aside.side", { hidden: true });
-    this.dialog = h("dialog.viewer", { "aria-label": t("Viewer") }, bar, middle, this.side);
+    this.dialog = h("dialog.viewer", { "aria-label": t("Viewer") }, bar, middle, this.side, this.closer.form);
     this.dialog.addEventListener("keydown", (event) => this.key(event));
     this.listen();
   }
@@ -115,6 +136,11 @@ export class Viewer {
     this.show();
   }
 
+  /** Asks for what to find in the picture. */
+  async find() {
+    if (await askToFind(this.page, this.item)) this.dialog.close();
+  }
+
   /** One further, or back. */
   go(/** @type {number} */ step) {
     this.goTo(this.at + step);
@@ -122,6 +148,7 @@ export class Viewer {
 
   goTo(/** @type {number} */ at) {
     if (at === this.at || !this.items[at]) return;
+    if (this.closer.isOn) this.closer.set(false);
     this.at = at;
     this.show();
   }
@@ -139,6 +166,8 @@ export class Viewer {
     if (document.activeElement === (first ? this.previous : last && this.next)) this.stage.focus();
     this.previous.disabled = first;
     this.next.disabled = last;
+    this.closer.toggle.hidden = !canCut(item);
+    this.finder.hidden = !canCut(item) || kind === "video";
     this.zooms.hidden = kind === "video";
     this.port = null;
     this.picture.style.cssText = poster && kind === "image" ? `background-image: url("${poster}")` : "";
@@ -256,6 +285,7 @@ export class Viewer {
   // Keys, wheel and fingers
 
   key(/** @type {KeyboardEvent} */ event) {
+    if (this.closer.key(event)) return;
     const { key, shiftKey, target } = event;
     const isOwn = target instanceof Element && target.matches("input, textarea, select, video");
     if (isOwn || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -304,6 +334,7 @@ export class Viewer {
     };
     stage.addEventListener("wheel", wheel, { passive: false });
     stage.addEventListener("dblclick", (event) => {
+      if (this.closer.isOn) return;
       this.port?.toggle(this.pointOf(event));
       this.place();
     });
@@ -318,6 +349,11 @@ export class Viewer {
     if (event.button || !this.port) return;
     this.stage.setPointerCapture(event.pointerId);
     this.#pointers.set(event.pointerId, this.pointOf(event));
+    if (this.closer.isOn) {
+      if (this.#pointers.size === 1) this.closer.down(this.pointOf(event), event.pointerType);
+      else this.closer.cancel();
+      return;
+    }
     const isFinger = event.pointerType !== "mouse" && this.#pointers.size === 1;
     this.#start = isFinger && this.port.isWhole ? this.pointOf(event) : null;
   }
@@ -331,12 +367,14 @@ export class Viewer {
       const other = before === one ? two : one;
       this.zoom(distance(after, other) / Math.max(distance(before, other), 1), middle(before, other));
       this.pan((after.x - before.x) / 2, (after.y - before.y) / 2);
-    } else this.pan(after.x - before.x, after.y - before.y);
+    } else if (this.closer.isOn) this.closer.move(after);
+    else this.pan(after.x - before.x, after.y - before.y);
     this.#pointers.set(event.pointerId, after);
   }
 
   up(/** @type {PointerEvent} */ event) {
     if (!this.#pointers.delete(event.pointerId)) return;
+    this.closer.up(event.pointerType);
     const start = this.#start;
     this.#start = null;
     if (!start || this.#pointers.size) return;

@@ -26,7 +26,7 @@ from qwen35mm.chat.trash import Trash
 from qwen35mm.chat.tree import Tree
 from qwen35mm.chat.turns import MAX_NAME_CHARS, Person, Question, Turns
 from qwen35mm.errors import NotFoundError, PromptError
-from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS, Asker
+from qwen35mm.pools import REQUESTS, SEARCH, STRIPS, THUMBNAILS, Asker
 from qwen35mm.web.rendering.view import answers_view, attachment_view, chat_view, conversation_line, found_line
 from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
@@ -271,7 +271,8 @@ class Api:
             name: of the part.
         """
         asked = Attachment(digest, "image", source[:MAX_NAME_CHARS], 0)
-        return await THUMBNAILS.run_for(person.line, self._crop, person, asked, name[:MAX_NAME_CHARS], box, time_s)
+        pool = THUMBNAILS if time_s is None else STRIPS
+        return await pool.run_for(person.line, self._crop, person, asked, name[:MAX_NAME_CHARS], box, time_s)
 
     def _crop(self, person: Person, source: Attachment, name: str, box: list[float], time_s: float | None) -> Any:
         media = self._store.media

@@ -30,7 +30,7 @@ from qwen35mm.chat.say import say
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
-from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, THUMBNAILS, UPLOADS, Asker
+from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, STRIPS, THUMBNAILS, UPLOADS, Asker
 from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
@@ -171,7 +171,7 @@ class Files:
             time_s = float(request.query_params.get("time_s", "0"))
         except ValueError:
             raise PromptError("A frame's time is a number of seconds.") from None
-        data = await THUMBNAILS.run_for(person.line, make_frame, path, time_s, self._backend.media.limits)
+        data = await STRIPS.run_for(person.line, make_frame, path, time_s, self._backend.media.limits)
         return Response(data, media_type="image/jpeg", headers=_SHOWN)
 
     async def thumbnail(self, request: Request) -> Response:

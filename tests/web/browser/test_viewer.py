@@ -100,7 +100,7 @@ def test_pictures_are_looked_at_by_mouse(page: ChatPage, files: list[Path], tmp_
     # Browsers don't show it by themselves.
     page.page.keyboard.press("End")
     page.wait_until(lambda: bool(view.locator("img").evaluate("image => image.naturalWidth === 60")))
-    page.dialog.get_by_role("button", name="Close").click()
+    page.dialog.get_by_role("button", name="Close", exact=True).click()
     expect(page.dialog).to_have_count(0)
 
 

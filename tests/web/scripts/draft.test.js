@@ -199,6 +199,19 @@ suite("sending", () => {
     assert.deepEqual([draft.text, bench.names()], ["And", ["b.png"]]);
   });
 
+  test("another one leaves what is written where it is, and its picture keeps its place in its source", async () => {
+    draft.text = "typed";
+    const crop_of = { digest: "bb", name: "b.png", box: [0, 1, 2, 3], size: [4, 5], time_s: null };
+    const part = { ...picture, crop_of: /** @type {any} */ (crop_of) };
+    const sending = draft.queue({ text: "a part", files: [part], editing: null, taken: [] });
+    assert.equal(draft.text, "typed");
+    await sending;
+    assert.deepEqual([bench.sent[0].text, bench.sent[0].attachments], ["a part", [part]]);
+    draft.add(part);
+    const { text, files } = bench.load();
+    assert.deepEqual([text, files.map((file) => file.crop_of)], ["typed", [crop_of]]);
+  });
+
   test("an earlier message that is taken up while it is sent stays", async () => {
     const { done, decide } = await bench.submit("Which?");
     draft.edit(makeMessage({ text: "Where?" }));

@@ -98,17 +98,18 @@ export const newId = () =>
 const lost = () => new Problem({ message: t("The program can't be reached. Is it still running?") });
 
 /** Sends a request of the page. @type {Post} */
-export async function post(name, args, patienceMs) {
+export async function post(name, args, signal) {
   let response;
   try {
     response = await fetch(new URL(`api/${name}`, BASE), {
       method: "POST",
       headers: { ...HEADERS, "content-type": "application/json" },
       body: JSON.stringify(args),
-      signal: patienceMs === undefined ? null : AbortSignal.timeout(patienceMs),
+      signal,
     });
   } catch {
-    throw lost();
+    const isGivenUp = signal?.aborted && signal.reason?.name !== "TimeoutError";
+    throw isGivenUp ? new Problem({ message: "", kind: "cancelled" }) : lost();
   }
   const body = await response.json().catch(() => null);
   if (response.ok && body !== null) return body;

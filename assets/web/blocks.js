@@ -26,10 +26,12 @@ export class Blocks {
   /**
    * @param {Element} element
    * @param {Requests} requests
+   * @param {(block: Element) => unknown} finish what else is to be done with one that was drawn
    */
-  constructor(element, requests) {
+  constructor(element, requests, finish) {
     this.element = element;
     this.requests = requests;
+    this.finish = finish;
   }
 
   /** Draws them; the last one of an answer in progress has no tools yet. The program made them safe. */
@@ -54,6 +56,7 @@ export class Blocks {
     if (!isSame || drawn.isFinished) {
       closePreviews(drawn);
       block.innerHTML = html;
+      this.finish(block);
     }
     drawn.html = html;
     drawn.isFinished = isFinished;

@@ -11,6 +11,7 @@ import { Draft } from "./draft.js";
 import { Offers } from "./offers.js";
 import { Quick } from "./quick.js";
 import { Sliders } from "./sliders.js";
+import { ClipEditor } from "./strip.js";
 import { number, said, t } from "./words.js";
 
 const ACCEPTED = "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml";
@@ -23,6 +24,8 @@ export class Composer {
   #isRunning = false;
   /** What is drawn of each file. @type {WeakMap<DraftFile, { drawn: string, element: HTMLElement }>} */
   #thumbnails = new WeakMap();
+  /** What is chosen of each video. @type {WeakMap<DraftFile, ClipEditor>} */
+  #editors = new WeakMap();
 
   constructor(/** @type {Page} */ page) {
     this.page = page;
@@ -43,6 +46,7 @@ export class Composer {
       this.picker.value = "";
     });
     this.strip = h("div.strip.row", { role: "group", "aria-label": t("Attached files") });
+    this.films = h("div.films");
     this.sliders = new Sliders(this);
     this.quick = new Quick(page);
     this.banner = h(
@@ -71,6 +75,7 @@ export class Composer {
       this.banner,
       this.offers.element,
       this.strip,
+      this.films,
       this.sliders.element,
       this.text,
       bar,
@@ -189,6 +194,7 @@ export class Composer {
       this.strip,
       files.map((file) => this.thumbnail(file)),
     );
+    this.drawFilms();
     this.sliders.draw();
     // Limits of media that it hasn't mean nothing.
     this.offers.drawTaken(this.draft.taken.filter(({ kind }) => kind !== "media" || this.draft.limits.length));
@@ -266,6 +272,21 @@ export class Composer {
         this.text.focus();
       }),
     );
+  }
+
+  /** What the model will see of each video. */
+  drawFilms() {
+    const editors = this.draft.files.flatMap((file) => {
+      if (file.kind !== "video" || !file.digest) return [];
+      const editor = this.#editors.get(file) ?? new ClipEditor(this.page, this.draft, file, file.digest);
+      this.#editors.set(file, editor);
+      return [editor];
+    });
+    arrange(
+      this.films,
+      editors.map(({ element }) => element),
+    );
+    for (const editor of editors) editor.refresh();
   }
 
   drawCost(/** @type {Cost | null} */ cost) {

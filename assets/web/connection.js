@@ -39,9 +39,9 @@ export class Connection {
   }
 
   /** Sends a request, and takes note of whether it came through. @type {Post} */
-  send = async (name, args) => {
+  send = async (name, args, signal) => {
     try {
-      const answer = await this.post(name, args);
+      const answer = await this.post(name, args, signal);
       if (this.problem) this.check();
       return answer;
     } catch (problem) {
@@ -68,7 +68,7 @@ export class Connection {
     this.nextMs = null;
     if (this.problem) this.on.changed();
     try {
-      const begun = await this.post("start", {}, PATIENCE_MS);
+      const begun = await this.post("start", {}, AbortSignal.timeout(PATIENCE_MS));
       this.#find();
       this.on.reached(begun);
     } catch (problem) {

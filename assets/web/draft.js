@@ -1,15 +1,14 @@
 // The message that is being written: its text, its files, and what it will cost. Draws nothing.
 
-/** @import { Attachment, Changed, Cost, Crop, Kind, Offer, Outgoing, Question, Said } from "./types.d.ts" */
+/** @import { Changed, Clip, Cost, Crop, Kind, Offer, Outgoing, Question, Said } from "./types.d.ts" */
 /** @import { Tone, Upload } from "./types.d.ts" */
 /** @import { Requests } from "./api.js" */
 /** @import { Writing } from "./drafts.js" */
 
 import { debounce, Problem, pdfPages, upload } from "./api.js";
 import { isAway } from "./connection.js";
-import { browserStorage, Drafts, Sheet } from "./drafts.js";
+import { browserStorage, Drafts, outgoing, Sheet } from "./drafts.js";
 import { LIMITS_OF } from "./limits.js";
-import { onceOf } from "./once.js";
 import { said, t } from "./words.js";
 
 const MEASURE_AFTER_MS = 150;
@@ -31,6 +30,7 @@ const COST = "cost";
  * @property {string | null} [error]
  * @property {string[]} [notes]
  * @property {Crop | null} [crop_of] where a picture was cut out
+ * @property {Clip | null} [clip] what is chosen of a video
  */
 
 /**
@@ -233,6 +233,19 @@ export class Draft {
     if (found) this.#replace(file, found);
   }
 
+  /** Chooses what is taken of a video; null is all of it. */
+  choose(/** @type {DraftFile} */ file, /** @type {Clip | null} */ clip) {
+    file.clip = clip;
+    this.#changed();
+    this.measureSoon();
+  }
+
+  /** The message as if it had nothing but one of its files. */
+  alone(/** @type {DraftFile} */ file) {
+    const { editing, taken } = this.sheet;
+    return outgoing({ text: "", files: [file], editing, taken }, this.desk.place());
+  }
+
   remove(/** @type {DraftFile} */ file) {
     file.cancel?.();
     this.#put(file, []);
@@ -383,17 +396,4 @@ export class Draft {
     this.#measured(null);
     if (!this.isEmpty) this.measureSoon();
   }
-}
-
-/**
- * @param {Writing} writing
- * @param {Begun["place"]} place
- * @returns {Outgoing}
- */
-function outgoing({ text, files, editing, taken }, place) {
-  const uploaded = /** @type {Attachment[]} */ (files.filter((file) => file.digest));
-  const attachments = uploaded.map(({ digest, kind, name, num_bytes, crop_of }) => {
-    return { digest, kind, name, num_bytes, ...(crop_of ? { crop_of } : {}) };
-  });
-  return { ...place, ...(editing ? { parent: editing.parent } : {}), text, attachments, once: onceOf(taken) };
 }

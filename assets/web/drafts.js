@@ -1,7 +1,9 @@
 // What is written for each conversation and not sent yet; the browser keeps it, so that a reload finds it again.
 
-/** @import { Offer, Question } from "./types.d.ts" */
-/** @import { DraftFile } from "./draft.js" */
+/** @import { Attachment, Offer, Outgoing, Question } from "./types.d.ts" */
+/** @import { Begun, DraftFile } from "./draft.js" */
+
+import { onceOf } from "./once.js";
 
 const KEPT = "qwen35mm-draft:";
 
@@ -180,12 +182,27 @@ export class Drafts {
 
 const place = (/** @type {Writing["editing"]} */ editing) => editing && { id: editing.id, parent: editing.parent };
 // Costs are counted again.
-const withoutCost = (/** @type {DraftFile} */ { digest, kind, name, num_bytes, pdf, crop_of }) => ({
+const withoutCost = (/** @type {DraftFile} */ { digest, kind, name, num_bytes, pdf, clip, crop_of }) => ({
   digest,
   kind,
   name,
   num_bytes,
   pdf,
+  ...(clip ? { clip } : {}),
   ...(crop_of ? { crop_of } : {}),
 });
 const uploaded = (/** @type {DraftFile} */ file) => file.digest !== null;
+
+/**
+ * A message as it is sent.
+ * @param {Writing} writing
+ * @param {Begun["place"]} place
+ * @returns {Outgoing}
+ */
+export function outgoing({ text, files, editing, taken }, place) {
+  const uploaded = /** @type {Attachment[]} */ (files.filter((file) => file.digest));
+  const attachments = uploaded.map(({ digest, kind, name, num_bytes, clip, crop_of }) => {
+    return { digest, kind, name, num_bytes, ...(clip ? { clip } : {}), ...(crop_of ? { crop_of } : {}) };
+  });
+  return { ...place, ...(editing ? { parent: editing.parent } : {}), text, attachments, once: onceOf(taken) };
+}

@@ -14,6 +14,7 @@ import { Link } from "./link.js";
 import { showLogin } from "./login.js";
 import { Models } from "./models.js";
 import { holdingAfter, withOffer } from "./once.js";
+import { Player } from "./player.js";
 import { SettingsPanel } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { PageState } from "./state.js";
@@ -46,6 +47,7 @@ export class Page {
     this.toasts = new Toasts();
     this.sidebar = new Sidebar(this);
     this.transcript = new Transcript(this);
+    this.player = new Player(this);
     this.composer = new Composer(this);
     this.models = new Models(this);
     this.comparison = new Comparison(this);
@@ -81,6 +83,7 @@ export class Page {
         this.link.element,
         this.transcript.element,
         this.composer.element,
+        this.player.element,
       ),
       this.panel.element,
       this.toasts.element,
@@ -117,7 +120,10 @@ export class Page {
   }
 
   showChat(/** @type {Chat} */ chat, /** @type {boolean} */ isOther) {
-    if (isOther) this.composer.draft.open(chat.id);
+    if (isOther) {
+      this.composer.draft.open(chat.id);
+      this.player.close();
+    }
     this.drawAddress(chat.id, isOther);
     this.drawTitle(chat.title);
     if (isOther && this.areSettingsOpen) this.panel.show(this.state.settings);

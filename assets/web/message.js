@@ -9,6 +9,7 @@ import { button, h, icon, iconButton, redraw, setProgress } from "./dom.js";
 import { answerEditor, isEdited } from "./editor.js";
 import { Groundings } from "./grounding.js";
 import { withTools } from "./medium.js";
+import { ShownStrip } from "./strip.js";
 import { itemOf, lookAtFile } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
@@ -25,6 +26,7 @@ export class Row {
    */
   constructor({ id, role }, page) {
     this.page = page;
+    this.id = id;
     this.body = h("div.body");
     this.tools = h("div.tools.row.quiet");
     const label = role === "user" ? t("You") : t("Answer");
@@ -70,9 +72,12 @@ export class Row {
 
 /** @extends {Row<Question>} */
 export class QuestionRow extends Row {
+  /** @type {Map<string, ShownStrip>} */
+  #strips = new Map();
+
   /** @override */
   draw(/** @type {Question} */ message) {
-    const files = message.attachments.map((each) => this.file(each));
+    const files = message.attachments.map((each, at) => this.file(each, at));
     redraw(
       this.body,
       files.length > 0 && h("div.files.row", files),
@@ -88,7 +93,7 @@ export class QuestionRow extends Row {
     );
   }
 
-  file(/** @type {Attachment} */ file) {
+  file(/** @type {Attachment} */ file, /** @type {number} */ at) {
     const { digest, name, size } = file;
     if (file.kind === "text")
       return h(
@@ -101,13 +106,23 @@ export class QuestionRow extends Row {
     const labels = { title: name, "aria-label": name };
     if (kind === "video") {
       const video = h("video", { src, poster, controls: true, muted: true, preload: "none", ...labels });
-      return withTools(this.page, video, file);
+      return this.withStrip(withTools(this.page, video, file), file, at);
     }
     const image = h("img", { src: file.kind === "video" ? src : poster, alt: name, loading: "lazy" });
     // Known before it is loaded, so that nothing jumps.
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
     const onclick = () => lookAtFile(this.page, digest);
-    return withTools(this.page, h("button.picture", { type: "button", onclick, ...labels }, image), file);
+    const picture = withTools(this.page, h("button.picture", { type: "button", onclick, ...labels }, image), file);
+    return file.kind === "video" ? this.withStrip(picture, file, at) : picture;
+  }
+
+  /** A video, and what the model was shown of it, which stays open while the message is drawn again. */
+  withStrip(/** @type {HTMLElement} */ shown, /** @type {Attachment} */ file, /** @type {number} */ at) {
+    const key = JSON.stringify([at, file]);
+    const seek = (/** @type {number} */ from_s) => this.page.player.play({ node: this.id, at, file }, from_s);
+    const strip = this.#strips.get(key) ?? new ShownStrip(this.page, this.id, at, file, seek);
+    this.#strips.set(key, strip);
+    return h("div.video", { "data-at": String(at) }, shown, strip.element);
   }
 }
 
@@ -139,9 +154,10 @@ export class AnswerRow extends Row {
       if (!this.#isToggling) this.#wasToggled = true;
       this.#isToggling = false;
     });
-    this.thoughtBlocks = new Blocks(this.thoughtText, page.requests);
+    const linkTimes = (/** @type {Element} */ block) => page.player.link(block, this.id);
+    this.thoughtBlocks = new Blocks(this.thoughtText, page.requests, linkTimes);
     this.answer = h("div.prose.answer");
-    this.blocks = new Blocks(this.answer, page.requests);
+    this.blocks = new Blocks(this.answer, page.requests, linkTimes);
     this.groundings = new Groundings(page);
     this.problem = h("div.problem", { hidden: true });
     this.bar = h("progress", { "aria-hidden": "true" });

@@ -20,6 +20,7 @@ export interface Attachment {
   size?: [number, number] | null;
   /** Of a video. */
   duration_s?: number | null;
+  num_frames?: number | null;
   clip?: Clip | null;
   crop_of?: Crop | null;
 }
@@ -370,8 +371,8 @@ export interface Methods {
 export type Name = keyof Methods;
 export type Arguments<N extends Name> = Parameters<Methods[N]>[0];
 export type Reply<N extends Name> = ReturnType<Methods[N]>;
-/** Rejected with a Problem, also where there is no answer within `patienceMs`. */
-export type Post = <N extends Name>(name: N, args: Arguments<N>, patienceMs?: number) => Promise<Reply<N>>;
+/** Rejected with a Problem, also where the signal ends it. */
+export type Post = <N extends Name>(name: N, args: Arguments<N>, signal?: AbortSignal) => Promise<Reply<N>>;
 
 /** Methods that change the conversation that is shown. */
 export type Change = "again" | "continue" | "branch" | "delete_message" | "shorten" | "summarise" | "edit_answer";

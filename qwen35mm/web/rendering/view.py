@@ -156,6 +156,7 @@ def attachment_view(attachment: Attachment) -> dict[str, Any]:
         "name": attachment.name,
         "num_bytes": attachment.num_bytes,
         "size": list(plan.source_size) if plan is not None else None,
+        "num_frames": len(plan.frame_indices) if plan is not None and plan.frame_indices is not None else None,
         "duration_s": plan.duration_s if plan is not None else None,
         "clip": dataclasses.asdict(attachment.clip) if attachment.clip is not None else None,
         "crop_of": dataclasses.asdict(attachment.crop_of) if attachment.crop_of is not None else None,

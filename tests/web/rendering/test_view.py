@@ -69,6 +69,7 @@ def test_files_are_shown_by_name_and_size() -> None:
             "name": "a.png",
             "num_bytes": 9,
             "size": [40, 60],
+            "num_frames": None,
             "duration_s": None,
             "clip": None,
             "crop_of": None,

@@ -300,6 +300,24 @@ suite("what was taken for one message", () => {
   });
 });
 
+test("what is chosen of a video goes with it, alone too, and is there after a reload", async () => {
+  const clip = { start_s: 1, end_s: 2.5, num_frames: 8, drop_similar: true };
+  const video = { digest: "bb", kind: /** @type {const} */ ("video"), name: "b.mp4", num_bytes: 4 };
+  bench.attach("a.png", "b.mp4");
+  await bench.uploads[0].arrive(picture);
+  await bench.uploads[1].arrive({ ...video });
+  draft.choose(draft.files[1], clip);
+  const chosen = { ...video, clip };
+  assert.deepEqual(draft.message.attachments, [picture, chosen]);
+  assert.deepEqual(draft.alone(draft.files[1]).attachments, [chosen]);
+  assert.deepEqual(bench.load().message.attachments, [picture, chosen]);
+  draft.choose(draft.files[1], null);
+  assert.deepEqual(draft.message.attachments, [picture, video]);
+  // A message that is changed brings its own.
+  draft.edit(makeMessage({ text: "Where?", attachments: [chosen] }));
+  assert.deepEqual(draft.message.attachments, [chosen]);
+});
+
 test("a slider reaches small and large amounts, and finds its way back", () => {
   const range = { low: 64, high: 32768 };
   assert.deepEqual([amountAt(0, range), amountAt(100, range)], [64, 32768]);

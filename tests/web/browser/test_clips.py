@@ -1,0 +1,196 @@
+"""What the model sees of a video, what is chosen of it, and times in answers that play it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Locator, expect
+
+from tests.chat.fake_backend import FakeBackend
+from tests.preprocess.media_files import encode_video, scene
+from tests.web.browser import ChatPage, OpenPage
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def video(samples: Path) -> Path:
+    """Three seconds of 15 frames each; the demo takes four of them by itself, and eight at most."""
+    return samples / "moves-right.mp4"
+
+
+@pytest.fixture(autouse=True)
+def reading(backend: FakeBackend) -> Iterator[None]:
+    backend.completes_plans = True
+    yield
+    backend.completes_plans = False
+
+
+def times(strip: Locator) -> list[str]:
+    return strip.locator(".time").all_inner_texts()
+
+
+def open_strip(strip: Locator) -> Locator:
+    strip.locator("summary").click()
+    expect(strip.locator(".film li").first).to_be_visible()
+    return strip
+
+
+def sent_times(backend: FakeBackend) -> list[str]:
+    plan = backend.calls[-1].messages[-1].media[0].plan
+    return [f"0:{time_s:04.1f}" for time_s in plan.frame_times_s]
+
+
+def test_a_part_is_chosen_on_the_frames_and_the_model_is_shown_it(
+    page: ChatPage, backend: FakeBackend, video: Path
+) -> None:
+    page.attach(video)
+    strip = open_strip(page.page.locator(".films .frames"))
+    label = page.thumbnails.locator(".label")
+    first = times(strip)
+    whole = label.inner_text()
+    assert whole.startswith(f"{len(first)} frames, ")
+    assert (first[0], first[-1]) == ("0:00.0", "0:02.9")
+    # Two handles, by keys: a step is a tenth of a second.
+    start, end = strip.locator(".track input").all()
+    start.focus()
+    for _ in range(4):
+        page.page.keyboard.press("ArrowRight")
+    expect(start).to_be_focused()
+    expect(start).to_have_attribute("aria-valuetext", "0:00.4")
+    end.focus()
+    page.page.keyboard.press("Home")
+    expect(end).to_have_attribute("aria-valuetext", "0:00.5")
+    expect(strip.locator(".film")).not_to_have_attribute("aria-busy", "true")
+    # And as text.
+    to = strip.get_by_label("To").locator("visible=true").last
+    to.fill("1,4")
+    to.press("Enter")
+    expect(end).to_have_attribute("aria-valuetext", "0:01.4")
+    strip.get_by_label("Frames of this video").fill("100")
+    expect(label).to_have_text(re.compile("^8 frames, "))
+    expect(strip.locator(".film li")).to_have_count(8)
+    expect(strip.locator(".time").last).to_have_text("0:01.4")
+    chosen = times(strip)
+    assert chosen[0] == "0:00.4"
+    pictures = strip.locator(".film img").evaluate_all("images => images.map(image => image.src)")
+    # A reload keeps it.
+    page.box.fill("which?")
+    page.visit()
+    expect(label).to_have_text(re.compile("^8 frames, "))
+    strip = open_strip(page.page.locator(".films .frames"))
+    assert times(strip) == chosen
+    page.box.press("Enter")
+    page.wait_answered()
+    assert sent_times(backend) == chosen
+    # What was sent shows the same, and a frame is seen on the whole screen.
+    shown = page.questions.locator(".frames")
+    expect(shown.locator("summary")).to_contain_text("8 frames, 0:00.4–0:01.4")
+    open_strip(shown)
+    assert times(shown) == chosen
+    assert shown.locator(".film img").evaluate_all("images => images.map(image => image.src)") == pictures
+    shown.get_by_label("Frame at 0:01.4").click()
+    expect(page.dialog).to_contain_text("moves-right.mp4, 0:01.4, 8 of 8")
+    page.page.keyboard.press("ArrowLeft")
+    expect(page.dialog).to_contain_text("7 of 8")
+    page.page.keyboard.press("Escape")
+    # An edit goes on with it, and gives it back.
+    page.tool(page.questions, "Edit").click()
+    strip = open_strip(page.page.locator(".films .frames"))
+    assert times(strip) == chosen
+    strip.get_by_role("button", name="All of it again").click()
+    expect(strip.locator(".time")).to_have_text(first)
+    page.box.press("Enter")
+    page.wait_until(lambda: len(backend.calls) == 2)
+    assert sent_times(backend) == first
+
+
+def test_frames_that_show_the_same_are_seen_as_left_out(page: ChatPage, backend: FakeBackend, tmp_path: Path) -> None:
+    still = tmp_path / "still.mp4"
+    still.write_bytes(encode_video([scene(index // 16) for index in range(32)], fps=4))
+    page.attach(still)
+    strip = open_strip(page.page.locator(".films .frames"))
+    expect(strip.locator(".same")).to_have_count(0)
+    strip.get_by_label("Leave out frames that show the same").check()
+    expect(strip.locator(".same")).to_have_count(2)
+    expect(strip.get_by_text("Shown to the model: 6. Left out, since they show the same: 2.")).to_be_visible()
+    expect(strip.get_by_label("left out: it shows the same as before")).to_have_count(2)
+    page.ask("which?")
+    page.wait_answered()
+    assert backend.calls[-1].messages[-1].media[0].plan.similar_difference
+
+
+def test_several_videos_are_chosen_of_apart_and_fit_a_small_screen(open_page: OpenPage, video: Path) -> None:
+    page = open_page(viewport={"width": 320, "height": 640})
+    page.attach(video, video)
+    one, two = page.page.locator(".films .frames").all()
+    open_strip(two)
+    two.locator(".track input").first.focus()
+    page.page.keyboard.press("End")
+    expect(two.locator("summary")).to_contain_text("0:02.9–0:03.0")
+    expect(one.locator("summary")).not_to_contain_text("–")
+    expect(page.thumbnails.locator(".label").last).to_contain_text("1 frame,")
+    expect(page.thumbnails.locator(".label").first).not_to_contain_text("1 frame,")
+    assert page.page.evaluate("document.documentElement.scrollWidth") == 320
+    films = page.page.locator(".films")
+    assert films.evaluate("films => films.scrollWidth <= films.clientWidth")
+    expect(page.send_button).to_be_in_viewport(ratio=1)
+
+
+def moments(page: ChatPage) -> list[str]:
+    return page.answers.last.locator(".answer .moment").all_inner_texts()
+
+
+def test_times_in_an_answer_play_the_video(page: ChatPage, video: Path) -> None:
+    page.ask("echo At 1 s, see 0:01", [])
+    page.wait_answered()
+    assert moments(page) == [], "no video precedes"
+    page.ask("echo At **1.5 s** and from 0.2 s to 0.6 s, not 0:09 or `0:01`: <2.0 seconds>", [video])
+    page.wait_answered(2)
+    assert moments(page) == ["1.5 s", "0.2 s to 0.6 s", "<2.0 seconds>"]
+    player = page.questions.last.locator("video")
+    alone, span, marked = page.answers.nth(1).locator(".moment").all()
+    expect(marked).to_have_attribute("title", "Play from 0:02.0")
+    alone.click()
+    page.wait_until(lambda: player.evaluate("video => video.currentTime >= 1.5 && !video.seeking"))
+    # A range is played to its end.
+    span.focus()
+    page.page.keyboard.press("Enter")
+    page.wait_until(lambda: player.evaluate("video => video.paused && video.currentTime < 1.2 && !video.seeking"))
+    assert 0.6 <= player.evaluate("video => video.currentTime") < 1.2
+    expect(page.page.locator(".player")).to_be_hidden()
+    # Where the player is out of sight, it comes to the answer, which stays where it is.
+    page.ask("echo " + "\n\nfurther down\n\n" * 30 + "at 1 s")
+    page.wait_answered(3)
+    transcript = page.page.locator(".transcript")
+    before = transcript.evaluate("element => element.scrollTop")
+    page.answers.last.locator(".moment").click()
+    above = page.page.locator(".player")
+    page.wait_until(lambda: above.locator("video").evaluate("video => video.currentTime >= 1"))
+    assert transcript.evaluate("element => element.scrollTop") == before
+    above.get_by_role("button", name="Close").focus()
+    page.page.keyboard.press("Escape")
+    expect(above).to_be_hidden()
+    assert transcript.evaluate("element => element.scrollTop") == before
+
+
+def test_times_are_those_of_the_video_that_is_named(page: ChatPage, samples: Path, tmp_path: Path) -> None:
+    first, *others = [Image.new("RGB", (64, 48), colour) for colour in ("red", "green", "blue", "white")]
+    first.save(tmp_path / "blinks.gif", save_all=True, append_images=others, duration=500)
+    page.ask(
+        "echo In moves-right at 1 s. In the second video at 0.5 s.",
+        [samples / "moves-right.mp4", tmp_path / "blinks.gif"],
+    )
+    page.wait_answered()
+    one, two = page.answers.last.locator(".moment").all()
+    one.click()
+    player = page.questions.locator("video")
+    page.wait_until(lambda: player.evaluate("video => video.currentTime >= 1"))
+    # No player plays a GIF: its frame is shown.
+    two.click()
+    expect(page.dialog).to_contain_text("blinks.gif, 0:00.5")
+    page.wait_until(lambda: page.dialog.locator("img").evaluate("image => image.naturalWidth") == 64)

@@ -45,6 +45,7 @@ from qwen35mm.prompt import (
     iter_media,
     pin_plans,
 )
+from qwen35mm.prompt.calls import read_calls
 from qwen35mm.prompt.messages import check_conversation
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, MediaSourceError, PreparedMedia
@@ -76,7 +77,10 @@ class Turn:
             text, reasoning = before.text + text, (before.reasoning or "") + reasoning
         if not self.commits or not text:
             return None
-        reply = Message("assistant", (Text(text),), reasoning=reasoning or None)
+        # As the next turn's messages have it, in the control tokens that only a template may write.
+        text, calls = read_calls(text, self.tools) if self.tools else (text, ())
+        content = (Text(text),) if text or not calls else ()
+        reply = Message("assistant", content, reasoning=reasoning or None, tool_calls=calls)
         return replace(self, messages=(*messages, reply), continues=False)
 
 

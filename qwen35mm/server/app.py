@@ -132,7 +132,7 @@ class Api:
         body = await self._body(request, ChatCompletionRequest, known_fields)
         self._check_model(body.model)
         asked = await asked_of(body, caller, self._backend, self._sources)
-        reply = Reply(self._backend.loaded.name)
+        reply = Reply(self._backend.loaded.name, asked.tools, None if body.parallel_tool_calls else 1)
         if not body.stream:
             await while_connected(request, self._finish(asked, reply))
             return JSONResponse(reply.completion())

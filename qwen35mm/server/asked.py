@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -38,6 +38,7 @@ class Backend(Protocol):
         params: SamplingParams | None = None,
         *,
         enable_thinking: bool | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
         tenant: str | None = None,
         continue_reply: bool = False,
     ) -> AsyncGenerator[Event, None]: ...
@@ -56,6 +57,7 @@ class Asked:
     """One request, whatever protocol it came in.
 
     Attributes:
+        tools: definitions in OpenAI's form.
         media: how each medium is read, in order of appearance.
         salt: the client's own: what it says is never found in the cache by a request with another one.
     """
@@ -64,6 +66,7 @@ class Asked:
     messages: list[Message]
     params: SamplingParams
     enable_thinking: bool | None = None
+    tools: tuple[dict[str, Any], ...] = ()
     continues: bool = False
     media: tuple[MediumOptions, ...] = ()
     salt: str = ""
@@ -80,6 +83,7 @@ async def events_of(asked: Asked, backend: Backend) -> AsyncGenerator[Event, Non
         messages,
         asked.params,
         enable_thinking=asked.enable_thinking,
+        tools=list(asked.tools) or None,
         tenant=f"{asked.caller.name}\0{asked.salt}" if asked.caller.name or asked.salt else None,
         continue_reply=asked.continues,
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from qwen35mm.engine import Event, Finished, Result, TextDelta, check_json_schema
 from qwen35mm.errors import ConfigError
+from qwen35mm.prompt import ToolCall
+from qwen35mm.prompt.calls import CallParser
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.server.asked import Asked, Backend
 from qwen35mm.server.errors import ApiError
@@ -19,6 +21,7 @@ from qwen35mm.server.keys import Caller
 from qwen35mm.server.parts import Parts, Sources
 
 MAX_MESSAGES = 10_000
+MAX_TOOLS = 256
 # What clients send with every request though it asks for nothing; any other value is refused by name.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -26,9 +29,6 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "logit_bias": ({},),
     "frequency_penalty": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -49,6 +49,23 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
     continuous_usage_stats: Literal[False] = False
     include_obfuscation: bool | None = None
+
+
+class Function(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    # A reply's arguments are as the model writes them: promised would be what isn't held.
+    strict: Literal[False] | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: Function
 
 
 class TemplateOptions(BaseModel):
@@ -80,6 +97,9 @@ class ChatCompletionRequest(BaseModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     response_format: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     thinking_budget: int | None = None
     chat_template_kwargs: TemplateOptions | None = None
@@ -128,10 +148,18 @@ async def asked_of(request: ChatCompletionRequest, caller: Caller, backend: Back
         messages,
         _params(request, backend.loaded.generation),
         enable_thinking=_thinks(request),
+        tools=tools_of(request),
         continues=request.continue_final_message,
         media=tuple(parts.options),
         salt=request.cache_salt or "",
     )
+
+
+def tools_of(request: ChatCompletionRequest) -> tuple[dict[str, Any], ...]:
+    """The tools that the model is told of, in OpenAI's form: none where it may call none."""
+    if request.tool_choice == "none":
+        return ()
+    return tuple(tool.model_dump(exclude_none=True) for tool in request.tools)
 
 
 def _role(role: Any) -> Any:
@@ -185,35 +213,60 @@ class Reply:
 
     Args:
         model: the name that the reply says.
-        created_s: since the epoch.
+        tools: those that it may call; without any, what looks like a call is text.
+        most_calls: the calls that are passed on; None is all.
     """
 
-    def __init__(self, model: str, created_s: float | None = None) -> None:
-        self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "created": int(time.time() if created_s is None else created_s),
-            "model": model,
-        }
+    def __init__(self, model: str, tools: Sequence[dict[str, Any]] = (), most_calls: int | None = None) -> None:
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._parser = CallParser(tools) if tools else None
+        self._most_calls = most_calls
+        self._text: list[str] = []
+        self._calls: list[dict[str, Any]] = []
         self._num_reasoning = 0
         self.result: Result | None = None
 
-    def take(self, event: Event) -> TextDelta | None:
-        """Takes the next event in; gives it back where it holds text."""
+    def take(self, event: Event) -> list[dict[str, Any]]:
+        """Takes the next event in; what is new by it, as the `delta`s of a stream."""
         if isinstance(event, Finished):
             self.result = event.result
-        if not isinstance(event, TextDelta):
-            return None
+            return self._deltas(self._parser.flush() if self._parser else [])
+        if not isinstance(event, TextDelta) or not event.text:
+            return []
         if event.channel == "reasoning":
             self._num_reasoning = event.num_generated_tokens or self._num_reasoning
-        return event
+            return [_reasoning(event.text)]
+        return self._deltas(self._parser.push(event.text) if self._parser else [event.text])
+
+    def _deltas(self, found: list[str | ToolCall]) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        for each in found:
+            if isinstance(each, str):
+                self._text.append(each)
+                deltas.append({"content": each})
+            elif self._most_calls is None or len(self._calls) < self._most_calls:
+                arguments = json.dumps(dict(each.arguments), ensure_ascii=False)
+                function = {"name": each.name, "arguments": arguments}
+                call = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+                deltas.append({"tool_calls": [{"index": len(self._calls), **call}]})
+                self._calls.append(call)
+        return deltas
+
+    @property
+    def _finish_reason(self) -> str:
+        assert self.result is not None, "the reply isn't finished"
+        return "tool_calls" if self._calls and self.result.finish_reason == "stop" else self.result.finish_reason
 
     def completion(self) -> dict[str, Any]:
         """The whole reply, once it is finished."""
         assert self.result is not None, "the reply isn't finished"
-        message = {"role": "assistant", "content": self.result.text, "refusal": None}
+        text = "".join(self._text)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._calls:
+            message |= {"content": text or None, "tool_calls": self._calls}
         if self.result.reasoning:
             message |= _reasoning(self.result.reasoning)
-        choice = {"index": 0, "message": message, "finish_reason": self.result.finish_reason, "logprobs": None}
+        choice = {"index": 0, "message": message, "finish_reason": self._finish_reason, "logprobs": None}
         return {
             **self._head,
             "object": "chat.completion",
@@ -226,12 +279,10 @@ class Reply:
         """The pieces of a stream."""
         yield self._chunk({"role": "assistant", "content": ""})
         async for event in events:
-            delta = self.take(event)
-            if delta is not None and delta.text:
-                is_answer = delta.channel == "answer"
-                yield self._chunk({"content": delta.text} if is_answer else _reasoning(delta.text))
+            for delta in self.take(event):
+                yield self._chunk(delta)
         assert self.result is not None, "a stream ends with its result"
-        yield {**self._chunk({}, self.result.finish_reason), "timings": _timings(self.result)}
+        yield {**self._chunk({}, self._finish_reason), "timings": _timings(self.result)}
         if include_usage:
             yield {**self._chunk(None), "usage": self._usage(self.result)}
 

@@ -19,12 +19,13 @@ import torch
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.model_backend import Turn
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import EngineSettings, Event, MediaPlanned, Progress
 from qwen35mm.errors import CheckpointError, ConfigError, ContextTooLongError, PromptError, RequestError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video, pin_plans
+from qwen35mm.prompt import EncodedMedium, Image, Message, Text, ToolCall, Video, pin_plans
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia
 from tests import forked
@@ -232,6 +233,17 @@ def test_settings_of_another_kind_are_refused_in_words(demo: LoadedModel) -> Non
         LocalBackend(demo, min_segment=0)
     with pytest.raises(PromptError, match=r"a plan for each medium, 1 in all; got 0\."):
         pin_plans([Message("user", (Image(picture(0)),))], [])
+
+
+def test_a_history_holds_calls_as_the_next_turn_has_them() -> None:
+    reply = "I look.\n\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    for tools, calls, text in (
+        (None, (), reply),
+        ([{"function": {"name": "f"}}], (ToolCall("f", {"a": "1"}),), "I look."),
+    ):
+        ended = Turn((HELLO,), thinking=False, tools=tools).ended_by(reply, "")
+        assert ended is not None
+        assert (ended.messages[-1].tool_calls, ended.messages[-1].text) == (calls, text)
 
 
 def test_an_end_that_is_no_token_is_refused_in_words(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -12,6 +13,7 @@ import pytest
 
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.engine import Finished, TextDelta
 from qwen35mm.server.app import create_app
 from qwen35mm.server.parts import Sources
 from tests.server.conftest import PATIENCE_S, serving
@@ -114,7 +116,9 @@ def test_an_answer_is_held_to_a_schema_a_length_and_a_stop(client: openai.OpenAI
     [
         ({"frequency_penalty": 1}, "frequency_penalty", "can't be had here"),
         ({"n": 2}, "n", "can't be had here"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "can't be had here"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.0.function.name", "pattern"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+        ({"tool_choice": "required"}, "tool_choice", "'auto' or 'none'"),
         ({"temperature": 200}, "temperature", "from 0 to 100; got 200"),
         ({"extra_body": {"temperatur": 1}}, "temperatur", "isn't known here"),
         ({"extra_body": {"min_p": "high"}}, "min_p", "valid number"),
@@ -172,3 +176,64 @@ def test_media_come_from_where_the_server_allows(
         for path in ("../secret.jpg", "link.jpg", "missing.jpg", "", "%00"):
             message = refused(with_address, client=client, address=f"file://{root}/{path}").body["message"]
             assert message.endswith("there is no such file under --media-root.")
+
+
+class Scripted:
+    """The model's backend, but it says what it is told to, three characters at a time."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        self.text = ""
+        self.asked: list[dict[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def stream(self, messages: Any, params: Any = None, **options: Any) -> AsyncIterator[Any]:
+        self.asked.append({"messages": messages, **options})
+        async for event in self._backend.stream(messages, params, **options):
+            if isinstance(event, Finished):
+                for at in range(0, len(self.text), 3):
+                    yield TextDelta(self.text[at : at + 3])
+                yield Finished(replace(event.result, text=self.text))
+            elif not isinstance(event, TextDelta):
+                yield event
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather of a place",
+            "parameters": {"type": "object", "properties": {"days": {"type": "integer"}}},
+        },
+    }
+]
+CALL = "<tool_call>\n<function=weather>\n<parameter=days>\n{}\n</parameter>\n</function>\n</tool_call>"
+
+
+def test_tools_are_called_streamed_or_not(backend: LocalBackend, client: openai.OpenAI) -> None:
+    scripted = Scripted(backend)
+    scripted.text = f"I look.\n\n{CALL.format(3)}\n{CALL.format(4)}"
+    with serving(create_app(scripted)) as address:  # pyright: ignore[reportArgumentType]
+        client = client.with_options(base_url=f"{address}/v1")
+        (choice,) = ask(client, tools=TOOLS).choices
+        assert scripted.asked[0]["tools"] == TOOLS
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
+        calls = choice.message.tool_calls
+        assert [call.function.name for call in calls] == ["weather"] * 2
+        assert [json.loads(call.function.arguments) for call in calls] == [{"days": 3}, {"days": 4}]
+        with client.chat.completions.stream(model="demo", messages=HELLO, tools=TOOLS) as stream:  # pyright: ignore
+            streamed = stream.get_final_completion().choices[0]
+        assert [json.loads(call.function.arguments)["days"] for call in streamed.message.tool_calls or ()] == [3, 4]
+        assert (streamed.finish_reason, streamed.message.content) == ("tool_calls", "I look.")
+        assert len(ask(client, tools=TOOLS, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
+        none = ask(client, tools=TOOLS, tool_choice="none").choices[0]
+        assert (none.message.tool_calls, none.message.content) == (None, scripted.text)
+        assert scripted.asked[-1]["tools"] is None
+        result = {"role": "tool", "tool_call_id": calls[0].id, "content": "Rain"}
+        ask(client, [*HELLO, choice.message.model_dump(exclude_none=True), result], tools=TOOLS)
+        before, given = scripted.asked[-1]["messages"][-2:]
+        assert [dict(call.arguments) for call in before.tool_calls] == [{"days": 3}, {"days": 4}]
+        assert (given.role, given.text) == ("tool", "Rain")

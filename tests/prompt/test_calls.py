@@ -1,0 +1,116 @@
+"""Tool calls are found in replies, however they are cut into pieces, and nothing of a reply is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.prompt import ChatTemplate, ToolCall
+from qwen35mm.prompt.calls import CallParser, read_calls
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "place": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "exact": {"type": "boolean"},
+                    "at": {"type": ["object", "null"]},
+                    "either": {"type": ["integer", "string"]},
+                },
+            },
+        },
+    }
+]
+
+
+def written(name: str, **values: str) -> str:
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+WEATHER = written("weather", place="Bonn", days="3", exact="True", at='{"a": [1]}', either="5")
+CALL = ToolCall("weather", {"place": "Bonn", "days": 3, "exact": True, "at": {"a": [1]}, "either": "5"})
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "calls"),
+    [
+        ("Hello.\n", "Hello.\n", ()),
+        (WEATHER, "", (CALL,)),
+        (f"I look.\n\n{WEATHER}\n{written('stop')}", "I look.", (CALL, ToolCall("stop"))),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "", (ToolCall("f", {"a": 1}),)),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", (ToolCall("f", {"a": 1}),)),
+        (written("f", a="two\nlines"), "", (ToolCall("f", {"a": "two\nlines"}),)),
+        (
+            written("f", a="x</parameter>y", b="</tool_call>"),
+            "",
+            (ToolCall("f", {"a": "x</parameter>y", "b": "</tool_call>"}),),
+        ),
+        ("a <tool_call> is a mark", "a <tool_call> is a mark", ()),
+        ("<tool_call>\n<function=f>\n<para", "<tool_call>\n<function=f>\n<para", ()),
+        ("<tool_call>no</tool_call> x", "<tool_call>no</tool_call> x", ()),
+        ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", ()),
+        (written("weather", days="many"), "", (ToolCall("weather", {"days": "many"}),)),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_calls_and_text_come_apart(reply: str, text: str, calls: tuple[ToolCall, ...], size: int) -> None:
+    parser = CallParser(TOOLS)
+    found = [each for at in range(0, len(reply), size) for each in parser.push(reply[at : at + size])] + parser.flush()
+    assert "".join(each for each in found if isinstance(each, str)) == text
+    assert tuple(each for each in found if isinstance(each, ToolCall)) == calls
+    assert read_calls(reply, TOOLS) == (text, calls)
+
+
+def test_text_is_not_held_back_without_need() -> None:
+    parser = CallParser()
+    assert parser.push("One < two") == ["One < two"]
+    assert parser.push(" <tool") == []
+    assert parser.push("s>") == [" <tools>"]
+    assert parser.push("<tool_call> in words") == ["<tool_call> in words"]
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<tool_call>", "</tool_call>", "<function=f>", "</function>", " ", "{", "a"]), max_size=12
+    )
+)
+def test_what_is_no_call_is_lost_nowhere(pieces: list[str]) -> None:
+    parser = CallParser()
+    found = [each for piece in pieces for each in parser.push(piece)] + parser.flush()
+    assert "".join(each if isinstance(each, str) else "" for each in found) == read_calls("".join(pieces), ())[0]
+    if not any(isinstance(each, ToolCall) for each in found):
+        assert found == [] or "".join(map(str, found)) == "".join(pieces)
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<\n\r"), min_size=1).filter(str.strip),
+        max_size=3,
+    )
+)
+def test_what_the_template_writes_is_read_back(arguments: dict[str, str]) -> None:
+    """The bundled checkpoint's template writes calls as Qwen3.5's own does."""
+    template = ChatTemplate.from_pretrained(demo_model_path())
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "user", "content": "y"},
+    ]
+    rendered = template.render(messages, add_generation_prompt=False, enable_thinking=False)
+    start = rendered.index("<tool_call>")
+    inside = rendered[start : rendered.rindex("</tool_call>") + len("</tool_call>")]
+    ((found),) = read_calls(inside, ())[1]
+    assert json.loads(json.dumps(dict(found.arguments))) == arguments

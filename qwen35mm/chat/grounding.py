@@ -6,6 +6,7 @@ and Qwen3.5 are thousandths of the picture's sides, those of Qwen2.5-VL pixels o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -20,6 +21,8 @@ MAX_LABEL_CHARS = 200
 _MAX_DETAILS = 8
 # A mark's object begins at one of so many braces before its numbers: those between are in it.
 _MAX_BRACES = 8
+_MAX_OBJECT_CHARS = 2000
+_DECODER = json.JSONDecoder()
 
 _BOX, _POINT = "bbox_2d", "point_2d"
 _SHAPE = re.compile(r"""["'](bbox_2d|point_2d)["']\s*:\s*(\[[-+\d.eE,\s\[\]]*\])""")
@@ -109,40 +112,41 @@ def ground(text: str, path: Sequence[Node], model: str | None = None) -> list[di
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """The JSON objects with coordinates of their own, each once; of a damaged one what can be read."""
-    end = 0
-    last = -1
+    last = end = 0
     for shape in _SHAPE.finditer(text):
-        start, fields, stop = _object_around(text, shape)
-        if fields is not None:
-            if start != last:
+        # Nobody writes so much about one thing, and whoever nests braces without an end keeps nobody waiting.
+        low = max(shape.start() - _MAX_OBJECT_CHARS, 0)
+        piece, at = text[low : shape.end() + _MAX_OBJECT_CHARS], shape.start() - low
+        found = _object_around(piece, at, shape[1])
+        if found is not None:
+            start, fields, stop = found
+            if low + start >= last:
                 yield fields
-            last, end = start, max(end, stop)
+            last, end = low + start + 1, max(end, low + stop)
             continue
         # From the brace before it, or the last object, to the next one.
-        start = max(text.rfind("{", 0, shape.start()), end)
-        stop = min((at for at in (text.find(brace, shape.end()) for brace in "{}") if at >= 0), default=len(text))
-        piece = text[start : stop + 1]
-        read = {name: words or number for name, words, number in _FIELD.findall(piece)}
-        try:
+        start = max(piece.rfind("{", 0, at), end - low, 0)
+        after = shape.end() - low
+        stop = min(
+            (brace for brace in (piece.find("{", after), piece.find("}", after)) if brace >= 0), default=len(piece)
+        )
+        read = {name: words or number for name, words, number in _FIELD.findall(piece[start : stop + 1])}
+        with contextlib.suppress(ValueError, RecursionError):
             yield {**read, shape[1]: json.loads(shape[2])}
-        except (ValueError, RecursionError):
-            continue
 
 
-def _object_around(text: str, shape: re.Match[str]) -> tuple[int, dict[str, Any] | None, int]:
-    """The innermost whole object that holds coordinates itself: where it begins, its fields, and its end."""
-    start = shape.start()
+def _object_around(text: str, at: int, name: str) -> tuple[int, dict[str, Any], int] | None:
+    """The innermost whole object that holds the field at a place: where it begins, its fields, and its end."""
+    start = at
     for _ in range(_MAX_BRACES):
         start = text.rfind("{", 0, start)
         if start < 0:
-            break
-        try:
-            fields, stop = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue
-        if stop > shape.end() and isinstance(fields, dict) and shape[1] in fields:
-            return start, fields, stop
-    return -1, None, -1
+            return None
+        with contextlib.suppress(ValueError, RecursionError):
+            fields, stop = _DECODER.raw_decode(text, start)
+            if stop > at and isinstance(fields, dict) and name in fields:
+                return start, fields, stop
+    return None
 
 
 def _marks_of(fields: dict[str, Any]) -> Iterator[Mark]:

@@ -61,6 +61,7 @@ def test_what_grows_only_gains_marks(label: str) -> None:
         '{"bbox_2d": [[[]]]}',
         '{"bbox_2d": [1, 2, 3, ',
         '{"bbox_2d": ' + "[" * 5000 + "]" * 5000,
+        '{"a":' * 5000,
     ],
 )
 def test_what_is_no_shape_is_none(text: str) -> None:

@@ -1,9 +1,10 @@
 // A part of a picture or of a video's frame, drawn on it in the viewer, and asked about.
 
 /** @import { Attachment } from "./types.d.ts" */
+/** @import { Item } from "./items.js" */
 /** @import { Page } from "./main.js" */
 /** @import { Grip, Rectangle } from "./rectangle.js" */
-/** @import { Item, Viewer } from "./viewer.js" */
+/** @import { Viewer } from "./viewer.js" */
 /** @import { Point } from "./viewport.js" */
 
 import { button, h, iconButton, isComposing } from "./dom.js";

@@ -12,6 +12,7 @@ import { Offers } from "./offers.js";
 import { Quick } from "./quick.js";
 import { Sliders } from "./sliders.js";
 import { ClipEditor } from "./strip.js";
+import { lookAt } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
 const ACCEPTED = "image/*,video/*,.mkv,.ts,.avif,.pdf,text/*,.md,.csv,.json,.log,.py,.js,.html,.xml,.yaml,.toml";
@@ -252,13 +253,23 @@ export class Composer {
 
   drawThumbnail(/** @type {DraftFile} */ file) {
     const { name, kind, digest, pdf, share, label, error, notes = [] } = file;
-    const picture = digest && kind !== "text" ? h("img", { src: thumbnailUrl(digest), alt: "" }) : icon("file");
+    const isSeen = digest && kind !== "text";
+    const picture = isSeen ? h("img", { src: thumbnailUrl(digest), alt: "" }) : icon("file");
+    const badge = kind === "video" && h("span.badge", t("clip"));
+    const look = () => lookAt(this.page, this.draft.message.attachments, digest ?? "");
     const uploading = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
     const words = error ?? (digest ? said(label ?? "") : uploading);
     return h(
       "div.thumbnail.row.card",
       { class: error ? "bad" : null, title: [name, words, ...notes].join("\n") },
-      h("div.shot", picture, kind === "video" && h("span.badge", t("clip"))),
+      isSeen
+        ? h(
+            "button.shot",
+            { type: "button", "aria-label": t("Look at {name}", { name }), onclick: look },
+            picture,
+            badge,
+          )
+        : h("div.shot", picture),
       h(
         "div.about",
         h("span.name", name),

@@ -1,7 +1,7 @@
 // Asks the model to point at things in a picture, as Qwen's own examples ask it.
 
+/** @import { Item } from "./items.js" */
 /** @import { Page } from "./main.js" */
-/** @import { Item } from "./viewer.js" */
 
 import { cutOut } from "./closer.js";
 import { ask, h } from "./dom.js";

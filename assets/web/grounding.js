@@ -1,23 +1,16 @@
 // What an answer points at, drawn on its pictures, beside lists of it.
 
 /** @import { Grounding, Unit } from "./types.d.ts" */
+/** @import { Item } from "./items.js" */
 /** @import { Page } from "./main.js" */
-/** @import { Item } from "./viewer.js" */
 
-import { frameUrl, pictureUrl, thumbnailUrl } from "./api.js";
 import { button, h, icon, redraw, select } from "./dom.js";
 import { save } from "./files.js";
+import { pictureOf, titleOf } from "./items.js";
 import { Marks } from "./marks.js";
 import { colourOf, saved, shares, unitsOf } from "./shapes.js";
 import { Viewer } from "./viewer.js";
 import { number, t } from "./words.js";
-
-/** What the picture of a grounding is called: a frame with its time. */
-export const titleOf = (/** @type {Grounding} */ { name, time_s }) =>
-  time_s === null ? name : t("{name} at {s} s", { name, s: number(time_s, 1) });
-
-const fullUrl = (/** @type {Grounding} */ { digest, time_s }) =>
-  time_s === null ? pictureUrl(digest) : frameUrl(digest, time_s);
 
 /** All that an answer points at, below it. */
 export class Groundings {
@@ -96,9 +89,9 @@ class Figure {
     this.grounding = grounding;
     this.all = all;
     this.marks = new Marks((at) => all.look(this, at));
-    const { digest, time_s, size } = grounding;
-    const title = titleOf(grounding);
-    const image = h("img", { src: time_s === null ? thumbnailUrl(digest) : fullUrl(grounding), alt: title });
+    const { size } = grounding;
+    const { src, poster, label: title } = pictureOf(grounding);
+    const image = h("img", { src: poster ?? src, alt: title });
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
     const onclick = () => all.look(this);
     const picture = h(
@@ -120,32 +113,21 @@ class Figure {
 
   draw(/** @type {Grounding} */ grounding, /** @type {Unit} */ unit) {
     this.grounding = grounding;
-    const [title, n] = [titleOf(grounding), number(grounding.marks.length)];
+    const [title, n] = [titleOf(grounding.name, grounding.time_s), number(grounding.marks.length)];
     this.title.textContent = t("Marks in {title}: {n}", { title, n });
     this.marks.draw(grounding, unit);
   }
 
   /** It, to be looked at on the whole screen. @returns {Item} */
   item(/** @type {Unit} */ unit, /** @type {number | null} */ lit) {
-    const { grounding } = this;
-    const { digest, time_s, size, name } = grounding;
-    const poster = time_s === null ? thumbnailUrl(digest) : null;
-    const marked = { grounding, unit, lit };
-    return {
-      src: fullUrl(grounding),
-      kind: "image",
-      label: titleOf(grounding),
-      name,
-      digest,
-      time_s,
-      size,
-      poster,
-      marked,
-    };
+    return { ...pictureOf(this.grounding), marked: { grounding: this.grounding, unit, lit } };
   }
 
+  /** For files that are made of it. */
   get name() {
-    return titleOf(this.grounding).replace(/\.\w{1,5}$/, "");
+    const { name, time_s } = this.grounding;
+    const stem = name.replace(/\.\w{1,5}$/, "");
+    return titleOf(stem, time_s).replaceAll(":", ".");
   }
 
   saveJson() {
@@ -156,7 +138,7 @@ class Figure {
   async savePicture() {
     const { grounding, all } = this;
     const image = new Image();
-    image.src = fullUrl(grounding);
+    image.src = pictureOf(grounding).src;
     const blob = await image.decode().then(
       () => paint(image, grounding, all.unit),
       () => null,

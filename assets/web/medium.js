@@ -3,12 +3,11 @@
 /** @import { Attachment, Crop, Grounding } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
-import { frameUrl, pictureUrl, thumbnailUrl } from "./api.js";
 import { canCut } from "./closer.js";
 import { h, iconButton } from "./dom.js";
 import { askToFind } from "./find.js";
-import { titleOf } from "./grounding.js";
-import { itemOf, lookAtFile, Viewer } from "./viewer.js";
+import { itemOf, pictureOf } from "./items.js";
+import { lookAt, sentFiles, Viewer } from "./viewer.js";
 import { t } from "./words.js";
 
 /**
@@ -23,7 +22,7 @@ export function withTools(page, shown, file) {
   const closer = () => {
     const video = shown instanceof HTMLVideoElement ? shown : null;
     video?.pause();
-    lookAtFile(page, file.digest, { closer: true, time_s: video?.currentTime });
+    lookAt(page, sentFiles(page), file.digest, { closer: true, time_s: video?.currentTime });
   };
   const tools = h("div.medium-tools.row", [
     iconButton("crop", t("Look closer"), closer),
@@ -40,13 +39,9 @@ function placeOf(/** @type {Page} */ page, /** @type {Crop} */ crop, /** @type {
     ...{ digest, name, time_s, size, shown_size: null, kind: "image", unit: "pixel" },
     marks: [{ label, box, point: null, details: [] }],
   };
-  const title = titleOf(grounding);
-  const src = time_s === null ? pictureUrl(digest) : frameUrl(digest, time_s);
-  const look = () => {
-    const marked = { grounding, unit: grounding.unit, lit: 0 };
-    const item = { src, kind: /** @type {const} */ ("image"), label: title, name, digest, time_s, size, marked };
-    new Viewer(page, [item], 0).open();
-  };
+  const source = pictureOf(grounding);
+  const marked = { grounding, unit: grounding.unit, lit: 0 };
+  const look = () => new Viewer(page, [{ ...source, marked }], 0).open();
   const [height, width] = size;
   const percent = (/** @type {number} */ share) => `${(100 * share).toFixed(3)}%`;
   const spot = h("span.part");
@@ -56,9 +51,9 @@ function placeOf(/** @type {Page} */ page, /** @type {Crop} */ crop, /** @type {
     width: percent((box[2] - box[0]) / width),
     height: percent((box[3] - box[1]) / height),
   });
-  const image = h("img", { src: time_s === null ? thumbnailUrl(digest) : src, alt: "", loading: "lazy" });
+  const image = h("img", { src: source.poster ?? source.src, alt: "", loading: "lazy" });
   image.style.aspectRatio = `${width} / ${height}`;
-  const words = t("Where it was cut out of {name}", { name: title });
+  const words = t("Where it was cut out of {name}", { name: source.label });
   const button = h("button.place", { type: "button", title: words, "aria-label": words, onclick: look }, image, spot);
   image.addEventListener("error", () => button.remove());
   return button;

@@ -8,9 +8,10 @@ import { Blocks, copy } from "./blocks.js";
 import { button, h, icon, iconButton, redraw, setProgress } from "./dom.js";
 import { answerEditor, isEdited } from "./editor.js";
 import { Groundings } from "./grounding.js";
+import { itemOf } from "./items.js";
 import { withTools } from "./medium.js";
 import { ShownStrip } from "./strip.js";
-import { itemOf, lookAtFile } from "./viewer.js";
+import { lookAt, sentFiles } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
 /**
@@ -111,7 +112,7 @@ export class QuestionRow extends Row {
     const image = h("img", { src: file.kind === "video" ? src : poster, alt: name, loading: "lazy" });
     // Known before it is loaded, so that nothing jumps.
     if (size) image.style.aspectRatio = `${size[1]} / ${size[0]}`;
-    const onclick = () => lookAtFile(this.page, digest);
+    const onclick = () => lookAt(this.page, sentFiles(this.page), digest);
     const picture = withTools(this.page, h("button.picture", { type: "button", onclick, ...labels }, image), file);
     return file.kind === "video" ? this.withStrip(picture, file, at) : picture;
   }

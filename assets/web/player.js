@@ -3,8 +3,9 @@
 /** @import { Attachment } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
-import { frameUrl, mediaUrl, thumbnailUrl } from "./api.js";
+import { mediaUrl, thumbnailUrl } from "./api.js";
 import { h, iconButton } from "./dom.js";
+import { pictureOf } from "./items.js";
 import { findTimes, meantAt, timeOf } from "./times.js";
 import { Viewer } from "./viewer.js";
 import { t } from "./words.js";
@@ -170,8 +171,7 @@ export class Player {
 
   /** The frame at a time, where a browser can't play the video. */
   look(/** @type {Sent} */ { file: { digest, name } }, /** @type {number} */ time_s) {
-    const [src, label] = [frameUrl(digest, time_s), `${name}, ${timeOf(time_s)}`];
-    new Viewer(this.page, [{ src, kind: "image", label, digest, name, time_s }], 0).open();
+    new Viewer(this.page, [pictureOf({ digest, name, time_s, size: null })], 0).open();
   }
 
   close() {

@@ -4,8 +4,9 @@
 /** @import { Draft, DraftFile } from "./draft.js" */
 /** @import { Page } from "./main.js" */
 
-import { debounce, frameUrl, Problem } from "./api.js";
+import { debounce, Problem } from "./api.js";
 import { button, h, redraw } from "./dom.js";
+import { pictureOf } from "./items.js";
 import { amountAt, NUM_POSITIONS, positionOf } from "./limits.js";
 import { secondsOf, timeOf } from "./times.js";
 import { Viewer } from "./viewer.js";
@@ -64,12 +65,7 @@ class Fold {
   draw(/** @type {Strip} */ { frames, size }) {
     const { digest, name } = this.file;
     const items = frames.map(({ time_s, picture }) => ({
-      src: frameUrl(digest, time_s),
-      kind: /** @type {const} */ ("image"),
-      label: `${name}, ${timeOf(time_s)}`,
-      digest,
-      name,
-      time_s,
+      ...pictureOf({ digest, name, time_s, size: null }),
       poster: picture,
     }));
     const shape = { style: `aspect-ratio: ${size[1]} / ${size[0]}` };

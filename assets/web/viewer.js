@@ -1,13 +1,14 @@
 // Pictures, videos and frames of them on the whole screen, one after the other, as near as one likes.
 
-/** @import { Attachment, Grounding, Kind, Unit } from "./types.d.ts" */
+/** @import { Attachment } from "./types.d.ts" */
+/** @import { Item } from "./items.js" */
 /** @import { Page } from "./main.js" */
 /** @import { Point } from "./viewport.js" */
 
-import { mediaUrl, pictureUrl, thumbnailUrl } from "./api.js";
 import { Closer, canCut } from "./closer.js";
 import { h, icon, iconButton, redraw, showDialog } from "./dom.js";
 import { askToFind } from "./find.js";
+import { itemOf, pictureOf } from "./items.js";
 import { Marks } from "./marks.js";
 import { shares } from "./shapes.js";
 import { Viewport } from "./viewport.js";
@@ -19,47 +20,13 @@ const PAN_STEP_PX = 80;
 const SWIPE_PX = 60;
 
 /**
- * What can be looked at.
- * @typedef {object} Item
- * @property {string} src
- * @property {Kind} kind a frame of a video is an image
- * @property {string} label
- * @property {string} [digest] the file that it is, or is a frame of
- * @property {string | null} [poster] a small picture of it, which is there sooner
- * @property {[number, number] | null} [size] height and width, where they are known
- * @property {string} [href] where it can be saved from
- * @property {string} [name] of that file; where it isn't given, nothing can be asked about a part of it
- * @property {boolean} [isAnimated]
- * @property {number | null} [time_s] of a frame, in its video
- * @property {{ grounding: Grounding, unit: Unit, lit: number | null }} [marked] what an answer points at there
- */
-
-/** A file as what can be looked at. @returns {Item} */
-export function itemOf(/** @type {Attachment} */ { digest, kind, name, size }) {
-  // A GIF is a video for the model, and a picture for a browser.
-  const moves = kind === "video" && /\.gif$/i.test(name);
-  const src = kind === "image" ? pictureUrl(digest) : mediaUrl(digest);
-  const about = {
-    digest,
-    name,
-    label: name,
-    size,
-    isAnimated: moves,
-    poster: thumbnailUrl(digest),
-    href: mediaUrl(digest),
-  };
-  return { ...about, src, kind: moves ? "image" : kind };
-}
-
-/**
- * Shows a picture or a video of the conversation on the whole screen, among all of them.
+ * Shows one of some files on the whole screen, among all pictures and videos of them.
  * @param {Page} page
+ * @param {Pick<Attachment, "digest" | "kind" | "name" | "size">[]} files
  * @param {string} digest
  * @param {{ closer?: boolean, time_s?: number }} [how] to draw a rectangle on it; a video's time
  */
-export function lookAtFile(page, digest, { closer = false, time_s = 0 } = {}) {
-  const { messages } = page.state.chat;
-  const files = messages.flatMap((message) => (message.role === "user" ? message.attachments : []));
+export function lookAt(page, files, digest, { closer = false, time_s = 0 } = {}) {
   const items = files.filter(({ kind }) => kind !== "text").map(itemOf);
   const at = items.findIndex((item) => item.digest === digest);
   const viewer = new Viewer(page, items, Math.max(at, 0));
@@ -67,6 +34,10 @@ export function lookAtFile(page, digest, { closer = false, time_s = 0 } = {}) {
   if (viewer.shown instanceof HTMLVideoElement) viewer.shown.currentTime = time_s;
   if (closer) viewer.closer.set(true);
 }
+
+/** Those of the conversation. */
+export const sentFiles = (/** @type {Page} */ page) =>
+  page.state.chat.messages.flatMap((message) => (message.role === "user" ? message.attachments : []));
 
 export class Viewer {
   /** Fingers and buttons that are down, where they are. @type {Map<number, Point>} */
@@ -217,9 +188,15 @@ export class Viewer {
     return image;
   }
 
-  video(/** @type {Item} */ { src, label, poster }) {
+  video(/** @type {Item} */ { src, label, poster, digest, name = label }) {
     const video = h("video", { src, poster, controls: true, muted: true, playsInline: true, "aria-label": label });
-    video.addEventListener("error", () => this.shown === video && this.lack());
+    video.addEventListener("error", () => {
+      if (this.shown !== video) return;
+      if (!digest) return this.lack();
+      // What a browser can't play, the program can show.
+      this.items[this.at] = { ...pictureOf({ digest, name, time_s: 0, size: null }), href: src };
+      this.show();
+    });
     return video;
   }
 

@@ -134,7 +134,7 @@ def test_a_part_of_a_videos_frame(page: ChatPage, backend: FakeBackend, samples:
     page.page.keyboard.press("Enter")
     page.wait_answered(2)
     place = page.questions.last.locator(".place")
-    expect(place).to_have_attribute("aria-label", "Where it was cut out of moves-right.mp4 at 2.5 s")
+    expect(place).to_have_attribute("aria-label", "Where it was cut out of moves-right.mp4, 0:02.5")
     with Image.open(source(backend)) as part:
         assert part.width < part.height
 

@@ -114,7 +114,7 @@ def test_marks_of_a_video_lie_on_the_frames_that_were_shown(page: ChatPage, samp
     answer(page, marks, samples / "moves-right.mp4")
     figures = page.answers.locator(".grounding")
     expect(figures).to_have_count(2)
-    expect(figures.first.locator("figcaption")).to_contain_text("moves-right.mp4 at 0.0 s")
+    expect(figures.first.locator("figcaption")).to_contain_text("moves-right.mp4, 0:00.0")
     sources = [figure.locator("img").get_attribute("src") or "" for figure in figures.all()]
     assert sources[0].endswith("?time_s=0")
     assert sources[0] != sources[1]
@@ -122,6 +122,6 @@ def test_marks_of_a_video_lie_on_the_frames_that_were_shown(page: ChatPage, samp
         image = figure.locator("img")
         page.wait_until(lambda image=image: bool(image.evaluate("image => image.naturalWidth > 0")))
     figures.first.locator(".picture").click()
-    expect(page.dialog.locator("h2")).to_have_text("moves-right.mp4 at 0.0 s, 1 of 2")
+    expect(page.dialog.locator("h2")).to_have_text("moves-right.mp4, 0:00.0, 1 of 2")
     page.page.keyboard.press("ArrowRight")
     expect(page.dialog.locator(".mark-line")).to_contain_text("star")

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, expect
 
+from tests.preprocess.media_files import encode_video, scene
 from tests.web.browser import ChatPage, OpenPage
 
 pytestmark = pytest.mark.browser
@@ -102,6 +103,21 @@ def test_pictures_are_looked_at_by_mouse(page: ChatPage, files: list[Path], tmp_
     page.wait_until(lambda: bool(view.locator("img").evaluate("image => image.naturalWidth === 60")))
     page.dialog.get_by_role("button", name="Close", exact=True).click()
     expect(page.dialog).to_have_count(0)
+
+
+def test_what_is_not_sent_yet_is_looked_at_and_a_clip_that_no_browser_plays(page: ChatPage, tmp_path: Path) -> None:
+    frames = [scene(index) for index in range(4)]
+    (tmp_path / "a.avi").write_bytes(encode_video(frames, container="avi", codec="mpeg4"))
+    Image.new("RGB", (60, 30), "red").save(tmp_path / "b.png")
+    page.attach(tmp_path / "b.png", tmp_path / "a.avi")
+    page.page.get_by_role("button", name="Look at b.png").click()
+    title, image = page.dialog.locator("h2"), page.dialog.locator(".view img")
+    expect(title).to_have_text("b.png, 1 of 2")
+    page.page.keyboard.press("ArrowRight")
+    # The program shows its first frame, of which a part can be asked about, too.
+    expect(title).to_have_text("a.avi, 0:00.0, 2 of 2")
+    page.wait_until(lambda: bool(image.evaluate("image => image.naturalWidth === 64")))
+    expect(page.dialog.get_by_role("button", name="Look closer")).to_be_visible()
 
 
 def test_a_finger_swipes_and_two_pinch_on_a_narrow_screen(open_page: OpenPage, files: list[Path]) -> None:

@@ -11,6 +11,9 @@ import { button, h, iconButton, isComposing } from "./dom.js";
 import { between, gripAt, moved, pulled } from "./rectangle.js";
 import { number, t } from "./words.js";
 
+/** Questions that were written and not sent, by the files that they are about. @type {Map<string, string>} */
+const written = new Map();
+
 // What keys begin with, and how far they go.
 const MIDDLE = { left: 0.25, top: 0.25, right: 0.75, bottom: 0.75 };
 const KEY_STEP = 0.02;
@@ -60,6 +63,7 @@ export class Closer {
       maxLength: 10_000,
       placeholder: t("What do you want to know about this part?"),
       "aria-label": t("What do you want to know about this part?"),
+      oninput: ({ currentTarget }) => written.set(viewer.item.digest ?? "", currentTarget.value),
     });
     this.buttons = [
       button("plain", t("Add to the message"), () => this.use(false)),
@@ -95,6 +99,7 @@ export class Closer {
     this.toggle.setAttribute("aria-pressed", String(isOn));
     viewer.stage.classList.toggle("drawing", isOn);
     this.part = null;
+    this.question.value = written.get(viewer.item.digest ?? "") ?? "";
     if (video) {
       video.pause();
       video.controls = !isOn;
@@ -234,7 +239,7 @@ export class Closer {
     const { draft } = page.composer;
     if (isSent) draft.queue({ text, files: [file], editing: null, taken: [] });
     else draft.add(file);
-    this.question.value = "";
+    if (isSent) written.delete(item.digest ?? "");
     viewer.dialog.close();
     if (!isSent) page.composer.text.focus();
   }

@@ -33,8 +33,8 @@ export function shares(numbers, unit, grounding) {
   return numbers.map((value, at) => Math.min(Math.max(value / lengths[at % 2], 0), 1));
 }
 
-/** Colours of marks, by their places: neighbours are far apart, and all are bright. */
-export const colourOf = (/** @type {number} */ at) => `hsl(${Math.round(at * 137.508 + 140) % 360} 95% 62%)`;
+/** Colours of marks, by their places: neighbours are far apart, and black words are read on all of them. */
+export const colourOf = (/** @type {number} */ at) => `oklch(0.8 0.18 ${Math.round(at * 137.508 + 145) % 360})`;
 
 /**
  * Marks to be kept elsewhere: pixels of the file, or thousandths of its sides where those aren't known.

@@ -99,10 +99,14 @@ export class Viewer {
     resized.observe(this.stage);
     this.dialog.addEventListener("close", () => {
       resized.disconnect();
+      this.page.element.append(toasts);
       // What opened it may have been drawn anew meanwhile.
       if (!opener?.isConnected) /** @type {HTMLElement | null} */ (document.querySelector(".transcript"))?.focus();
     });
     showDialog(this.dialog);
+    // Below it they would not be seen.
+    const toasts = this.page.toasts.element;
+    this.dialog.append(toasts);
     this.stage.focus();
     this.show();
   }

@@ -278,6 +278,8 @@ class Api:
         media = self._store.media
         if not media.is_of(person.owner, source.digest):
             raise NotFoundError("There is no such file among yours.")
+        if source.digest not in media:
+            raise NotFoundError("This file is not kept any more.")
         self._usage.check(person, num_files=1)
         try:
             data, crop = cut(media.path(source.digest), source, box, time_s, self._backend.media.limits)

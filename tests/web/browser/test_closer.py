@@ -117,6 +117,29 @@ def test_a_part_by_keys_goes_into_the_message(page: ChatPage, backend: FakeBacke
         assert np.array_equal(np.asarray(part.convert("RGB")), np.asarray(middle))
 
 
+def test_why_a_part_can_not_be_had_is_seen_and_the_question_stays(
+    page: ChatPage, backend: FakeBackend, samples: Path
+) -> None:
+    page.ask("which?", [samples / "one-shape.png"])
+    page.wait_answered()
+    open_closer(page, page.questions)
+    drag(page, (0.2, 0.2), (0.6, 0.6))
+    page.dialog.get_by_label(QUESTION).fill("What is it?")
+    source(backend).unlink()
+    page.page.keyboard.press("Enter")
+    close = page.toasts.get_by_role("button", name="Close")
+    expect(page.toasts).to_contain_text("This file is not kept any more.")
+    close.click()
+    expect(close).to_have_count(0)
+    page.page.keyboard.press("Escape")
+    page.dialog.get_by_role("button", name="Close", exact=True).click()
+    open_closer(page, page.questions)
+    expect(page.dialog.get_by_label(QUESTION)).to_have_value("What is it?")
+    page.page.keyboard.press("Escape")
+    page.page.keyboard.press("Escape")
+    expect(page.toasts).to_be_attached()
+
+
 def test_a_part_of_a_videos_frame(page: ChatPage, backend: FakeBackend, samples: Path) -> None:
     page.ask("which?", [samples / "moves-right.mp4"])
     page.wait_answered()

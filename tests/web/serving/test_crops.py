@@ -96,6 +96,7 @@ async def test_what_is_no_part_is_refused_in_words(page: PageClient, box: list[f
 async def test_a_part_is_sent_kept_exported_and_linked_only_to_ones_own(page: PageClient) -> None:
     source = await attach(page, CLIP.read_bytes(), "a.mp4")
     assert (await crop(page, source, RIGHT_LOWER, BOB)).status_code == 404
+    assert (await page.request("GET", f"frame/{source['digest']}", BOB)).status_code == 404
     (part,) = (await crop(page, source, RIGHT_LOWER, time_s=1.0)).json().values()
     chat = await page.ask("look", attachments=[part])
     (sent,) = chat["messages"][0]["attachments"]

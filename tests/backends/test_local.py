@@ -27,7 +27,7 @@ from qwen35mm.errors import CheckpointError, ConfigError, ContextTooLongError, P
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import EncodedMedium, Image, Message, Text, ToolCall, Video, pin_plans
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia
+from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia, VideoClip
 from tests import forked
 from tests.backends.events import collect, result_of
 from tests.engine.exact import clip as short_clip
@@ -135,6 +135,23 @@ async def test_a_pinned_plan_outlives_other_settings(demo: LoadedModel, backend:
     assert plans_of(pinned).plans == (plan,)
     assert result_of(pinned).prompt_token_ids == result_of(first).prompt_token_ids
     assert len(result_of(fresh).prompt_token_ids) < len(result_of(first).prompt_token_ids)
+
+
+async def test_a_part_of_a_video_is_another_medium_to_the_cache(demo: LoadedModel, backend: LocalBackend) -> None:
+    """Whatever of the video was asked about before, an answer is that of an engine that knows nothing."""
+    clip, what = short_clip(24), Text("What happens?")
+    chosen = [None, VideoClip(0.0, 1.0, 4), VideoClip(1.0, 2.0, 4), VideoClip(0.0, 1.0, 4, drop_similar=True)]
+    for part in [*chosen, chosen[1]]:
+        messages = [Message("user", (Video(clip, clip=part), what))]
+        warm = result_of(await collect(backend.stream(messages, GREEDY)))
+        fresh = LocalBackend(demo)
+        try:
+            cold = result_of(await collect(fresh.stream(messages, GREEDY)))
+        finally:
+            fresh.close()
+        assert (warm.token_ids, warm.prompt_token_ids) == (cold.token_ids, cold.prompt_token_ids)
+    # The same part again isn't encoded again.
+    assert (warm.cache.num_encoded_units, cold.cache.num_cached_units) == (0, 0)
 
 
 async def test_every_kind_of_source_gives_the_same_prompt(backend: LocalBackend, tmp_path: Path) -> None:

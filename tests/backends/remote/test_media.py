@@ -15,7 +15,7 @@ from qwen35mm.backends.remote.media import default_media, encode_medium
 from qwen35mm.engine import MediaPlanned, Progress
 from qwen35mm.errors import PromptError
 from qwen35mm.prompt import Image, Message, Text, Video
-from qwen35mm_preprocess import MediaBudget, MediaDecodeError, MediaError, MediaLimits, MediaSourceError
+from qwen35mm_preprocess import MediaBudget, MediaDecodeError, MediaError, MediaLimits, MediaSourceError, VideoClip
 from qwen35mm_preprocess.image import load_image, probe_image
 from tests.backends.remote.asking import Asker, events_of
 from tests.backends.remote.server import ModelServer
@@ -177,6 +177,15 @@ def test_frames_are_few_and_small_enough_for_the_budget() -> None:
     sizes = {picture(part).size for part in medium.parts[1::2]}
     assert sizes == {(medium.plan.size[1], medium.plan.size[0])}
     assert medium.plan.num_prompt_tokens <= 300
+
+
+def test_a_part_is_sent_as_its_frames() -> None:
+    video = Video(encode_video([scene(index) for index in range(30)], fps=10), clip=VideoClip(1.0, 2.0, 3))
+    media = default_media(None, None, "frames")
+    medium = encode_medium(video, media, "frames")
+    assert [part["text"] for part in medium.parts[::2]] == ["<1.0 seconds>", "<1.5 seconds>", "<2.0 seconds>"]
+    with pytest.raises(MediaSourceError, match="Send the video as its frames"):
+        encode_medium(video, media, "video_url")
 
 
 def test_unreadable_frames_are_left_out_and_told() -> None:

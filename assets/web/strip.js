@@ -34,7 +34,9 @@ class Fold {
     this.about = h("span.quiet");
     this.words = h("p.quiet", { role: "status" });
     this.film = h("ol.film", { "aria-label": title });
-    this.element = h("details.frames", h("summary", h("span", title), this.about), this.film, this.words);
+    const bar = h("progress", { "aria-hidden": "true" });
+    this.work = h("div.work.row.quiet", { hidden: true, role: "status" }, bar, h("span", t("Reading the frames")));
+    this.element = h("details.frames", h("summary", h("span", title), this.about), this.film, this.work, this.words);
     this.element.addEventListener("toggle", () => this.element.open && this.load());
   }
 
@@ -50,10 +52,12 @@ class Fold {
     const asking = new AbortController();
     this.#asking = asking;
     this.film.setAttribute("aria-busy", "true");
-    if (!this.film.children.length) this.words.textContent = t("Reading the frames");
+    this.work.hidden = false;
+    this.words.textContent = "";
     const [outcome] = await Promise.allSettled([ask(asking.signal)]);
     if (asking.signal.aborted) return null;
     this.film.removeAttribute("aria-busy");
+    this.work.hidden = true;
     if (outcome.status === "fulfilled") return outcome.value;
     if (!(outcome.reason instanceof Problem)) throw outcome.reason;
     this.film.replaceChildren();

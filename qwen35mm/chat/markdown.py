@@ -62,7 +62,10 @@ def _media_name(attachment: Attachment) -> str:
 
 def _link(attachment: Attachment, name: str) -> str:
     shown = re.sub(r"([\\`*_\[\]<>&!])", r"\\\1", _one_line(attachment.name))
-    return f"{'!' if attachment.kind == 'image' else ''}[{shown}]({name})"
+    part = ""
+    if (clip := attachment.clip) is not None and (clip.start_s or clip.end_s is not None):
+        part = f" *from {clip.start_s:g} s to {'its end' if clip.end_s is None else f'{clip.end_s:g} s'}*"
+    return f"{'!' if attachment.kind == 'image' else ''}[{shown}]({name}){part}"
 
 
 def _one_line(text: str) -> str:

@@ -18,6 +18,7 @@ from qwen35mm.chat.records import Attachment, Conversation, Crop
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, NotFoundError, StorageError
+from qwen35mm_preprocess import VideoClip
 from tests.chat.helpers import (
     IMAGE_PLAN,
     ME,
@@ -251,6 +252,14 @@ def test_markdown_reads_well() -> None:
 def test_an_extension_is_plain_or_left_out(name: str) -> None:
     question = node(attachments=(Attachment(digest_of(b"x"), "image", name, 1),))
     assert f"(media/{digest_of(b'x')}.img)" in export_markdown(Tree([question]), question.id, "")
+
+
+def test_a_part_of_a_video_is_named_for_reading() -> None:
+    ends = {1.5: "*from 0.5 s to 1.5 s*", None: "*from 0.5 s to its end*"}
+    for end_s, words in ends.items():
+        file = Attachment(digest_of(b"x"), "video", "a.mp4", 1, clip=VideoClip(0.5, end_s, 8))
+        question = node(attachments=(file,))
+        assert f"(media/{digest_of(b'x')}.mp4) {words}" in export_markdown(Tree([question]), question.id, "")
 
 
 def test_too_many_files_for_an_archive(store: ConversationStore, monkeypatch: pytest.MonkeyPatch) -> None:

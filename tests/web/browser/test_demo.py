@@ -17,6 +17,7 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.web import Server, serve
 from qwen35mm.web.serving.examples import choose_examples, load_samples
+from tests.preprocess.media_files import encode_video, scene
 from tests.web.browser import ChatPage, chat_pages
 
 pytestmark = pytest.mark.browser
@@ -93,6 +94,31 @@ def test_several_images_and_a_clip_and_text_alone_get_an_answer(page: ChatPage) 
     page.ask("Hello")
     assert page.wait_answered(1)
     expect(page.page.locator(".problem:visible")).to_have_count(0)
+
+
+def test_a_part_of_a_clip_is_asked_about_and_what_it_left_out_is_seen(page: ChatPage, tmp_path: Path) -> None:
+    page.attach(SAMPLES / "moves-right.mp4")
+    before = page.page.locator(".films .frames")
+    before.locator("summary").click()
+    before.get_by_label("From").locator("visible=true").last.fill("1")
+    before.get_by_label("To").locator("visible=true").last.press("Enter")
+    page.ask("Where does the shape move?")
+    assert page.wait_answered() == "It moves to the right."
+    expect(page.questions.locator(".frames summary")).to_contain_text("4 frames, 0:01.0–0:03.0")
+    still = tmp_path / "still.mp4"
+    still.write_bytes(encode_video([scene(index // 16) for index in range(32)], fps=4))
+    page.attach(still)
+    before.locator("summary").click()
+    before.get_by_label("Leave out frames that show the same").check()
+    expect(before.locator(".same")).to_have_count(2)
+    times = before.locator(".time").all_inner_texts()
+    page.ask("What do you see?")
+    page.wait_answered(2)
+    after = page.questions.last.locator(".frames")
+    expect(after.locator("summary")).to_contain_text("6 frames")
+    after.locator("summary").click()
+    expect(after.locator(".time")).to_have_text(times)
+    expect(after.locator(".same")).to_have_count(2)
 
 
 @pytest.mark.parametrize("name", ["one-shape.png", "moves-right.mp4"])

@@ -222,7 +222,13 @@ class ModelBackend(ABC):
             async for event in events:
                 yield event
 
-    def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
+    def count_tokens(
+        self,
+        messages: Sequence[Message],
+        *,
+        enable_thinking: bool | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> int:
         """Tokens of the prompt that these messages become; media need no plan, and aren't decoded.
 
         Raises:
@@ -231,7 +237,7 @@ class ModelBackend(ABC):
         check_conversation(messages)
         plans = [self._plan_of(part) for part in iter_media(messages)]
         thinking = self._thinks(self.loaded.generation, enable_thinking)
-        return len(self._prompts.prompt(messages, plans, enable_thinking=thinking).token_ids)
+        return len(self._prompts.prompt(messages, plans, enable_thinking=thinking, tools=tools).token_ids)
 
     def history(self, turn: Turn) -> CachedPrompt:
         """A conversation that ends with a reply, as its next turn will see it. Media without a plan are read.

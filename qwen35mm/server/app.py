@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
@@ -16,27 +14,25 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from qwen35mm.engine import Event, MediaPlanned, Progress
+from qwen35mm.engine import Event
 from qwen35mm.pools import PROMPTS
-from qwen35mm.server.asked import Asked, Backend, events_of
-from qwen35mm.server.chat_completions import ChatCompletionRequest, Reply, asked_of, known_fields
+from qwen35mm.server import chat_completions, messages
+from qwen35mm.server.asked import Asked, Backend, events_of, num_tokens
 from qwen35mm.server.errors import ApiError, api_error, invalid
 from qwen35mm.server.guards import OnlyThisMachine, SameOrigin
 from qwen35mm.server.keys import Caller, Keys
 from qwen35mm.server.line import FairLine
 from qwen35mm.server.metrics import Metrics
 from qwen35mm.server.parts import Sources
+from qwen35mm.server.reply import ReplyReader
+from qwen35mm.server.streams import first_of, frame, server_sent, while_connected
 
 # A video of 512 MiB, as base64.
 MAX_BODY_BYTES = 700 * 2**20
 # A sender that stalls holds memory.
 BODY_TIMEOUT_S = 120.0
-# Proxies and clients give up on connections that say nothing.
-KEEP_ALIVE_S = 10.0
-
 _OBJECT = TypeAdapter(dict[str, Any], config=ConfigDict(allow_inf_nan=False))
 
-T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -116,7 +112,9 @@ class Api:
     def routes(self) -> list[tuple[str, str, Callable[[Request], Awaitable[Response]], type[BaseModel] | None]]:
         """Path, method, handler, and the model of the body."""
         return [
-            ("/v1/chat/completions", "POST", self.chat_completions, ChatCompletionRequest),
+            ("/v1/chat/completions", "POST", self.chat_completions, chat_completions.ChatCompletionRequest),
+            ("/v1/messages", "POST", self.messages, messages.MessagesRequest),
+            ("/v1/messages/count_tokens", "POST", self.count_tokens, messages.CountRequest),
             ("/v1/models", "GET", self.models, None),
             ("/v1/models/{name:path}", "GET", self.model, None),
             ("/tokenize", "POST", self.tokenize, TokenizeRequest),
@@ -129,26 +127,59 @@ class Api:
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
         caller = self._caller(request)
-        body = await self._body(request, ChatCompletionRequest, known_fields)
+        body = await self._body(request, chat_completions.ChatCompletionRequest, chat_completions.known_fields)
         self._check_model(body.model)
-        asked = await asked_of(body, caller, self._backend, self._sources)
-        reply = Reply(self._backend.loaded.name, asked.tools, None if body.parallel_tool_calls else 1)
-        if not body.stream:
-            await while_connected(request, self._finish(asked, reply))
-            return JSONResponse(reply.completion())
+        asked = await chat_completions.asked_of(body, caller, self._backend, self._sources)
+        reader = ReplyReader(asked.tools, None if body.parallel_tool_calls else 1)
+        name = self._backend.loaded.name
+        reply = chat_completions.Completion(name, reader, includes_usage=body.includes_usage)
+        return await self._respond(request, asked, reply, streams=bool(body.stream), failed=lambda e: frame(e.body))
+
+    async def messages(self, request: Request) -> Response:
+        """Answer a conversation, in Anthropic's form."""
+        caller = self._caller(request)
+        body = await self._body(request, messages.MessagesRequest, messages.known_fields)
+        self._check_model(body.model)
+        asked = await messages.asked_of(body, caller, self._backend, self._sources)
+        reader = ReplyReader(asked.tools, 1 if body.one_call else None)
+        reply = messages.Reply(self._backend.loaded, reader, asked.params)
+        return await self._respond(request, asked, reply, streams=body.stream, failed=messages.error_frame)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a conversation, in Anthropic's form."""
+        caller = self._caller(request)
+        body = await self._body(request, messages.CountRequest, messages.known_fields)
+        self._check_model(body.model)
+        asked = await messages.asked_of(body, caller, self._backend, self._sources)
+        return JSONResponse({"input_tokens": await num_tokens(asked, self._backend)})
+
+    async def _respond(
+        self,
+        request: Request,
+        asked: Asked,
+        reply: chat_completions.Completion | messages.Reply,
+        *,
+        streams: bool,
+        failed: Callable[[ApiError], bytes],
+    ) -> Response:
+        """A reply in one piece, or as it is written."""
+        if not streams:
+            await while_connected(request, self._finish(asked, reply.reader))
+            return JSONResponse(reply.whole())
         events = self._answer(asked)
         try:
-            first = await while_connected(request, _first(events))
+            begun = await while_connected(request, first_of(events))
         except BaseException:
             await events.aclose()
             raise
-        chunks = reply.chunks(_again(first, events), include_usage=body.includes_usage)
-        return StreamingResponse(_server_sent(chunks, events), media_type="text/event-stream", headers=_STREAM)
+        body = server_sent(reply.frames(begun), events, failed)
+        return StreamingResponse(body, media_type="text/event-stream", headers=_STREAM)
 
-    async def _finish(self, asked: Asked, reply: Reply) -> None:
+    async def _finish(self, asked: Asked, reader: ReplyReader) -> None:
         async with contextlib.aclosing(self._answer(asked)) as events:
             async for event in events:
-                reply.take(event)
+                for _ in reader.take(event):
+                    pass
 
     async def _answer(self, asked: Asked) -> AsyncGenerator[Event, None]:
         """The events of a request in its turn."""
@@ -266,81 +297,10 @@ def answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Re
     return answer
 
 
-async def answer_error(_: Request, error: Exception) -> Response:
+async def answer_error(request: Request, error: Exception) -> Response:
     told = api_error(error)
-    return JSONResponse(told.body, status_code=told.status, headers=told.headers)
-
-
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What the work gives; it is called off when the client hangs up.
-
-    Raises:
-        ClientDisconnect: it did.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect
-    finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _first(events: AsyncIterator[Event]) -> Event:
-    """The first event by which a request is known to be one that can be answered: what is refused gets a status."""
-    async for event in events:
-        is_early = isinstance(event, MediaPlanned) or (isinstance(event, Progress) and event.phase in ("wait", "read"))
-        if not is_early:
-            return event
-    raise AssertionError("a stream ends with its result")
-
-
-async def _again(first: Event, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
-    yield first
-    async for event in events:
-        yield event
-
-
-async def _server_sent(
-    chunks: AsyncIterator[dict[str, Any]], events: AsyncGenerator[Event, None]
-) -> AsyncIterator[bytes]:
-    """A stream of server-sent events, with a comment where there is nothing to say for long."""
-    following: asyncio.Future[dict[str, Any]] | None = None
-    try:
-        while True:
-            following = following or asyncio.ensure_future(anext(chunks))
-            done, _ = await asyncio.wait((following,), timeout=KEEP_ALIVE_S)
-            if not done:
-                yield b": working\n\n"
-                continue
-            try:
-                chunk = following.result()
-            except StopAsyncIteration:
-                break
-            except Exception as error:
-                yield _event(api_error(error).body)
-                break
-            following = None
-            yield _event(chunk)
-        yield b"data: [DONE]\n\n"
-    finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-        await events.aclose()
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    body = messages.error_body(told) if request.url.path.startswith("/v1/messages") else told.body
+    return JSONResponse(body, status_code=told.status, headers=told.headers)
 
 
 def _described(body: type[BaseModel] | None) -> dict[str, Any] | None:

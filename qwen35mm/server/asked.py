@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from qwen35mm.engine import Event
 from qwen35mm.model import LoadedModel
-from qwen35mm.pools import MEDIA
+from qwen35mm.pools import MEDIA, PROMPTS
 from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.server.keys import Caller
@@ -30,7 +31,13 @@ class Backend(Protocol):
 
     def memory(self) -> dict[str, Any]: ...
 
-    def count_tokens(self, messages: list[Message], *, enable_thinking: bool | None = None) -> int: ...
+    def count_tokens(
+        self,
+        messages: list[Message],
+        *,
+        enable_thinking: bool | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> int: ...
 
     def stream(
         self,
@@ -90,6 +97,17 @@ async def events_of(asked: Asked, backend: Backend) -> AsyncGenerator[Event, Non
     async with contextlib.aclosing(stream) as events:
         async for event in events:
             yield event
+
+
+async def num_tokens(asked: Asked, backend: Backend) -> int:
+    """Tokens of the prompt that a request becomes.
+
+    Raises:
+        PromptError, MediaError: it can't become one.
+    """
+    messages, tools = await _planned(asked, backend.media), list(asked.tools) or None
+    count = functools.partial(backend.count_tokens, enable_thinking=asked.enable_thinking, tools=tools)
+    return await PROMPTS.run(count, messages)
 
 
 async def _planned(asked: Asked, media: MediaProcessor) -> list[Message]:

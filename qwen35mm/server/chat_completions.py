@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qwen35mm.engine import Event, Finished, Result, TextDelta, check_json_schema
+from qwen35mm.engine import Event, Result, check_json_schema
 from qwen35mm.errors import ConfigError
 from qwen35mm.prompt import ToolCall
-from qwen35mm.prompt.calls import CallParser
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.server.asked import Asked, Backend
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.parts import Parts, Sources
+from qwen35mm.server.reply import Piece, ReplyReader
+from qwen35mm.server.streams import frame
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 256
@@ -208,83 +209,58 @@ def _schema(response_format: dict[str, Any] | None) -> str | None:
     raise ApiError(400, f'{place} must be {{"type": "text"}}, "json_object" or "json_schema" with a schema.', place)
 
 
-class Reply:
-    """One reply in the making, and what a client reads of it.
+class Completion:
+    """One reply as a client of chat completions reads it.
 
     Args:
-        model: the name that the reply says.
-        tools: those that it may call; without any, what looks like a call is text.
-        most_calls: the calls that are passed on; None is all.
+        model: the name that it says.
     """
 
-    def __init__(self, model: str, tools: Sequence[dict[str, Any]] = (), most_calls: int | None = None) -> None:
+    def __init__(self, model: str, reader: ReplyReader, *, includes_usage: bool = False) -> None:
+        self.reader = reader
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._parser = CallParser(tools) if tools else None
-        self._most_calls = most_calls
-        self._text: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-        self._num_reasoning = 0
-        self.result: Result | None = None
+        self._includes_usage = includes_usage
+        self._num_calls = 0
 
-    def take(self, event: Event) -> list[dict[str, Any]]:
-        """Takes the next event in; what is new by it, as the `delta`s of a stream."""
-        if isinstance(event, Finished):
-            self.result = event.result
-            return self._deltas(self._parser.flush() if self._parser else [])
-        if not isinstance(event, TextDelta) or not event.text:
-            return []
-        if event.channel == "reasoning":
-            self._num_reasoning = event.num_generated_tokens or self._num_reasoning
-            return [_reasoning(event.text)]
-        return self._deltas(self._parser.push(event.text) if self._parser else [event.text])
-
-    def _deltas(self, found: list[str | ToolCall]) -> list[dict[str, Any]]:
-        deltas: list[dict[str, Any]] = []
-        for each in found:
-            if isinstance(each, str):
-                self._text.append(each)
-                deltas.append({"content": each})
-            elif self._most_calls is None or len(self._calls) < self._most_calls:
-                arguments = json.dumps(dict(each.arguments), ensure_ascii=False)
-                function = {"name": each.name, "arguments": arguments}
-                call = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-                deltas.append({"tool_calls": [{"index": len(self._calls), **call}]})
-                self._calls.append(call)
-        return deltas
-
-    @property
-    def _finish_reason(self) -> str:
-        assert self.result is not None, "the reply isn't finished"
-        return "tool_calls" if self._calls and self.result.finish_reason == "stop" else self.result.finish_reason
-
-    def completion(self) -> dict[str, Any]:
-        """The whole reply, once it is finished."""
-        assert self.result is not None, "the reply isn't finished"
-        text = "".join(self._text)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self._calls:
-            message |= {"content": text or None, "tool_calls": self._calls}
-        if self.result.reasoning:
-            message |= _reasoning(self.result.reasoning)
+    def whole(self) -> dict[str, Any]:
+        """All of it, once it is finished."""
+        result, calls = self.reader.finished, self.reader.calls
+        message: dict[str, Any] = {"role": "assistant", "content": self.reader.text, "refusal": None}
+        if calls:
+            message |= {"content": self.reader.text or None, "tool_calls": [_call(call) for call in calls]}
+        if result.reasoning:
+            message |= _reasoning(result.reasoning)
         choice = {"index": 0, "message": message, "finish_reason": self._finish_reason, "logprobs": None}
         return {
             **self._head,
             "object": "chat.completion",
             "choices": [choice],
-            "usage": self._usage(self.result),
-            "timings": _timings(self.result),
+            "usage": self._usage(result),
+            "timings": _timings(result),
         }
 
-    async def chunks(self, events: AsyncIterator[Event], *, include_usage: bool) -> AsyncIterator[dict[str, Any]]:
-        """The pieces of a stream."""
-        yield self._chunk({"role": "assistant", "content": ""})
+    async def frames(self, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+        """The server-sent events of a stream."""
+        yield frame(self._chunk({"role": "assistant", "content": ""}))
         async for event in events:
-            for delta in self.take(event):
-                yield self._chunk(delta)
-        assert self.result is not None, "a stream ends with its result"
-        yield {**self._chunk({}, self._finish_reason), "timings": _timings(self.result)}
-        if include_usage:
-            yield {**self._chunk(None), "usage": self._usage(self.result)}
+            for found in self.reader.take(event):
+                yield frame(self._chunk(self._delta(found)))
+        result = self.reader.finished
+        yield frame({**self._chunk({}, self._finish_reason), "timings": _timings(result)})
+        if self._includes_usage:
+            yield frame({**self._chunk(None), "usage": self._usage(result)})
+        yield b"data: [DONE]\n\n"
+
+    def _delta(self, found: Piece | ToolCall) -> dict[str, Any]:
+        if isinstance(found, ToolCall):
+            self._num_calls += 1
+            return {"tool_calls": [{"index": self._num_calls - 1, **_call(found)}]}
+        return {"content": found.text} if found.kind == "text" else _reasoning(found.text)
+
+    @property
+    def _finish_reason(self) -> str:
+        reason = self.reader.finished.finish_reason
+        return "tool_calls" if self.reader.calls and reason == "stop" else reason
 
     def _chunk(self, delta: dict[str, Any] | None, finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
@@ -297,8 +273,13 @@ class Reply:
             "completion_tokens": result.num_generated_tokens,
             "total_tokens": result.num_prompt_tokens + result.num_generated_tokens,
             "prompt_tokens_details": {"cached_tokens": result.cache.num_cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self._num_reasoning},
+            "completion_tokens_details": {"reasoning_tokens": self.reader.num_thinking},
         }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def _reasoning(text: str) -> dict[str, str]:

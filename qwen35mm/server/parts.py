@@ -69,9 +69,8 @@ class Parts:
             value, detail = part.get("image_url"), part.get("detail")
             if isinstance(value, dict):
                 value, detail = value.get("url"), value.get("detail", detail)
-            source = await self._source(_text(value, f"{place}.image_url"), f"{place}.image_url")
-            self.options.append(self._detailed(detail, f"{place}.image_url.detail"))
-            return Image(source)
+            how = self._detailed(detail, f"{place}.image_url.detail")
+            return self.image(await self.source(_text(value, f"{place}.image_url"), f"{place}.image_url"), how)
         if kind in ("video_url", "input_video"):
             value = part.get(kind) if kind == "video_url" else part.get("input_video", part.get("video_url"))
             if isinstance(value, dict):
@@ -79,9 +78,14 @@ class Parts:
             address = _text(value, f"{place}.{kind}")
             source = _decoded(address, place) if kind == "input_video" and ":" not in address[:8] else None
             self.options.append(self._base)
-            return Video(source or await self._source(address, f"{place}.{kind}"))
+            return Video(source or await self.source(address, f"{place}.{kind}"))
         known = "text, image_url, video_url or input_video"
         raise ApiError(400, f"{place} must be an object with a type: {known}; got {kind!r}.", f"{place}.type")
+
+    def image(self, source: str | bytes | Path, how: MediumOptions | None = None) -> Image:
+        """An image, read in this way, or as all of the request."""
+        self.options.append(how or self._base)
+        return Image(source)
 
     def _detailed(self, detail: Any, place: str) -> MediumOptions:
         if detail is not None and detail not in _DETAILS:
@@ -92,7 +96,12 @@ class Parts:
         least = min(budget.max_image_tokens or LOW_DETAIL_TOKENS, LOW_DETAIL_TOKENS)
         return replace(self._base, budget=replace(budget, max_image_tokens=least))
 
-    async def _source(self, address: str, place: str) -> str | bytes | Path:
+    async def source(self, address: str, place: str) -> str | bytes | Path:
+        """What an address leads to.
+
+        Raises:
+            ApiError: 400, it isn't read here, or can't be.
+        """
         scheme = address[:8].partition(":")[0].lower()
         if scheme == "data":
             return address

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -13,13 +15,45 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import EngineSettings
+from qwen35mm.engine import EngineSettings, Finished, TextDelta
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
 
 # Only reached where a test fails.
 PATIENCE_S = 60
+
+
+CALL = "<tool_call>\n<function=weather>\n<parameter=days>\n{}\n</parameter>\n</function>\n</tool_call>"
+
+
+def sample(name: str) -> str:
+    """A sample as a data: address."""
+    data = base64.b64encode(asset_path("samples").joinpath(name).read_bytes()).decode()
+    return f"data:{'video/mp4' if name.endswith('mp4') else 'image/jpeg'};base64,{data}"
+
+
+class Scripted:
+    """The model's backend, but it says what it is told to, three characters at a time."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        self.text = ""
+        self.asked: list[dict[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def stream(self, messages: Any, params: Any = None, **options: Any) -> AsyncIterator[Any]:
+        self.asked.append({"messages": messages, **options})
+        async for event in self._backend.stream(messages, params, **options):
+            if isinstance(event, Finished):
+                for at in range(0, len(self.text), 3):
+                    yield TextDelta(self.text[at : at + 3])
+                yield Finished(replace(event.result, text=self.text))
+            elif not isinstance(event, TextDelta):
+                yield event
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -13,10 +11,9 @@ import pytest
 
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.engine import Finished, TextDelta
 from qwen35mm.server.app import create_app
 from qwen35mm.server.parts import Sources
-from tests.server.conftest import PATIENCE_S, serving
+from tests.server.conftest import CALL, PATIENCE_S, Scripted, sample, serving
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 SCHEMA = {
@@ -25,11 +22,6 @@ SCHEMA = {
     "required": ["number"],
     "additionalProperties": False,
 }
-
-
-def sample(name: str) -> str:
-    data = base64.b64encode(asset_path("samples").joinpath(name).read_bytes()).decode()
-    return f"data:{'video/mp4' if name.endswith('mp4') else 'image/jpeg'};base64,{data}"
 
 
 def picture(**more: Any) -> list[Any]:
@@ -178,28 +170,6 @@ def test_media_come_from_where_the_server_allows(
             assert message.endswith("there is no such file under --media-root.")
 
 
-class Scripted:
-    """The model's backend, but it says what it is told to, three characters at a time."""
-
-    def __init__(self, backend: LocalBackend) -> None:
-        self._backend = backend
-        self.text = ""
-        self.asked: list[dict[str, Any]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    async def stream(self, messages: Any, params: Any = None, **options: Any) -> AsyncIterator[Any]:
-        self.asked.append({"messages": messages, **options})
-        async for event in self._backend.stream(messages, params, **options):
-            if isinstance(event, Finished):
-                for at in range(0, len(self.text), 3):
-                    yield TextDelta(self.text[at : at + 3])
-                yield Finished(replace(event.result, text=self.text))
-            elif not isinstance(event, TextDelta):
-                yield event
-
-
 TOOLS = [
     {
         "type": "function",
@@ -210,7 +180,6 @@ TOOLS = [
         },
     }
 ]
-CALL = "<tool_call>\n<function=weather>\n<parameter=days>\n{}\n</parameter>\n</function>\n</tool_call>"
 
 
 def test_tools_are_called_streamed_or_not(backend: LocalBackend, client: openai.OpenAI) -> None:

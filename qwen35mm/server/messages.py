@@ -1,0 +1,327 @@
+"""Anthropic's messages: a body as what is asked of the model, and its events as what a client reads."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import uuid
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from qwen35mm.engine import Event, Prefilled, Result
+from qwen35mm.errors import ConfigError
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import Image, Message, Text, ToolCall
+from qwen35mm.sampling import SamplingParams
+from qwen35mm.server.asked import Asked, Backend
+from qwen35mm.server.errors import ApiError
+from qwen35mm.server.keys import Caller
+from qwen35mm.server.parts import Parts, Sources
+from qwen35mm.server.reply import Piece, ReplyReader
+from qwen35mm.server.streams import frame
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+_KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Thinking(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class Tool(BaseModel):
+    model_config = _STRICT
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] = "custom"
+
+
+class ToolChoice(BaseModel):
+    model_config = _STRICT
+
+    type: Literal["auto", "none"]
+    disable_parallel_tool_use: bool = False
+
+
+class CountRequest(BaseModel):
+    """The body of POST /v1/messages/count_tokens."""
+
+    model_config = _STRICT
+
+    model: str
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
+    system: str | list[dict[str, Any]] | None = None
+    tools: Annotated[list[Tool], Field(max_length=256)] = []
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+    @property
+    def one_call(self) -> bool:
+        return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
+
+
+class MessagesRequest(CountRequest):
+    """The body of POST /v1/messages. What isn't known or can't be done is refused by its name."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool = False
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] = []
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+
+def known_fields(body: dict[str, Any]) -> dict[str, Any]:
+    """The body without what asks for nothing: everything is kept in the cache here."""
+    return {
+        name: _without_marks(value) for name, value in body.items() if value is not None and name != "cache_control"
+    }
+
+
+def _without_marks(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_marks(each) for each in value]
+    if isinstance(value, dict) and "cache_control" in value and ("type" in value or "input_schema" in value):
+        value = {name: each for name, each in value.items() if name != "cache_control"}
+    if isinstance(value, dict) and isinstance(value.get("content"), list):
+        return {**value, "content": _without_marks(value["content"])}
+    return value
+
+
+async def asked_of(request: CountRequest, caller: Caller, backend: Backend, sources: Sources) -> Asked:
+    """What a body asks of the model.
+
+    Raises:
+        ApiError: 400, which field can't be used, and why.
+        PromptError: the messages can't be used.
+    """
+    parts = Parts(sources, backend.media, None)
+    messages = [Message("system", (Text(_system(request.system)),))] if request.system else []
+    for at, values in enumerate(request.messages):
+        messages += await _messages(values, f"messages.{at}", parts)
+    thinking = request.thinking
+    is_called = request.tool_choice is None or request.tool_choice.type == "auto"
+    return Asked(
+        caller,
+        messages,
+        _params(request, backend.loaded.generation) if isinstance(request, MessagesRequest) else SamplingParams(),
+        enable_thinking=None if thinking is None else thinking.type != "disabled",
+        tools=tuple(_tool(tool) for tool in request.tools) if is_called else (),
+        # A client that begins the reply itself.
+        continues=messages[-1].role == "assistant" and not messages[-1].tool_calls,
+        media=tuple(parts.options),
+    )
+
+
+def _params(request: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
+    thinking = request.thinking
+    try:
+        return defaults.with_overrides(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            max_tokens=request.max_tokens,
+            stop=tuple(request.stop_sequences) or None,
+            thinking_budget=thinking.budget_tokens if thinking and thinking.type == "enabled" else None,
+        )
+    except ConfigError as error:
+        raise ApiError(400, str(error)) from None
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {name: each for name, each in function.items() if each is not None}}
+
+
+def _system(system: str | list[dict[str, Any]]) -> str:
+    if isinstance(system, str):
+        return system
+    for at, block in enumerate(system):
+        if block.get("type") != "text" or not isinstance(block.get("text"), str):
+            raise ApiError(400, f"system.{at} must be a block of type text.", f"system.{at}")
+    return "\n\n".join(block["text"] for block in system)
+
+
+async def _messages(values: dict[str, Any], place: str, parts: Parts) -> list[Message]:
+    """One message of a body as ours: results of tools are turns of their own."""
+    role, content = values.get("role"), values.get("content")
+    if role not in ("user", "assistant"):
+        raise ApiError(400, f"{place}.role must be user or assistant; got {role!r}.", f"{place}.role")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise ApiError(400, f"{place}.content must be a string or a list of blocks.", f"{place}.content")
+    results: list[Message] = []
+    own: list[Text | Image] = []
+    calls: list[ToolCall] = []
+    thoughts: list[str] = []
+    for at, block in enumerate(blocks):
+        where = f"{place}.content.{at}"
+        match block:
+            case {"type": "text", "text": str(text)}:
+                own.append(Text(text))
+            case {"type": "image", "source": dict(source)} if role == "user":
+                own.append(await _image(source, where, parts))
+            case {"type": "tool_result", "tool_use_id": str(name)} if role == "user":
+                results.append(Message("tool", await _result(block, where, parts), tool_call_id=name))
+            case {"type": "tool_use", "id": str(name), "name": str(function), "input": dict(arguments)}:
+                calls.append(ToolCall(function, arguments, name))
+            case {"type": "thinking", "thinking": str(text)}:
+                thoughts.append(text)
+            case {"type": "redacted_thinking"}:
+                pass
+            case _:
+                kind = block.get("type")
+                raise ApiError(400, f"{where}: a block of type {kind!r} can't be used here as it is.", where)
+    if role == "assistant":
+        return [Message("assistant", tuple(own), reasoning="".join(thoughts) or None, tool_calls=tuple(calls))]
+    return [*results, *([Message("user", tuple(own))] if own or not results else [])]
+
+
+async def _result(block: dict[str, Any], place: str, parts: Parts) -> tuple[Text | Image, ...]:
+    content = block.get("content") or ""
+    if isinstance(content, str):
+        return (Text(content),)
+    found: list[Text | Image] = []
+    for at, each in enumerate(content):
+        match each:
+            case {"type": "text", "text": str(text)}:
+                found.append(Text(text))
+            case {"type": "image", "source": dict(source)}:
+                found.append(await _image(source, f"{place}.content.{at}", parts))
+            case _:
+                raise ApiError(400, f"{place}.content.{at} must be a block of type text or image.", place)
+    return tuple(found)
+
+
+async def _image(source: dict[str, Any], place: str, parts: Parts) -> Image:
+    match source:
+        case {"type": "base64", "data": str(data)}:
+            try:
+                return parts.image(base64.b64decode(data, validate=True))
+            except (binascii.Error, ValueError):
+                raise ApiError(400, f"{place}.source.data isn't base64.", f"{place}.source.data") from None
+        case {"type": "url", "url": str(url)}:
+            return parts.image(await parts.source(url, f"{place}.source.url"))
+    raise ApiError(400, f"{place}.source must be of type base64 or url.", f"{place}.source")
+
+
+class Reply:
+    """One reply as a client of messages reads it."""
+
+    def __init__(self, loaded: LoadedModel, reader: ReplyReader, params: SamplingParams) -> None:
+        self.reader = reader
+        self._loaded = loaded
+        self._stops = params.stop
+        self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": loaded.name}
+
+    def whole(self) -> dict[str, Any]:
+        """All of it, once it is finished."""
+        result = self.reader.finished
+        content: list[dict[str, Any]] = []
+        if result.reasoning:
+            content.append({"type": "thinking", "thinking": result.reasoning, "signature": ""})
+        if self.reader.text:
+            content.append({"type": "text", "text": self.reader.text})
+        content += [{**_call(call), "input": dict(call.arguments)} for call in self.reader.calls]
+        return {**self._head, "content": content, **self._end(result), "usage": _usage(result)}
+
+    async def frames(self, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+        """The server-sent events of a stream."""
+        started, index, kind = False, -1, ""
+        async for event in events:
+            found = list(self.reader.take(event))
+            if not started and (found or isinstance(event, Prefilled)):
+                started = True
+                yield self._start(event)
+            for each in found:
+                new = "call" if isinstance(each, ToolCall) else each.kind
+                if new != kind or new == "call":
+                    if kind:
+                        yield _named("content_block_stop", index=index)
+                    index, kind = index + 1, new
+                    yield _named("content_block_start", index=index, content_block=_begun(each))
+                yield _named("content_block_delta", index=index, delta=_delta(each))
+        result = self.reader.finished
+        if not started:
+            yield self._start(None)
+        if kind:
+            yield _named("content_block_stop", index=index)
+        yield _named("message_delta", delta=self._end(result), usage=_usage(result))
+        yield _named("message_stop")
+
+    def _start(self, event: Event | None) -> bytes:
+        known = isinstance(event, Prefilled)
+        usage = {"input_tokens": event.num_prompt_tokens if known else 0, "output_tokens": 0}
+        empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return _named("message_start", message={**self._head, **empty})
+
+    def _end(self, result: Result) -> dict[str, Any]:
+        if result.finish_reason == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if self.reader.calls:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        stop = self._stop(result)
+        return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
+
+    def _stop(self, result: Result) -> str | None:
+        """The stop string that ended a reply; None where the model ended it."""
+        if not result.token_ids or result.token_ids[-1] in self._loaded.eos_ids:
+            return None
+        said = self._loaded.tokenizer.decode(result.token_ids)
+        return next((stop for stop in self._stops if result.text + stop in said), None)
+
+
+def _begun(found: Piece | ToolCall) -> dict[str, Any]:
+    if isinstance(found, ToolCall):
+        return {**_call(found), "input": {}}
+    return (
+        {"type": "text", "text": ""} if found.kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
+    )
+
+
+def _delta(found: Piece | ToolCall) -> dict[str, Any]:
+    if isinstance(found, ToolCall):
+        return {"type": "input_json_delta", "partial_json": json.dumps(dict(found.arguments), ensure_ascii=False)}
+    if found.kind == "text":
+        return {"type": "text_delta", "text": found.text}
+    return {"type": "thinking_delta", "thinking": found.text}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": call.name}
+
+
+def _usage(result: Result) -> dict[str, Any]:
+    cached = result.cache.num_cached_tokens
+    return {
+        "input_tokens": result.num_prompt_tokens - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": result.num_generated_tokens,
+    }
+
+
+def _named(name: str, **values: Any) -> bytes:
+    return frame({"type": name, **values}, name)
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """An error in Anthropic's form."""
+    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_frame(error: ApiError) -> bytes:
+    """An error as the last event of a stream."""
+    return frame(error_body(error), "error")

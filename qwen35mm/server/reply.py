@@ -1,0 +1,73 @@
+"""A reply in the making: what of its events is text, thinking or a call, for protocols to write in their way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qwen35mm.engine import Event, Finished, Result, TextDelta
+from qwen35mm.prompt import ToolCall
+from qwen35mm.prompt.calls import CallParser
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next piece of a reply's text or thinking."""
+
+    kind: Literal["text", "thinking"]
+    text: str
+
+
+class ReplyReader:
+    """Reads the events of one reply.
+
+    Args:
+        tools: those that it may call; without any, what looks like a call is text.
+        most_calls: the calls that are passed on; None is all.
+
+    Attributes:
+        calls: those that were made so far.
+        num_thinking: tokens that were thought.
+        result: None until the reply is finished.
+    """
+
+    def __init__(self, tools: Sequence[dict[str, Any]] = (), most_calls: int | None = None) -> None:
+        self._parser = CallParser(tools) if tools else None
+        self._most_calls = most_calls
+        self._text: list[str] = []
+        self.calls: list[ToolCall] = []
+        self.num_thinking = 0
+        self.result: Result | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer so far, without its calls."""
+        return "".join(self._text)
+
+    def take(self, event: Event) -> Iterator[Piece | ToolCall]:
+        """Takes the next event in, and gives what is new by it."""
+        if isinstance(event, Finished):
+            self.result = event.result
+            yield from self._known(self._parser.flush() if self._parser else [])
+        elif isinstance(event, TextDelta) and event.text:
+            if event.channel == "reasoning":
+                self.num_thinking = event.num_generated_tokens or self.num_thinking
+                yield Piece("thinking", event.text)
+            else:
+                yield from self._known(self._parser.push(event.text) if self._parser else [event.text])
+
+    def _known(self, found: list[str | ToolCall]) -> Iterator[Piece | ToolCall]:
+        for each in found:
+            if isinstance(each, str):
+                self._text.append(each)
+                yield Piece("text", each)
+            elif self._most_calls is None or len(self.calls) < self._most_calls:
+                self.calls.append(each)
+                yield each
+
+    @property
+    def finished(self) -> Result:
+        """The result of a stream that came to its end."""
+        assert self.result is not None, "a stream ends with its result"
+        return self.result

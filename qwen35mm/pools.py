@@ -81,6 +81,8 @@ MEDIA = Pool("media", 4)
 PROMPTS = Pool("prompts", 4)
 # Bytes are written as they come, and looked at for what they are: never long.
 UPLOADS = Pool("uploads", 4)
+# Hashes of passwords, which are slow by intent and take 32 MiB each.
+PASSWORDS = Pool("passwords", 2)
 # Waits for the engine to have nothing to do.
 IDLE = Pool("idle", 1)
 # PDFs: each is a process of up to 1 GiB, for up to a minute.

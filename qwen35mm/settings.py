@@ -266,6 +266,15 @@ data_dir_option = _folder(
 )
 
 
+auth_file_option = typer.Option(
+    parser=parse_folder,
+    metavar="FILE",
+    rich_help_panel="Page",
+    help="Who may log in: a file with names and hashes of passwords, which `qwen35mm account add` writes.",
+    envvar="QWEN35MM_AUTH_FILE",
+)
+
+
 @dataclass(frozen=True)
 class PageOptions:
     """The chat page: where it is, for whom, and what they may ask for."""
@@ -285,6 +294,10 @@ class PageOptions:
             "keeps it out of the list of processes.",
         ),
     ] = None
+    auth_file: Annotated[Path | None, auth_file_option] = None
+    guests: Annotated[
+        bool, _page("--guests", help="Let in those who don't log in, too, each with conversations of their own.")
+    ] = False
     token: Annotated[
         str | None,
         _page(

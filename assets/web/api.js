@@ -98,10 +98,18 @@ export const newId = () =>
 const lost = () => new Problem({ message: t("The program can't be reached. Is it still running?") });
 
 /** Sends a request of the page. @type {Post} */
-export async function post(name, args, signal) {
+export const post = (name, args, signal) => postTo(`api/${name}`, args, signal);
+
+/**
+ * What the program answers to an object. Rejected with a Problem.
+ * @param {string} path
+ * @param {object} args
+ * @param {AbortSignal} [signal]
+ */
+export async function postTo(path, args, signal) {
   let response;
   try {
-    response = await fetch(new URL(`api/${name}`, BASE), {
+    response = await fetch(new URL(path, BASE), {
       method: "POST",
       headers: { ...HEADERS, "content-type": "application/json" },
       body: JSON.stringify(args),

@@ -3,6 +3,7 @@
 /** @import { News, Start } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
+import { personKept } from "./account.js";
 import { post } from "./api.js";
 import { Connection } from "./connection.js";
 import { button, h } from "./dom.js";
@@ -138,7 +139,7 @@ export class Link {
   }
 
   async #logIn() {
-    if (await askToLogIn()) await this.connection.check();
+    if (await askToLogIn(personKept())) await this.connection.check();
   }
 }
 

@@ -13,10 +13,15 @@ export async function showLogin(/** @type {Element} */ root) {
   name.focus();
 }
 
-/** Asks for them over the page, which stays; whether they let the person in. @returns {Promise<boolean>} */
-export function askToLogIn() {
+/**
+ * Asks for them over the page, which stays; whether they let the person in.
+ * @param {string | null} person whose page it is: for another one it is loaded again
+ * @returns {Promise<boolean>}
+ */
+export function askToLogIn(person) {
   return new Promise((resolve) => {
     const { form, name } = loginForm(() => {
+      if (person && name.value.trim() !== person) return location.reload();
       resolve(true);
       dialog.close();
     });

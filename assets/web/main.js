@@ -3,6 +3,7 @@
 /** @import { Chat, Message, ModelChange, News, Offer, Preferences, Settings, Start, Tone } from "./types.d.ts" */
 /** @import { View } from "./state.js" */
 
+import { keepFor } from "./account.js";
 import { Problem, post, Requests } from "./api.js";
 import { Comparison } from "./compare.js";
 import { Composer } from "./composer.js";
@@ -45,7 +46,7 @@ export class Page {
       this.sidebar.load();
     });
     this.toasts = new Toasts();
-    this.sidebar = new Sidebar(this);
+    this.sidebar = new Sidebar(this, start.account);
     this.transcript = new Transcript(this);
     this.player = new Player(this);
     this.composer = new Composer(this);
@@ -330,6 +331,7 @@ function useColours(/** @type {string | undefined} */ colours) {
 async function start(/** @type {HTMLElement} */ root) {
   try {
     const begun = await post("start", {});
+    keepFor(begun.account);
     document.documentElement.lang = await useLanguage(begun.preferences.language);
     useColours(begun.preferences.colours);
     const page = new Page(begun);

@@ -1,8 +1,9 @@
 // The conversations: found, renamed, deleted, taken out and in.
 
-/** @import { ChatLine, Listing } from "./types.d.ts" */
+/** @import { Account, ChatLine, Listing } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
+import { accountButton } from "./account.js";
 import { debounce, exportUrl, takeIn } from "./api.js";
 import { groupOf } from "./dates.js";
 import { arrange, button, h, icon, iconButton, isComposing, redraw } from "./dom.js";
@@ -34,7 +35,11 @@ export class Sidebar {
   #later;
   #patienceMs = TITLE_AFTER_MS;
 
-  constructor(/** @type {Page} */ page) {
+  /**
+   * @param {Page} page
+   * @param {Account | null} account
+   */
+  constructor(page, account) {
     this.page = page;
     this.requests = page.requests;
     const search = { type: "search", placeholder: t("Search"), "aria-label": t("Search the conversations") };
@@ -69,6 +74,7 @@ export class Sidebar {
         "div.side-foot.row",
         iconButton("upload", t("Take in an archive"), () => this.picker.click()),
         iconButton("download", t("Save all conversations"), () => download("zip", [])),
+        account && accountButton(account),
         this.settingsButton,
       ),
       this.picker,

@@ -1,4 +1,4 @@
-// What the program and the page tell each other (qwen35mm/web says it in Python), and the words of `h`. Only for tsc.
+// What the program and the page tell each other (qwen35mm/web says it in Python). Only for tsc.
 
 /** A text apart from its values, or a value by itself: see preprocess/qwen35mm_preprocess/say.py. */
 export type Said =
@@ -260,8 +260,16 @@ export interface Preferences {
 
 export type Presets = Record<string, Settings>;
 
+/** Who is logged in; a guest has no name. */
+export interface Account {
+  name: string | null;
+  can_change: boolean;
+}
+
 export interface Start extends Listing {
   app: App;
+  /** Null where there is no login. */
+  account: Account | null;
   preferences: Preferences;
   presets: Presets;
   running: string[];
@@ -385,14 +393,4 @@ export interface Upload {
 /** "bad" is an error. */
 export type Tone = "bad" | "note" | "good";
 
-// Elements
-
-export type Child = Element | string | null | undefined | false | Child[];
-
-type TagOf<Selector extends string> = Selector extends `${infer Tag}.${string}` ? Tag : Selector;
-export type ElementOf<Selector extends string> =
-  TagOf<Selector> extends keyof HTMLElementTagNameMap ? HTMLElementTagNameMap[TagOf<Selector>] : HTMLElement;
-
-export type Attributes<E> = {
-  [K in keyof HTMLElementEventMap as `on${K}`]?: (event: HTMLElementEventMap[K] & { currentTarget: E }) => unknown;
-} & { [name: string]: unknown };
+export type { Attributes, Child, ElementOf } from "./elements.d.ts";

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
+from qwen35mm.cli.account import account
 from qwen35mm.cli.ask import ask
 from qwen35mm.cli.caption import caption
 from qwen35mm.cli.chat import chat
@@ -29,6 +30,7 @@ app.command()(serve)
 app.command()(ask)
 app.command()(caption)
 app.command("eval")(evaluate)
+app.add_typer(account)
 
 
 @app.callback(invoke_without_command=True)

@@ -104,7 +104,8 @@ def open_page(
         stack.callback(backend.close)
         data_dir = page.data_dir or (None if shared else user_folder("data"))
         address = {"host": page.host, "port": page.port, "token": page.token}
-        yield backend, {**address, "auth": page.auth or (), "data_dir": data_dir}
+        who = {"auth": page.auth or (), "auth_file": page.auth_file, "guests": page.guests}
+        yield backend, {**address, **who, "data_dir": data_dir}
 
 
 def zero_gpu() -> Callable[..., Any] | None:

@@ -66,6 +66,8 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
             "port": 7860,
             "token": None,
             "auth": (("ann", "x"),),
+            "auth_file": None,
+            "guests": False,
             "data_dir": home / "data" / "qwen35mm",
         }
         assert how.keys() <= inspect.signature(serve).parameters.keys()

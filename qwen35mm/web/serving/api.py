@@ -55,6 +55,7 @@ class Api:
         usage: refuses what is more than a person may take.
         examples: those of an empty page.
         titles: writes better ones than a question's beginning; None where nobody does.
+        account_of: what a page shows of a person's; None where there is no login.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Api:
         usage: Usage,
         examples: Sequence[Sample] = (),
         titles: Titles | None = None,
+        account_of: Callable[[Person], dict[str, Any] | None] = lambda person: None,
     ) -> None:
         self._backend = backend
         self._store = store
@@ -77,6 +79,7 @@ class Api:
         self._trash = Trash(store)
         self._examples = examples
         self._titles = titles
+        self._account_of = account_of
         self._strips = Strips(backend, store, turns)
         # Messages that are being sent, by their owners and ids.
         self._sending: dict[tuple[str, str], asyncio.Task[tuple[str, str]]] = {}
@@ -88,6 +91,7 @@ class Api:
         """What a page needs when it begins."""
         return {
             "app": self._describe_app(),
+            "account": self._account_of(person),
             "preferences": await REQUESTS.run(self._store.preferences, person.owner),
             "presets": await REQUESTS.run(self._store.presets, person.owner),
             **await self.list(person),

@@ -1,13 +1,13 @@
 """The page at `/`, the stream of answers, and the routes beside it.
 
-Gradio serves it all, does the login, and runs the stream in its queue, which is what a Space counts GPU time by.
+Gradio serves it all, and runs the stream in its queue, which is what a Space counts GPU time by.
 Nothing of its own page is used: the page is `assets/web/index.html`, under a policy of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,15 +31,16 @@ from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.settings import describe_settings
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.titles import Titles
-from qwen35mm.chat.turns import Turns
+from qwen35mm.chat.turns import Person, Turns
 from qwen35mm.errors import QuotaError
 from qwen35mm.model_library import BackendSwitch
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.serving.api import Api
 from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
+from qwen35mm.web.serving.logins import Logins
 from qwen35mm.web.serving.models import Models
-from qwen35mm.web.serving.people import People
+from qwen35mm.web.serving.people import People, name_of
 from qwen35mm.web.serving.previews import Previews, show_preview
 from qwen35mm.web.serving.requests import Handler, answer_requests, in_words
 
@@ -96,7 +97,7 @@ def build_app(
     store: ConversationStore,
     *,
     shared: bool = False,
-    username: Callable[[Mapping[str, str]], str | None] | None = None,
+    logins: Logins | None = None,
     max_replies: int = 4,
     max_waiting: int = MAX_WAITING_EVENTS,
     grace_s: float = GRACE_S,
@@ -107,7 +108,7 @@ def build_app(
         backend: answers.
         store: keeps the conversations.
         shared: whether strangers use the page too: each has own conversations, and a cache apart.
-        username: who a request's cookies are logged in as, where there is a login.
+        logins: who is logged in, where there is a login.
         max_replies: a person's answers in progress at one time.
         max_waiting: requests in line before more are refused.
         grace_s: seconds after which an answer that no page watches any more is ended.
@@ -116,7 +117,12 @@ def build_app(
     switch = backend if isinstance(backend, BackendSwitch) and not shared else None
     titles = Titles(store, backend, replies)
     turns = Turns(backend, store, replies, switch.larger_context if switch else None)
-    people = People(shared=shared, username=username, max_replies=max_replies)
+    people = People(
+        shared=shared,
+        username=logins.username if logins else None,
+        guests=logins is not None and logins.guests,
+        max_replies=max_replies,
+    )
     examples = choose_examples(load_samples())
 
     def describe() -> dict[str, Any]:
@@ -140,7 +146,11 @@ def build_app(
         }
 
     usage = Usage(store, STRANGERS if shared else ALONE)
-    api_of_chats = Api(backend, store, replies, turns, describe, usage, examples, titles)
+
+    def account_of(person: Person) -> dict[str, Any] | None:
+        return None if logins is None else logins.describe(name_of(person))
+
+    api_of_chats = Api(backend, store, replies, turns, describe, usage, examples, titles, account_of)
     services = [api_of_chats, Previews(), *([Models(switch, titles.rest)] if switch else [])]
     files = Files(store, people, backend, usage, examples)
 
@@ -168,7 +178,7 @@ def build_app(
         app.queue(max_size=max_waiting)
     app._queue.sleep_when_free = LOOK_WHEN_IDLE_S
     app._queue.progress_update_sleep_when_free = LOOK_FOR_PROGRESS_S
-    routes = [Route("/", show), *_routes(answer_requests(people, *services), files)]
+    routes = [Route("/", show), *_login_routes(logins), *_routes(answer_requests(people, *services), files)]
     return Page(app, routes, replies, people, Middleware(QueuePace, queue=app._queue))
 
 
@@ -181,6 +191,18 @@ def _no_routes_yet() -> Iterator[None]:
         yield
     finally:
         App.create_app = staticmethod(made)
+
+
+def _login_routes(logins: Logins | None) -> list[BaseRoute]:
+    if logins is None:
+        return []
+    handlers = {
+        "/login": logins.log_in,
+        "/login/": logins.log_in,
+        f"{PREFIX}/logout": logins.log_out,
+        f"{PREFIX}/password": logins.change_password,
+    }
+    return [Route(path, in_words(handle), methods=["POST"]) for path, handle in handlers.items()]
 
 
 def _routes(requests: Handler, files: Files) -> list[BaseRoute]:

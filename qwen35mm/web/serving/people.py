@@ -20,10 +20,13 @@ from qwen35mm.chat.turns import Person
 from qwen35mm.server.guards import Receive, Scope, Send
 
 COOKIE = "qwen35mm"
+_USER, _BROWSER = "user ", "browser "
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 # A year: a browser that comes back finds its conversations.
 _MAX_AGE_S = 365 * 86400
 WRONG_PASSWORDS_S = 600.0
+# Where a password is asked for, and what is answered to a wrong one.
+_WRONG = {"/login": 400, "/qwen35mm/password": 403}
 
 
 class People:
@@ -32,21 +35,28 @@ class People:
     Args:
         shared: whether more than the person at this machine use the page. If not, all browsers are that one person's.
         username: the name that a request's cookies are logged in as, where there is a login.
+        guests: whether those who aren't logged in may use the page, too.
         max_replies: a person's replies in progress at one time.
     """
 
     def __init__(
-        self, *, shared: bool, username: Callable[[Mapping[str, str]], str | None] | None = None, max_replies: int = 4
+        self,
+        *,
+        shared: bool,
+        username: Callable[[Mapping[str, str]], str | None] | None = None,
+        guests: bool = False,
+        max_replies: int = 4,
     ) -> None:
         self.shared = shared
         self._username = username
+        self._guests = guests
         self._max_replies = max_replies
         self._seen_s: dict[str, float] = {}
 
     @property
     def need_login(self) -> bool:
         """Whether nobody gets in without a name and a password."""
-        return self._username is not None
+        return self._username is not None and not self._guests
 
     def gone_for(self, seconds: float) -> list[str]:
         """Owners that were last seen longer ago; a page that is open is seen every minute."""
@@ -67,7 +77,7 @@ class People:
         if person is None:
             return None
         self._seen_s[person.owner] = time.monotonic()
-        return replace(person, account=address) if self.shared and self._username is None else person
+        return replace(person, account=address) if person.owner.startswith(_BROWSER) else person
 
     def asking(self, connection: HTTPConnection) -> Person | None:
         """`person` of a request."""
@@ -76,17 +86,23 @@ class People:
     def _find(self, cookies: Mapping[str, str]) -> Person | None:
         if self._username is not None:
             name = self._username(cookies)
-            return None if name is None else self._one_of_many(f"user {name}")
-        if not self.shared:
+            if name is not None or not self._guests:
+                return None if name is None else self._one_of_many(f"{_USER}{name}")
+        elif not self.shared:
             return Person("local", None, self._max_replies)
         token = cookies.get(COOKIE, "")
         if not _TOKEN.fullmatch(token):
             return None
         # What is stored doesn't let anybody in.
-        return self._one_of_many(f"browser {hashlib.sha256(token.encode()).hexdigest()[:32]}")
+        return self._one_of_many(f"{_BROWSER}{hashlib.sha256(token.encode()).hexdigest()[:32]}")
 
     def _one_of_many(self, owner: str) -> Person:
         return Person(owner, owner, self._max_replies)
+
+
+def name_of(person: Person) -> str | None:
+    """The name of who is logged in."""
+    return person.owner.removeprefix(_USER) if person.owner.startswith(_USER) else None
 
 
 def address_of(connection: HTTPConnection) -> str:
@@ -121,7 +137,8 @@ class WrongPasswords:
         self._tried_s: dict[str, list[float]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].rstrip("/") != "/login":
+        wrong = _WRONG.get(scope.get("path", "").rstrip("/"))
+        if scope["type"] != "http" or scope["method"] != "POST" or wrong is None:
             await self._app(scope, receive, send)
             return
         since_s = time.monotonic() - WRONG_PASSWORDS_S
@@ -132,13 +149,14 @@ class WrongPasswords:
                 f"{len(tried_s):,} wrong passwords came from your address within {WRONG_PASSWORDS_S // 60:.0f} "
                 "minutes: no more are tried. Wait that long, then try again."
             )
-            await JSONResponse({"detail": words}, status_code=429)(scope, receive, send)
+            refusal = {"detail": words, "error": {"message": words, "kind": "refused"}}
+            await JSONResponse(refusal, status_code=429)(scope, receive, send)
             return
         # Each counts until it is known to be right: many may come at one time.
         tried_s.append(now_s := time.monotonic())
 
         async def send_and_count(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and message["status"] < 400:
+            if message["type"] == "http.response.start" and message["status"] != wrong:
                 tried_s.remove(now_s)
             await send(message)
 
@@ -156,7 +174,7 @@ class PrivateCookie:
             await self._app(scope, receive, send)  # pyright: ignore[reportGeneralTypeIssues]
             return
         token = secrets.token_hex(16)
-        header = _set_cookie(token, framed=bool(os.environ.get("SPACE_ID")))
+        header = set_cookie(COOKIE, token, max_age_s=_MAX_AGE_S)
 
         async def send_with_cookie(message):
             # Only with the page itself: requests beside it would each bring another one.
@@ -172,7 +190,8 @@ def _cookie(scope: Scope) -> str:
     return HTTPConnection(scope).cookies.get(COOKIE, "")
 
 
-def _set_cookie(token: str, *, framed: bool) -> bytes:
+def set_cookie(name: str, value: str, *, max_age_s: int) -> bytes:
+    """The header of a cookie that no script can read."""
     # A Space shows its page inside another site's, where browsers only keep partitioned cookies.
-    where = "SameSite=None; Secure; Partitioned" if framed else "SameSite=Lax"
-    return f"{COOKIE}={token}; Path=/; Max-Age={_MAX_AGE_S}; HttpOnly; {where}".encode()
+    where = "SameSite=None; Secure; Partitioned" if os.environ.get("SPACE_ID") else "SameSite=Lax"
+    return f"{name}={value}; Path=/; Max-Age={max_age_s}; HttpOnly; {where}".encode()

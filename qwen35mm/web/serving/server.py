@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gradio.routes import ORJSONResponse
 from starlette.middleware import Middleware
 
 from qwen35mm.assets import asset_path
+from qwen35mm.chat.accounts import AccountFile, GivenAccounts
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.quotas import ALONE, STRANGERS
 from qwen35mm.chat.replies import GRACE_S, Replies
@@ -28,6 +29,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.server.guards import OnlyThisMachine, SameOrigin
 from qwen35mm.strangers import is_shared
 from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
+from qwen35mm.web.serving.logins import Logins, OnlyLoggedIn
 from qwen35mm.web.serving.page_token import OnlyWithToken, PageToken
 from qwen35mm.web.serving.people import PrivateCookie, WrongPasswords
 from qwen35mm.web.serving.security import GuardedApp, SecurityHeaders
@@ -81,6 +83,8 @@ def serve(
     port: int = 7860,
     data_dir: Path | None = None,
     auth: Sequence[tuple[str, str]] = (),
+    auth_file: Path | None = None,
+    guests: bool = False,
     token: str | None = None,
     max_replies: int | None = None,
     max_waiting: int = MAX_WAITING_EVENTS,
@@ -92,7 +96,9 @@ def serve(
         backend: answers.
         host, port: where; port 0 takes a free one.
         data_dir: keeps the conversations; None keeps them until the end only.
-        auth: names and passwords of those who may log in; everybody may where there are none.
+        auth: names and passwords of those who may log in; everybody may use the page where there are none.
+        auth_file: a file with them, instead; see `qwen35mm.chat.accounts`.
+        guests: whether those who don't log in may use the page, too, each with conversations of their own.
         token: what opens the page of the one person at this machine, who doesn't log in; None makes one, and "" lets
             every user of the machine in.
         max_replies: a person's replies in progress at one time; None is 4, and 1 where strangers share the page.
@@ -100,13 +106,14 @@ def serve(
         grace_s: seconds after which a reply that no page watches is ended.
 
     Raises:
-        ConfigError: the port, the address or the token can't be used.
+        ConfigError: the port, the address, the token or the accounts can't be used.
         StorageError: the folder can't be used.
     """
     shared = is_shared(host)
-    if token and (shared or auth):
+    logins = _logins(auth, auth_file, guests)
+    if token and (shared or logins):
         raise ConfigError("--token is for a page of one's own. Where several people use it, --auth says who may.")
-    page_token = None if shared or auth or token == "" else PageToken(token)
+    page_token = None if shared or logins or token == "" else PageToken(token)
     port = _claim_port(host, port)
     # Its statistics, which nobody can see here, go through pandas at the end of every event.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
@@ -118,16 +125,18 @@ def serve(
             backend,
             store,
             shared=shared,
-            username=(lambda cookies: _username(page.app, cookies)) if auth else None,
+            logins=logins,
             max_replies=max_replies or (1 if shared else 4),
             max_waiting=max_waiting,
             grace_s=grace_s,
         )
         stack.enter_context(keep_tidy(store, page.people, forget_after_s=FORGET_AFTER_S if data_dir is None else None))
         middleware = [Middleware(SecurityHeaders), Middleware(SameOrigin), Middleware(PrivateCookie)]
-        if auth:
+        if logins:
             most = (STRANGERS if shared else ALONE).wrong_passwords
             middleware.append(Middleware(WrongPasswords, most=most))
+            if not logins.guests:
+                middleware.append(Middleware(OnlyLoggedIn, logins=logins))
         if not shared:
             middleware.insert(1, Middleware(OnlyThisMachine))
         if page_token is not None:
@@ -152,7 +161,6 @@ def serve(
             # Files come by a route of their own.
             max_file_size=1,
             footer_links=[],
-            auth=list(auth) or None,
             _app=GuardedApp(default_response_class=ORJSONResponse, middleware=middleware, routes=page.routes),
             # Else Gradio asks for its page within 3 s, and on a very busy machine takes localhost for unreachable.
             _frontend=False,
@@ -184,11 +192,20 @@ def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) 
         server.close()
 
 
-def _username(app: gr.Blocks, cookies: Mapping[str, str]) -> str | None:
-    """Who is logged in, by Gradio's own cookies."""
-    server = app.app
-    names = (f"access-token-{server.cookie_id}", f"access-token-unsecure-{server.cookie_id}")
-    return next((server.tokens[cookies[name]] for name in names if cookies.get(name) in server.tokens), None)
+def _logins(auth: Sequence[tuple[str, str]], auth_file: Path | None, guests: bool) -> Logins | None:
+    if auth and auth_file:
+        raise ConfigError("--auth and --auth-file both say who may log in. Name one of them.")
+    if guests and not auth and not auth_file:
+        raise ConfigError("--guests is for a page with a login: name who may log in with --auth-file or --auth.")
+    if auth_file is not None:
+        accounts = AccountFile(auth_file)
+        if not accounts.names():
+            raise ConfigError(
+                f"Nobody may log in by {auth_file}: it is empty. Add somebody with "
+                f"`qwen35mm account add NAME --auth-file {auth_file}`."
+            )
+        return Logins(accounts, guests=guests)
+    return Logins(GivenAccounts(dict(auth)), guests=guests) if auth else None
 
 
 def _claim_port(host: str, port: int) -> int:

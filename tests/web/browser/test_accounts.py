@@ -1,0 +1,89 @@
+"""Logging in and out in a browser, another password, and what the browser keeps of people."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from qwen35mm.chat import accounts
+from qwen35mm.chat.accounts import AccountFile
+from qwen35mm.web import serve
+from tests.chat.fake_backend import FakeBackend
+
+pytestmark = pytest.mark.browser
+
+
+def log_in(tab: Page, name: str, password: str) -> None:
+    form = tab.locator("form.login")
+    form.get_by_label("Name").fill(name)
+    form.get_by_label("Password").fill(password)
+    form.get_by_role("button", name="Log in").click()
+
+
+def take(tab: Page, entry: str) -> None:
+    """Takes an entry of the account's dialog."""
+    tab.get_by_role("button", name="Account of ann").click()
+    tab.locator("dialog[open]").get_by_role("button", name=entry, exact=True).click()
+
+
+def test_who_logs_out_leaves_nothing_to_the_next(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "COST", (2, 8, 1))
+    path = tmp_path / "accounts"
+    for name in ("ann", "bob"):
+        AccountFile(path).add(name, f"{name}'s words")
+    server = serve(FakeBackend(), port=0, auth_file=path, guests=True, data_dir=tmp_path / "data")
+    with contextlib.closing(server), contextlib.closing(browser.new_context()) as context:
+        tab, other = context.new_page(), context.new_page()
+        for each in (tab, other):
+            each.goto(server.url)
+        box = tab.locator(".composer textarea")
+        box.fill("echo a guest")
+        box.press("Enter")
+        expect(tab.locator(".message.assistant .answer")).to_have_text("a guest")
+        tab.locator(".side-foot").get_by_role("button", name="Log in").click()
+        log_in(tab, "ann", "ann's words")
+        expect(tab.get_by_role("button", name="Account of ann")).to_be_visible()
+        expect(tab.locator(".chat")).to_have_count(0)
+        tab.get_by_role("button", name="New chat").click()
+        box.fill("a draft of ann's")
+
+        take(tab, "Change the password")
+        dialog = tab.locator("dialog[open]")
+
+        def change(old: str, new: str, again: str) -> None:
+            dialog.get_by_label("Old password").fill(old)
+            dialog.get_by_label("New password", exact=True).fill(new)
+            dialog.get_by_label("New password, again").fill(again)
+            dialog.get_by_role("button", name="Change the password").click()
+
+        change("ann's words", "fresh words", "other words")
+        expect(dialog.get_by_role("alert")).to_have_text("The two new passwords differ.")
+        change("a guess", "fresh words", "fresh words")
+        expect(dialog.get_by_role("alert")).to_have_text("The old password is wrong.")
+        change("ann's words", "fresh words", "fresh words")
+        expect(dialog).to_contain_text("Your password was changed")
+        dialog.get_by_role("button", name="Close").click()
+        assert AccountFile(path).check("ann", "fresh words")
+
+        other.reload()
+        expect(other.get_by_role("button", name="Account of ann")).to_be_visible()
+        take(tab, "Log out")
+        for each in (tab, other):
+            expect(each.locator(".side-foot").get_by_role("button", name="Log in")).to_be_visible()
+        expect(box).to_have_value("")
+        expect(tab.locator(".chat")).to_have_count(1)
+        assert "ann" not in tab.evaluate("JSON.stringify(localStorage)")
+        # A session that ended by itself leaves what was written for the same person only.
+        tab.locator(".side-foot").get_by_role("button", name="Log in").click()
+        log_in(tab, "ann", "fresh words")
+        expect(tab.get_by_role("button", name="Account of ann")).to_be_visible()
+        box.fill("a draft of ann's")
+        context.clear_cookies()
+        tab.goto("about:blank")
+        tab.goto(server.url)
+        expect(box).to_have_value("")

@@ -60,17 +60,19 @@ class Tally:
         begun = self._prefilled
         if begun is None or self.num_tokens is None:
             return None
-        first, last = self._first, self._window[-1] if self._window else None
-        is_timed = first is not None and last is not None
+        tokens_per_s = decode_s = None
+        if self._first is not None and self._window:
+            last = self._window[-1]
+            tokens_per_s, decode_s = _speed(self._first, last, 0.0), last[0] - self._first[0]
         return {
             "num_prompt_tokens": begun.num_prompt_tokens,
             "num_generated_tokens": self.num_tokens,
             "num_thinking_tokens": self.num_thinking_tokens,
-            "tokens_per_s": _speed(first, last, 0.0) if is_timed else None,
+            "tokens_per_s": tokens_per_s,
             "ttft_s": begun.ttft_s,
             "seed": begun.seed,
             **_cache_stats(begun.cache),
-            "decode_s": last[0] - first[0] if is_timed else None,
+            "decode_s": decode_s,
             # The sequence has grown since.
             "cache_bytes": None,
         }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from qwen35mm.chat.titles import Titles, title_of
@@ -36,7 +37,7 @@ class TitleKit(ChatKit):
         return conversation.title, conversation.titled
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(20):
+        with anyio.fail_after(20):
             while not condition():
                 await asyncio.sleep(0.005)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, FloatRect, Locator, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # What Playwright switches off itself, since the last list that a browser is given counts, and the address bar's
@@ -67,6 +67,13 @@ def open_browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=list(FLAGS))
         yield browser
         browser.close()
+
+
+def box_of(shown: Locator) -> FloatRect:
+    """Where something is on the page, in CSS pixels."""
+    box = shown.bounding_box()
+    assert box is not None
+    return box
 
 
 class ChatPage:

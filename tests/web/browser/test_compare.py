@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.chat.fake_backend import FakeBackend
-from tests.web.browser import ChatPage
+from tests.web.browser import ChatPage, box_of
 
 pytestmark = pytest.mark.browser
 
@@ -27,12 +27,6 @@ def sides(page: ChatPage, num_answers: int) -> tuple[Locator, Locator]:
     expect(found).to_have_count(2)
     expect(found.first.locator("header")).to_contain_text(f"/{num_answers}")
     return found.nth(0), found.nth(1)
-
-
-def box_of(element: Locator) -> dict[str, float]:
-    box = element.bounding_box()
-    assert box is not None
-    return {**box}
 
 
 def test_an_answer_is_compared_with_one_of_other_settings(page: ChatPage, backend: FakeBackend) -> None:

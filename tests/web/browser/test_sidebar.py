@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, expect
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.browser
 DAY_S = 86_400
 
 
-def add(store: ConversationStore, title: str, days_ago: float, **values: bool) -> Conversation:
+def add(store: ConversationStore, title: str, days_ago: float, **values: Any) -> Conversation:
     """A conversation that was last changed so long ago."""
     message, then_s = node(text=f"about {title}"), time.time() - DAY_S * days_ago
     conversation = Conversation(new_id(), title, then_s, then_s, message.id, **values)

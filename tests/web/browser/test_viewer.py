@@ -6,18 +6,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import expect
 
 from tests.preprocess.media_files import encode_video, scene
-from tests.web.browser import ChatPage, OpenPage
+from tests.web.browser import ChatPage, OpenPage, box_of
 
 pytestmark = pytest.mark.browser
-
-
-def box_of(shown: Locator) -> dict[str, float]:
-    box = shown.bounding_box()
-    assert box is not None
-    return dict(box)
 
 
 def is_whole(page: ChatPage) -> bool:

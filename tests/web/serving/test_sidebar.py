@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from qwen35mm.chat.trash import Trash
@@ -84,7 +85,7 @@ async def test_a_deleted_chat_comes_back_whole_and_is_removed_without_a_page(
 
     monkeypatch.setattr(page.store, "purge", purge_and_tell)
     await Trash(page.store, undo_s=0.0).delete(page.owner(), chat["id"])
-    async with asyncio.timeout(60):
+    with anyio.fail_after(60):
         await removed.wait()
     assert (await page.call("restore", conversation=chat["id"])).status_code == 404
     assert not path.exists()

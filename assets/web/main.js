@@ -319,6 +319,7 @@ export class Page {
     if (document.querySelector("dialog[open], :popover-open")) return;
     if (this.element.classList.contains("with-sidebar")) this.toggleSidebar(false);
     else if (this.state.chat.running.length) this.state.stop();
+    else if (!this.player.element.hidden) this.player.close();
     else if (this.areSettingsOpen) this.toggleSettings(false);
   }
 }

@@ -73,7 +73,7 @@ export class Row {
 
 /** @extends {Row<Question>} */
 export class QuestionRow extends Row {
-  /** @type {Map<string, ShownStrip>} */
+  /** By the places of their videos. @type {Map<number, { of: string, strip: ShownStrip }>} */
   #strips = new Map();
 
   /** @override */
@@ -119,10 +119,13 @@ export class QuestionRow extends Row {
 
   /** A video, and what the model was shown of it, which stays open while the message is drawn again. */
   withStrip(/** @type {HTMLElement} */ shown, /** @type {Attachment} */ file, /** @type {number} */ at) {
-    const key = JSON.stringify([at, file]);
+    const [of, before] = [JSON.stringify(file), this.#strips.get(at)];
+    if (before?.of === of) return h("div.video", { "data-at": String(at) }, shown, before.strip.element);
     const seek = (/** @type {number} */ from_s) => this.page.player.play({ node: this.id, at, file }, from_s);
-    const strip = this.#strips.get(key) ?? new ShownStrip(this.page, this.id, at, file, seek);
-    this.#strips.set(key, strip);
+    const strip = new ShownStrip(this.page, this.id, at, file, seek);
+    // What it left out is known once it was read.
+    strip.element.open = before?.strip.element.open ?? false;
+    this.#strips.set(at, { of, strip });
     return h("div.video", { "data-at": String(at) }, shown, strip.element);
   }
 }

@@ -99,7 +99,8 @@ export class Player {
 
   /** Plays a video from a time on, to the end of a range where there is one. The answer stays where it is. */
   play(/** @type {Sent} */ sent, /** @type {number} */ from_s, /** @type {number | null} */ to_s = null) {
-    const video = this.inSight(sent) ?? this.above(sent);
+    // Over a dialog there is no player.
+    const video = document.querySelector("dialog[open]") ? null : (this.inSight(sent) ?? this.above(sent));
     if (!video) return this.look(sent, from_s);
     this.#range.abort();
     const range = new AbortController();

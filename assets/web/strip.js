@@ -185,7 +185,7 @@ export class ClipEditor extends Fold {
   }
 
   get duration_s() {
-    return this.#strip ? Math.floor(this.#strip.duration_s / STEP_S + 1e-6) * STEP_S : 0;
+    return this.#strip ? Math.max(Math.floor(this.#strip.duration_s / STEP_S + 1e-6), 1) * STEP_S : 0;
   }
 
   get end_s() {

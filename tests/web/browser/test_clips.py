@@ -172,25 +172,29 @@ def test_times_in_an_answer_play_the_video(page: ChatPage, video: Path) -> None:
     above = page.page.locator(".player")
     page.wait_until(lambda: above.locator("video").evaluate("video => video.currentTime >= 1"))
     assert transcript.evaluate("element => element.scrollTop") == before
-    above.get_by_role("button", name="Close").focus()
     page.page.keyboard.press("Escape")
     expect(above).to_be_hidden()
     assert transcript.evaluate("element => element.scrollTop") == before
+    page.page.reload()
+    expect(page.answers.nth(1).locator(".moment")).to_have_count(3)
 
 
 def test_times_are_those_of_the_video_that_is_named(page: ChatPage, samples: Path, tmp_path: Path) -> None:
     first, *others = [Image.new("RGB", (64, 48), colour) for colour in ("red", "green", "blue", "white")]
     first.save(tmp_path / "blinks.gif", save_all=True, append_images=others, duration=500)
-    page.ask(
-        "echo In moves-right at 1 s. In the second video at 0.5 s.",
-        [samples / "moves-right.mp4", tmp_path / "blinks.gif"],
-    )
+    (tmp_path / "old.avi").write_bytes(encode_video([scene(index) for index in range(20)], container="avi"))
+    page.attach(samples / "moves-right.mp4", tmp_path / "blinks.gif", tmp_path / "old.avi")
+    page.ask("echo In moves-right at 1 s. In the second video at 0.5 s. In old.avi at 1.5 s, and at 2.5 s.")
     page.wait_answered()
-    one, two = page.answers.last.locator(".moment").all()
-    one.click()
-    player = page.questions.locator("video")
+    assert moments(page) == ["1 s", "0.5 s", "1.5 s"], "the last one has two seconds"
+    playable, *others = page.answers.last.locator(".moment").all()
+    playable.click()
+    player = page.questions.locator("video").first
     page.wait_until(lambda: player.evaluate("video => video.currentTime >= 1"))
-    # No player plays a GIF: its frame is shown.
-    two.click()
-    expect(page.dialog).to_contain_text("blinks.gif, 0:00.5")
-    page.wait_until(lambda: page.dialog.locator("img").evaluate("image => image.naturalWidth") == 64)
+    # What no player plays is shown as its frame.
+    for moment, words in zip(others, ("blinks.gif, 0:00.5", "old.avi, 0:01.5"), strict=True):
+        moment.click()
+        expect(page.dialog).to_contain_text(words)
+        page.wait_until(lambda: page.dialog.locator("img").evaluate("image => image.naturalWidth > 0"))
+        page.page.keyboard.press("Escape")
+        expect(page.page.locator(".player")).to_be_hidden()

@@ -60,7 +60,7 @@ export class Viewer {
     this.page = page;
     this.items = items;
     this.at = at;
-    this.title = h("h2", { role: "status" });
+    this.title = h("span", { role: "status" });
     this.percent = h("span.percent.quiet");
     this.picture = h("div.view");
     this.stage = h("div.stage", { tabindex: "0", role: "group" }, this.picture);
@@ -80,7 +80,7 @@ export class Viewer {
     const save = h("a.icon-button", { title: t("Save"), "aria-label": t("Save") }, icon("download"));
     this.save = save;
     const close = iconButton("close", t("Close"), () => this.dialog.close());
-    const bar = h("header.row", this.title, this.tools, this.zooms, save, close);
+    const bar = h("header.row", h("h2", this.title), this.tools, this.zooms, save, close);
     const middle = h("div.middle", this.stage, this.closer.words, this.previous, this.next);
     this.side = h("aside.side", { hidden: true });
     this.dialog = h("dialog.viewer", { "aria-label": t("Viewer") }, bar, middle, this.side, this.closer.form);

@@ -164,6 +164,7 @@ export class ClipEditor extends Fold {
     });
     this.number = h("output", { "aria-hidden": "true" });
     this.same = h("input", { type: "checkbox" });
+    this.numSame = h("output");
     this.same.addEventListener("change", () => this.choose({ drop_similar: this.same.checked }));
     this.whole = button("link", t("All of it again"), () => {
       this.choose(WHOLE);
@@ -173,7 +174,7 @@ export class ClipEditor extends Fold {
       h("label.row", h("span", t("From")), this.from),
       h("label.row", h("span", t("To")), this.to),
       h("label.row", h("span", t("Frames")), this.count, this.number),
-      h("label.row", this.same, h("span", t("Leave out frames that show the same"))),
+      h("label.row", this.same, h("span", t("Leave out frames that show the same")), this.numSame),
       this.whole,
     ]);
     this.film.before(this.track, this.controls);
@@ -237,6 +238,9 @@ export class ClipEditor extends Fold {
     this.#strip = strip;
     this.draw(strip);
     this.drawChoice();
+    // What came of it: a part may have fewer.
+    this.tellCount(strip.frames.length);
+    this.numSame.textContent = number(strip.frames.filter(({ is_same }) => is_same).length);
     if (!this.behind.children.length) await this.drawBehind(strip);
   }
 
@@ -259,6 +263,11 @@ export class ClipEditor extends Fold {
     );
   }
 
+  tellCount(/** @type {number} */ count) {
+    this.count.setAttribute("aria-valuetext", number(count));
+    this.number.textContent = number(count);
+  }
+
   drawChoice() {
     const { clip, duration_s } = this;
     this.about.textContent = rangeOf(this.chosen.clip, duration_s).join();
@@ -277,8 +286,7 @@ export class ClipEditor extends Fold {
     this.track.style.setProperty("--to", String(this.end_s / duration_s));
     const count = clip.num_frames ?? this.#strip.frames.length;
     this.count.value = String(positionOf(count, this.counts));
-    this.count.setAttribute("aria-valuetext", number(count));
-    this.number.textContent = number(count);
+    this.tellCount(count);
     this.same.checked = clip.drop_similar;
     this.whole.hidden = !this.chosen.clip;
   }

@@ -44,7 +44,7 @@ export interface Crop {
 
 /** The frames of a video that the model is shown, and those that are left out since they show the same. */
 export interface Strip {
-  frames: { time_s: number; is_kept: boolean; picture: string }[];
+  frames: { time_s: number; is_same: boolean; is_kept: boolean; picture: string }[];
   duration_s: number;
   size: [number, number];
   /** The most that can be chosen. */

@@ -84,11 +84,13 @@ def video_patches(
 
 
 class SampledFrame(NamedTuple):
-    """A frame of a plan: its presentation time, uint8 [H, W, 3] as the model gets it, and whether it does."""
+    """A frame of a plan: its index and presentation time, uint8 [H, W, 3] as the model gets it, and whether it would be
+    left out as similar."""
 
+    index: int
     time_s: float
     pixels: np.ndarray
-    is_kept: bool
+    is_similar: bool
 
 
 def sampled_frames(
@@ -96,9 +98,13 @@ def sampled_frames(
     plan: MediaPlan,
     processing: VideoProcessing,
     limits: MediaLimits,
+    difference: float,
     progress: Progress | None = None,
 ) -> Iterator[SampledFrame]:
-    """The frames of a plan that can be decoded, also those that were, or will be, left out as similar.
+    """The frames of a plan that can be decoded, also those that were left out as similar.
+
+    Args:
+        difference: from which on a frame isn't similar (see `MediaBudget`).
 
     Raises:
         MediaChangedError: the file is not the one that the plan was made for.
@@ -109,9 +115,9 @@ def sampled_frames(
     indices = sorted((*(plan.frame_indices or ()), *plan.similar_indices))
     frames = _resized_frames(source, info, plan, indices, limits, progress)
     units = iter(lambda: list(itertools.islice(frames, processing.temporal_patch_size)), [])
-    for unit, keep in _mark_similar(units, processing.factor, plan.similar_difference):
+    for unit, keep in _mark_similar(units, processing.factor, difference):
         for index, pixels in unit:
-            yield SampledFrame(float(info.times_s[index]), pixels, keep and index not in plan.similar_indices)
+            yield SampledFrame(index, float(info.times_s[index]), pixels, not keep)
 
 
 def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -33,6 +33,15 @@ _MANY = 96
 _SMALL_SIDE = 128
 
 
+class _Frame(NamedTuple):
+    """A frame with its picture, a data: URI, and whether it shows the same as before."""
+
+    index: int
+    time_s: float
+    is_same: bool
+    picture: str
+
+
 class Strips:
     """Makes strips, and keeps the last ones: a video that is looked at twice is decoded once.
 
@@ -47,7 +56,7 @@ class Strips:
         self._store = store
         self._turns = turns
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[Any, ...], list[dict[str, Any]]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], list[_Frame]] = OrderedDict()
         self._kept_bytes = 0
 
     async def draft(self, person: Person, question: Question, asker: Asker) -> dict[str, Any]:
@@ -91,17 +100,26 @@ class Strips:
             frames = await STRIPS.run_for(person.line or "", self._frames, file.digest, plan, asker)
         except MediaError as error:
             raise type(error)(with_names(str(error), [file])) from None
+        drops, dropped = plan.similar_difference is not None, frozenset(plan.similar_indices)
         most = media.budget.max_frames or media.video_processing.max_frames
         return {
-            "frames": frames,
+            "frames": [
+                {
+                    "time_s": frame.time_s,
+                    "is_same": frame.is_same,
+                    "is_kept": frame.index not in dropped and not (drops and frame.is_same),
+                    "picture": frame.picture,
+                }
+                for frame in frames
+            ],
             "duration_s": plan.duration_s,
             "size": list(plan.size),
             "most": min(most, plan.source_frames or most),
         }
 
-    def _frames(self, digest: str, plan: MediaPlan, asker: Asker) -> list[dict[str, Any]]:
-        # All that decides what is seen.
-        key = (digest, plan.size, plan.frame_indices, plan.similar_indices, plan.similar_difference)
+    def _frames(self, digest: str, plan: MediaPlan, asker: Asker) -> list[_Frame]:
+        # All that decides what is seen; which of them are left out doesn't.
+        key = (digest, plan.size, frozenset((*(plan.frame_indices or ()), *plan.similar_indices)))
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -115,7 +133,7 @@ class Strips:
                 self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[1])
         return frames
 
-    def _make(self, digest: str, plan: MediaPlan, asker: Asker) -> list[dict[str, Any]]:
+    def _make(self, digest: str, plan: MediaPlan, asker: Asker) -> list[_Frame]:
         media, path = self._backend.media, self._store.media.path(digest)
         end_s = time.monotonic() + MAX_STRIP_S
         gone = threading.Event()
@@ -132,11 +150,9 @@ class Strips:
         media.check(plan, path)
         side = _SIDE if len(plan.frame_indices or ()) <= _MANY else _SMALL_SIDE
         with asker.ending(gone.set):
-            frames = sampled_frames(path, plan, media.video_processing, media.limits, go_on)
-            return [
-                {"time_s": frame.time_s, "is_kept": frame.is_kept, "picture": _picture(frame.pixels, side)}
-                for frame in frames
-            ]
+            difference = media.budget.similar_difference
+            frames = sampled_frames(path, plan, media.video_processing, media.limits, difference, go_on)
+            return [_Frame(each.index, each.time_s, each.is_similar, _picture(each.pixels, side)) for each in frames]
 
 
 def _picture(pixels: Any, side: int) -> str:
@@ -147,5 +163,5 @@ def _picture(pixels: Any, side: int) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
-def _num_bytes(frames: list[dict[str, Any]]) -> int:
-    return sum(len(frame["picture"]) for frame in frames)
+def _num_bytes(frames: list[_Frame]) -> int:
+    return sum(len(frame.picture) for frame in frames)

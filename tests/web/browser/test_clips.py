@@ -115,6 +115,7 @@ def test_frames_that_show_the_same_are_seen_as_left_out(page: ChatPage, backend:
     page.attach(still)
     strip = open_strip(page.page.locator(".films .frames"))
     expect(strip.locator(".same")).to_have_count(0)
+    expect(strip.locator(".controls label").last).to_have_text("Leave out frames that show the same2")
     strip.get_by_label("Leave out frames that show the same").check()
     expect(strip.locator(".same")).to_have_count(2)
     expect(strip.get_by_text("Shown to the model: 6. Left out, since they show the same: 2.")).to_be_visible()

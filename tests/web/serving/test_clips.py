@@ -147,7 +147,7 @@ async def test_a_strip_is_what_the_model_is_shown(page: PageClient, monkeypatch:
     assert times(after) == list(plan.frame_times_s)
     media = page.backend.media
     path = page.store.media.path(video["digest"])
-    for shown, frame in zip(after["frames"], real(path, plan, media.video_processing, media.limits), strict=True):
+    for shown, frame in zip(after["frames"], real(path, plan, media.video_processing, media.limits, 4.0), strict=True):
         kind, data = shown["picture"].split(",", 1)
         assert kind == "data:image/jpeg;base64"
         picture = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
@@ -160,12 +160,19 @@ async def test_a_strip_is_what_the_model_is_shown(page: PageClient, monkeypatch:
     assert len(fewer["frames"]) == 3
 
 
-async def test_frames_that_are_left_out_are_the_same_before_and_after(page: PageClient) -> None:
+async def test_frames_that_are_left_out_are_the_same_before_and_after(
+    page: PageClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     still = encode_video([scene(i // 16) for i in range(32)], fps=4)
     video = await attach(page, still, "still.mp4")
     clip = {"start_s": 0.0, "end_s": None, "num_frames": 8, "drop_similar": True}
     before = (await page.call("strip", attachments=[{**video, "clip": clip}])).json()
     assert times(before, kept=False)
+    # Those that would be are known without that, and nothing is read again for it.
+    monkeypatch.setattr(strips, "sampled_frames", None)
+    every = (await page.call("strip", attachments=[{**video, "clip": {**clip, "drop_similar": False}}])).json()
+    assert [frame["time_s"] for frame in every["frames"] if frame["is_same"]] == times(before, kept=False)
+    assert times(every) == sorted(times(before) + times(before, kept=False))
     media = page.backend.media
     path = page.store.media.path(video["digest"])
     # The fake reads nothing: what a model in this process would be given.
@@ -204,7 +211,7 @@ async def test_a_strip_ends_with_its_asker_and_its_time(page: PageClient, monkey
     left, ended = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def endless(_path: Any, _plan: Any, _processing: Any, _limits: Any, progress: Any) -> Any:
+    def endless(_path: Any, _plan: Any, _processing: Any, _limits: Any, _difference: Any, progress: Any) -> Any:
         loop.call_soon_threadsafe(left.set)
         try:
             while True:

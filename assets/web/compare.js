@@ -195,10 +195,14 @@ export class Comparison {
     const seen = this.#seen.map((id) => this.#answers.find((answer) => answer.id === id)).filter((each) => !!each);
     const isRunning = this.#answers.some(({ status }) => status === "running");
     this.another.disabled = isRunning;
+    const pickers = () => [...this.sides.querySelectorAll("select")];
+    const held = pickers().findIndex((each) => each === document.activeElement);
     redraw(
       this.sides,
       seen.map((answer, at) => this.#side(answer, seen[1 - at], isRunning)),
     );
+    // An answer may end while another one is looked for.
+    pickers()[held]?.focus();
   }
 
   #side(/** @type {Answer} */ answer, /** @type {Answer} */ other, /** @type {boolean} */ isRunning) {

@@ -158,6 +158,9 @@ export const upload = (file, onProgress) =>
   sendFile(`upload?name=${encodeURIComponent(file.name || "pasted")}`, file, onProgress);
 /** @type {(file: File) => Promise<{ conversations: string[] }>} */
 export const takeIn = (file) => sendFile("import", file).promise;
+/** @type {(digest: string, name: string, encoding: string) => Upload["promise"]} */
+export const inEncoding = (digest, name, encoding) =>
+  sendFile(`recode?digest=${digest}&name=${encodeURIComponent(name)}&encoding=${encoding}`, null).promise;
 /** @type {(digest: string, name: string) => Upload["promise"]} */
 export const pdfPages = (digest, name) =>
   sendFile(`pages?digest=${digest}&name=${encodeURIComponent(name)}`, null).promise;

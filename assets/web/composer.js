@@ -4,7 +4,7 @@
 /** @import { Desk, DraftFile, Waiting } from "./draft.js" */
 /** @import { Page } from "./main.js" */
 
-import { thumbnailUrl } from "./api.js";
+import { pdfPages, thumbnailUrl } from "./api.js";
 import { takePicture } from "./camera.js";
 import { arrange, button, h, icon, iconButton, isComposing, redraw } from "./dom.js";
 import { Draft } from "./draft.js";
@@ -12,6 +12,7 @@ import { Offers } from "./offers.js";
 import { Quick } from "./quick.js";
 import { Sliders } from "./sliders.js";
 import { ClipEditor } from "./strip.js";
+import { textTools } from "./texts.js";
 import { lookAt } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
@@ -276,7 +277,8 @@ export class Composer {
         digest && (kind === "image" || kind === "video")
           ? this.sliders.trigger(kind, words)
           : h("span.label.quiet", words),
-        pdf && button("link", t("Use its pages as pictures"), () => this.draft.usePages(file)),
+        kind === "text" && textTools(this.page, file),
+        pdf && button("link", t("Use its pages as pictures"), () => this.draft.replaceBy(file, pdfPages(pdf, name))),
       ),
       iconButton("close", t("Remove {name}", { name }), () => {
         this.draft.remove(file);

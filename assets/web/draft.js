@@ -1,11 +1,11 @@
 // The message that is being written: its text, its files, and what it will cost. Draws nothing.
 
-/** @import { Changed, Clip, Cost, Crop, Kind, Offer, Outgoing, Question, Said } from "./types.d.ts" */
+/** @import { Changed, Clip, Cost, Kind, Offer, Outgoing, Question } from "./types.d.ts" */
 /** @import { Tone, Upload } from "./types.d.ts" */
 /** @import { Requests } from "./api.js" */
 /** @import { Writing } from "./drafts.js" */
 
-import { debounce, Problem, pdfPages, upload } from "./api.js";
+import { debounce, Problem, upload } from "./api.js";
 import { isAway } from "./connection.js";
 import { browserStorage, Drafts, outgoing, Sheet } from "./drafts.js";
 import { LIMITS_OF } from "./limits.js";
@@ -15,23 +15,7 @@ const MEASURE_AFTER_MS = 150;
 // One topic for all that says what the message costs.
 const COST = "cost";
 
-/**
- * A file of the message. While it is sent it has no digest yet, and `ready` says whether the message may go without it.
- * @typedef {object} DraftFile
- * @property {string} name
- * @property {string | null} digest
- * @property {Kind | null} kind
- * @property {number} [num_bytes]
- * @property {number | null} [share] what is sent of it
- * @property {() => void} [cancel]
- * @property {Promise<boolean>} [ready]
- * @property {string} [pdf] the digest of the file that this is the text of
- * @property {Said} [label] what it costs
- * @property {string | null} [error]
- * @property {string[]} [notes]
- * @property {Crop | null} [crop_of] where a picture was cut out
- * @property {Clip | null} [clip] what is chosen of a video
- */
+/** @typedef {import("./drafts.js").DraftFile} DraftFile */
 
 /**
  * A message that was sent by the person, and waits for its files or for an answer. Its place, text and files are those
@@ -227,9 +211,9 @@ export class Draft {
     this.measureSoon();
   }
 
-  /** Takes a PDF's pages as pictures, in place of its text. */
-  async usePages(/** @type {DraftFile} */ file) {
-    const found = await this.requests.told(pdfPages(file.pdf ?? "", file.name));
+  /** Takes what else a file can be in its place: a PDF's pages, or a text in another encoding. */
+  async replaceBy(/** @type {DraftFile} */ file, /** @type {Upload["promise"]} */ coming) {
+    const found = await this.requests.told(coming);
     if (found) this.#replace(file, found);
   }
 

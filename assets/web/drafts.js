@@ -1,11 +1,32 @@
 // What is written for each conversation and not sent yet; the browser keeps it, so that a reload finds it again.
 
-/** @import { Attachment, Offer, Outgoing, Question } from "./types.d.ts" */
-/** @import { Begun, DraftFile } from "./draft.js" */
+/** @import { Attachment, Clip, Crop, Kind, Offer, Outgoing, Question, Said } from "./types.d.ts" */
+/** @import { Begun } from "./draft.js" */
 
 import { onceOf } from "./once.js";
 
 const KEPT = "qwen35mm-draft:";
+
+/**
+ * A file of the message. While it is sent it has no digest yet, and `ready` says whether the message may go without it.
+ * @typedef {object} DraftFile
+ * @property {string} name
+ * @property {string | null} digest
+ * @property {Kind | null} kind
+ * @property {number} [num_bytes]
+ * @property {number | null} [share] what is sent of it
+ * @property {() => void} [cancel]
+ * @property {Promise<boolean>} [ready]
+ * @property {string} [pdf] the digest of the file that this is the text of
+ * @property {string} [encoding] of a text
+ * @property {string | null} [raw] the digest of its file, which may be in another encoding
+ * @property {Attachment["form"]} [form]
+ * @property {Said} [label] what it costs
+ * @property {string | null} [error]
+ * @property {string[]} [notes]
+ * @property {Crop | null} [crop_of] where a picture was cut out
+ * @property {Clip | null} [clip] what is chosen of a video
+ */
 
 /**
  * A message that isn't sent yet; `editing` is the earlier message that it takes the place of.
@@ -182,15 +203,11 @@ export class Drafts {
 
 const place = (/** @type {Writing["editing"]} */ editing) => editing && { id: editing.id, parent: editing.parent };
 // Costs are counted again.
-const withoutCost = (/** @type {DraftFile} */ { digest, kind, name, num_bytes, pdf, clip, crop_of }) => ({
-  digest,
-  kind,
-  name,
-  num_bytes,
-  pdf,
-  ...(clip ? { clip } : {}),
-  ...(crop_of ? { crop_of } : {}),
-});
+const withoutCost = (/** @type {DraftFile} */ file) => {
+  const { digest, kind, name, num_bytes, pdf, clip, crop_of, encoding, raw, form } = file;
+  const chosen = { ...(clip ? { clip } : {}), ...(crop_of ? { crop_of } : {}) };
+  return { digest, kind, name, num_bytes, pdf, encoding, raw, form, ...chosen };
+};
 const uploaded = (/** @type {DraftFile} */ file) => file.digest !== null;
 
 /**

@@ -3,7 +3,6 @@
 /** @import { Answer, AnswerView, Attachment, Child, Message, Question, Work } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
-import { mediaUrl } from "./api.js";
 import { Blocks, copy } from "./blocks.js";
 import { button, h, icon, iconButton, redraw, setProgress } from "./dom.js";
 import { answerEditor, isEdited } from "./editor.js";
@@ -11,6 +10,7 @@ import { Groundings } from "./grounding.js";
 import { itemOf } from "./items.js";
 import { withTools } from "./medium.js";
 import { ShownStrip } from "./strip.js";
+import { textCard } from "./texts.js";
 import { lookAt, sentFiles } from "./viewer.js";
 import { number, said, t } from "./words.js";
 
@@ -96,13 +96,7 @@ export class QuestionRow extends Row {
 
   file(/** @type {Attachment} */ file, /** @type {number} */ at) {
     const { digest, name, size } = file;
-    if (file.kind === "text")
-      return h(
-        "a.document.row.card",
-        { href: mediaUrl(digest), target: "_blank", rel: "noopener" },
-        icon("file"),
-        name,
-      );
+    if (file.kind === "text") return textCard(this.page, file);
     const { kind, src, poster } = itemOf(file);
     const labels = { title: name, "aria-label": name };
     if (kind === "video") {

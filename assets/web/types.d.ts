@@ -16,6 +16,8 @@ export interface Attachment {
   kind: Kind;
   name: string;
   num_bytes: number;
+  /** Of a text, what it begins with can be shown as. */
+  form?: "table" | "code" | null;
   /** Height and width of a picture. */
   size?: [number, number] | null;
   /** Of a video. */
@@ -54,6 +56,9 @@ export interface Strip {
 /** A file that was taken in; of a PDF as text, `pdf` is the file itself. */
 export interface Taken extends Attachment {
   pdf?: string;
+  /** Of a text; `raw` is the file itself, which may be in another one. */
+  encoding?: string;
+  raw?: string | null;
 }
 
 export interface Work {
@@ -240,6 +245,8 @@ export interface App {
   context_length: number;
   /** Tokens of it that are kept for an answer. */
   answer_reserve: number;
+  /** Names of those that a text can be read in. */
+  encodings: string[];
   settings: Fields;
   /** Whether the model can write titles. */
   titles: boolean;
@@ -373,6 +380,7 @@ export interface Methods {
   change_state(args: object): ChangeState;
   cancel_change(args: object): object;
   mermaid(args: object): { entry: string; modules: Record<string, string> };
+  preview(args: { digest: string; name: string }): { rows: string[][] | null; html: string | null; more: boolean };
   memory(args: object): { words: Said; share: number };
 }
 

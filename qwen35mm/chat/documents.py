@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
+from qwen35mm.chat.encodings import decode, decode_as
 from qwen35mm.errors import (
     DamagedDocumentError,
     DocumentError,
@@ -42,9 +43,6 @@ _WORKER = Path(__file__).with_name("pdf_worker.py")
 _PDF_MAGIC = b"%PDF-"
 # Readers look for the mark within so many bytes.
 _PDF_MAGIC_REACH = 1024
-# Control characters that text has: tab, line ends, form feed, escape (logs with colours).
-_CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
-_MAX_CONTROL_SHARE = 0.002
 # What PDFium writes for a hyphen at the end of a line.
 _LINE_HYPHEN = re.compile("[\x02\ufffe]\n?")
 
@@ -63,22 +61,23 @@ def detect_document(path: Path, name: str) -> Literal["text", "pdf"] | None:
         head = file.read(_HEAD_BYTES)
     if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(_PDF_MAGIC):
         return "pdf"
-    is_text = _decoded(head, final=len(head) < _HEAD_BYTES) is not None
+    is_text = decode(head, final=len(head) < _HEAD_BYTES) is not None
     if _PDF_MAGIC in head[:_PDF_MAGIC_REACH] and (not is_text or name.lower().endswith(".pdf")):
         return "pdf"
     return "text" if is_text else None
 
 
-def read_text(path: Path, *, max_bytes: int, name: str | None = None) -> str:
-    r"""The text of a file in UTF-8, or in UTF-16 with its byte order mark; line ends are "\n".
+def read_text(path: Path, *, max_bytes: int, name: str | None = None, encoding: str | None = None) -> tuple[str, str]:
+    r"""The text of a file, with line ends "\n", and the name of its encoding.
 
     Args:
         max_bytes: the file's largest size.
         name: what the file is called in messages; its own name if None.
+        encoding: one of `encodings.ENCODINGS`; found out if None.
 
     Raises:
         DocumentTooLargeError: it has more bytes.
-        DamagedDocumentError: it isn't text.
+        DamagedDocumentError: it isn't text, or not in this encoding.
         DocumentError: it is empty.
         OSError: it can't be read.
     """
@@ -89,15 +88,18 @@ def read_text(path: Path, *, max_bytes: int, name: str | None = None) -> str:
         raise DocumentTooLargeError(
             f"{name} is larger than {_size(max_bytes)}, the most that fits. Send the part of it that matters."
         )
-    text = _decoded(data, final=True)
-    if text is None:
+    found = decode(data) if encoding is None else (decode_as(data, encoding) or "", encoding)
+    if found is None:
         raise DamagedDocumentError(
-            f"{name} isn't text: it was expected to be UTF-8, and has bytes that no text has. "
+            f"{name} isn't text: it has bytes that no text has, in any usual encoding. "
             "Save it as plain text in UTF-8, or as PDF."
         )
+    text, encoding = found
     if not text.strip():
+        if data.strip() and decode_as(data, encoding) is None:
+            raise DamagedDocumentError(f"{name} isn't text in {_shown(encoding)}. Choose another encoding.")
         raise DocumentError(f"{name} is empty.")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
 
 
 def read_pdf_text(
@@ -188,20 +190,6 @@ def _size(num_bytes: int) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:.3g} {unit}"
     return f"{num_bytes} bytes"
-
-
-def _decoded(data: bytes, *, final: bool) -> str | None:
-    """`data` as text, or None; without `final` it may end within a character."""
-    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    decoder = codecs.getincrementaldecoder("utf-16" if is_utf16 else "utf-8-sig")()
-    try:
-        text = decoder.decode(data, final)
-    except UnicodeDecodeError:
-        return None
-    # Every other control character may be a slip of some program; many are a binary file.
-    if "\0" in text or len(_CONTROL.findall(text)) > _MAX_CONTROL_SHARE * len(text):
-        return None
-    return text
 
 
 def _answers(

@@ -83,9 +83,9 @@ def file(tmp_path: Path) -> Callable[..., Path]:
         (b"\xef\xbb\xbfwith a mark", "a", "text"),
         ("sixteen bits ü".encode("utf-16"), "a", "text"),
         (b"\xfe\xff" + "big end".encode("utf-16-be"), "a", "text"),
-        ("no mark".encode("utf-16-le"), "a.txt", None),
-        ("thirty-two".encode("utf-32"), "a.txt", None),
-        ("Grüße".encode("latin-1"), "a.txt", None),
+        ("no mark".encode("utf-16-le"), "a.txt", "text"),
+        ("thirty-two".encode("utf-32"), "a.txt", "text"),
+        ("Grüße".encode("latin-1"), "a.txt", "text"),
         (b"a\0b", "a.txt", None),
         (bytes(range(1, 32)) * 9, "a.txt", None),
         (b"\x1b[31mred\x1b[0m" * 9, "a.log", "text"),
@@ -109,7 +109,7 @@ def test_kind_is_known_by_content(file, content: bytes, name: str, kind: str | N
         ("Grüße 🙂".encode("utf-16"), "Grüße 🙂"),
         (b"x" * 99, "x" * 99),
         (b"x" * 100, (DocumentTooLargeError, r'"notes.txt" is larger than 99 bytes')),
-        (b"\xff\xfe\xff", (DamagedDocumentError, "UTF-8")),
+        (b"\xff\xfe\xff", (DamagedDocumentError, "in any usual encoding")),
         (b" \n", (DocumentError, "is empty")),
     ],
     ids=["lines", "UTF-16", "as large as allowed", "larger", "half a character", "empty"],
@@ -117,7 +117,7 @@ def test_kind_is_known_by_content(file, content: bytes, name: str, kind: str | N
 def test_text_is_read_in_its_encoding_or_refused_in_words(file, content: bytes, text: Any) -> None:
     path = file(content)
     if isinstance(text, str):
-        assert read_text(path, max_bytes=99) == text
+        assert read_text(path, max_bytes=99)[0] == text
     else:
         with pytest.raises(text[0], match=text[1]):
             read_text(path, max_bytes=99, name="notes.txt")

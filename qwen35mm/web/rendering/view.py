@@ -15,6 +15,7 @@ from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import Found
 from qwen35mm.chat.tree import Tree
 from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
+from qwen35mm.web.rendering.texts import form_of
 from qwen35mm.web.rendering.wording import describe_stats, work_of
 
 
@@ -155,6 +156,7 @@ def attachment_view(attachment: Attachment) -> dict[str, Any]:
         "kind": attachment.kind,
         "name": attachment.name,
         "num_bytes": attachment.num_bytes,
+        "form": form_of(attachment.name) if attachment.kind == "text" else None,
         "size": list(plan.source_size) if plan is not None else None,
         "num_frames": len(plan.frame_indices) if plan is not None and plan.frame_indices is not None else None,
         "duration_s": plan.duration_s if plan is not None else None,

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from qwen35mm.assets import asset_path
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.drafts import answer_reserve
+from qwen35mm.chat.encodings import ENCODINGS
 from qwen35mm.chat.quotas import ALONE, STRANGERS, Usage
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.settings import describe_settings
@@ -43,6 +44,7 @@ from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.people import People, name_of
 from qwen35mm.web.serving.previews import Previews, show_preview
 from qwen35mm.web.serving.requests import Handler, answer_requests, in_words
+from qwen35mm.web.serving.texts import Texts
 
 TITLE = "qwen35mm"
 PREFIX = "/qwen35mm"
@@ -130,6 +132,7 @@ def build_app(
             "model": backend.loaded.name,
             "is_demo": backend.is_demo,
             "context_length": backend.context_length,
+            "encodings": ENCODINGS,
             "answer_reserve": answer_reserve(backend.context_length),
             "settings": describe_settings(backend),
             "models": switch is not None,
@@ -151,7 +154,7 @@ def build_app(
         return None if logins is None else logins.describe(name_of(person))
 
     api_of_chats = Api(backend, store, replies, turns, describe, usage, examples, titles, account_of)
-    services = [api_of_chats, Previews(), *([Models(switch, titles.rest)] if switch else [])]
+    services = [api_of_chats, Previews(), Texts(store), *([Models(switch, titles.rest)] if switch else [])]
     files = Files(store, people, backend, usage, examples)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
@@ -210,6 +213,7 @@ def _routes(requests: Handler, files: Files) -> list[BaseRoute]:
         Route("/api/{name}", in_words(requests), methods=["POST"]),
         Route("/upload", in_words(files.upload), methods=["POST"]),
         Route("/pages", in_words(files.pdf_pages), methods=["POST"]),
+        Route("/recode", in_words(files.recode), methods=["POST"]),
         Route("/import", in_words(files.take_in), methods=["POST"]),
         Route("/export", in_words(files.export)),
         Route("/media/{digest}", in_words(files.media)),

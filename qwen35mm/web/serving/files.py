@@ -22,6 +22,7 @@ from qwen35mm.chat.archive import export_zip, import_zip
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
 from qwen35mm.chat.drafts import admitted
+from qwen35mm.chat.encodings import JUDGED
 from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.quotas import Usage
@@ -106,12 +107,31 @@ class Files:
         if kind is None:
             return replace(attachment, kind=detect_kind(path, self._backend.media.limits))
         if kind == "text":
-            data = read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name).encode()
-            if hashlib.sha256(data).hexdigest() == attachment.digest:
-                return {"attachments": [attachment_view(replace(attachment, kind="text"))]}
-            self._store.media.release(person.owner, attachment.digest)
-            return {"attachments": [self._keep(person, attachment.name, "text", data)]}
+            found = self._text(person, attachment)
+            if found["digest"] != attachment.digest and found["raw"] is None:
+                self._store.media.release(person.owner, attachment.digest)
+            return {"attachments": [found]}
         return None
+
+    def _text(self, person: Person, attachment: Attachment, encoding: str | None = None) -> dict[str, Any]:
+        """A file as text, kept in UTF-8. Where its encoding isn't sure, the file itself is held for a while: `raw`."""
+        path = self._store.media.path(attachment.digest)
+        text, found = read_text(path, max_bytes=MAX_TEXT_BYTES, name=attachment.name, encoding=encoding)
+        data = text.encode()
+        if hashlib.sha256(data).hexdigest() == attachment.digest:
+            view = attachment_view(replace(attachment, kind="text"))
+        else:
+            view = self._keep(person, attachment.name, "text", data)
+        return {**view, "encoding": found, "raw": attachment.digest if encoding or found in JUDGED else None}
+
+    async def recode(self, request: Request) -> Response:
+        """`POST .../recode?digest=...&name=...&encoding=...`: an uploaded text file, read in another encoding."""
+        person = self._person(request, writes=True)
+        digest, name = request.query_params.get("digest", ""), _file_name(request.query_params.get("name", ""))
+        await REQUESTS.run(self._check_mine, person, digest)
+        text = Attachment(digest, "text", name, 0)
+        encoding = request.query_params.get("encoding", "")
+        return JSONResponse({"attachments": [await UPLOADS.run(self._text, person, text, encoding)]})
 
     def _pdf(self, person: Person, attachment: Attachment, asker: Asker) -> dict[str, Any]:
         path = self._store.media.path(attachment.digest)

@@ -68,6 +68,7 @@ def test_files_are_shown_by_name_and_size() -> None:
             "kind": "image",
             "name": "a.png",
             "num_bytes": 9,
+            "form": None,
             "size": [40, 60],
             "num_frames": None,
             "duration_s": None,

@@ -20,6 +20,7 @@ from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.people import COOKIE, People, PrivateCookie
 from qwen35mm.web.serving.requests import answer_requests
+from qwen35mm.web.serving.texts import Texts
 from tests.chat.fake_backend import FakeBackend
 
 ANN, BOB = "a" * 32, "b" * 32
@@ -39,7 +40,9 @@ class PageClient:
         app = {"model": self.backend.loaded.name}
         api = Api(self.backend, self.store, self.replies, turns, lambda: app, self.usage, examples)
         self.files = Files(self.store, self.people, self.backend, self.usage, examples)
-        self.app: Any = PrivateCookie(Starlette(routes=_routes(answer_requests(self.people, api), self.files)))
+        self.app: Any = PrivateCookie(
+            Starlette(routes=_routes(answer_requests(self.people, api, Texts(self.store)), self.files))
+        )
 
     async def request(
         self,

@@ -70,6 +70,32 @@ async def test_text_is_kept_as_plain_utf_8(page: PageClient) -> None:
     assert stored(page) == sorted([attachment["digest"], plain["digest"]])
 
 
+async def test_a_text_can_be_read_in_another_encoding_by_who_sent_it(page: PageClient) -> None:
+    words_of = "лм брй, дагн\n"
+    (taken,) = (await page.upload(words_of.encode("cp1251"), "a.txt")).json()["attachments"]
+    assert taken["encoding"] == "Windows-1251"
+    assert stored(page) == sorted([taken["digest"], taken["raw"]])
+    params = {"digest": taken["raw"], "name": "a.txt", "encoding": "Windows-1255"}
+    (other,) = (await page.request("POST", "recode", params=params)).json()["attachments"]
+    assert (other["kind"], other["encoding"], other["raw"]) == ("text", "Windows-1255", taken["raw"])
+    with page.store.media.open(other["digest"]) as file:
+        assert file.read().decode() == words_of.encode("cp1251").decode("cp1255")
+    for encoding in ("UTF-8", "punycode", ""):
+        response = await page.request("POST", "recode", params={**params, "encoding": encoding})
+        assert (response.status_code, "Choose another encoding" in problem(response)) == (400, True)
+    assert (await page.request("POST", "recode", BOB, params=params)).status_code == 404
+    assert (await page.request("POST", "recode", header=False, params=params)).status_code == 404
+
+
+async def test_a_text_has_a_preview(page: PageClient) -> None:
+    (taken,) = (await page.upload(b"a;b\n1;2\n", "t.csv")).json()["attachments"]
+    assert taken["form"] == "table"
+    asked = {"digest": taken["digest"], "name": "t.csv"}
+    found = (await page.call("preview", **asked)).json()
+    assert found == {"rows": [["a", "b"], ["1", "2"]], "html": None, "more": False}
+    assert (await page.call("preview", token=BOB, **asked)).status_code == 404
+
+
 async def test_a_pdf_is_its_text_or_its_pages(page: PageClient) -> None:
     (text,) = (await page.upload(pages_pdf([words("Hello"), b""]), "paper.pdf")).json()["attachments"]
     assert (text["kind"], text["num_pages"]) == ("text", 2)

@@ -1,0 +1,60 @@
+"""Text files in a message: their encodings, and what they begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.chat.fake_backend import FakeBackend
+from tests.web.browser import ChatPage
+
+pytestmark = pytest.mark.browser
+
+
+def test_texts_come_in_any_encoding_with_a_preview(page: ChatPage, backend: FakeBackend, tmp_path: Path) -> None:
+    (tmp_path / "orte.csv").write_bytes("Name;Straße\nMüller;<i>Weg</i>\n".encode("cp1252"))
+    (tmp_path / "size.py").write_bytes(b'print("r\xf3\xbfne")\n')
+    page.attach(tmp_path / "orte.csv", tmp_path / "size.py")
+    cards = page.thumbnails
+    expect(cards.first.get_by_label("Encoding of orte.csv")).to_have_value("Windows-1252")
+    cards.first.get_by_role("button", name="Preview").click()
+    preview = page.page.get_by_role("dialog", name="What orte.csv begins with")
+    expect(preview.locator("th")).to_have_text(["Name", "Straße"])
+    expect(preview.locator("td")).to_have_text(["Müller", "<i>Weg</i>"])
+    page.page.keyboard.press("Escape")
+    # What was judged wrongly is put right by hand.
+    encoding = cards.nth(1).get_by_label("Encoding of size.py")
+    encoding.select_option("KOI8-R")
+    expect(encoding).to_have_value("KOI8-R")
+    cards.nth(1).get_by_role("button", name="Preview").click()
+    expect(page.page.get_by_role("dialog", name="What size.py begins with").locator("code")).to_contain_text("rС©ne")
+    page.page.keyboard.press("Escape")
+    encoding.select_option("UTF-8")
+    expect(page.toasts).to_contain_text('"size.py" isn\'t text in "UTF-8". Choose another encoding.')
+    expect(encoding).to_have_value("KOI8-R")
+
+    page.ask("echo read")
+    page.wait_answered()
+    prompt = backend.calls[0].messages[0].text
+    assert "Müller;<i>Weg</i>" in prompt
+    assert "rС©ne" in prompt
+    files = page.questions.locator(".text-file")
+    expect(files.locator("th")).to_have_text(["Name", "Straße"])
+    expect(files.nth(1).locator("code .hl-nb")).to_have_text("print")
+    binary = tmp_path / "data.txt"
+    binary.write_bytes(bytes(range(1, 256)) * 20)
+    page.page.locator(".composer input[type=file]").set_input_files(binary)
+    expect(page.toasts).to_contain_text("data.txt")
+    expect(page.thumbnails).to_have_count(0)
+
+
+def test_text_files_are_context(page: ChatPage, backend: FakeBackend, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("The square is yellow.", encoding="utf-8")
+    page.ask("echo read", [path])
+    page.wait_answered()
+    assert "The square is yellow." in backend.calls[0].messages[0].text
+    assert "notes.txt" in backend.calls[0].messages[0].text
+    expect(page.questions.locator(".document")).to_have_text("notes.txt")

@@ -242,27 +242,30 @@ export class Composer {
     );
   }
 
-  /** Drawn again only where it has changed, so that it keeps the focus. */
+  /** Only its words change with its cost: it keeps the focus, and what is open at it. */
   thumbnail(/** @type {DraftFile} */ file) {
-    const drawn = JSON.stringify(file);
+    const { name, kind, digest, share, label, error, notes = [], encoding, raw } = file;
+    const drawn = JSON.stringify([kind, digest, encoding, raw]);
     const before = this.#thumbnails.get(file);
-    if (before?.drawn === drawn) return before.element;
-    const element = this.drawThumbnail(file);
+    const element = before?.drawn === drawn ? before.element : this.drawThumbnail(file);
     this.#thumbnails.set(file, { drawn, element });
+    const uploading = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
+    const words = error ?? (digest ? said(label ?? "") : uploading);
+    element.classList.toggle("bad", Boolean(error));
+    element.title = [name, words, ...notes].join("\n");
+    const cost = element.querySelector(".label");
+    if (cost && cost.textContent !== words) cost.textContent = words;
     return element;
   }
 
   drawThumbnail(/** @type {DraftFile} */ file) {
-    const { name, kind, digest, pdf, share, label, error, notes = [] } = file;
+    const { name, kind, digest, pdf } = file;
     const isSeen = digest && kind !== "text";
     const picture = isSeen ? h("img", { src: thumbnailUrl(digest), alt: "" }) : icon("file");
     const badge = kind === "video" && h("span.badge", t("clip"));
     const look = () => lookAt(this.page, this.draft.message.attachments, digest ?? "");
-    const uploading = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
-    const words = error ?? (digest ? said(label ?? "") : uploading);
     return h(
       "div.thumbnail.row.card",
-      { class: error ? "bad" : null, title: [name, words, ...notes].join("\n") },
       isSeen
         ? h(
             "button.shot",
@@ -274,9 +277,7 @@ export class Composer {
       h(
         "div.about",
         h("span.name", name),
-        digest && (kind === "image" || kind === "video")
-          ? this.sliders.trigger(kind, words)
-          : h("span.label.quiet", words),
+        digest && (kind === "image" || kind === "video") ? this.sliders.trigger(kind) : h("span.label.quiet"),
         kind === "text" && textTools(this.page, file),
         pdf && button("link", t("Use its pages as pictures"), () => this.draft.replaceBy(file, pdfPages(pdf, name))),
       ),

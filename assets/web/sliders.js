@@ -20,18 +20,14 @@ export class Sliders {
     this.element = h("div.limits.row.quiet", { id: ID, role: "group", "aria-label": t("What media may cost") });
   }
 
-  /** What a medium costs, which opens its sliders. */
-  trigger(/** @type {Kind} */ kind, /** @type {string} */ words) {
+  /** Where it is told what a medium costs, which opens its sliders. */
+  trigger(/** @type {Kind} */ kind) {
     const labels = { "aria-controls": ID, "aria-expanded": String(kind === this.#open), "data-kind": kind };
     const toggle = () => {
       this.#open = this.#open === kind ? null : kind;
       this.draw();
     };
-    return h(
-      "button.label.quiet",
-      { type: "button", onclick: toggle, title: t("Change what it costs"), ...labels },
-      words,
-    );
+    return h("button.label.quiet", { type: "button", onclick: toggle, title: t("Change what it costs"), ...labels });
   }
 
   draw() {

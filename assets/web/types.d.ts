@@ -1,5 +1,7 @@
 // What the program and the page tell each other (qwen35mm/web says it in Python). Only for tsc.
 
+import type { ChangeState, ModelChange, ModelsFound } from "./library.d.ts";
+
 /** A text apart from its values, or a value by itself: see preprocess/qwen35mm_preprocess/say.py. */
 export type Said =
   | string
@@ -282,52 +284,6 @@ export interface Start extends Listing {
   running: string[];
 }
 
-export interface Model {
-  name: string;
-  source: string;
-  size: Said;
-  /** Why it can't be used. */
-  reason: string | null;
-  current: boolean;
-  is_demo: boolean;
-}
-
-/** A model that can be downloaded. */
-export interface Download {
-  source: string;
-  size: Said;
-  fit: Said;
-  /** Whether the machine's memory holds it. */
-  fits: boolean;
-  /** The one that is worth it here. */
-  suggested: boolean;
-}
-
-export interface ModelsFound {
-  models: Model[];
-  downloads: Download[];
-  formats: Format[];
-}
-
-/** A format that the current model's weights can be taken in. */
-export interface Format {
-  weights: string;
-  label: Said;
-  chosen: boolean;
-}
-
-export interface ModelChange {
-  source?: string;
-  context_length?: number;
-  weights?: string;
-  is_new?: boolean;
-}
-
-export interface ChangeState extends Work {
-  busy: boolean;
-  error: string | null;
-}
-
 /** A conversation after a change, and the answer that began with it. */
 export interface Changed {
   chat: Chat;
@@ -402,3 +358,4 @@ export interface Upload {
 export type Tone = "bad" | "note" | "good";
 
 export type { Attributes, Child, ElementOf } from "./elements.d.ts";
+export type { ChangeState, Download, Format, Model, ModelChange, ModelsFound } from "./library.d.ts";

@@ -1,0 +1,49 @@
+// What is told of models. Only for tsc.
+
+import type { Said, Work } from "./types.d.ts";
+
+export interface Model {
+  name: string;
+  source: string;
+  size: Said;
+  /** Why it can't be used. */
+  reason: string | null;
+  current: boolean;
+  is_demo: boolean;
+}
+
+/** A model that can be downloaded. */
+export interface Download {
+  source: string;
+  size: Said;
+  fit: Said;
+  /** Whether the machine's memory holds it. */
+  fits: boolean;
+  /** The one that is worth it here. */
+  suggested: boolean;
+}
+
+export interface ModelsFound {
+  models: Model[];
+  downloads: Download[];
+  formats: Format[];
+}
+
+/** A format that the current model's weights can be taken in. */
+export interface Format {
+  weights: string;
+  label: Said;
+  chosen: boolean;
+}
+
+export interface ModelChange {
+  source?: string;
+  context_length?: number;
+  weights?: string;
+  is_new?: boolean;
+}
+
+export interface ChangeState extends Work {
+  busy: boolean;
+  error: string | null;
+}

@@ -302,6 +302,8 @@ export class Page {
     const { element } = this.panel;
     if (open && !this.areSettingsOpen) this.#opener = document.activeElement;
     element.hidden = !open;
+    // By a class: with `:has()` each change of an answer has the styles of all messages looked at.
+    this.element.classList.toggle("with-settings", open);
     for (const each of [this.settingsButton, this.sidebar.settingsButton])
       each.setAttribute("aria-expanded", String(open));
     this.showSidebar(false);

@@ -59,11 +59,14 @@ export class Transcript {
     while (start > 0 && this.#rows.has(messages[start - 1].id)) start--;
     // Those before it that are drawn already, of another branch, come again in their turn.
     for (const { id } of messages.slice(0, start)) this.#rows.get(id)?.element.remove();
+    const drawn = this.list.getElementsByClassName("message");
     messages.slice(start).forEach((message, at) => {
       const { element } = this.#shown(message);
-      const place = this.list.children[at] ?? null;
-      if (place !== element) this.list.insertBefore(element, place);
+      const place = drawn[at];
+      if (!place) this.list.append(element);
+      else if (place !== element) place.before(element);
     });
+    for (const part of this.list.querySelectorAll(".part:empty")) part.remove();
     this.#markLeftOut(messages, start);
     giveFocusBack(this.element);
     this.follow();
@@ -76,7 +79,8 @@ export class Transcript {
     this.#earlier = setTimeout(() => {
       const start = Math.max(end - AT_ONCE, 0);
       const toEnd = this.element.scrollHeight - this.element.scrollTop;
-      this.list.prepend(...messages.slice(start, end).map((message) => this.#shown(message).element));
+      // In parts, so that a browser passes over what is out of sight by parts too, and not by thousands of messages.
+      this.list.prepend(h("div.part", ...messages.slice(start, end).map((message) => this.#shown(message).element)));
       this.#markLeftOut(messages, start);
       this.element.scrollTop = this.element.scrollHeight - toEnd;
       this.follow();
@@ -128,8 +132,18 @@ export class Transcript {
     this.#wanted = null;
     this.#isFollowing = false;
     element.classList.add("found");
+    this.#bring(element);
+  }
+
+  /** Brings a message into sight; again when what is above it has its real height, unless somebody scrolls. */
+  #bring(/** @type {Element} */ element, frames = 3) {
     element.scrollIntoView({ block: "start" });
-    this.#top = this.element.scrollTop;
+    const top = this.element.scrollTop;
+    this.#top = top;
+    if (frames)
+      requestAnimationFrame(() => {
+        if (this.element.scrollTop === top && !this.#isFollowing) this.#bring(element, frames - 1);
+      });
   }
 
   /** Goes to the end, and stays there. */

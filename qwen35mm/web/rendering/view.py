@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from qwen35mm.chat.tree import Tree
 from qwen35mm.web.rendering.markdown import StreamingMarkdown, render_blocks
 from qwen35mm.web.rendering.texts import form_of
 from qwen35mm.web.rendering.wording import describe_stats, work_of
+
+# Some 20,000 answers.
+_MAX_RENDERED_CHARS = 50_000_000
 
 
 def conversation_line(conversation: Conversation) -> dict[str, Any]:
@@ -175,6 +179,31 @@ def _used(path: Sequence[Node]) -> int:
     return 0
 
 
-@functools.lru_cache(maxsize=1024)
-def _blocks(text: str) -> list[str]:
-    return render_blocks(text) if text else []
+class _Rendered:
+    """The blocks of texts, of those that were asked for last: of as many as have `max_chars` together, since a
+    conversation may have thousands, and one answer be as long as all of them."""
+
+    def __init__(self, max_chars: int) -> None:
+        self._max_chars = max_chars
+        self._num_chars = 0
+        self._blocks: OrderedDict[str, tuple[list[str], int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, text: str) -> list[str]:
+        with self._lock:
+            if text in self._blocks:
+                self._blocks.move_to_end(text)
+                return self._blocks[text][0]
+        blocks = render_blocks(text) if text else []
+        num_chars = len(text) + sum(map(len, blocks))
+        with self._lock:
+            if text not in self._blocks:
+                self._blocks[text] = (blocks, num_chars)
+                self._num_chars += num_chars
+            while self._num_chars > self._max_chars:
+                _, (_, num_freed) = self._blocks.popitem(last=False)
+                self._num_chars -= num_freed
+        return blocks
+
+
+_blocks = _Rendered(_MAX_RENDERED_CHARS)

@@ -35,8 +35,14 @@ const WORDS = "seconds?|secs?|sekunden?|sek\\.?|secondes?|segundos?|segs?\\.?|s"
 const UNIT = `(?:(?:${WORDS})(?![\\p{L}\\p{N}_/])|秒钟?)`;
 const MINUTES = "(?:minutes?|mins?\\.?|minuten?|minutos?|m|分钟?)";
 const LINK = "(?:\\s*(?:and|und|et|y|e)\\s+|\\s*,?\\s*|零)";
-const CLOCK = String.raw`(?:\d{1,2}:)?\d{1,2}:\d{2}(?:[.,]\d{1,3})?(?![\d:]|\s*(?:[ap]\.?m\b|uhr\b|o'clock|heures?\b))`;
-const TIME = `(?:\\d+\\s*${MINUTES}${LINK}${NUMBER}\\s*${UNIT}|${CLOCK}|${NUMBER}\\s*${UNIT})`;
+const OF_DAY = String.raw`\s*(?:[ap]\.?m\b|uhr\b|o'clock|heures?\b)`;
+const CLOCK = String.raw`(?:\d{1,2}:)?\d{1,2}:\d{2}(?:[.,]\d{1,3})?(?!\d|[:.,]\d|${OF_DAY})`;
+// 1'20"
+const PRIMES = String.raw`\d+\s?['′’]\s?\d{1,2}\s?(?:["″”]|'')`;
+const COUNTED = `(?:(?<=(?:at|from|to|until|around)\\s+)second|sekunde|seconde|segundo)\\s+${NUMBER}(?![\\p{L}\\d:])`;
+const MARK = `${NUMBER}-seconds?(?=\\s+(?:mark|point))`;
+const LONG = `\\d+\\s*${MINUTES}${LINK}${NUMBER}\\s*${UNIT}`;
+const TIME = `(?:${[LONG, PRIMES, CLOCK, MARK, `${NUMBER}\\s*${UNIT}`, COUNTED].join("|")})`;
 const TO = String.raw`\s*(?:[-–—−~～→]|至|到|(?:to|till|until|bis|à|a|al|hasta|jusqu'à)(?!\p{L}))\s*`;
 // Two times, unless a word before them says that they are the ends of one range.
 const AND = String.raw`\s*(?:(?:and|und|et|y)(?!\p{L})|和|与)\s*`;
@@ -56,8 +62,7 @@ const IS_LONG =
 
 /** The times and ranges in a text; lengths, such as "for 3 seconds", and times of day are none. @returns {Found[]} */
 export function findTimes(/** @type {string} */ text) {
-  // Most texts have none, and the search is not for nothing.
-  if (!/\d\s*[:\p{L}]/u.test(text)) return [];
+  if (!/\d/.test(text)) return [];
   return [...text.matchAll(TIMES)].flatMap((match) => timesOf(text, match));
 }
 

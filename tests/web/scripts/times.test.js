@@ -67,6 +67,23 @@ suite("times in a text", () => {
       "3秒和7秒 = 3..7",
       "1分20秒 = 80",
     ],
+    [
+      "(0:03), 0:05.5: 12.5s-14s, [00:12-00:18]",
+      "0:03 = 3",
+      "0:05.5 = 5.5",
+      "12.5s-14s = 12.5..14",
+      "00:12-00:18 = 12..18",
+    ],
+    ["at the 5-second mark, at second 7, the second 3 shots", "5-second = 5", "second 7 = 7"],
+    [
+      "bei Sekunde 12, à la seconde 12, en el segundo 12, 1'20\" et 1′05″",
+      "Sekunde 12 = 12",
+      "seconde 12 = 12",
+      "segundo 12 = 12",
+      "1'20\" = 80",
+      "1′05″ = 65",
+    ],
+    ["from 0:00 to 0:03.0", "0:00 to 0:03.0 = 0..3"],
     ["for 1,200 s, at 1,200 s and 1,5 s", "1,200 s = 1200", "1,5 s = 1.5"],
     // What is none.
     ["It lasts 3 seconds, dauert etwa 3 s, pendant 3 s, durante 3 s, 持续3秒, 3 s long"],

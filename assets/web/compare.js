@@ -195,14 +195,13 @@ export class Comparison {
     const seen = this.#seen.map((id) => this.#answers.find((answer) => answer.id === id)).filter((each) => !!each);
     const isRunning = this.#answers.some(({ status }) => status === "running");
     this.another.disabled = isRunning;
-    const pickers = () => [...this.sides.querySelectorAll("select")];
-    const held = pickers().findIndex((each) => each === document.activeElement);
+    const held = this.#pickers().findIndex((each) => each === document.activeElement);
     redraw(
       this.sides,
       seen.map((answer, at) => this.#side(answer, seen[1 - at], isRunning)),
     );
     // An answer may end while another one is looked for.
-    pickers()[held]?.focus();
+    this.#pickers()[held]?.focus();
   }
 
   #side(/** @type {Answer} */ answer, /** @type {Answer} */ other, /** @type {boolean} */ isRunning) {
@@ -230,6 +229,10 @@ export class Comparison {
     );
   }
 
+  #pickers() {
+    return [.../** @type {NodeListOf<HTMLSelectElement>} */ (this.sides.querySelectorAll(".side > header select"))];
+  }
+
   /** Which of several answers stands here; the other side's can't. */
   #picker(/** @type {Answer} */ answer, /** @type {Answer} */ other) {
     const words = (/** @type {Answer} */ { model }, /** @type {number} */ at) =>
@@ -241,7 +244,7 @@ export class Comparison {
     );
     const pick = (/** @type {string} */ id) => {
       this.#show(id, other.id);
-      this.sides.querySelectorAll("select")[this.#seen.indexOf(id)].focus();
+      this.#pickers()[this.#seen.indexOf(id)].focus();
     };
     return select({ "aria-label": t("Which answer") }, pick, options);
   }

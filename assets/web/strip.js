@@ -52,8 +52,8 @@ class Fold {
     const asking = new AbortController();
     this.#asking = asking;
     this.film.setAttribute("aria-busy", "true");
-    this.work.hidden = false;
-    this.words.textContent = "";
+    // Where frames are seen already, nothing may move below a handle that is held.
+    this.work.hidden = this.film.children.length > 0;
     const [outcome] = await Promise.allSettled([ask(asking.signal)]);
     if (asking.signal.aborted) return null;
     this.film.removeAttribute("aria-busy");
@@ -177,7 +177,8 @@ export class ClipEditor extends Fold {
       h("label.row", this.same, h("span", t("Leave out frames that show the same")), this.numSame),
       this.whole,
     ]);
-    this.film.before(this.track, this.controls);
+    this.film.before(this.track);
+    this.element.append(this.controls);
     this.drawChoice();
   }
 

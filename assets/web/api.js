@@ -24,6 +24,8 @@ export class Problem extends Error {
 export class Requests {
   /** @type {Map<string, number>} */
   #newest = new Map();
+  /** @type {Promise<unknown>} */
+  #last = Promise.resolve();
 
   /**
    * @param {(problem: Problem) => void} onProblem tells the person
@@ -72,6 +74,19 @@ export class Requests {
    */
   ask(name, args, topic) {
     return this.told(this.call(name, args, topic));
+  }
+
+  /**
+   * Like `ask`, one after the other, so that none overtakes a later one.
+   * @template {Name} N
+   * @param {N} name
+   * @param {Arguments<N>} args
+   * @returns {Promise<Reply<N> | null>}
+   */
+  inOrder(name, args) {
+    const answered = this.#last.then(() => this.ask(name, args));
+    this.#last = answered;
+    return answered;
   }
 
   /**

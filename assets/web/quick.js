@@ -5,8 +5,7 @@
 
 import { button, h, iconButton, redraw, select } from "./dom.js";
 import { opensAt, popover } from "./popover.js";
-import { isSame } from "./settings.js";
-import { withSetting } from "./state.js";
+import { isSame, withSetting } from "./values.js";
 import { t } from "./words.js";
 
 // There the row is a menu.

@@ -4,7 +4,7 @@
 /** @import { Page } from "./main.js" */
 
 import { askText, button, h, iconButton, redraw, select } from "./dom.js";
-import { withSetting } from "./state.js";
+import { isSame, withSetting } from "./values.js";
 import { LANGUAGES, said, t } from "./words.js";
 
 // A field of no more values than that has a slider.
@@ -192,11 +192,6 @@ export class SettingsPanel {
 export function isWithin(/** @type {number} */ value, /** @type {Field} */ { low, high, step }) {
   return value >= low && value <= high && (step < 1 || Number.isInteger(value));
 }
-
-/** Whether two say the same. */
-export const isSame = (/** @type {Settings} */ one, /** @type {Settings} */ other) =>
-  Object.keys(one).length === Object.keys(other).length &&
-  Object.entries(one).every(([name, value]) => other[name] === value);
 
 const fieldset = (/** @type {string} */ title, /** @type {Child[]} */ fields) =>
   h("fieldset", h("legend", title), fields);

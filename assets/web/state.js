@@ -1,6 +1,6 @@
 // What the page knows and does: the conversation that is shown, its settings, the answers in progress. Draws nothing.
 
-/** @import { Arguments, Change, Chat, ModelChange, News, Offer, Preferences, Settings, Start } from "./types.d.ts" */
+/** @import { Arguments, Change, Chat, News, Offer, Preferences, Settings, Start } from "./types.d.ts" */
 /** @import { Message, Outgoing } from "./types.d.ts" */
 /** @import { Requests } from "./api.js" */
 
@@ -17,23 +17,7 @@ const SHOWN = "what is shown";
 /** @type {Chat} */
 export const NO_CHAT = { id: null, title: "", settings: {}, messages: [], running: [], context: null };
 
-/**
- * What draws the state, and asks the person.
- * @typedef {object} View
- * @property {(from: string | null, to: string | null) => void} moved what is written for a conversation, or a new one,
- *   goes along to another
- * @property {(chat: Chat, isOther: boolean) => void} showChat draws a conversation; `isOther` than the one before
- * @property {(answer: News) => void} showAnswer draws what is new of an answer in the conversation
- * @property {() => void} toEnd goes to the end of the conversation
- * @property {(id: string) => void} toMessage goes to a message of it
- * @property {(words: string) => void} speak tells a screen reader
- * @property {(words: string, offers: Offer[]) => void} offer says that something doesn't fit, and what would
- * @property {(id: string | null) => void} changed the person has changed a conversation here: other tabs look at it
- * @property {() => void} listChanged there is another conversation, or another order of them
- * @property {() => void} settingsChanged
- * @property {(change: ModelChange) => Promise<unknown>} changeModel
- * @property {() => Promise<void>} whenThere until the program can be reached
- */
+/** @typedef {import("./view.d.ts").View} View */
 
 export class PageState {
   /** @type {Chat} */
@@ -46,12 +30,10 @@ export class PageState {
   #heardMs = 0;
   /** Who waits until answers have ended. @type {{ ids: string[], go: () => void }[]} */
   #waiting = [];
-  /** @type {Promise<unknown>} */
-  #saved = Promise.resolve();
   /** For the conversation that they were changed in, whichever is shown when they are saved. */
   #saveSoon = debounce(SAVE_AFTER_MS, async (/** @type {string | null} */ conversation) => {
     const { settings } = this;
-    if (!conversation || (await this.#inOrder("settings", { conversation, settings })))
+    if (!conversation || (await this.requests.inOrder("settings", { conversation, settings })))
       await this.changePreferences({ settings });
   });
 
@@ -350,31 +332,6 @@ export class PageState {
   /** Keeps what belongs to no conversation, and no more than was changed here; whether that was possible. */
   async changePreferences(/** @type {Preferences} */ values) {
     Object.assign(this.preferences, values);
-    return Boolean(await this.#inOrder("preferences", { preferences: values }));
+    return Boolean(await this.requests.inOrder("preferences", { preferences: values }));
   }
-
-  /**
-   * Saves one after the other, so that none overwrites a later one.
-   * @template {"settings" | "preferences"} N
-   * @param {N} name
-   * @param {Arguments<N>} args
-   */
-  #inOrder(name, args) {
-    const saved = this.#saved.then(() => this.requests.ask(name, args));
-    this.#saved = saved;
-    return saved;
-  }
-}
-
-/**
- * Settings with one of them changed: a default isn't kept, and neither is nothing.
- * @param {Settings} values
- * @param {Settings} defaults
- * @param {string} name
- * @param {number | string | boolean | null} value
- * @returns {Settings}
- */
-export function withSetting(values, defaults, name, value) {
-  const { [name]: _, ...others } = values;
-  return value === null || value === "" || value === defaults[name] ? others : { ...others, [name]: value };
 }

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, suite, test } from "node:test";
 
-import { withSetting } from "../../../assets/web/state.js";
+import { withSetting } from "../../../assets/web/values.js";
 import { FakeProgram, idle, makeChat, makeNews, makeState } from "./helpers.js";
 
 /** @import { PageState } from "../../../assets/web/state.js" */

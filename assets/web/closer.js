@@ -54,7 +54,7 @@ export class Closer {
     this.toggle = iconButton("crop", t("Look closer"), () => this.set(!this.isOn), {
       "aria-pressed": "false",
     });
-    this.frame = h("div.part", { hidden: true });
+    this.frame = h("div.cut", { hidden: true });
     // Over the stage, so that nothing moves below a drawing hand.
     this.words = h("p.stage-words", { role: "status", hidden: true });
     this.question = h("input", {

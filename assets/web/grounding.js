@@ -14,7 +14,7 @@ import { number, t } from "./words.js";
 
 /** All that an answer points at, below it. */
 export class Groundings {
-  #drawn = "";
+  #drawn = JSON.stringify([[], null]);
   /** What the person takes the numbers for. @type {Unit | null} */
   #chosen = null;
   /** By file and time, so that a picture isn't drawn anew while its marks come. @type {Map<string, Figure>} */

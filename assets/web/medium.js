@@ -44,7 +44,7 @@ function placeOf(/** @type {Page} */ page, /** @type {Crop} */ crop, /** @type {
   const look = () => new Viewer(page, [{ ...source, marked }], 0).open();
   const [height, width] = size;
   const percent = (/** @type {number} */ share) => `${(100 * share).toFixed(3)}%`;
-  const spot = h("span.part");
+  const spot = h("span.cut");
   Object.assign(spot.style, {
     left: percent(box[0] / width),
     top: percent(box[1] / height),

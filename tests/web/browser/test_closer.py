@@ -71,7 +71,7 @@ def test_a_part_of_a_turned_picture_is_asked_about_and_shown_in_its_place(
     page.visit()
     page.chats.first.click()
     place = page.questions.last.get_by_role("button", name="Where it was cut out of a.jpg")
-    image, spot = place.locator("img").bounding_box(), place.locator(".part").bounding_box()
+    image, spot = place.locator("img").bounding_box(), place.locator(".cut").bounding_box()
     assert image is not None
     assert spot is not None
     assert (spot["x"] - image["x"]) / image["width"] == pytest.approx(0.25, abs=0.03)
@@ -175,7 +175,7 @@ def test_a_finger_draws_on_a_phone(open_page: OpenPage, samples: Path) -> None:
         at = [] if share is None else [{"x": box["x"] + share * box["width"], "y": box["y"] + share * box["height"]}]
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
     expect(page.dialog.get_by_role("button", name="Ask", exact=True)).to_be_enabled()
-    part = page.dialog.locator(".part").bounding_box()
+    part = page.dialog.locator(".cut").bounding_box()
     assert part is not None
     assert part["width"] == pytest.approx(0.6 * box["width"], abs=3)
     assert page.page.evaluate("document.querySelector('.viewer').scrollWidth") <= 320

@@ -235,27 +235,39 @@ export class ClipEditor extends Fold {
     if (this.#asked === asked && this.film.children.length) return;
     this.#asked = asked;
     const strip = await this.ask((signal) => this.page.requests.send("strip", message, signal));
-    if (!strip) return;
+    if (!strip) return this.#offerLess();
     this.#strip = strip;
     this.draw(strip);
     this.drawChoice();
     // What came of it: a part may have fewer.
     this.tellCount(strip.frames.length);
     this.numSame.textContent = number(strip.frames.filter(({ is_same }) => is_same).length);
-    if (!this.behind.children.length) await this.drawBehind(strip);
+    if (this.behind.children.length) return;
+    const { start_s, end_s } = this.clip;
+    const behind = start_s || end_s !== null ? await this.#overview() : strip;
+    if (behind) this.drawBehind(behind);
   }
 
-  /** Pictures of the whole video behind the handles; of a part that was chosen before, it is read for them. */
-  async drawBehind(/** @type {Strip} */ strip) {
-    let { frames } = strip;
-    const { start_s, end_s } = this.clip;
-    if (start_s || end_s !== null) {
-      const clip = { ...WHOLE, num_frames: NUM_BEHIND };
-      const whole = this.draft.alone({ ...this.chosen, clip });
-      const found = await this.ask((signal) => this.page.requests.send("strip", whole, signal));
-      if (!found) return;
-      ({ frames } = found);
-    }
+  /** Some frames of the whole video. */
+  #overview() {
+    const whole = this.draft.alone({ ...this.chosen, clip: { ...WHOLE, num_frames: NUM_BEHIND } });
+    return this.ask((signal) => this.page.requests.send("strip", whole, signal));
+  }
+
+  /** Where all that is wanted can't be read, as of hours, a part can be chosen all the same. */
+  async #offerLess() {
+    const why = this.words.textContent;
+    if (!why || this.#strip) return;
+    const some = await this.#overview();
+    if (!some) return;
+    this.#strip = some;
+    this.drawBehind(some);
+    this.drawChoice();
+    this.words.textContent = why;
+  }
+
+  /** Pictures of the whole video behind the handles. */
+  drawBehind(/** @type {Strip} */ { frames }) {
     const num = Math.min(NUM_BEHIND, frames.length);
     const chosen = Array.from({ length: num }, (_, at) => frames[Math.floor(((at + 0.5) * frames.length) / num)]);
     redraw(

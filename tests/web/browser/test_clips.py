@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from playwright.sync_api import Locator, expect
 
+from qwen35mm.chat import strips
+from qwen35mm_preprocess import MediaLimitError
 from tests.chat.fake_backend import FakeBackend
 from tests.preprocess.media_files import encode_video, scene
 from tests.web.browser import ChatPage, OpenPage
@@ -123,6 +126,30 @@ def test_frames_that_show_the_same_are_seen_as_left_out(page: ChatPage, backend:
     page.ask("which?")
     page.wait_answered()
     assert backend.calls[-1].messages[-1].media[0].plan.similar_difference
+
+
+def test_of_a_video_that_takes_too_long_a_part_can_be_chosen(
+    page: ChatPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No test before has had its frames read.
+    video = tmp_path / "long.mp4"
+    video.write_bytes(encode_video([scene(index) for index in range(45)], fps=15))
+    real = strips.sampled_frames
+
+    def slow(path: Any, plan: Any, *how: Any) -> Any:
+        if plan.frame_times_s[-1] > 2 and len(plan.frame_times_s) < 8:
+            raise MediaLimitError("It takes too long.")
+        return real(path, plan, *how)
+
+    monkeypatch.setattr(strips, "sampled_frames", slow)
+    page.attach(video)
+    strip = page.page.locator(".films .frames")
+    strip.locator("summary").click()
+    expect(strip.get_by_text("It takes too long.")).to_be_visible()
+    expect(strip.locator(".behind img")).to_have_count(8)
+    strip.locator(".track input").last.fill("1")
+    expect(strip.locator(".time").last).to_have_text("0:01.0")
+    expect(strip.get_by_text("It takes too long.")).to_be_hidden()
 
 
 def test_several_videos_are_chosen_of_apart_and_fit_a_small_screen(open_page: OpenPage, video: Path) -> None:

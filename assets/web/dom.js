@@ -218,3 +218,8 @@ export function askText(title, words, attributes, label) {
   const input = h("input", attributes);
   return ask(title, [words, input], [cancel(), { label, kind: "strong", value: () => input.value.trim() || null }]);
 }
+
+/** Light or dark; as the system where neither is chosen. */
+export function useColours(/** @type {string | undefined} */ colours) {
+  document.documentElement.style.colorScheme = colours || "light dark";
+}

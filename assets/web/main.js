@@ -9,7 +9,7 @@ import { Comparison } from "./compare.js";
 import { Composer } from "./composer.js";
 import { isAway } from "./connection.js";
 import { ContextGauge } from "./context.js";
-import { ask, askToDelete, h, icon, iconButton, isComposing, redraw } from "./dom.js";
+import { ask, askToDelete, h, icon, iconButton, isComposing, redraw, useColours } from "./dom.js";
 import { takeDrops } from "./drops.js";
 import { Link } from "./link.js";
 import { showLogin } from "./login.js";
@@ -324,10 +324,6 @@ export class Page {
     else if (!this.player.element.hidden) this.player.close();
     else if (this.areSettingsOpen) this.toggleSettings(false);
   }
-}
-
-function useColours(/** @type {string | undefined} */ colours) {
-  document.documentElement.style.colorScheme = colours || "light dark";
 }
 
 /** Builds the page in an element; the login, where the program asks for one. */

@@ -170,7 +170,26 @@ function sendFile(path, file, onProgress = () => {}) {
 
 /** @type {(file: File, onProgress: (share: number | null) => void) => Upload} */
 export const upload = (file, onProgress) =>
-  sendFile(`upload?name=${encodeURIComponent(file.name || "pasted")}`, file, onProgress);
+  sendFile(
+    `upload?name=${encodeURIComponent(file.name || "pasted")}${isTemporary ? "&temporary=1" : ""}`,
+    file,
+    onProgress,
+  );
+
+/** Whether files that are uploaded from now on are a temporary conversation's. */
+let isTemporary = false;
+export function uploadFor(/** @type {boolean} */ temporary) {
+  isTemporary = temporary;
+}
+
+/** Tells the program something while the page is closed; nobody is there for an answer. */
+export const tellAtEnd = (/** @type {Name} */ name, /** @type {object} */ args) =>
+  fetch(new URL(`api/${name}`, BASE), {
+    method: "POST",
+    headers: { ...HEADERS, "content-type": "application/json" },
+    body: JSON.stringify(args),
+    keepalive: true,
+  }).catch(() => {});
 /** @type {(file: File) => Promise<{ conversations: string[] }>} */
 export const takeIn = (file) => sendFile("import", file).promise;
 /** @type {(digest: string, name: string, encoding: string) => Upload["promise"]} */

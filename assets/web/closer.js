@@ -31,7 +31,12 @@ const LEAST_PX = 6;
  */
 export async function cutOut(page, { digest = "", name = "" }, { left, top, right, bottom }, time_s) {
   const named = { digest, source: name, name: t("Part of {name}", { name }) };
-  const found = await page.requests.ask("crop", { ...named, box: [left, top, right, bottom], time_s });
+  const found = await page.requests.ask("crop", {
+    ...named,
+    box: [left, top, right, bottom],
+    time_s,
+    temporary: page.state.chat.temporary,
+  });
   return found?.attachment ?? null;
 }
 

@@ -51,7 +51,7 @@ export class ContextGauge {
   async look() {
     const isLate = this.page.requests.begin("memory");
     // That the program can't be reached is said elsewhere.
-    const memory = await this.page.requests.call("memory", {}).catch(() => null);
+    const memory = await this.page.requests.call("memory", { conversation: this.page.state.chat.id }).catch(() => null);
     if (isLate()) return;
     this.#memory = memory ? said(memory.words) : "";
     this.draw();

@@ -94,6 +94,7 @@ const PATHS = {
   larger: "M14 4h6v6M10 20H4v-6M20 4l-6.5 6.5M4 20l6.5-6.5",
   smaller: "M20 10h-6V4M4 14h6v6M14 10l6.5-6.5M10 14l-6.5 6.5",
   more: "M6 12h.01M12 12h.01M18 12h.01",
+  hourglass: "M6 3h12M6 21h12M8 3v3c0 3 8 5 8 9v6M16 3v3c0 3-8 5-8 9v6",
   person: "M12 4a4 4 0 1 0 0 8 4 4 0 0 0 0-8M4 21a8 8 0 0 1 16 0",
   pin: "M9 4h6l-1 6 3 3v2H7v-2l3-3zM12 15v5",
   file: "M6 3h8l4 4v14H6zM14 3v4h4",

@@ -6,6 +6,8 @@
 import { onceOf } from "./once.js";
 
 const KEPT = "qwen35mm-draft:";
+/** Stands for the id of a temporary conversation that hasn't begun. */
+export const TEMPORARY = "temporary";
 
 /**
  * A file of the message. While it is sent it has no digest yet, and `ready` says whether the message may go without it.
@@ -136,6 +138,9 @@ export class Drafts {
     return sheet;
   }
 
+  /** Those of temporary conversations, which the browser doesn't keep. @type {Set<string | null>} */
+  #unkept = new Set([TEMPORARY]);
+
   /** Another new conversation, beside one whose first message is on its way. */
   begin() {
     this.#sheets.set(null, new Sheet(null));
@@ -143,6 +148,7 @@ export class Drafts {
 
   /** What is written goes along to another conversation, or to the one that it begins. */
   move(/** @type {Sheet} */ sheet, /** @type {string | null} */ id) {
+    if (this.#unkept.has(sheet.id)) this.#unkept.add(id);
     if (this.#sheets.get(sheet.id) === sheet) this.forget(sheet.id);
     sheet.absorb(this.of(id));
     sheet.id = id;
@@ -162,6 +168,7 @@ export class Drafts {
 
   /** Keeps what is written; a file that isn't uploaded yet can't be. */
   write(/** @type {string | null} */ id, /** @type {Sheet} */ sheet) {
+    if (this.#unkept.has(id)) return;
     const { aside, editing } = sheet;
     const kept = [sheet, ...(aside ? [aside] : [])].map(({ text, files, taken }) => ({
       text,

@@ -17,8 +17,9 @@ const written = {
   get(/** @type {string} */ id) {
     return this.here.get(id) ?? browserStorage()?.getItem(KEPT + id) ?? null;
   },
-  set(/** @type {string} */ id, /** @type {string} */ text) {
+  set(/** @type {string} */ id, /** @type {string} */ text, isKept = true) {
     this.here.set(id, text);
+    if (!isKept) return;
     try {
       browserStorage()?.setItem(KEPT + id, text);
     } catch {
@@ -43,7 +44,8 @@ export const isEdited = (/** @type {string} */ id) => written.get(id) !== null;
 export function answerEditor(page, { id, text }, close) {
   const box = h("textarea", { "aria-label": t("Answer"), spellcheck: true });
   box.value = written.get(id) ?? text;
-  written.set(id, box.value);
+  const isKept = !page.state.chat.temporary;
+  written.set(id, box.value, isKept);
   const grow = () => {
     box.style.height = "auto";
     box.style.height = `${Math.min(box.scrollHeight + 2, MOST_OF_SCREEN * window.innerHeight)}px`;
@@ -63,7 +65,7 @@ export function answerEditor(page, { id, text }, close) {
   };
   const saveButton = button("strong", t("Save"), save);
   box.addEventListener("input", () => {
-    written.set(id, box.value);
+    written.set(id, box.value, isKept);
     saveButton.disabled = !box.value.trim();
     grow();
   });

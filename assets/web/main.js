@@ -4,12 +4,13 @@
 /** @import { View } from "./state.js" */
 
 import { keepFor } from "./account.js";
-import { Problem, post, Requests } from "./api.js";
+import { Problem, post, Requests, tellAtEnd, uploadFor } from "./api.js";
 import { Comparison } from "./compare.js";
 import { Composer } from "./composer.js";
 import { isAway } from "./connection.js";
 import { ContextGauge } from "./context.js";
 import { ask, askToDelete, h, icon, iconButton, isComposing, redraw, useColours } from "./dom.js";
+import { TEMPORARY } from "./drafts.js";
 import { takeDrops } from "./drops.js";
 import { Link } from "./link.js";
 import { showLogin } from "./login.js";
@@ -22,6 +23,7 @@ import { PageState } from "./state.js";
 import { DemoBanner, Switcher } from "./switcher.js";
 import { Toasts } from "./toasts.js";
 import { Transcript } from "./transcript.js";
+import { temporaryWords } from "./welcome.js";
 import { said, t, useLanguage } from "./words.js";
 
 const LOOK_AFTER_MEMORY_MS = 60000;
@@ -76,6 +78,7 @@ export class Page {
           "header.top.row",
           this.menuButton,
           this.title,
+          h("span.temporary-mark.row.quiet", { title: temporaryWords() }, icon("hourglass"), t("Temporary")),
           this.switcher.element,
           this.context.element,
           this.settingsButton,
@@ -101,6 +104,12 @@ export class Page {
     document.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("paste", (event) => this.composer.paste(event));
     window.addEventListener("hashchange", () => this.openFromAddress());
+    window.addEventListener("pagehide", () => {
+      const { id, temporary } = this.state.chat;
+      if (temporary) tellAtEnd("end_temporary", { conversation: id });
+    });
+    // A page that comes back has ended it.
+    window.addEventListener("pageshow", ({ persisted }) => persisted && this.state.chat.temporary && this.newChat());
     await this.openFromAddress();
     this.comparison.resume();
     if (running.length) this.state.follow(running);
@@ -116,16 +125,19 @@ export class Page {
 
   moved(/** @type {string | null} */ from, /** @type {string | null} */ to) {
     // A new conversation that has begun stays where it is for Back and Forward.
-    if (from === null) this.drawAddress(to, false);
-    this.composer.draft.move(from, to);
+    const { temporary } = this.state.chat;
+    if (from === null && !temporary) this.drawAddress(to, false);
+    this.composer.draft.move(from === null && temporary ? TEMPORARY : from, to);
   }
 
   showChat(/** @type {Chat} */ chat, /** @type {boolean} */ isOther) {
     if (isOther) {
-      this.composer.draft.open(chat.id);
+      this.composer.draft.open(chat.temporary && !chat.id ? TEMPORARY : chat.id);
+      uploadFor(Boolean(chat.temporary));
+      this.element.classList.toggle("temporary", Boolean(chat.temporary));
       this.player.close();
     }
-    this.drawAddress(chat.id, isOther);
+    this.drawAddress(chat.temporary ? null : chat.id, isOther);
     this.drawTitle(chat.title);
     if (isOther && this.areSettingsOpen) this.panel.show(this.state.settings);
     this.transcript.show(chat);
@@ -225,9 +237,10 @@ export class Page {
     this.showSidebar(false);
   }
 
-  newChat() {
-    this.composer.draft.open(null);
-    this.state.newChat();
+  newChat(temporary = false) {
+    if (temporary) this.composer.draft.drafts.forget(TEMPORARY);
+    this.composer.draft.open(temporary ? TEMPORARY : null);
+    this.state.newChat(temporary);
     this.showSidebar(false);
     this.composer.text.focus();
   }

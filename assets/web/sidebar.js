@@ -67,7 +67,11 @@ export class Sidebar {
       "aside.sidebar",
       { id: "qwen35mm-conversations", "aria-label": t("Conversations") },
       h("div.brand.row", h("img", { src: "pwa_icon", alt: "" }), h("span", "qwen35mm")),
-      this.newButton,
+      h(
+        "div.row",
+        this.newButton,
+        iconButton("hourglass", t("Temporary chat"), () => page.newChat(true), { class: "card" }),
+      ),
       h("div.search", icon("search"), this.search),
       this.list,
       h(

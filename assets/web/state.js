@@ -31,10 +31,11 @@ export class PageState {
   /** Who waits until answers have ended. @type {{ ids: string[], go: () => void }[]} */
   #waiting = [];
   /** For the conversation that they were changed in, whichever is shown when they are saved. */
-  #saveSoon = debounce(SAVE_AFTER_MS, async (/** @type {string | null} */ conversation) => {
+  #saveSoon = debounce(SAVE_AFTER_MS, async (/** @type {Chat} */ { id, temporary }) => {
     const { settings } = this;
-    if (!conversation || (await this.requests.inOrder("settings", { conversation, settings })))
-      await this.changePreferences({ settings });
+    const isKept = !id || (await this.requests.inOrder("settings", { conversation: id, settings }));
+    // What is set in a temporary conversation, such as its system prompt, is for it alone.
+    if (isKept && !temporary) await this.changePreferences({ settings });
   });
 
   /**
@@ -72,8 +73,8 @@ export class PageState {
     }
   }
 
-  newChat() {
-    this.#showLast(NO_CHAT);
+  newChat(temporary = false) {
+    this.#showLast(temporary ? { ...NO_CHAT, temporary } : NO_CHAT);
   }
 
   /** Shows what the person asked for last; what was read before and comes after it is late. */
@@ -83,8 +84,11 @@ export class PageState {
   }
 
   #show(/** @type {Chat} */ chat) {
-    const isOther = chat.id !== this.chat.id;
+    const before = this.chat;
+    const isOther = chat.id !== before.id || Boolean(chat.temporary) !== Boolean(before.temporary);
     this.chat = chat;
+    const goesOn = chat.temporary && (before.id === null || before.id === chat.id);
+    if (before.temporary && !goesOn) this.requests.ask("end_temporary", { conversation: before.id });
     if (isOther) {
       // With the settings as they were there.
       this.#saveSoon.flush();
@@ -103,7 +107,9 @@ export class PageState {
 
   /** Where a message that is sent now goes. */
   get place() {
-    return { conversation: this.chat.id, parent: this.chat.messages.at(-1)?.id ?? null, settings: this.settings };
+    const { id, messages, temporary } = this.chat;
+    const place = { conversation: id, parent: messages.at(-1)?.id ?? null, settings: this.settings };
+    return temporary ? { ...place, temporary } : place;
   }
 
   /** The person sends a message now: where it goes, though it may be on its way only later; see Begun in draft.js. */
@@ -133,6 +139,7 @@ export class PageState {
       this.#showLast(chat);
       this.view.toEnd();
     } else if (chat.id === this.chat.id) this.requests.told(this.#refresh());
+    else if (chat.temporary) this.requests.ask("end_temporary", { conversation: chat.id });
     if (reply) this.follow([reply]);
     this.view.changed(chat.id);
     this.view.listChanged();
@@ -152,10 +159,10 @@ export class PageState {
 
   async sendExample(/** @type {number} */ number) {
     const isLate = this.requests.begin(SHOWN);
-    const found = await this.requests.ask("example", { number });
+    const found = await this.requests.ask("example", { number, temporary: this.chat.temporary });
     if (!found) return null;
     const { text } = this.examples[number];
-    const place = { conversation: null, parent: null, settings: this.settings };
+    const place = { ...this.place, conversation: null, parent: null };
     return this.send({ ...place, text, attachments: [found.attachment] }, isLate);
   }
 
@@ -326,7 +333,7 @@ export class PageState {
   changeSettings(/** @type {Settings} */ values) {
     this.settings = values;
     this.view.settingsChanged();
-    this.#saveSoon(this.chat.id);
+    this.#saveSoon(this.chat);
   }
 
   /** Keeps what belongs to no conversation, and no more than was changed here; whether that was possible. */

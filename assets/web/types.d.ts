@@ -161,6 +161,7 @@ export interface Chat {
   /** The answers that are in progress. */
   running: string[];
   context: { used: number; length: number } | null;
+  temporary?: boolean;
 }
 
 export interface ChatLine {
@@ -212,6 +213,7 @@ export interface Outgoing {
   text: string;
   attachments: Attachment[];
   once?: Once;
+  temporary?: boolean;
 }
 
 /** What holds for one message alone: limits of its media, and the oldest message that its prompt holds. */
@@ -300,6 +302,7 @@ export interface CropArguments {
   name: string;
   box: number[];
   time_s?: number | null;
+  temporary?: boolean;
 }
 
 /** What the page can ask for: qwen35mm/web/serving/api.py. */
@@ -320,13 +323,14 @@ export interface Methods {
   measure(args: Outgoing): Cost;
   strip(args: Outgoing): Strip;
   shown_strip(args: OfNode & { at: number }): Strip;
-  example(args: { number: number }): { attachment: Attachment };
+  example(args: { number: number; temporary?: boolean }): { attachment: Attachment };
   crop(args: CropArguments): { attachment: Attachment };
   stop(args: { node: string }): object;
   rename(args: OfChat & { title: string }): object;
   pin(args: OfChat & { pinned: boolean }): object;
   delete(args: OfChat): object;
   restore(args: OfChat): object;
+  end_temporary(args: OfChat): object;
   settings(args: OfChat & { settings: Settings }): object;
   preferences(args: { preferences: Preferences }): object;
   save_preset(args: { name: string; settings: Settings }): { presets: Presets };
@@ -337,7 +341,7 @@ export interface Methods {
   cancel_change(args: object): object;
   mermaid(args: object): { entry: string; modules: Record<string, string> };
   preview(args: { digest: string; name: string }): { rows: string[][] | null; html: string | null; more: boolean };
-  memory(args: object): { words: Said; share: number };
+  memory(args: Partial<OfChat>): { words: Said; share: number };
 }
 
 export type Name = keyof Methods;

@@ -6,6 +6,9 @@
 import { h } from "./dom.js";
 import { t } from "./words.js";
 
+export const temporaryWords = () =>
+  t("Nothing of this chat is stored. It ends when you close or reload the page, or begin or open another chat.");
+
 export function welcome(/** @type {Page} */ page) {
   const drawn = page.app.examples.map((example, number) =>
     h(
@@ -17,8 +20,9 @@ export function welcome(/** @type {Page} */ page) {
   );
   return h(
     "div.welcome",
-    h("h2", t("Ask about pictures and videos")),
-    h("p.quiet", t("Add one below, or try an example.")),
+    page.state.chat.temporary
+      ? [h("h2", t("Temporary chat")), h("p.quiet", temporaryWords())]
+      : [h("h2", t("Ask about pictures and videos")), h("p.quiet", t("Add one below, or try an example."))],
     h("div.examples", drawn),
   );
 }

@@ -58,6 +58,7 @@ class Turn:
     Attributes:
         messages: with a plan for each medium.
         commits: whether its history is to be computed as the next turn will see it.
+        retain: what stays cached of that.
         continues: the last message is the beginning of the reply.
     """
 
@@ -68,6 +69,7 @@ class Turn:
     tenant: str | None = None
     commits: bool = True
     continues: bool = False
+    retain: Retain = "conversation"
 
     def ended_by(self, text: str, reasoning: str) -> Turn | None:
         """The conversation with the whole reply; None where nothing is to be computed of it."""
@@ -165,8 +167,8 @@ class ModelBackend(ABC):
             tools: definitions in OpenAI's form, rendered by the checkpoint's template.
             conversation: a name for it; a newer turn takes the place of an older one's unfinished history.
             retain: "conversation" keeps what the next turn, an edit or another answer will need, and computes the
-                history with the reply in the background; "shared" keeps only beginnings that were asked for before;
-                "nothing" keeps nothing.
+                history with the reply in the background; "memory" does the same, and writes nothing of it to the disk;
+                "shared" keeps only beginnings that were asked for before; "nothing" keeps nothing.
             tenant: whose words and media these are: nothing of them is ever found for another tenant. The system
                 message counts as everybody's.
             timeout_s: the most that this may take.
@@ -201,8 +203,9 @@ class ModelBackend(ABC):
             tools,
             conversation,
             tenant,
-            commits=self._commits_history and retain == "conversation",
+            commits=self._commits_history and (retain == "conversation" or (retain == "memory" and self.idles)),
             continues=continue_reply,
+            retain=retain,
         )
         request = Request(
             prompt,
@@ -252,6 +255,7 @@ class ModelBackend(ABC):
         return CachedPrompt(
             prompt,
             tuple(media),
+            turn.retain,
             conversation=turn.conversation,
             salt=_salt(turn.tenant),
             salt_from=prompt.system_stop,

@@ -115,14 +115,27 @@ class PrefixCache:
                 self._disk.touch(chain.addresses[:num_segments])
         return start
 
-    def publish(self, chain: Chain, index: int, sequence: SequenceCache, start: Start, *, keep_state: bool) -> None:
-        """Enters segment `index`, which a sequence has just computed, and its state where that is to be kept."""
+    def publish(
+        self,
+        chain: Chain,
+        index: int,
+        sequence: SequenceCache,
+        start: Start,
+        *,
+        keep_state: bool,
+        on_disk: bool = True,
+    ) -> None:
+        """Enters segment `index`, which a sequence has just computed, and its state where that is to be kept.
+
+        Args:
+            on_disk: whether both may be written there; if not, they are gone with the memory.
+        """
         assert sequence.length == chain.segments[index].stop, "a segment is published at its end"
-        if self._pin(chain, index + 1, start, is_new=True) and keep_state:
+        if self._pin(chain, index + 1, start, is_new=on_disk) and keep_state:
             if chain.addresses[index] not in self.states:
                 self.states.offload(but_newest=True)
                 state = self._pools.states.save(sequence.slot, on_host=False)
-                self.states.put(chain.addresses[index], state)
+                self.states.put(chain.addresses[index], state, is_new=on_disk)
             self.states.touch(chain.addresses[: index + 1])
 
     def thin(self, chain: Chain, kept: Iterable[int]) -> None:

@@ -43,7 +43,7 @@ class ChatBackend(Protocol):
         *,
         enable_thinking: bool | None = None,
         conversation: str | None = None,
-        retain: Literal["conversation", "shared", "nothing"] = "conversation",
+        retain: Literal["conversation", "memory", "shared", "nothing"] = "conversation",
         tenant: str | None = None,
         continue_reply: bool = False,
     ) -> AsyncIterator[Event]: ...

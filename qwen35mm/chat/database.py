@@ -50,13 +50,14 @@ class Database:
     a newer version. What was kept before stays as it was.
 
     Args:
+        path: None is a database in memory, which is gone when it is closed.
         migrations: the statements of each version of its tables; the format's version is their number.
         prepare: gives each new connection what its statements need.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         *,
         migrations: Sequence[Sequence[str]],
         prepare: Callable[[sqlite3.Connection], None] = lambda connection: None,
@@ -86,6 +87,15 @@ class Database:
         with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL") as connection:
             yield connection
 
+    @property
+    def _name(self) -> str:
+        return "in memory" if self._path is None else self._path.name
+
+    def _close_file(self) -> None:
+        """`close`, where there is a file to open again."""
+        if self._path is not None:
+            self.close()
+
     def close(self) -> None:
         """Gives the file back; the next use opens it again."""
         with self._lock:
@@ -112,14 +122,18 @@ class Database:
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError):
             raise
         except sqlite3.Error as error:
-            self.close()
+            self._close_file()
             text = str(error).lower()
             words = next((words for key, words in _IN_WORDS.items() if key in text), _DAMAGED)
-            raise StorageError(words.format(name=self._path.name)) from error
+            raise StorageError(words.format(name=self._name)) from error
         except UnicodeEncodeError as error:
             raise StorageError("The text holds half of a surrogate pair, which is no character. Remove it.") from error
 
     def _open(self) -> sqlite3.Connection:
+        if self._path is None:
+            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            self._set_up(connection)
+            return connection
         make_folder(self._path.parent)
         try:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600))
@@ -130,13 +144,16 @@ class Database:
         try:
             self._refuse_foreign(connection)
             _use_wal(connection)
-            connection.execute("PRAGMA foreign_keys=ON")
-            self._migrate(connection)
-            self._prepare(connection)
+            self._set_up(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA foreign_keys=ON")
+        self._migrate(connection)
+        self._prepare(connection)
 
     def _refuse_foreign(self, connection: sqlite3.Connection) -> int:
         """The version of a database that may be used; 0 for a new one."""
@@ -146,14 +163,13 @@ class Database:
         ).fetchone()
         if version > len(self._migrations):
             raise StorageError(
-                f"The database {self._path.name} was written by a newer version (its format is {version}, this "
+                f"The database {self._name} was written by a newer version (its format is {version}, this "
                 f"version knows {len(self._migrations)}). It was left as it is: update the program."
             )
         if version == 0 and num_tables > 0:
             # The first migration is one transaction, so a database of ours never has tables and no version.
             raise StorageError(
-                f"The file {self._path.name} is another program's database. It was left as it is: "
-                f"choose another folder."
+                f"The file {self._name} is another program's database. It was left as it is: choose another folder."
             )
         return version
 
@@ -221,7 +237,7 @@ def _before_fork() -> None:
     for database in sorted(_databases, key=lambda database: database._order):
         database._lock.acquire()
         _held_by_fork.append(database)
-        database.close()
+        database._close_file()
 
 
 def _after_fork_in_parent() -> None:

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qwen35mm.chat.archive import MAX_JSON_BYTES
 from qwen35mm.chat.media import Kept
@@ -68,6 +68,8 @@ STRANGERS = Quotas(
     archive_bytes=200 * 10**6,
     conversation_bytes=8 << 20,
 )
+# Of temporary conversations, beside those: texts are in memory.
+STRANGERS_TEMPORARY = replace(STRANGERS, num_bytes=100 * 10**6, total_bytes=10**9)
 _SHARED = "Everybody at one internet address counts as one."
 
 

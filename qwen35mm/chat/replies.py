@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
@@ -45,28 +47,38 @@ class Replies:
         # Told that somebody asks for an answer, and that one has ended.
         self.asked: Callable[[], None] = lambda: None
         self.ended: Callable[[Reply], None] = lambda reply: None
-        self._num_coming = 0
+        self._coming: set[object] = set()
+        self._is_temporary = False
 
     @property
     def are_wanted(self) -> bool:
         """Whether any reply is in progress, or about to be."""
-        return self._num_coming > 0 or any(not reply.done for reply in self._replies.values())
+        return bool(self._coming) or any(not reply.done for reply in self._replies.values())
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
         """While what a reply is made from is prepared."""
-        self._num_coming += 1
+        self._coming.add(mine := object())
         self.asked()
         try:
             yield
         finally:
-            self._num_coming -= 1
+            self._coming.discard(mine)
 
     def add(self, work: Work) -> Reply:
         """A reply that begins as soon as a page watches it."""
+        if self._is_temporary:
+            # A salt of its own: what the cache has of it is found for nobody else.
+            work = replace(work, temporary=True, tenant=f"temporary {work.conversation_id}")
         reply = self._replies[work.node.id] = Reply(work, self._store, self._backend, self._end)
         self._end_later(reply)
         return reply
+
+    def beside(self, store: ConversationStore) -> Replies:
+        """The same replies, save that those which are added here are temporary, and kept by another store."""
+        other = copy.copy(self)
+        other._store, other._is_temporary = store, True
+        return other
 
     def of(self, owner: str, conversation_id: str | None = None) -> list[Reply]:
         """A person's replies in progress, in all conversations or in one."""

@@ -36,6 +36,7 @@ class Work:
         path: the messages that the prompt holds, for their media's plans.
         messages: the prompt; it ends with the reply so far where one is continued.
         tenant: whose cached pictures and words may be used; None where one person has the server.
+        temporary: whether nothing of it may be written to a disk.
     """
 
     owner: str
@@ -46,6 +47,7 @@ class Work:
     params: SamplingParams
     enable_thinking: bool
     tenant: str | None = None
+    temporary: bool = False
 
 
 class Reply:
@@ -144,7 +146,7 @@ class Reply:
             self.work.params,
             enable_thinking=self.work.enable_thinking,
             conversation=self.work.conversation_id,
-            retain="conversation",
+            retain="memory" if self.work.temporary else "conversation",
             tenant=self.work.tenant,
             continue_reply=self.work.messages[-1].role == "assistant",
         )

@@ -67,11 +67,15 @@ class ConversationStore:
     of a newer version. What was kept before stays as it was.
 
     media    the files of the messages, and who may see them
+
+    Args:
+        in_memory: all but the files is gone when this is closed.
     """
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time, in_memory: bool = False) -> None:
         self._clock = clock
-        self._database = Database(folder / "conversations.sqlite", migrations=MIGRATIONS, prepare=prepare)
+        path = None if in_memory else folder / "conversations.sqlite"
+        self._database = Database(path, migrations=MIGRATIONS, prepare=prepare)
         self.media = MediaStore(folder / "media", self._database, clock)
 
     def close(self) -> None:

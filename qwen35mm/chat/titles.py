@@ -83,7 +83,7 @@ class Titles:
 
     def _ended(self, reply: Reply) -> None:
         work, node = reply.work, reply.node
-        if not self.enabled or node.status != "finished" or not node.text.strip():
+        if not self.enabled or work.temporary or node.status != "finished" or not node.text.strip():
             return
         self._pending[work.owner, work.conversation_id] = reply
         if len(self._pending) > _MAX_PENDING:

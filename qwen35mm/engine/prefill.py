@@ -50,6 +50,7 @@ class Prefill:
         self._chain = Chain.of(source.prompt, runtime.root, salt=source.salt, salt_from=source.salt_from)
         self._stop = len(source.prompt.token_ids) if with_tail else source.prompt.tail_start
         self._keeps = runtime.reuse and source.retain != "nothing"
+        self._on_disk = source.retain != "memory"
         self._created_s = time.monotonic()
         self._num_cached_units = self._num_encoded_units = 0
         self._reading: Future[Any] | None = None
@@ -200,7 +201,7 @@ class Prefill:
                 if features is not None:
                     found[unit.address] = features
                     if unit.address in worth_keeping:
-                        runtime.vision.keep(unit.address, features)
+                        runtime.vision.keep(unit.address, features, is_new=self._on_disk)
                 yield Progress("encode", index * depth + num_layers, len(units) * depth)
         return found
 
@@ -262,7 +263,7 @@ class Prefill:
             return
         kept = states_to_keep(chain.segments, system_stop=system_stop)
         # The newest state stays until the next one is there: work that is broken off goes on from its last cut.
-        prefixes.publish(chain, index, start.sequence, start, keep_state=True)
+        prefixes.publish(chain, index, start.sequence, start, keep_state=True, on_disk=self._on_disk)
         if index == len(chain) - 1:
             prefixes.thin(chain, kept)
         elif index > start.num_segments and index - 1 not in kept:

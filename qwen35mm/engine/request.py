@@ -26,8 +26,9 @@ _NO_MEMORY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of me
 # The errors that end a request; each has a message for a person.
 RequestEnd = Qwen35mmError | MediaError
 
-# What stays cached of a prompt: the points a conversation is gone on from; only what was asked for before; nothing.
-Retain = Literal["conversation", "shared", "nothing"]
+# What stays cached of a prompt: the points a conversation is gone on from; the same, but nothing of it on the disk;
+# only what was asked for before; nothing.
+Retain = Literal["conversation", "memory", "shared", "nothing"]
 
 
 @dataclass(frozen=True, eq=False)

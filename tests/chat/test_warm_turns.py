@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +14,11 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.cache import CacheSettings
 from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.turns import Person
 from qwen35mm.engine.events import Event, TextDelta
+from qwen35mm.prompt import Image, Message, Text
 from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.say import english
 from tests.chat.chat_kit import ME, PICTURE, Asked, ChatKit
@@ -116,6 +118,26 @@ async def test_a_title_between_two_turns_costs_the_second_nothing(
     assert kit.store.conversation(ME.owner, asked.conversation).titled
     asked = await kit.say(QUESTIONS[1], asked)
     assert_goes_on_from_what_was_committed(kit, spies, asked)
+
+
+@pytest.mark.parametrize("retain", ["memory", "conversation"])
+async def test_what_is_kept_in_memory_alone_is_warm_and_never_on_the_disk(tmp_path: Path, retain: Any) -> None:
+    cache = CacheSettings(directory=tmp_path)
+    backend = LocalBackend.load(demo_model_path(), min_segment=MIN_SEGMENT, cache=cache)
+    params = backend.loaded.generation.with_overrides(temperature=0.0, max_tokens=16)
+    with closing(backend):
+        messages = [Message("user", (Image(PICTURE), Text(QUESTIONS[0])))]
+        how = {"retain": retain, "conversation": "one", "tenant": "one", "enable_thinking": False}
+        for question in (QUESTIONS[1], None):
+            events = [event async for event in backend.stream(messages, params, **how)]
+            result = events[-1].result  # pyright: ignore[reportAttributeAccessIssue]
+            assert await asyncio.to_thread(backend.wait_idle, 60)
+            answer = Message("assistant", (Text(result.text),))
+            messages += [answer, Message("user", (Text(question or ""),))]
+        assert result.cache.num_cached_tokens > 0
+        assert result.cache.num_encoded_units == 0
+    kinds = {path.suffix for path in tmp_path.rglob("*.*") if path.suffix in (".kv", ".state", ".vision")}
+    assert kinds == ({".kv", ".state", ".vision"} if retain == "conversation" else set())
 
 
 @pytest.mark.parametrize("thinking", [False, True])

@@ -7,7 +7,7 @@ Nothing of its own page is used: the page is `assets/web/index.html`, under a po
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,13 +27,14 @@ from qwen35mm.assets import asset_path
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.drafts import answer_reserve
 from qwen35mm.chat.encodings import ENCODINGS
-from qwen35mm.chat.quotas import ALONE, STRANGERS, Usage
+from qwen35mm.chat.quotas import ALONE, STRANGERS, STRANGERS_TEMPORARY, Usage
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.settings import describe_settings
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.temporary import TemporaryChats, TemporaryStore
 from qwen35mm.chat.titles import Titles
 from qwen35mm.chat.turns import Person, Turns
-from qwen35mm.errors import QuotaError
+from qwen35mm.errors import NotFoundError, QuotaError
 from qwen35mm.model_library import BackendSwitch
 from qwen35mm.web.rendering.view import ReplyDrawing
 from qwen35mm.web.serving.api import Api
@@ -43,7 +44,7 @@ from qwen35mm.web.serving.logins import Logins
 from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.people import People, name_of
 from qwen35mm.web.serving.previews import Previews, show_preview
-from qwen35mm.web.serving.requests import Handler, answer_requests, in_words
+from qwen35mm.web.serving.requests import Handler, TemporaryApi, answer_requests, in_words
 from qwen35mm.web.serving.texts import Texts
 
 TITLE = "qwen35mm"
@@ -98,6 +99,7 @@ def build_app(
     backend: ChatBackend,
     store: ConversationStore,
     *,
+    temporary: TemporaryStore,
     shared: bool = False,
     logins: Logins | None = None,
     max_replies: int = 4,
@@ -109,6 +111,7 @@ def build_app(
     Args:
         backend: answers.
         store: keeps the conversations.
+        temporary: has those that aren't kept.
         shared: whether strangers use the page too: each has own conversations, and a cache apart.
         logins: who is logged in, where there is a login.
         max_replies: a person's answers in progress at one time.
@@ -156,6 +159,15 @@ def build_app(
     api_of_chats = Api(backend, store, replies, turns, describe, usage, examples, titles, account_of)
     services = [api_of_chats, Previews(), Texts(store), *([Models(switch, titles.rest)] if switch else [])]
     files = Files(store, people, backend, usage, examples)
+    turns_in_memory = Turns(backend, temporary, replies.beside(temporary), switch.larger_context if switch else None)
+    chats_in_memory = TemporaryChats(temporary, lambda owner, each: turns_in_memory.stop(Person(owner), each))
+    usage_in_memory = Usage(temporary, STRANGERS_TEMPORARY if shared else ALONE)
+    api_in_memory = Api(
+        backend, temporary, replies.beside(temporary), turns_in_memory, describe, usage_in_memory, examples
+    )
+    temporary_api = TemporaryApi(chats_in_memory, (api_in_memory, Texts(temporary)))
+    services.append(temporary_api)
+    files_in_memory = Files(temporary, people, backend, usage_in_memory, examples, chats=chats_in_memory)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
         person = None if request.request is None else people.asking(request.request)
@@ -181,7 +193,11 @@ def build_app(
         app.queue(max_size=max_waiting)
     app._queue.sleep_when_free = LOOK_WHEN_IDLE_S
     app._queue.progress_update_sleep_when_free = LOOK_FOR_PROGRESS_S
-    routes = [Route("/", show), *_login_routes(logins), *_routes(answer_requests(people, *services), files)]
+    routes = [
+        Route("/", show),
+        *_login_routes(logins),
+        *_routes(answer_requests(people, *services, temporary=temporary_api), files, files_in_memory),
+    ]
     return Page(app, routes, replies, people, Middleware(QueuePace, queue=app._queue))
 
 
@@ -208,18 +224,39 @@ def _login_routes(logins: Logins | None) -> list[BaseRoute]:
     return [Route(path, in_words(handle), methods=["POST"]) for path, handle in handlers.items()]
 
 
-def _routes(requests: Handler, files: Files) -> list[BaseRoute]:
+def _routes(requests: Handler, files: Files, temporary: Files | None = None) -> list[BaseRoute]:
+    """The routes beside the page's own; `temporary` has the files of temporary conversations."""
+
+    def upload(request: Request) -> Awaitable[Response]:
+        if temporary is not None and "temporary" in request.query_params:
+            return temporary.upload(request)
+        return files.upload(request)
+
+    def of_either(name: str) -> Handler:
+        async def answer(request: Request) -> Response:
+            try:
+                return await getattr(files, name)(request)
+            except NotFoundError:
+                if temporary is None:
+                    raise
+            response = await getattr(temporary, name)(request)
+            # Nor does the browser store it.
+            response.headers["cache-control"] = "no-store"
+            return response
+
+        return in_words(answer)
+
     routes: list[BaseRoute] = [
         Route("/api/{name}", in_words(requests), methods=["POST"]),
-        Route("/upload", in_words(files.upload), methods=["POST"]),
-        Route("/pages", in_words(files.pdf_pages), methods=["POST"]),
-        Route("/recode", in_words(files.recode), methods=["POST"]),
+        Route("/upload", in_words(upload), methods=["POST"]),
+        Route("/pages", of_either("pdf_pages"), methods=["POST"]),
+        Route("/recode", of_either("recode"), methods=["POST"]),
         Route("/import", in_words(files.take_in), methods=["POST"]),
         Route("/export", in_words(files.export)),
-        Route("/media/{digest}", in_words(files.media)),
-        Route("/picture/{digest}", in_words(files.picture)),
-        Route("/frame/{digest}", in_words(files.frame)),
-        Route("/thumbnail/{digest}", in_words(files.thumbnail)),
+        Route("/media/{digest}", of_either("media")),
+        Route("/picture/{digest}", of_either("picture")),
+        Route("/frame/{digest}", of_either("frame")),
+        Route("/thumbnail/{digest}", of_either("thumbnail")),
         Route("/poster/{number:int}", in_words(files.poster)),
         Route("/preview", show_preview),
         Mount("/web", StaticFiles(directory=asset_path("web"))),

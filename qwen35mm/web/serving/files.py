@@ -29,6 +29,7 @@ from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.records import Attachment, Conversation
 from qwen35mm.chat.say import say
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.temporary import TemporaryChats
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
 from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, STRIPS, THUMBNAILS, UPLOADS, Asker
@@ -55,6 +56,7 @@ class Files:
         backend: says what is too large to be kept, and how media are read.
         usage: refuses what is more than a person may take.
         examples: those of an empty page.
+        chats: the conversations that these files are of, where they are temporary.
     """
 
     def __init__(
@@ -64,17 +66,21 @@ class Files:
         backend: ChatBackend,
         usage: Usage,
         examples: Sequence[Sample] = (),
+        chats: TemporaryChats | None = None,
     ) -> None:
         self._store = store
         self._people = people
         self._backend = backend
         self._usage = usage
         self._examples = examples
+        self._chats = chats
         self._thumbnail = functools.lru_cache(maxsize=256)(make_thumbnail)
 
     async def upload(self, request: Request) -> Response:
         """`POST .../upload?name=...` with a file as the body: what it becomes in a message."""
         person = self._person(request, writes=True)
+        if self._chats is not None:
+            self._chats.heard(person.owner, None)
         name = _file_name(request.query_params.get("name", ""))
         max_bytes = self._backend.media.limits.max_bytes(None)
         async with self._usage.receiving(person) as take, _received(request, repr(name), max_bytes, take) as file:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from inspect import iscoroutinefunction, signature
 from typing import Any, TypeVar
 
@@ -14,7 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from qwen35mm.chat.records import place_of
-from qwen35mm.chat.turns import TooLongError
+from qwen35mm.chat.temporary import TemporaryChats
+from qwen35mm.chat.turns import Person, TooLongError
 from qwen35mm.errors import NotFoundError, PromptError, QuotaError, Qwen35mmError, report_bug
 from qwen35mm.pools import REQUESTS, Asker
 from qwen35mm.web.serving.people import People
@@ -72,9 +74,14 @@ def requests_of(*services: object) -> dict[str, tuple[Method, frozenset[str]]]:
     }
 
 
-def answer_requests(people: People, *services: object) -> Handler:
-    """`POST .../api/NAME` with the arguments as a JSON object."""
+def answer_requests(people: People, *services: object, temporary: TemporaryApi | None = None) -> Handler:
+    """`POST .../api/NAME` with the arguments as a JSON object.
+
+    Args:
+        temporary: answers what is asked about temporary conversations.
+    """
     requests = requests_of(*services)
+    in_memory = {} if temporary is None else requests_of(*temporary.services)
 
     async def handle(request: Request) -> Response:
         person = people.asking(request)
@@ -90,15 +97,35 @@ def answer_requests(people: People, *services: object) -> Handler:
             arguments = _ARGUMENTS.validate_json(body or b"{}")
         except ValidationError:
             raise PromptError("The request is damaged: it isn't JSON as expected.") from None
-        method, names = requests[name]
+        chats = temporary.chats if temporary is not None and name in in_memory else None
+        is_temporary = chats is not None and chats.is_meant(person.owner, name, arguments)
+        method, names = (in_memory if is_temporary else requests)[name]
         if "question" in names:
             arguments = {"question": arguments}
         arguments = {each: value for each, value in arguments.items() if each in names - {"asker"}}
         if "asker" not in names:
-            return JSONResponse(await method(person, **arguments))
-        return JSONResponse(await while_waited_for(request, lambda asker: method(person, asker=asker, **arguments)))
+            result = await method(person, **arguments)
+        else:
+            result = await while_waited_for(request, lambda asker: method(person, asker=asker, **arguments))
+        if chats is not None and is_temporary:
+            chats.mark(person.owner, result)
+        return JSONResponse(result)
 
     return handle
+
+
+@dataclass(frozen=True)
+class TemporaryApi:
+    """The temporary conversations, and what answers requests about them."""
+
+    chats: TemporaryChats
+    services: tuple[object, ...]
+
+    @request
+    async def end_temporary(self, person: Person, conversation: str | None = None) -> Any:
+        """Ends a temporary conversation, or forgets the files of one that was still to begin."""
+        await self.chats.end(person.owner, conversation)
+        return {}
 
 
 def in_words(handle: Handler) -> Handler:

@@ -25,6 +25,7 @@ from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.quotas import ALONE, STRANGERS
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.temporary import TemporaryStore, temporary_folder
 from qwen35mm.errors import ConfigError
 from qwen35mm.server.guards import OnlyThisMachine, SameOrigin
 from qwen35mm.strangers import is_shared
@@ -121,9 +122,12 @@ def serve(
     try:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qwen35mm-chats-")))
         store = stack.enter_context(contextlib.closing(ConversationStore(folder)))
+        temporary = TemporaryStore(stack.enter_context(temporary_folder()))
+        stack.callback(temporary.close)
         page = build_app(
             backend,
             store,
+            temporary=temporary,
             shared=shared,
             logins=logins,
             max_replies=max_replies or (1 if shared else 4),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +162,42 @@ def test_an_answer_in_own_words_is_a_branch_that_is_built_on(page: ChatPage, bac
     expect(page.answers).to_have_count(1)
     expect(page.answers.last.locator(".answer")).to_have_text("one")
     expect(page.answers.last.locator(".edited")).to_have_count(0)
+
+
+def test_a_temporary_chat_leaves_nothing(
+    page: ChatPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], samples: Path
+) -> None:
+    page.box.fill("a draft of a new chat")
+    page.page.get_by_role("button", name="Temporary chat").click()
+    expect(page.page.locator(".welcome")).to_contain_text("Nothing of this chat is stored.")
+    expect(page.page.locator(".temporary-mark")).to_be_visible()
+    expect(page.box).to_have_value("")
+    page.ask("which secret?", [samples / "one-shape.png"])
+    page.wait_answered()
+    expect(page.questions.locator("img")).to_have_js_property("complete", True)
+    assert page.questions.locator("img").evaluate("image => image.naturalWidth") > 0
+    page.ask("echo more secrets")
+    page.wait_ending("more secrets")
+    page.box.fill("a secret draft")
+    page.tool(page.answers.last, "Edit").click()
+    page.answers.last.get_by_label("Answer", exact=True).fill("a secret edit")
+    expect(page.chats).to_have_count(0)
+    expect(page.page).to_have_url(page.url)
+    assert "secret" not in page.page.evaluate("JSON.stringify(localStorage) + JSON.stringify(sessionStorage)")
+    assert {call.retain for call in backend.calls} == {"memory"}
+    page.page.get_by_role("button", name="New chat").click()
+    expect(page.page.locator(".temporary-mark")).to_be_hidden()
+    expect(page.box).to_have_value("a draft of a new chat")
+    page.ask("echo kept")
+    page.wait_ending("kept")
+    expect(page.titles).to_have_text(["echo kept"])
+    page.page.get_by_role("button", name="Temporary chat").click()
+    page.ask("slow")
+    expect(page.answers.locator(".answer")).to_contain_text("word word")
+    page.page.reload()
+    expect(page.titles).to_have_text(["echo kept"])
+    page.wait_until(lambda: backend.active == 0)
+    assert fake_server[1].store.find("local", limit=9)[0].title == "echo kept"
 
 
 def test_what_was_deleted_comes_back_with_what_was_written(page: ChatPage) -> None:

@@ -15,6 +15,7 @@ QUICK := tests/test_*.py tests/cache tests/captioning/texts tests/checkpoints te
 GPU_WORKERS ?= 8
 
 VENV := .venv
+SPACE_VENV := build/space-venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 # What checks the page's scripts and styles. Node comes with the environment: machines and CI may have none.
@@ -28,7 +29,7 @@ CLANG_FORMAT := $(PY) -c "from clang_format import clang_format; clang_format()"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help chat ask test test-quick test-slow test-gpu pytest lint format type pyright tsc scripts bench clean
+.PHONY: help chat ask test test-quick test-slow test-gpu test-space pytest lint format type pyright tsc scripts bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -68,6 +69,15 @@ test-quick:  ## rules, types, the page's scripts, and what takes about a minute:
 
 test-slow: $(STAMP)  ## all tests with the long ones that `make test` leaves out, and properties with many examples
 	$(PY) -m pytest -m 'not gpu' --hypothesis-profile=thorough $(ARGS)
+
+# 3 GB from PyPI. Once made, it is made again when requirements.txt changes.
+$(SPACE_VENV)/.installed: requirements.txt
+	$(PYTHON) -m venv $(SPACE_VENV)
+	$(SPACE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt spaces
+	@touch $@
+
+test-space: $(STAMP) $(SPACE_VENV)/.installed  ## app.py as a Space starts it: exactly requirements.txt, and Hugging Face's `spaces`
+	QWEN35MM_SPACE_PYTHON=$(SPACE_VENV)/bin/python $(PY) -m pytest -m slow tests/test_space.py $(ARGS)
 
 test-gpu: $(STAMP)  ## the checks that need an NVIDIA card
 	TRITON_INTERPRET=0 $(PY) -m pytest -m gpu -n $(GPU_WORKERS) tests/gpu tests/kernels $(ARGS)

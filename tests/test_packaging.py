@@ -21,10 +21,11 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT: dict[str, Any] = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-# A Space is the page.
-SPACE = [*PROJECT["dependencies"], *EXTRAS["chat"]]
+# A Space is the page, and app.py builds there what a wheel would bring.
+SPACE = [*PROJECT["dependencies"], *EXTRAS["chat"], *PYPROJECT["build-system"]["requires"]]
 # But for PyTorch, where a Space takes what ZeroGPU's documentation names.
 SPACE_TORCH = "torch>=2.9,<2.12"
 # Which extras a place may import from, besides the dependencies.

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 __all__ = [
     "ArchiveError",
@@ -172,8 +173,12 @@ class MissingExtraError(Qwen35mmError):
         self.extra = extra
 
 
-def report_bug(logger: logging.Logger, what: str, error: BaseException) -> str:
+def report_bug(logger: logging.Logger, what: str, error: BaseException) -> dict[str, Any]:
     """Logs an error that nobody foresaw, with its traceback; what a person is told, with the number to find it by."""
+    from qwen35mm_preprocess.say import say  # here, since the package takes long to import
+
     number = os.urandom(3).hex()
     logger.error("%s (%s)", what, number, exc_info=error)
-    return f"Something went wrong inside the program; its log has it under {number}. You can try again."
+    return say(
+        "Something went wrong inside the program; its log has it under {number}. You can try again.", number=number
+    )

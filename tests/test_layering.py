@@ -26,9 +26,9 @@ LAYERS = [
         "qwen35mm.cpu",
         "qwen35mm.strangers",
         "qwen35mm.pools",
-        "qwen35mm_preprocess",
         "qwen35mm_kernels",
     ],
+    ["qwen35mm_preprocess"],
     ["qwen35mm.cgroups"],
 ]
 # The package's own file only says where its public names live; the programs only start the command line.

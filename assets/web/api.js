@@ -1,17 +1,17 @@
 // Requests to the program: JSON, and files. What comes too late is dropped here.
 
-/** @import { Arguments, Name, Offer, Post, Reply, Upload } from "./types.d.ts" */
+/** @import { Arguments, Name, Offer, Post, Reply, Said, Upload } from "./types.d.ts" */
 
-import { t } from "./words.js";
+import { said, t } from "./words.js";
 
 const BASE = new URL("../", import.meta.url);
 const HEADERS = { "x-qwen35mm": "1" };
 
 /** What went wrong, in words for a person; `kind` and `offers` are the program's. Without words, nothing is said. */
 export class Problem extends Error {
-  /** @param {{ message: string, kind?: string, offers?: Offer[] }} problem */
+  /** @param {{ message: Said, kind?: string, offers?: Offer[] }} problem */
   constructor({ message, kind = "lost", offers = [] }) {
-    super(message);
+    super(said(message));
     this.kind = kind;
     this.offers = offers;
   }

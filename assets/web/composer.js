@@ -250,9 +250,9 @@ export class Composer {
     const element = before?.drawn === drawn ? before.element : this.drawThumbnail(file);
     this.#thumbnails.set(file, { drawn, element });
     const uploading = t("Uploading, {p}%", { p: Math.round(100 * (share ?? 0)) });
-    const words = error ?? (digest ? said(label ?? "") : uploading);
+    const words = error || digest ? said(error ?? label ?? "") : uploading;
     element.classList.toggle("bad", Boolean(error));
-    element.title = [name, words, ...notes].join("\n");
+    element.title = [name, words, ...notes.map(said)].join("\n");
     const cost = element.querySelector(".label");
     if (cost && cost.textContent !== words) cost.textContent = words;
     return element;

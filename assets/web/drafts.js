@@ -24,8 +24,8 @@ export const TEMPORARY = "temporary";
  * @property {string | null} [raw] the digest of its file, which may be in another encoding
  * @property {Attachment["form"]} [form]
  * @property {Said} [label] what it costs
- * @property {string | null} [error]
- * @property {string[]} [notes]
+ * @property {Said | null} [error]
+ * @property {Said[]} [notes]
  * @property {Crop | null} [crop_of] where a picture was cut out
  * @property {Clip | null} [clip] what is chosen of a video
  */

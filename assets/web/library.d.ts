@@ -7,7 +7,7 @@ export interface Model {
   source: string;
   size: Said;
   /** Why it can't be used. */
-  reason: string | null;
+  reason: Said | null;
   current: boolean;
   is_demo: boolean;
 }
@@ -45,5 +45,5 @@ export interface ModelChange {
 
 export interface ChangeState extends Work {
   busy: boolean;
-  error: string | null;
+  error: Said | null;
 }

@@ -1,6 +1,6 @@
 // A message of the conversation: what was asked or answered, and what can be done with it.
 
-/** @import { Answer, AnswerView, Attachment, Child, Message, Question, Work } from "./types.d.ts" */
+/** @import { Answer, AnswerView, Attachment, Child, Message, Question, Said, Work } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
 import { Blocks, copy } from "./blocks.js";
@@ -240,12 +240,12 @@ export class AnswerRow extends Row {
     }
   }
 
-  drawNotes(/** @type {string[]} */ notes) {
+  drawNotes(/** @type {Said[]} */ notes) {
     this.notes.hidden = !notes.length;
-    const drawn = notes.join("\n");
+    const drawn = JSON.stringify(notes);
     if (drawn === this.#notes) return;
     this.#notes = drawn;
-    const lines = notes.map((note) => h("li", note));
+    const lines = notes.map((note) => h("li", said(note)));
     redraw(this.notes, h("summary", t("What the model was shown")), h("ul", lines));
   }
 
@@ -281,8 +281,8 @@ function leftOut(/** @type {number} */ n) {
 
 /** What is to be said of how an answer ended; nothing where it is all there. */
 export function endingOf(/** @type {AnswerView} */ { status, error, blocks, unsaved }) {
-  if (unsaved) return t("This answer isn't stored: {why}", { why: unsaved });
-  if (error) return error;
+  if (unsaved) return t("This answer isn't stored: {why}", { why: said(unsaved) });
+  if (error) return said(error);
   if (status === "length") return t("The answer ended at its limit. It can be continued.");
   if (status === "interrupted") return t("The program ended in the middle of this answer.");
   if (blocks.length) return "";

@@ -21,7 +21,7 @@ export class Models {
     const options = found.models.map(({ source, current, reason, name, size }) =>
       h(
         "option",
-        { value: source, selected: current, disabled: Boolean(reason), title: reason ?? "" },
+        { value: source, selected: current, disabled: Boolean(reason), title: said(reason ?? "") },
         `${name} (${reason ? t("not usable") : said(size)})`,
       ),
     );
@@ -72,7 +72,7 @@ export class Models {
       location.reload();
       return true;
     }
-    this.page.say(state?.error ?? "");
+    this.page.say(said(state?.error ?? ""));
     await this.load();
     return false;
   }

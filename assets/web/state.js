@@ -6,7 +6,7 @@
 
 import { debounce, newId, Problem } from "./api.js";
 import { isAway } from "./connection.js";
-import { t } from "./words.js";
+import { said, t } from "./words.js";
 
 // An answer that says nothing for this long has lost its connection: it is asked for again.
 const SILENCE_MS = 8000;
@@ -295,10 +295,10 @@ export class PageState {
 
   #end(/** @type {News} */ answer) {
     this.view.listChanged();
-    this.view.speak(answer.error ?? answer.unsaved ?? t("The answer is complete."));
+    this.view.speak(said(answer.error ?? answer.unsaved ?? t("The answer is complete.")));
     if (answer.conversation !== this.chat.id) return;
     this.requests.told(this.#refresh());
-    if (answer.too_long) this.view.offer(answer.error ?? "", []);
+    if (answer.too_long) this.view.offer(said(answer.error ?? ""), []);
   }
 
   /** Whether there are answers that say nothing any more. */

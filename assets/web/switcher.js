@@ -40,7 +40,7 @@ export class Switcher {
   }
 
   installed(/** @type {Model} */ { name, source, size, reason, current }) {
-    const note = current ? t("Answers now") : (reason ?? "");
+    const note = current ? t("Answers now") : said(reason ?? "");
     const choose = () => this.#close(() => current || this.page.models.change({ source }));
     return line(name, said(size), note, choose, { "aria-current": current && "true", disabled: Boolean(reason) });
   }

@@ -105,12 +105,12 @@ export interface AnswerView {
   blocks: string[];
   reasoning: string[];
   thinking_s: number | null;
-  error: string | null;
-  notes: string[];
+  error: Said | null;
+  notes: Said[];
   groundings: Grounding[];
   stats: { line: Said[]; rows: [Said, Said][] } | null;
   work?: Work | null;
-  unsaved?: string | null;
+  unsaved?: Said | null;
 }
 
 /** What is new of an answer in progress, or of one that just ended. */
@@ -195,7 +195,7 @@ export type Offer = { label: Said } & (
 );
 
 export interface Cost {
-  media: { digest: string; label: Said; notes: string[]; error: string | null }[];
+  media: { digest: string; label: Said; notes: Said[]; error: Said | null }[];
   /** `reserve` are kept for an answer. */
   tokens: { history: number; all: number; context: number; room: number; reserve: number };
   fits: boolean;

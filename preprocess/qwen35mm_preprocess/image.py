@@ -28,6 +28,7 @@ from qwen35mm_preprocess.errors import (
 from qwen35mm_preprocess.media import SUPPORTED_IMAGES, MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
+from qwen35mm_preprocess.say import Said, decimal, say
 from qwen35mm_preprocess.types import ImageProcessing, MediaLimits, Size
 
 # EXIF's orientation to the operation that puts the picture upright; 5 to 8 swap width and height.
@@ -90,8 +91,11 @@ def load_image(source: MediaSource, limits: MediaLimits) -> Image.Image:
         # Pillow's decoders raise whatever the damage leads them to: OSError, SyntaxError, struct.error, ...
         except Exception:
             raise MediaDecodeError(
-                f"{describe(source)} is damaged or cut off: its pixels could not all be decoded. "
-                f"Copy or upload it again, or save it anew."
+                say(
+                    "{name} is damaged or cut off: its pixels could not all be decoded. Copy or upload it again, or "
+                    "save it anew.",
+                    name=describe(source),
+                )
             ) from None
     return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
 
@@ -111,9 +115,15 @@ def image_patches(
     picture = load_image(source, limits)
     if (picture.height, picture.width) != plan.source_size:
         raise MediaChangedError(
-            f"{describe(source)} is not the image that was planned: {plan.source_size[1]} x {plan.source_size[0]} "
-            f"pixels were expected, {picture.width} x {picture.height} came. Bring the old file back, or send the new "
-            f"one in a new message."
+            say(
+                "{name} is not the image that was planned: {w} x {h} pixels were expected, {width} x {height} came. "
+                "Bring the old file back, or send the new one in a new message.",
+                name=describe(source),
+                w=str(plan.source_size[1]),
+                h=str(plan.source_size[0]),
+                width=str(picture.width),
+                height=str(picture.height),
+            )
         )
     height, width = plan.size
     frame = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
@@ -138,20 +148,37 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
-def check_source_size(size: Size, name: str, limits: MediaLimits) -> None:
+def check_source_size(size: Size, name: Said, limits: MediaLimits) -> None:
     """Refuses a picture or a video's frames by the size that the header gives, before decoding. Raises MediaError."""
     height, width = size
     if min(size) < 1:
-        raise MediaDecodeError(f"{name} is damaged: its header gives a size of {width} x {height} pixels.")
+        raise MediaDecodeError(
+            say(
+                "{name} is damaged: its header gives a size of {width} x {height} pixels.",
+                name=name,
+                width=str(width),
+                height=str(height),
+            )
+        )
     if height * width > limits.max_source_pixels:
         raise MediaLimitError(
-            f"{name} has {width} x {height} pixels; at most {limits.max_source_pixels / 1e6:g} million are decoded. "
-            f"Make it smaller."
+            say(
+                "{name} has {width} x {height} pixels; at most {millions} million are decoded. Make it smaller.",
+                name=name,
+                width=str(width),
+                height=str(height),
+                millions=decimal(limits.max_source_pixels / 1000000.0),
+            )
         )
     if max(size) > limits.max_aspect_ratio * min(size):
         raise MediaLimitError(
-            f"{name} has {width} x {height} pixels: one side is more than {limits.max_aspect_ratio:g} times the other. "
-            f"Crop it."
+            say(
+                "{name} has {width} x {height} pixels: one side is more than {ratio} times the other. Crop it.",
+                name=name,
+                width=str(width),
+                height=str(height),
+                ratio=decimal(limits.max_aspect_ratio),
+            )
         )
 
 
@@ -167,21 +194,34 @@ def _opened(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Image]:
         found = read_format(stream, source)
         if found.pillow is None:
             raise MediaFormatError(
-                f"{name} is a video ({found.name}) where an image was expected: {SUPPORTED_IMAGES}. Add it as a video."
+                say(
+                    "{name} is a video ({format}) where an image was expected: {formats}. Add it as a video.",
+                    name=name,
+                    format=found.name,
+                    formats=SUPPORTED_IMAGES,
+                )
             )
         try:
             image = Image.open(stream, formats=(found.pillow,))
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise MediaLimitError(
-                f"{name} is too large: its header gives more pixels than are decoded "
-                f"({limits.max_source_pixels / 1e6:g} million). Make it smaller."
+                say(
+                    "{name} is too large: its header gives more pixels than are decoded ({millions} million). Make it "
+                    "smaller.",
+                    name=name,
+                    millions=decimal(limits.max_source_pixels / 1000000.0),
+                )
             ) from None
         except MemoryError:
             raise
         except Exception:
             raise MediaDecodeError(
-                f"{name} starts like a {found.name} file but is damaged or cut off, or of an unusual kind. "
-                f"Copy or upload it again, or save it anew."
+                say(
+                    "{name} starts like a {format} file but is damaged or cut off, or of an unusual kind. Copy or "
+                    "upload it again, or save it anew.",
+                    name=name,
+                    format=found.name,
+                )
             ) from None
         with image:
             check_source_size(_upright_size(image), name, limits)

@@ -18,6 +18,7 @@ from urllib.parse import unquote_to_bytes
 from PIL import Image, UnidentifiedImageError, features
 
 from qwen35mm_preprocess.errors import MediaDecodeError, MediaFormatError, MediaLimitError, MediaSourceError
+from qwen35mm_preprocess.say import Said, decimal, say
 from qwen35mm_preprocess.types import MediaKind, MediaLimits
 
 HEAD_BYTES = 512
@@ -71,8 +72,8 @@ HEIC = MediaFormat("HEIC", "image", "image/heic", (".heic",))
 
 # Pillow knows AVIF only where it was built with it.
 HAS_AVIF = "avif" in features.modules and bool(features.check("avif"))
-SUPPORTED_IMAGES = "JPEG, PNG, WebP, GIF, BMP, TIFF" + (" or AVIF" if HAS_AVIF else "")
-SUPPORTED_VIDEOS = "MP4, MOV, WebM, MKV, AVI, MPEG-TS or animated GIF"
+SUPPORTED_IMAGES = "JPEG, PNG, WebP, GIF, BMP, TIFF" + (", AVIF" if HAS_AVIF else "")
+SUPPORTED_VIDEOS = "MP4, MOV, WebM, MKV, AVI, MPEG-TS, animated GIF"
 
 
 def sniff(head: bytes) -> MediaFormat | None:
@@ -111,16 +112,16 @@ _MAX_NAME = 80
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
-def describe(source: MediaSource) -> str:
+def describe(source: MediaSource) -> Said:
     """The medium's name in messages: a file's last component, never its folder."""
     if isinstance(source, Image.Image):
-        return "the picture"
+        return say("the picture")
     if isinstance(source, bytes):
-        return "the uploaded data"
+        return say("the uploaded data")
     if isinstance(source, str) and source.startswith("data:"):
-        return "the data URI"
+        return say("the data URI")
     if not isinstance(source, str | Path):
-        return "the medium"
+        return say("the medium")
     name = Path(source).name
     return f"'{name}'" if len(name) <= _MAX_NAME else f"'{name[:_MAX_NAME]}...'"
 
@@ -166,14 +167,17 @@ def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: Medi
         status = Path(source).stat()
         # A named pipe or a device could block for ever, or never end.
         if not stat.S_ISREG(status.st_mode):
-            raise MediaSourceError(f"{name} is not a file. Pass the path of an image or a video.")
+            raise MediaSourceError(say("{name} is not a file. Pass the path of an image or a video.", name=name))
         check_num_bytes(status.st_size, max_bytes, source)
         return Path(source).open("rb")
     except (OSError, ValueError) as error:
         if isinstance(error, MediaSourceError | MediaLimitError):
             raise
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else "the file can't be read"
-        raise MediaSourceError(f"{name} could not be opened: {reason}. Check its path and permissions.") from None
+        is_missing = isinstance(error, FileNotFoundError)
+        reason = say("there is no such file") if is_missing else say("the file can't be read")
+        raise MediaSourceError(
+            say("{name} could not be opened: {reason}. Check its path and permissions.", name=name, reason=reason)
+        ) from None
 
 
 def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
@@ -183,13 +187,22 @@ def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
     stream.seek(0)
     if found is None:
         raise MediaFormatError(
-            f"{describe(source)} is not an image or a video that is read here: expected {SUPPORTED_IMAGES} for an "
-            f"image, or {SUPPORTED_VIDEOS} for a video. Convert it, or choose another file."
+            say(
+                "{name} is not an image or a video that is read here: expected {images} for an image, {videos} for a "
+                "video. Convert it, or choose another file.",
+                name=describe(source),
+                images=SUPPORTED_IMAGES,
+                videos=SUPPORTED_VIDEOS,
+            )
         )
     if found.pillow is None and found.libav is None:
         raise MediaFormatError(
-            f"{describe(source)} is {found.name}, which is not read here: expected {SUPPORTED_IMAGES}. "
-            f"Convert it to JPEG or PNG."
+            say(
+                "{name} is {format}, which is not read here: expected {formats}. Convert it to JPEG or PNG.",
+                name=describe(source),
+                format=found.name,
+                formats=SUPPORTED_IMAGES,
+            )
         )
     return found
 
@@ -199,7 +212,9 @@ def _is_animated(stream: BinaryIO, source: MediaSource) -> bool:
         with Image.open(stream, formats=("GIF",)) as image:
             return bool(getattr(image, "is_animated", False))
     except (UnidentifiedImageError, OSError, SyntaxError, EOFError, ValueError):
-        raise MediaDecodeError(f"{describe(source)} is a damaged GIF. Save it again, or choose another file.") from None
+        raise MediaDecodeError(
+            say("{name} is a damaged GIF. Save it again, or choose another file.", name=describe(source))
+        ) from None
     finally:
         stream.seek(0)
 
@@ -208,10 +223,17 @@ def check_num_bytes(num_bytes: int, max_bytes: int, source: MediaSource) -> None
     """Raises MediaSourceError for nothing, MediaLimitError for too many."""
     name = describe(source)
     if num_bytes == 0:
-        raise MediaSourceError(f"{name} is empty: it has 0 bytes. Check that it was written or uploaded completely.")
+        raise MediaSourceError(
+            say("{name} is empty: it has 0 bytes. Check that it was written or uploaded completely.", name=name)
+        )
     if num_bytes > max_bytes:
         raise MediaLimitError(
-            f"{name} has {num_bytes / 2**20:,.1f} MiB; at most {max_bytes / 2**20:,.1f} MiB are read. Make it smaller."
+            say(
+                "{name} has {n} MiB; at most {most} MiB are read. Make it smaller.",
+                name=name,
+                n=decimal(num_bytes / 2**20, 1),
+                most=decimal(max_bytes / 2**20, 1),
+            )
         )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from qwen35mm_preprocess.errors import MediaPlanError
 from qwen35mm_preprocess.patches import Patches
+from qwen35mm_preprocess.say import Said, Saying, is_said
 from qwen35mm_preprocess.types import GridTHW, MediaKind, Size
 
 # <|vision_start|> and <|vision_end|> around every span.
@@ -58,7 +59,7 @@ class MediaPlan:
     timestamps_s        of each temporal patch: the mean of its first and last frame's time; [grid_thw.t]
     similar_difference  a video not yet prepared: drop temporal patches that differ by less (see `MediaBudget`)
     similar_indices     a prepared video: the frames that were dropped so, by presentation order
-    notes               what was reduced or left out, and why, in words for a person
+    notes               what was reduced or left out, and why, in words for a person: what `say` gives
     digest              hex SHA-256 of the final pixels; None until prepared
     unit_digests        one for each span in the prompt: an image, or a temporal patch of a video
     """
@@ -80,7 +81,7 @@ class MediaPlan:
     frame_times_s: tuple[float, ...] | None = None
     timestamps_s: tuple[float, ...] | None = None
     similar_difference: float | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str | dict[str, Any], ...] = ()
     digest: str | None = None
     unit_digests: tuple[str, ...] | None = None
     similar_indices: tuple[int, ...] = ()
@@ -103,6 +104,10 @@ class MediaPlan:
             dropped = self.similar_indices
             require_plan(all(a < b for a, b in pairwise(dropped)), "dropped frames out of order")
             require_plan(set(dropped).isdisjoint(indices), "frames that are used and dropped")
+        require_plan(all(map(is_said, self.notes)), "notes of another form")
+        # Read from JSON, they are to be what they were: English as a str, and the same in a set.
+        notes = tuple(Saying(note) if isinstance(note, dict) else note for note in self.notes)
+        object.__setattr__(self, "notes", notes)
         units = None if self.unit_digests is None else len(self.unit_digests)
         require_plan(units == (None if self.digest is None else self.grid_thw.t), "digests and spans that don't match")
 
@@ -111,7 +116,7 @@ class MediaPlan:
         return replace(self, digest=None, unit_digests=None)
 
     def with_frames(
-        self, frame_indices: Sequence[int], temporal_patch_size: int, notes: Sequence[str] = ()
+        self, frame_indices: Sequence[int], temporal_patch_size: int, notes: Sequence[str | dict[str, Any]] = ()
     ) -> MediaPlan:
         """A video's plan reduced to some of its frames, with its costs counted again and `notes` added."""
         assert self.frame_indices is not None
@@ -145,7 +150,7 @@ class PreparedMedia:
 
     plan: MediaPlan
     patches: Patches
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Said, ...] = ()
 
     @property
     def pixel_values(self) -> np.ndarray:

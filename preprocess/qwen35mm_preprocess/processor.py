@@ -26,6 +26,7 @@ from qwen35mm_preprocess.media_plan import (
     timestamp_text,
 )
 from qwen35mm_preprocess.patches import media_digest
+from qwen35mm_preprocess.say import Said, Saying, decimal, say
 from qwen35mm_preprocess.sizes import image_size, shrink_to_tokens, video_size
 from qwen35mm_preprocess.types import (
     GridTHW,
@@ -134,8 +135,11 @@ class MediaProcessor:
             final = replace(final, similar_difference=None, digest=digest, unit_digests=units)
         elif digest != plan.digest:
             raise MediaChangedError(
-                f"{describe(source)} has changed since its message was sent: its pixels are no longer the same. "
-                f"Bring the old file back, or send the new one in a new message."
+                say(
+                    "{name} has changed since its message was sent: its pixels are no longer the same. Bring the old "
+                    "file back, or send the new one in a new message.",
+                    name=describe(source),
+                )
             )
         else:
             final = plan
@@ -153,8 +157,10 @@ class MediaProcessor:
         processing = self.image_processing if plan.kind == "image" else self.video_processing
         if plan.processing != processing.fingerprint():
             raise MediaPlanError(
-                f"The plan of {describe(source)} was made for a model that processes media in another way. "
-                "Make a new plan."
+                say(
+                    "The plan of {name} was made for a model that processes media in another way. Make a new plan.",
+                    name=describe(source),
+                )
             )
         check_source_size(plan.source_size, describe(source), self.limits)
         grid, (height, width) = plan.grid_thw, plan.size
@@ -186,11 +192,17 @@ class MediaProcessor:
         size = image_size(info.size, processing)
         notes = []
         if info.num_pictures > 1:
-            notes.append(f"{describe(source)} holds {info.num_pictures} pictures; the first is used.")
+            notes.append(
+                say("{name} holds {n} pictures; the first is used.", name=describe(source), n=info.num_pictures)
+            )
         if limit is not None:
             if limit <= NUM_MARKS:
                 raise MediaBudgetError(
-                    f"An image takes at least {NUM_MARKS + 1} tokens; the limit is {limit}. Raise it."
+                    say(
+                        "A picture takes at least {n} tokens; the limit is {limit}. Raise it.",
+                        n=NUM_MARKS + 1,
+                        limit=limit,
+                    )
                 )
             wanted, size = size, shrink_to_tokens(size, info.size, processing.factor, limit - NUM_MARKS)
             if size != wanted:
@@ -203,8 +215,12 @@ class MediaProcessor:
         notes = list(info.warnings)
         if clip.start_s >= info.duration_s:
             raise MediaLimitError(
-                f"{describe(source)} is {info.duration_s:,.1f} seconds long; the part from {clip.start_s:,.1f} seconds "
-                "on isn't in it. Choose another part."
+                say(
+                    "{name} is {s} seconds long; the part from {start} seconds on isn't in it. Choose another part.",
+                    name=describe(source),
+                    s=decimal(info.duration_s, 1),
+                    start=decimal(clip.start_s, 1),
+                )
             )
         frames = info.within(clip.start_s, clip.end_s)
         part = info.cut(frames)
@@ -214,8 +230,14 @@ class MediaProcessor:
         wanted = clip.num_frames or count_frames(part, fps, min_frames, part.num_frames)
         count = min(wanted, max_frames, part.num_frames)
         if count == max_frames < min(wanted, part.num_frames):
-            rate = f"{fps:g} a second" if clip.num_frames is None else f"{wanted}"
-            notes.append(f"{count} frames are used, not {rate}: at most {max_frames} are taken from a video.")
+            rate = say("{n} a second", n=decimal(fps)) if clip.num_frames is None else wanted
+            words = say(
+                "{n} {n|frame is|frames are} used, not {rate}: at most {most} are taken from a video.",
+                n=count,
+                rate=rate,
+                most=max_frames,
+            )
+            notes.append(words)
         chosen = sample_frames(part, count, min_frames)
         size = video_size(info.size, len(chosen), processing)
         if budget.max_video_tokens is not None:
@@ -296,7 +318,7 @@ def _fit_video(
     min_frames: int,
     processing: VideoProcessing,
     max_tokens: int,
-) -> tuple[tuple[int, ...], Size, list[str]]:
+) -> tuple[tuple[int, ...], Size, list[Said]]:
     """Fewer frames, then smaller ones, until the prompt's share is at most `max_tokens`; with notes on both."""
     patch, notes = processing.temporal_patch_size, []
     overhead = NUM_MARKS + len(timestamp_text(float(info.times_s[-1])))
@@ -308,14 +330,24 @@ def _fit_video(
     count = min(max(affordable, least) * patch, len(indices))
     if count < len(indices):
         fewer = sample_frames(info, count, min_frames)
-        notes.append(f"{len(fewer)} frames are used, not {len(indices)}, to stay within {max_tokens:,} tokens.")
+        words = say(
+            "{n} {n|frame is|frames are} used, not {m}, to stay within {limit} tokens.",
+            n=len(fewer),
+            m=len(indices),
+            limit=max_tokens,
+        )
+        notes.append(words)
         indices = fewer
     if affordable < least:
         tokens_per_patch = max_tokens // least - overhead
         if tokens_per_patch < 1:
             raise MediaBudgetError(
-                f"A video of {min(min_frames, len(indices))} frames takes at least {least * (overhead + 1)} tokens; "
-                f"the limit is {max_tokens}. Raise it."
+                say(
+                    "A video of {n} {n|frame|frames} takes at least {least} tokens; the limit is {limit}. Raise it.",
+                    n=min(min_frames, len(indices)),
+                    least=least * (overhead + 1),
+                    limit=max_tokens,
+                )
             )
         smaller = shrink_to_tokens(size, info.size, processing.factor, tokens_per_patch)
         notes.append(_smaller_note(size, smaller, max_tokens))
@@ -323,7 +355,12 @@ def _fit_video(
     return indices, size, notes
 
 
-def _smaller_note(wanted: Size, size: Size, max_tokens: int) -> str:
-    return (
-        f"Reduced to {size[1]} x {size[0]} pixels, not {wanted[1]} x {wanted[0]}, to stay within {max_tokens:,} tokens."
+def _smaller_note(wanted: Size, size: Size, max_tokens: int) -> Saying:
+    return say(
+        "Reduced to {width} x {height} pixels, not {w} x {h}, to stay within {limit} tokens.",
+        width=str(size[1]),
+        height=str(size[0]),
+        w=str(wanted[1]),
+        h=str(wanted[0]),
+        limit=max_tokens,
     )

@@ -22,6 +22,7 @@ from qwen35mm_preprocess.image import to_rgb
 from qwen35mm_preprocess.media import MediaSource, describe
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
+from qwen35mm_preprocess.say import Said, Saying, say
 from qwen35mm_preprocess.types import MediaLimits, Progress, VideoProcessing
 from qwen35mm_preprocess.video_probe import VideoInfo, open_video, probe_video, transpose_of
 
@@ -35,7 +36,7 @@ def video_patches(
     processing: VideoProcessing,
     limits: MediaLimits,
     progress: Progress | None = None,
-) -> tuple[MediaPlan, Patches, tuple[str, ...], tuple[str, ...]]:
+) -> tuple[MediaPlan, Patches, tuple[str, ...], tuple[Said, ...]]:
     """Decodes, resizes and patchifies the frames of a plan: (plan, patches, unit digests, warnings).
 
     The plan comes back reduced where frames could not be decoded, or where temporal patches were dropped as similar.
@@ -66,7 +67,10 @@ def video_patches(
         digests.append(unit_digest(processing, plan.size, pictures))
     if not used:
         raise MediaDecodeError(
-            f"{describe(source)} could not be decoded: none of its frames is readable. Copy or upload it again."
+            say(
+                "{name} could not be decoded: none of its frames is readable. Copy or upload it again.",
+                name=describe(source),
+            )
         )
     num_patches = len(digests) * plan.grid_thw.h * plan.grid_thw.w
     if num_patches < len(patches):
@@ -75,10 +79,13 @@ def video_patches(
     notes, warnings = [], list(info.warnings)
     num_planned = len(plan.frame_indices or ())
     if num_unreadable := num_planned - len(similar) - len(used):
-        notes.append(f"{num_unreadable} of {num_planned} frames could not be decoded and are left out.")
+        notes.append(lost_note(num_unreadable, num_planned))
         warnings.append(notes[-1])
     if similar:
-        notes.append(f"{len(similar)} frames are left out: they show the same as those before them.")
+        words = say(
+            "{n} {n|frame is left out: it shows|frames are left out: they show} the same as before.", n=len(similar)
+        )
+        notes.append(words)
     final = replace(plan.with_frames(used, temporal, notes), similar_indices=tuple(similar))
     return final, patches, tuple(digests), tuple(warnings)
 
@@ -127,10 +134,18 @@ def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> 
     # To the millisecond: another version of libav may round the rate of the same file in another way.
     if not same or not np.allclose(info.frame_times(plan.frame_indices), plan.frame_times_s, rtol=0, atol=1e-3):
         raise MediaChangedError(
-            f"{describe(source)} is not the video that was planned: {plan.source_frames} frames of "
-            f"{plan.source_size[1]} x {plan.source_size[0]} pixels were expected, {info.num_frames} of "
-            f"{info.size[1]} x {info.size[0]} came, or their times differ. Bring the old file back, or send the new "
-            f"one in a new message."
+            say(
+                "{name} is not the video that was planned: {n} frames of {w} x {h} pixels were expected, {m} of "
+                "{width} x {height} came, or their times differ. Bring the old file back, or send the new one in a "
+                "new message.",
+                name=describe(source),
+                n=plan.source_frames or 0,
+                w=str(plan.source_size[1]),
+                h=str(plan.source_size[0]),
+                m=info.num_frames,
+                width=str(info.size[1]),
+                height=str(info.size[0]),
+            )
         )
 
 
@@ -215,7 +230,9 @@ def first_frame(source: MediaSource, limits: MediaLimits) -> Image.Image:
         # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
         except (FFmpegError, ValueError):
             pass
-    raise MediaDecodeError(f"{describe(source)} has no frame that can be decoded. Copy or upload it again.")
+    raise MediaDecodeError(
+        say("{name} has no frame that can be decoded. Copy or upload it again.", name=describe(source))
+    )
 
 
 def seek_runs(is_key: np.ndarray, indices: Sequence[int]) -> list[tuple[int | None, list[int]]]:
@@ -276,3 +293,8 @@ def _frame_to_rgb(frame: VideoFrame) -> Image.Image:
     if any(component.is_alpha for component in frame.format.components):
         return to_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
     return Image.fromarray(frame.to_ndarray(format="rgb24"))
+
+
+def lost_note(num_lost: int, num_planned: int) -> Saying:
+    """Says that frames are missing."""
+    return say("{n} of {m} frames could not be decoded and {n|is|are} left out.", n=num_lost, m=num_planned)

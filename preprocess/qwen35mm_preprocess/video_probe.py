@@ -35,6 +35,7 @@ from qwen35mm_preprocess.media import (
     open_stream,
     read_format,
 )
+from qwen35mm_preprocess.say import Said, decimal, say
 from qwen35mm_preprocess.types import MediaLimits, Size
 
 # Names of libav's decoders; a codec is refused if libav was built without any of its decoders here.
@@ -84,7 +85,12 @@ def open_video(source: MediaSource, limits: MediaLimits) -> Iterator[OpenVideo]:
         found = read_format(file, source)
         if found.libav is None:
             raise MediaFormatError(
-                f"{name} is an image ({found.name}) where a video was expected: {SUPPORTED_VIDEOS}. Add it as an image."
+                say(
+                    "{name} is an image ({format}) where a video was expected: {formats}. Add it as an image.",
+                    name=name,
+                    format=found.name,
+                    formats=SUPPORTED_VIDEOS,
+                )
             )
         options = {
             "format_whitelist": found.libav,
@@ -105,8 +111,12 @@ def open_video(source: MediaSource, limits: MediaLimits) -> Iterator[OpenVideo]:
             )
         except FFmpegError:
             raise MediaDecodeError(
-                f"{name} starts like a video ({found.name}) but is damaged or cut off: its index could not be read. "
-                f"Copy or upload it again."
+                say(
+                    "{name} starts like a video ({format}) but is damaged or cut off: its index could not be read. "
+                    "Copy or upload it again.",
+                    name=name,
+                    format=found.name,
+                )
             ) from None
         with container:
             stream = _video_stream(container, name)
@@ -114,17 +124,27 @@ def open_video(source: MediaSource, limits: MediaLimits) -> Iterator[OpenVideo]:
             yield OpenVideo(container, stream, found)
 
 
-def _video_stream(container: InputContainer, name: str) -> VideoStream:
+def _video_stream(container: InputContainer, name: Said) -> VideoStream:
     """The first video stream that is not an attached cover picture. Raises MediaFormatError."""
     streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     if not streams:
-        what = "sound only" if container.streams.audio else "no video"
-        raise MediaFormatError(f"{name} holds {what}: there is nothing to look at. Choose a file with a video track.")
+        what = say("sound only") if container.streams.audio else say("no video")
+        raise MediaFormatError(
+            say(
+                "{name} holds {what}: there is nothing to look at. Choose a file with a video track.",
+                name=name,
+                what=what,
+            )
+        )
     stream = streams[0]
     if stream.codec_context is None or stream.codec_context.name not in _DECODERS:
-        codec = f"the codec {stream.codec_context.name}" if stream.codec_context else "an unknown codec"
+        codec = stream.codec_context.name if stream.codec_context else say("an unknown codec")
         raise MediaFormatError(
-            f"{name} is encoded with {codec}, which is not read here. Convert it to H.264, H.265, VP9 or AV1."
+            say(
+                "{name} is encoded with {codec}, which is not read here. Convert it to H.264, H.265, VP9 or AV1.",
+                name=name,
+                codec=codec,
+            )
         )
     return stream
 
@@ -159,7 +179,7 @@ class VideoInfo:
     is_constant: bool
     duration_s: float
     can_seek: bool
-    warnings: tuple[str, ...]
+    warnings: tuple[Said, ...]
 
     @property
     def num_frames(self) -> int:
@@ -199,8 +219,12 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
         size = (codec.height, codec.width)
         if min(size) < 1:
             raise MediaDecodeError(
-                f"{name} does not tell how large its pictures are: it is damaged, or they have more than "
-                f"{limits.max_source_pixels / 1e6:g} million pixels. Copy or upload it again, or make it smaller."
+                say(
+                    "{name} does not tell how large its pictures are: it is damaged, or they have more than "
+                    "{millions} million pixels. Copy or upload it again, or make it smaller.",
+                    name=name,
+                    millions=decimal(limits.max_source_pixels / 1000000.0),
+                )
             )
         check_source_size(size, name, limits)
         can_seek = can_be_turned = video.format in (MP4, MATROSKA)
@@ -217,7 +241,12 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
     duration = len(pts) / fps if is_constant else float(times[-1]) + (last_duration * time_base or 1 / fps)
     if duration > limits.max_duration_s:
         raise MediaLimitError(
-            f"{name} is {duration:,.0f} seconds long; at most {limits.max_duration_s:,.0f} are read. Cut it."
+            say(
+                "{name} is {s} seconds long; at most {most} are read. Cut it.",
+                name=name,
+                s=decimal(duration, 0),
+                most=decimal(limits.max_duration_s, 0),
+            )
         )
     return VideoInfo(
         size=(size[1], size[0]) if transpose in _SWAP_SIDES else size,
@@ -234,7 +263,7 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
 
 
 def _read_packets(
-    video: OpenVideo, name: str, limits: MediaLimits, *, decode_first: bool
+    video: OpenVideo, name: Said, limits: MediaLimits, *, decode_first: bool
 ) -> tuple[np.ndarray, np.ndarray, int, VideoFrame | None]:
     """pts [N] and keyframe flags [N], sorted and without repeats, the last frame's duration in ticks (or 0), and the
     first picture, where it is asked for and can be decoded."""
@@ -256,12 +285,16 @@ def _read_packets(
                 continue
             frames.setdefault(pts, (packet.is_keyframe, packet.duration or 0))
             if len(frames) > limits.max_source_frames:
-                raise MediaLimitError(f"{name} has more than {limits.max_source_frames:,} frames. Cut it.")
+                raise MediaLimitError(
+                    say("{name} has more than {n} frames. Cut it.", name=name, n=limits.max_source_frames)
+                )
     except FFmpegError:
         # What was read up to the damage is usable; the announced length tells that there should be more.
         pass
     if not frames:
-        raise MediaDecodeError(f"{name} holds no frame: the file is damaged or cut off. Copy or upload it again.")
+        raise MediaDecodeError(
+            say("{name} holds no frame: the file is damaged or cut off. Copy or upload it again.", name=name)
+        )
     order = sorted(frames)
     is_key = np.array([frames[pts][0] for pts in order])
     return np.array(order, np.int64), is_key, frames[order[-1]][1], first
@@ -301,12 +334,26 @@ def _frame_rate(times: np.ndarray, declared: float) -> tuple[float, bool]:
 
 
 def _cut_off_warning(
-    name: str, num_frames: int, announced_frames: int, duration_s: float, announced_s: float
-) -> tuple[str, ...]:
+    name: Said, num_frames: int, announced_frames: int, duration_s: float, announced_s: float
+) -> tuple[Said, ...]:
     if announced_frames > num_frames:
-        return (f"{name} seems to be cut off: {num_frames} of its {announced_frames} frames could be read.",)
+        return (
+            say(
+                "{name} seems to be cut off: {n} of its {m} frames could be read.",
+                name=name,
+                n=num_frames,
+                m=announced_frames,
+            ),
+        )
     if announced_s > duration_s * 1.1 + 1:
-        return (f"{name} seems to be cut off: it announces {announced_s:.1f} s, its frames end at {duration_s:.1f} s.",)
+        return (
+            say(
+                "{name} seems to be cut off: it announces {m} s, its frames end at {n} s.",
+                name=name,
+                n=decimal(duration_s, 1),
+                m=decimal(announced_s, 1),
+            ),
+        )
     return ()
 
 

@@ -42,6 +42,7 @@ from qwen35mm.chat.records import KEPT, Attachment, Conversation, Id, Node, Time
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ArchiveError, ConversationDataError, StorageError
+from qwen35mm_preprocess.say import Said, decimal, said_of, say
 
 MAX_FILES = 20_000
 MAX_JSON_BYTES = 64 << 20
@@ -108,14 +109,14 @@ def export_zip(store: ConversationStore, owner: str, conversation_ids: Iterable[
                 conversation, tree = store.read(owner, conversation_id)
                 names = media_names((file for node in tree.nodes.values() for file in node.attachments), names)
                 if 2 * num_conversations + len(names) + 2 > MAX_FILES:
-                    raise ArchiveError("These are too many conversations and files for one archive. Export fewer.")
+                    raise ArchiveError(say("These are too many conversations and files for one archive. Export fewer."))
                 archive.writestr(f"conversations/{conversation.id}.json", _to_json(conversation, tree))
                 text = markdown(tree.path(conversation.head), conversation.title, names)
                 archive.writestr(f"{_file_name(conversation.title, titles)}.md", text)
             for digest, name in names.items():
                 _write_media(store, digest, archive, name)
     except OSError as error:
-        raise StorageError("The archive can't be written: the disk is full or fails.") from error
+        raise StorageError(say("The archive can't be written: the disk is full or fails.")) from error
 
 
 def import_zip(
@@ -145,14 +146,18 @@ def import_zip(
         ArchiveError: the archive is damaged, too large, of another version, or holds what no export writes.
         StorageError: the disk is full, or can't be written to.
     """
-    with _damage_in_words("The archive"):
+    with _damage_in_words(say("The archive")):
         # The directory is read at once; an explicit close would only close the caller's stream.
         archive = zipfile.ZipFile(cast(BinaryIO, _Bounded(stream)))
     conversations, media = _list(archive, max_bytes, max_json_bytes)
     if len(conversations) > max_conversations:
         raise ArchiveError(
-            f"The archive holds {len(conversations):,} conversations; there is room for {max_conversations:,} here. "
-            "Export fewer at a time, or delete some that you don't need."
+            say(
+                "The archive holds {n} {n|conversation|conversations}; there is room for {room} here. Export fewer at "
+                "a time, or delete some that you don't need.",
+                n=len(conversations),
+                room=max_conversations,
+            )
         )
     new_digests = [digest for digest in media if digest not in store.media]
     imported: list[Conversation] = []
@@ -165,14 +170,20 @@ def import_zip(
                 unused.pop(attachment.digest, None)
                 file = media.get(attachment.digest)
                 if file is None:
-                    raise ArchiveError(f"The archive lacks the file {_shown(attachment.name)} of a message.")
+                    raise ArchiveError(
+                        say("The archive lacks the file {name} of a message.", name=_shown(attachment.name))
+                    )
                 if file.file_size != attachment.num_bytes:
-                    raise ArchiveError(f"The file {_shown(attachment.name)} is damaged: its length is wrong.")
+                    raise ArchiveError(
+                        say("The file {name} is damaged: its length is wrong.", name=_shown(attachment.name))
+                    )
             conversation, nodes = _with_new_ids(conversation, tree, admit)
             imported.append(conversation)
             yield conversation, nodes
         for file in unused.values():
-            raise ArchiveError(f"The archive has a file that no message refers to: {_shown(file.filename)}.")
+            raise ArchiveError(
+                say("The archive has a file that no message refers to: {name}.", name=_shown(file.filename))
+            )
 
     try:
         for digest, entry in media.items():
@@ -195,7 +206,9 @@ def _set_aside(values: Iterable[Any]) -> Iterator[Iterator[Any]]:
             try:
                 pickle.dump(value, file)
             except OSError as error:
-                raise StorageError("The disk is full or fails, so nothing was imported. Free some space.") from error
+                raise StorageError(
+                    say("The disk is full or fails, so nothing was imported. Free some space.")
+                ) from error
         end = file.tell()
         file.seek(0)
         # Written above, by nobody else.
@@ -217,28 +230,35 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[Conversatio
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        raise ArchiveError(f"{name} in the archive is no JSON file that was exported here.") from None
+        raise ArchiveError(say("{name} in the archive is no JSON file that was exported here.", name=name)) from None
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
-        raise ArchiveError(f"{name} in the archive is no conversation that was exported here.")
+        raise ArchiveError(say("{name} in the archive is no conversation that was exported here.", name=name))
     version = values.get("version")
     if version not in (_FIRST_VERSION, _VERSION) or isinstance(version, bool):
         raise ArchiveError(
-            f"{name} in the archive is of another version than {_FIRST_VERSION} and {_VERSION}, which are "
-            f"read here: import it with the program that wrote it, or update this one."
+            say(
+                "{name} in the archive is of another version than {first} and {last}, which are read here: import it "
+                "with the program that wrote it, or update this one.",
+                name=name,
+                first=_FIRST_VERSION,
+                last=_VERSION,
+            )
         )
     if version == _FIRST_VERSION:
         complete(values)
     try:
         read = _File.model_validate_json(text)
         if read.model_dump(mode="json") != values:
-            raise ConversationDataError("A key is missing in it.")
+            raise ConversationDataError(say("A key is missing in it."))
         tree = Tree(read.messages)
         if not {read.head, read.first, *(node.first for node in read.messages)} <= {None, *tree.nodes}:
-            raise ConversationDataError("Its head or a first is no message of it.")
+            raise ConversationDataError(say("Its head or a first is no message of it."))
     except ValidationError as error:
-        raise ArchiveError(f"{name} in the archive is damaged. Its {place_of(error)} is of another form.") from None
+        raise ArchiveError(
+            say("{name} in the archive is damaged. Its {place} is of another form.", name=name, place=place_of(error))
+        ) from None
     except ConversationDataError as error:
-        raise ArchiveError(f"{name} in the archive is damaged. {error}") from None
+        raise ArchiveError(say("{name} in the archive is damaged. {error}", name=name, error=said_of(error))) from None
     kept = read.model_dump(exclude={"format", "version", "messages"})
     return Conversation(id="", **kept), tree
 
@@ -269,37 +289,51 @@ def _list(
     """
     entries = archive.infolist()
     if len(entries) > MAX_FILES:
-        raise ArchiveError(f"The archive has {len(entries):,} files; up to {MAX_FILES:,} are read.")
+        raise ArchiveError(say("The archive has {n} files; up to {most} are read.", n=len(entries), most=MAX_FILES))
     num_bytes = sum(entry.file_size for entry in entries)
     if num_bytes > max_bytes:
         raise ArchiveError(
-            f"The archive has {num_bytes / 2**20:,.1f} MiB when unpacked; {max_bytes / 2**20:,.1f} are allowed."
+            say(
+                "The archive has {n} MiB when unpacked; {most} are allowed.",
+                n=decimal(num_bytes / 2**20, 1),
+                most=decimal(max_bytes / 2**20, 1),
+            )
         )
     conversations, media, names = [], {}, set()
     for entry in entries:
         name = entry.filename
         if name in names:
-            raise ArchiveError(f"The archive has two files named {_shown(name)}.")
+            raise ArchiveError(say("The archive has two files named {name}.", name=_shown(name)))
         names.add(name)
         if name in _FOLDERS and entry.file_size == 0:
             continue
         if entry.flag_bits & _IS_ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ArchiveError(f"{_shown(name)} in the archive is encrypted, or compressed in a way that isn't read.")
+            raise ArchiveError(
+                say("{name} in the archive is encrypted, or compressed in a way that isn't read.", name=_shown(name))
+            )
         if _CONVERSATION.fullmatch(name):
             if entry.file_size > max_json_bytes:
-                raise ArchiveError(f"{_shown(name)} is larger than the {max_json_bytes >> 20} MiB that are read.")
+                raise ArchiveError(
+                    say(
+                        "{name} is larger than the {most} MiB that are read.",
+                        name=_shown(name),
+                        most=max_json_bytes >> 20,
+                    )
+                )
             conversations.append(entry)
         elif found := _MEDIA.fullmatch(name):
             if found[1] in media:
-                raise ArchiveError(f"The archive has one media file twice: {_shown(name)}.")
+                raise ArchiveError(say("The archive has one media file twice: {name}.", name=_shown(name)))
             media[found[1]] = entry
         elif not _READABLE.fullmatch(name):
             raise ArchiveError(
-                f"The archive has a file that no export makes: {_shown(name)}. Choose a ZIP file that was exported "
-                "here."
+                say(
+                    "The archive has a file that no export makes: {name}. Choose a ZIP file that was exported here.",
+                    name=_shown(name),
+                )
             )
     if not conversations:
-        raise ArchiveError("The archive holds no conversation. Choose a ZIP file that was exported here.")
+        raise ArchiveError(say("The archive holds no conversation. Choose a ZIP file that was exported here."))
     return conversations, media
 
 
@@ -309,7 +343,7 @@ def _read_media(archive: zipfile.ZipFile, digest: str, entry: zipfile.ZipInfo, s
         try:
             store.media.add(cast(BinaryIO, file), max_bytes=entry.file_size, digest=digest)
         except ConversationDataError:
-            raise ArchiveError(f"{name} in the archive is damaged: its content is another.") from None
+            raise ArchiveError(say("{name} in the archive is damaged: its content is another.", name=name)) from None
 
 
 def _write_media(store: ConversationStore, digest: str, archive: zipfile.ZipFile, name: str) -> None:
@@ -321,7 +355,7 @@ def _write_media(store: ConversationStore, digest: str, archive: zipfile.ZipFile
             sha256.update(piece)
             out.write(piece)
     if sha256.hexdigest() != digest:
-        raise StorageError("A kept file is damaged on the disk, so the conversation with it can't be exported.")
+        raise StorageError(say("A kept file is damaged on the disk, so the conversation with it can't be exported."))
 
 
 def _file_name(title: str, taken: dict[str, int]) -> str:
@@ -347,7 +381,7 @@ class _Bounded:
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size if 0 <= size <= _MAX_READ_BYTES else _MAX_READ_BYTES + 1)
         if len(data) > _MAX_READ_BYTES:
-            raise ArchiveError("The archive's list of files is damaged or too long.")
+            raise ArchiveError(say("The archive's list of files is damaged or too long."))
         return data
 
 
@@ -357,8 +391,8 @@ def _shown(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _damage_in_words(what: str) -> Iterator[None]:
+def _damage_in_words(what: Said) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise ArchiveError(f"{what} is damaged, or it is no ZIP file that was exported here.") from error
+        raise ArchiveError(say("{what} is damaged, or it is no ZIP file that was exported here.", what=what)) from error

@@ -15,6 +15,7 @@ from qwen35mm.errors import PromptError
 from qwen35mm_preprocess import MediaDecodeError, MediaLimits, detect_kind
 from qwen35mm_preprocess.image import load_image
 from qwen35mm_preprocess.media import BMP, GIF, HEAD_BYTES, PNG, TIFF, sniff
+from qwen35mm_preprocess.say import say
 from qwen35mm_preprocess.video import decode_frames
 from qwen35mm_preprocess.video_probe import probe_video
 
@@ -34,7 +35,7 @@ def frame_at(path: Path, time_s: float, limits: MediaLimits) -> tuple[Image.Imag
     at = max(int(np.searchsorted(info.times_s, time_s + _ROUNDING_S, side="right")) - 1, 0)
     for _, frame in decode_frames(path, info, [at], limits):
         return frame, float(info.times_s[at])
-    raise MediaDecodeError("This frame of the video can't be decoded. Choose another moment.")
+    raise MediaDecodeError(say("This frame of the video can't be decoded. Choose another moment."))
 
 
 def cut(
@@ -51,7 +52,7 @@ def cut(
         MediaError: the source can't be read.
     """
     if len(box) != 4 or not (0 <= box[0] < box[2] <= 1 and 0 <= box[1] < box[3] <= 1):
-        raise PromptError("A part of a picture is told by four numbers from 0 to 1: left, top, right and bottom.")
+        raise PromptError(say("A part of a picture is told by four numbers from 0 to 1: left, top, right and bottom."))
     if detect_kind(path, limits) == "video":
         picture, own_s = frame_at(path, time_s or 0.0, limits)
     else:

@@ -20,22 +20,36 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from qwen35mm.errors import StorageError
+from qwen35mm_preprocess.say import Said, say
 
 _BUSY_TIMEOUT_S = 10.0
 
 # What SQLite says, in its own fixed words, and what a person can do about it.
-_IN_WORDS = {
-    "disk is full": "The disk is full, so this could not be kept. Free some space and try again.",
-    "readonly": "The database {name} can't be written to. Make the file and its folder writable.",
-    "locked": "The database {name} is busy: another program holds it. Try again, or end that program.",
-    "unable to open": "The database {name} can't be opened. Check that its folder can be read and written to.",
-    "disk i/o": "The database {name} can't be read or written: the disk is full or fails. Nothing old was changed.",
-    "too big": "This is too large to be kept: a text of up to 1 GB can be.",
+_IN_WORDS: dict[str, Callable[[str], Said]] = {
+    "disk is full": lambda _: say("The disk is full, so this could not be kept. Free some space and try again."),
+    "readonly": lambda name: say(
+        "The database {name} can't be written to. Make the file and its folder writable.", name=name
+    ),
+    "locked": lambda name: say(
+        "The database {name} is busy: another program holds it. Try again, or end that program.", name=name
+    ),
+    "unable to open": lambda name: say(
+        "The database {name} can't be opened. Check that its folder can be read and written to.", name=name
+    ),
+    "disk i/o": lambda name: say(
+        "The database {name} can't be read or written: the disk is full or fails. Nothing old was changed.", name=name
+    ),
+    "too big": lambda _: say("This is too large to be kept: a text of up to 1 GB can be."),
 }
-_DAMAGED = (
-    "The database {name} is damaged, or it is no database. It was left as it is: "
-    "put a copy from a backup in its place, or move it away to begin anew."
-)
+
+
+def _damaged(name: str) -> Said:
+    return say(
+        "The database {name} is damaged, or it is no database. It was left as it is: put a copy from a backup in its "
+        "place, or move it away to begin anew.",
+        name=name,
+    )
+
 
 _creation = itertools.count()
 _registry_lock = threading.Lock()
@@ -124,10 +138,12 @@ class Database:
         except sqlite3.Error as error:
             self._close_file()
             text = str(error).lower()
-            words = next((words for key, words in _IN_WORDS.items() if key in text), _DAMAGED)
-            raise StorageError(words.format(name=self._name)) from error
+            words = next((words for key, words in _IN_WORDS.items() if key in text), _damaged)
+            raise StorageError(words(self._name)) from error
         except UnicodeEncodeError as error:
-            raise StorageError("The text holds half of a surrogate pair, which is no character. Remove it.") from error
+            raise StorageError(
+                say("The text holds half of a surrogate pair, which is no character. Remove it.")
+            ) from error
 
     def _open(self) -> sqlite3.Connection:
         if self._path is None:
@@ -139,7 +155,7 @@ class Database:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600))
         except OSError as error:
             words = _IN_WORDS["disk is full" if is_full(error) else "unable to open"]
-            raise StorageError(words.format(name=self._path.name)) from error
+            raise StorageError(words(self._name)) from error
         connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
             self._refuse_foreign(connection)
@@ -163,13 +179,21 @@ class Database:
         ).fetchone()
         if version > len(self._migrations):
             raise StorageError(
-                f"The database {self._name} was written by a newer version (its format is {version}, this "
-                f"version knows {len(self._migrations)}). It was left as it is: update the program."
+                say(
+                    "The database {name} was written by a newer version (its format is {version}, this version knows "
+                    "{known}). It was left as it is: update the program.",
+                    name=self._name,
+                    version=version,
+                    known=len(self._migrations),
+                )
             )
         if version == 0 and num_tables > 0:
             # The first migration is one transaction, so a database of ours never has tables and no version.
             raise StorageError(
-                f"The file {self._name} is another program's database. It was left as it is: choose another folder."
+                say(
+                    "The file {name} is another program's database. It was left as it is: choose another folder.",
+                    name=self._name,
+                )
             )
         return version
 
@@ -206,8 +230,11 @@ def make_folder(folder: Path) -> None:
             missing.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(exist_ok=True)  # raises where it is a file
     except OSError as error:
-        reason = "the disk is full" if is_full(error) else "check that it is a folder that can be written to"
-        raise StorageError(f"The folder {folder.name!r} can't be made: {reason}.") from error
+        needs_room = is_full(error)
+        reason = say("the disk is full") if needs_room else say("check that it is a folder that can be written to")
+        raise StorageError(
+            say("The folder '{name}' can't be made: {reason}.", name=folder.name, reason=reason)
+        ) from error
 
 
 def is_full(error: OSError) -> bool:

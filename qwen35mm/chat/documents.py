@@ -29,6 +29,7 @@ from qwen35mm.errors import (
     NoTextError,
 )
 from qwen35mm.pools import Asker
+from qwen35mm_preprocess.say import Saying, say, size
 
 MAX_PDF_BYTES = 200 * 2**20
 MAX_TEXT_CHARS = 4_000_000
@@ -86,19 +87,28 @@ def read_text(path: Path, *, max_bytes: int, name: str | None = None, encoding: 
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise DocumentTooLargeError(
-            f"{name} is larger than {_size(max_bytes)}, the most that fits. Send the part of it that matters."
+            say(
+                "{name} is larger than {most}, the most that fits. Send the part of it that matters.",
+                name=name,
+                most=size(max_bytes),
+            )
         )
     found = decode(data) if encoding is None else (decode_as(data, encoding) or "", encoding)
     if found is None:
         raise DamagedDocumentError(
-            f"{name} isn't text: it has bytes that no text has, in any usual encoding. "
-            "Save it as plain text in UTF-8, or as PDF."
+            say(
+                "{name} isn't text: it has bytes that no text has, in any usual encoding. Save it as plain text in "
+                "UTF-8, or as PDF.",
+                name=name,
+            )
         )
     text, encoding = found
     if not text.strip():
         if data.strip() and decode_as(data, encoding) is None:
-            raise DamagedDocumentError(f"{name} isn't text in {_shown(encoding)}. Choose another encoding.")
-        raise DocumentError(f"{name} is empty.")
+            raise DamagedDocumentError(
+                say("{name} isn't text in {encoding}. Choose another encoding.", name=name, encoding=_shown(encoding))
+            )
+        raise DocumentError(say("{name} is empty.", name=name))
     return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
 
 
@@ -125,12 +135,23 @@ def read_pdf_text(
         num_pages = next(answers)[0]["num_pages"]
         if num_pages > max_pages:
             raise DocumentTooLargeError(
-                f"{name} has {_pages(num_pages)}, and at most {max_pages:,} can be read. Send the pages that matter."
+                say(
+                    "{name} has {pages}, and at most {most} can be read. Send the pages that matter.",
+                    name=name,
+                    pages=_pages(num_pages),
+                    most=max_pages,
+                )
             )
         texts = [next(answers)[0]["text"].replace("\r\n", "\n").replace("\r", "\n") for _ in range(num_pages)]
     pages = tuple(_LINE_HYPHEN.sub("", text).replace("\0", "") for text in texts)
     if not any(page.strip() for page in pages):
-        raise NoTextError(f"{name} has no text: {_pages(num_pages)}, all of them pictures. Send its pages as pictures.")
+        raise NoTextError(
+            say(
+                "{name} has no text: {pages}, all of them pictures. Send its pages as pictures.",
+                name=name,
+                pages=_pages(num_pages),
+            )
+        )
     return pages
 
 
@@ -181,15 +202,8 @@ def _shown(name: str) -> str:
     return f'"{name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + "…"}"'
 
 
-def _pages(num_pages: int) -> str:
-    return f"{num_pages:,} page{'' if num_pages == 1 else 's'}"
-
-
-def _size(num_bytes: int) -> str:
-    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes} bytes"
+def _pages(num_pages: int) -> Saying:
+    return say("{n} {n|page|pages}", n=num_pages)
 
 
 def _answers(
@@ -199,11 +213,16 @@ def _answers(
     num_bytes = path.stat().st_size
     if num_bytes > MAX_PDF_BYTES:
         raise DocumentTooLargeError(
-            f"{name} has {_size(num_bytes)}, and a PDF may have {_size(MAX_PDF_BYTES)}. Send the pages that matter."
+            say(
+                "{name} has {size}, and a PDF may have {most}. Send the pages that matter.",
+                name=name,
+                size=size(num_bytes),
+                most=size(MAX_PDF_BYTES),
+            )
         )
     found = importlib.util.find_spec("pypdfium2")
     if found is None or found.origin is None:
-        raise DocumentError(f"{name} can't be read here: PDF files need the package pypdfium2.")
+        raise DocumentError(say("{name} can't be read here: PDF files need the package pypdfium2.", name=name))
     request = {**work, "path": str(path.resolve()), "packages": str(Path(found.origin).parent.parent)}
     # Isolated: neither this folder nor the environment says what the child imports.
     process = subprocess.Popen(
@@ -235,16 +254,25 @@ def _answers(
 
 def _error(code: str, name: str) -> DocumentError:
     if code == "encrypted":
-        return EncryptedDocumentError(f"{name} is locked with a password. Save a copy without one and send that.")
+        return EncryptedDocumentError(
+            say("{name} is locked with a password. Save a copy without one and send that.", name=name)
+        )
     if code == "long":
         return DocumentTooLargeError(
-            f"{name} has more than {MAX_TEXT_CHARS:,} characters of text. Send the pages that matter."
+            say(
+                "{name} has more than {most} characters of text. Send the pages that matter.",
+                name=name,
+                most=MAX_TEXT_CHARS,
+            )
         )
     if code in ("memory", "crashed"):
         return DamagedDocumentError(
-            f"{name} can't be read: it is damaged, or needs more memory or time than a PDF is given. "
-            "Save it anew from the program that made it, or send pictures of its pages."
+            say(
+                "{name} can't be read: it is damaged, or needs more memory or time than a PDF is given. Save it anew "
+                "from the program that made it, or send pictures of its pages.",
+                name=name,
+            )
         )
     return DamagedDocumentError(
-        f"{name} isn't a PDF that can be read: it is damaged or cut off. Save or download it again."
+        say("{name} isn't a PDF that can be read: it is damaged or cut off. Save or download it again.", name=name)
     )

@@ -29,6 +29,7 @@ from qwen35mm_preprocess import (
     VideoClip,
     VideoProcessing,
 )
+from qwen35mm_preprocess.say import decimal, said_of
 
 # Less room than this for an answer isn't worth sending for.
 _LEAST_ANSWER = 128
@@ -97,7 +98,7 @@ class Drafts:
                 planned.append(attachment)
                 views.append(_cost(attachment))
             except MediaError as error:
-                views.append({**_cost(attachment), "error": str(error)})
+                views.append({**_cost(attachment), "error": said_of(error)})
         node = replace(draft.node, attachments=tuple(planned))
         return {"media": views, **self.room(replace(draft, node=node))}
 
@@ -218,7 +219,7 @@ class Drafts:
             return self._backend.count_tokens(messages, enable_thinking=thinking)
         except MediaError as error:
             files = [attachment for node in path for attachment in node.attachments]
-            raise type(error)(with_names(str(error), files)) from None
+            raise type(error)(with_names(said_of(error), files)) from None
 
     def _planned(self, draft: Draft, attachments: Sequence[Attachment]) -> list[Attachment]:
         processor = self._backend.media
@@ -231,7 +232,7 @@ class Drafts:
             try:
                 plan = self._plan(attachment.digest, attachment.kind, budget, processor, attachment.clip)
             except MediaError as error:
-                raise type(error)(with_names(str(error), [attachment])) from None
+                raise type(error)(with_names(said_of(error), [attachment])) from None
             plan = completed(plan, attachment.digest, draft.past.known, processor.video_processing)
             planned.append(replace(attachment, plan=plan))
         return planned
@@ -266,8 +267,12 @@ def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> A
     if attachment.kind == "text":
         if attachment.num_bytes > MAX_KEPT_TEXT_BYTES:
             raise DocumentTooLargeError(
-                f"The text file {attachment.name!r} has {attachment.num_bytes / 2**20:,.1f} MiB; at most "
-                f"{MAX_KEPT_TEXT_BYTES / 2**20:,.1f} are taken."
+                say(
+                    "The text file '{name}' has {n} MiB; at most {most} are taken.",
+                    name=attachment.name,
+                    n=decimal(attachment.num_bytes / 2**20, 1),
+                    most=decimal(MAX_KEPT_TEXT_BYTES / 2**20, 1),
+                )
             )
         return replace(attachment, plan=None)
     plan = attachment.plan
@@ -277,21 +282,25 @@ def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> A
             return replace(attachment, plan=None)
         if plan.kind != found.kind:
             raise ArchiveError(
-                f"The file {attachment.name!r} is kept as {attachment.kind} with a plan for {plan.kind}."
+                say("The file '{name}' is kept as one kind with a plan for another.", name=attachment.name)
             )
         processor.check(plan, path)
     except MediaPlanError as error:
-        raise ArchiveError(
-            f"The file {attachment.name!r} can't be taken. {with_names(str(error), [attachment])}"
-        ) from None
+        why = with_names(said_of(error), [attachment])
+        raise ArchiveError(say("The file '{name}' can't be taken. {why}", name=attachment.name, why=why)) from None
     except MediaError as error:
-        raise type(error)(with_names(str(error), [attachment])) from None
+        raise type(error)(with_names(said_of(error), [attachment])) from None
     if attachment.clip is not None and not _is_within(plan, attachment.clip):
-        raise ArchiveError(f"The file {attachment.name!r} has frames outside of the part that was chosen of it.")
+        raise ArchiveError(
+            say("The file '{name}' has frames outside of the part that was chosen of it.", name=attachment.name)
+        )
     if (plan.source_size, plan.source_frames) != (found.source_size, found.source_frames):
         raise ArchiveError(
-            f"The file {attachment.name!r} is not the one that its record was made for: its size in pixels, or its "
-            "number of frames, is another."
+            say(
+                "The file '{name}' is not the one that its record was made for: its size in pixels, or its number of "
+                "frames, is another.",
+                name=attachment.name,
+            )
         )
     return attachment
 
@@ -337,9 +346,12 @@ def _came_of(complete: MediaPlan, plan: MediaPlan, processing: VideoProcessing) 
     return bare == reduced and sum(map(_num_told, notes)) == num_missing
 
 
-def _num_told(note: str) -> int:
-    """Frames that a note says are left out; it begins with their number."""
-    found = re.match(r"\d+", note)
+def _num_told(note: Said) -> int:
+    """Frames that a note says are left out; one of an earlier version begins with their number."""
+    if isinstance(note, dict):
+        number = note.get("values", {}).get("n")
+        return number if isinstance(number, int) else 0
+    found = re.match(r"\d+", str(note))
     return int(found[0]) if found else 0
 
 

@@ -8,6 +8,7 @@ from qwen35mm.chat.records import Node
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.turns import MAX_TEXT_CHARS
 from qwen35mm.errors import PromptError
+from qwen35mm_preprocess.say import say
 
 
 def edit_answer(store: ConversationStore, owner: str, conversation_id: str, node_id: str, text: str) -> Node:
@@ -20,13 +21,13 @@ def edit_answer(store: ConversationStore, owner: str, conversation_id: str, node
         NotFoundError: no such message.
     """
     if not text.strip():
-        raise PromptError("An answer needs words. To take it away, delete it.")
+        raise PromptError(say("An answer needs words. To take it away, delete it."))
     if len(text) > MAX_TEXT_CHARS:
-        raise PromptError(f"A message's text has at most {MAX_TEXT_CHARS:,} characters.")
+        raise PromptError(say("A message's text has at most {most} characters.", most=MAX_TEXT_CHARS))
     conversation, tree = store.read(owner, conversation_id)
     (*_, node) = tree.path(node_id)
     if node.role != "assistant":
-        raise PromptError("Only an answer can be changed so; a question is sent again.")
+        raise PromptError(say("Only an answer can be changed so; a question is sent again."))
     edited = Node(new_id(), node.parent, "assistant", time.time(), text.strip("\n"), model=node.model, edited=True)
     is_summary = conversation.first == node_id
     store.add(owner, conversation_id, edited, first=edited.id if is_summary else None)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.tree import Tree
+from qwen35mm_preprocess.say import english
 
 _EXTENSION = re.compile(r"\.([a-z0-9]{1,8})")
 _SPEAKERS = {"user": "You", "assistant": "Assistant"}
@@ -48,8 +49,8 @@ def markdown(path: tuple[Node, ...], title: str, names: Mapping[str, str]) -> st
         if node.text.strip():
             blocks.append(node.text.strip("\n"))
         if end := _ENDS.get(node.status):
-            blocks.append(f"*{end}{f' {_one_line(node.error)}' if node.error else ''}*")
-        blocks += [f"*{_one_line(note)}*" for note in node.notes]
+            blocks.append(f"*{end}{f' {_one_line(english(node.error))}' if node.error else ''}*")
+        blocks += [f"*{_one_line(english(note))}*" for note in node.notes]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -22,6 +22,7 @@ from typing import BinaryIO, NamedTuple
 from qwen35mm.chat.database import Database, is_full, make_folder
 from qwen35mm.chat.records import DIGEST
 from qwen35mm.errors import ConversationDataError, FileTooLargeError, NotFoundError, StorageError
+from qwen35mm_preprocess.say import decimal, say
 
 _PIECE_BYTES = 1 << 20
 _HELD_S = 24 * 3600.0
@@ -76,7 +77,7 @@ class MediaStore:
                 with os.fdopen(descriptor, "wb") as file:
                     found, num_bytes = _copy(stream, file, max_bytes)
                     if digest not in (None, found):
-                        raise ConversationDataError("A file's content is not what its name says: it is damaged.")
+                        raise ConversationDataError(say("A file's content is not what its name says: it is damaged."))
                     file.flush()
                     os.fsync(file.fileno())
                 self._put(temporary, self.path(found), num_bytes)
@@ -88,7 +89,7 @@ class MediaStore:
     def path(self, digest: str) -> Path:
         """Where a file is, or would be. Raises ConversationDataError for what is no digest."""
         if re.fullmatch(DIGEST, digest) is None:
-            raise ConversationDataError("A file's digest must be 64 hex digits.")
+            raise ConversationDataError(say("A file's digest must be 64 hex digits."))
         return self._folder / digest[:2] / digest
 
     def __contains__(self, digest: str) -> bool:
@@ -99,9 +100,11 @@ class MediaStore:
         try:
             return self.path(digest).open("rb")
         except FileNotFoundError:
-            raise NotFoundError("This file is not kept any more. Add it again.") from None
+            raise NotFoundError(say("This file is not kept any more. Add it again.")) from None
         except OSError as error:
-            raise StorageError("A kept file can't be read: the disk fails, or it belongs to another user.") from error
+            raise StorageError(
+                say("A kept file can't be read: the disk fails, or it belongs to another user.")
+            ) from error
 
     def delete(self, digest: str) -> bool:
         """Removes a file; False where there was none, or where it can't be removed."""
@@ -120,7 +123,7 @@ class MediaStore:
         with self._database.writing() as connection:
             # Files are deleted in a writing transaction, so a file that is seen here stays.
             if digest not in self:
-                raise NotFoundError("This file is not kept any more. Add it again.")
+                raise NotFoundError(say("This file is not kept any more. Add it again."))
             connection.execute(
                 "INSERT OR REPLACE INTO held (owner, digest, since_s) VALUES (?, ?, ?)", (owner, digest, self._clock())
             )
@@ -239,7 +242,9 @@ def _copy(stream: BinaryIO, file: BinaryIO, max_bytes: int) -> tuple[str, int]:
     while piece := _read(stream):
         num_bytes += len(piece)
         if num_bytes > max_bytes:
-            raise FileTooLargeError(f"The file is larger than the {max_bytes / 2**20:,.1f} MiB that are allowed.")
+            raise FileTooLargeError(
+                say("The file is larger than the {most} MiB that are allowed.", most=decimal(max_bytes / 2**20, 1))
+            )
         sha256.update(piece)
         file.write(piece)
     return sha256.hexdigest(), num_bytes
@@ -249,7 +254,7 @@ def _read(stream: BinaryIO) -> bytes:
     try:
         return stream.read(_PIECE_BYTES)
     except OSError as error:
-        raise StorageError("The file can't be read to its end. Add it again.") from error
+        raise StorageError(say("The file can't be read to its end. Add it again.")) from error
 
 
 def _size(path: Path) -> int:
@@ -272,5 +277,7 @@ def _disk_errors_in_words() -> Iterator[None]:
         yield
     except OSError as error:
         if is_full(error):
-            raise StorageError("The disk is full, so the file was not kept. Free some space and try again.") from error
-        raise StorageError("The file can't be kept: the disk fails, or its folder can't be written to.") from error
+            raise StorageError(
+                say("The disk is full, so the file was not kept. Free some space and try again.")
+            ) from error
+        raise StorageError(say("The file can't be kept: the disk fails, or its folder can't be written to.")) from error

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from qwen35mm.chat.documents import as_context
 from qwen35mm.chat.media import MediaStore
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.tree import Tree
-from qwen35mm.errors import PromptError
+from qwen35mm.errors import PromptError, RequestError
 from qwen35mm.prompt import Image, Message, Part, Text, Video
+from qwen35mm_preprocess.say import Said, renamed, say
 
 _SUMMARY = "A summary of the conversation so far:\n\n"
+
+
+class TooLongError(RequestError):
+    """A message that doesn't fit into the context: it takes `num_tokens`, and `offers` are what would fit."""
+
+    def __init__(self, tokens: Mapping[str, int], offers: Sequence[dict[str, Any]]) -> None:
+        words = say(
+            "This conversation would take {n} tokens. The context holds {context}, and {reserve} of them are kept for "
+            "the answer.",
+            n=tokens["all"],
+            context=tokens["context"],
+            reserve=tokens["reserve"],
+        )
+        super().__init__(words)
+        self.num_tokens = tokens["all"]
+        self.offers = list(offers)
 
 
 def prompt_path(path: Sequence[Node], *firsts: str | None) -> list[Node]:
@@ -41,7 +59,7 @@ def prompt_path_before(tree: Tree, parent: str | None, *firsts: str | None) -> l
     """
     path = tree.path(parent)
     if path and path[-1].role == "user":
-        raise PromptError("The question before this one has no answer: have it answered first, or edit it.")
+        raise PromptError(say("The question before this one has no answer: have it answered first, or edit it."))
     kept = prompt_path(path, *firsts)
     # The last question is kept for its answer's sake; without one it is left out here.
     if kept and kept[-1].role == "assistant" and not kept[-1].text:
@@ -71,11 +89,15 @@ def prompt_messages(path: Sequence[Node], media: MediaStore, system: str = "") -
     return messages
 
 
-def with_names(text: str, attachments: Sequence[Attachment]) -> str:
+def with_names(words: Said, attachments: Sequence[Attachment]) -> Said:
     """A message about files as their owner called them, not as they are stored."""
-    for attachment in attachments:
-        text = text.replace(attachment.digest, attachment.name)
-    return text
+
+    def rename(text: str) -> str:
+        for attachment in attachments:
+            text = text.replace(attachment.digest, attachment.name)
+        return text
+
+    return renamed(words, rename)
 
 
 def _parts(node: Node, media: MediaStore) -> list[Part]:

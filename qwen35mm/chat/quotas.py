@@ -18,6 +18,7 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import QuotaError
 from qwen35mm.pools import REQUESTS
+from qwen35mm_preprocess.say import Saying, decimal, say
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ STRANGERS = Quotas(
 )
 # Of temporary conversations, beside those: texts are in memory.
 STRANGERS_TEMPORARY = replace(STRANGERS, num_bytes=100 * 10**6, total_bytes=10**9)
-_SHARED = "Everybody at one internet address counts as one."
+_SHARED = say("Everybody at one internet address counts as one.")
 
 
 class Usage:
@@ -97,21 +98,36 @@ class Usage:
         quotas, kept = self.quotas, self._kept(person)
         if num_conversations and kept.num_conversations + num_conversations > quotas.conversations:
             raise QuotaError(
-                f"You have {kept.num_conversations:,} conversations, and one person may have {quotas.conversations:,} "
-                f"here. Delete some, after saving those that you need. {_SHARED}"
+                say(
+                    "You have {n} {n|conversation|conversations}, and one person may have {most} here. Delete some, "
+                    "after saving those that you need. {shared}",
+                    n=kept.num_conversations,
+                    most=quotas.conversations,
+                    shared=_SHARED,
+                )
             )
         if num_files and kept.num_unsent + num_files > quotas.uploads:
             raise QuotaError(
-                f"{kept.num_unsent:,} of your files are in no message yet, and one person may have {quotas.uploads:,} "
-                f"such files here. Send some first; what is never sent is forgotten within a day. {_SHARED}"
+                say(
+                    "{n} of your files {n|is|are} in no message yet, and one person may have {most} such files here. "
+                    "Send some first; what is never sent is forgotten within a day. {shared}",
+                    n=kept.num_unsent,
+                    most=quotas.uploads,
+                    shared=_SHARED,
+                )
             )
         self._check_bytes(kept, num_bytes)
         if quotas.total_bytes is not None:
             total = self._store.media.num_bytes()
             if total + num_bytes > quotas.total_bytes:
                 raise QuotaError(
-                    f"What is kept here for all people takes {_mb(total)} of {_mb(quotas.total_bytes)}, and this needs "
-                    f"{_mb(num_bytes)}. Delete conversations that you don't need, or come back later."
+                    say(
+                        "What is kept here for all people takes {total} of {most}, and this needs {size}. Delete "
+                        "conversations that you don't need, or come back later.",
+                        total=_mb(total),
+                        most=_mb(quotas.total_bytes),
+                        size=_mb(num_bytes),
+                    )
                 )
 
     def room(self, person: Person, *, most: int) -> tuple[int, int]:
@@ -131,8 +147,10 @@ class Usage:
         """
         if sum(map(len, self._coming.values())) >= self.quotas.total_uploads:
             raise QuotaError(
-                f"{self.quotas.total_uploads:,} files are coming here just now, which is the most at one time. "
-                "Try again in a moment."
+                say(
+                    "{n} files are coming here just now, which is the most at one time. Try again in a moment.",
+                    n=self.quotas.total_uploads,
+                )
             )
         account, mine = _account(person), [0]
         coming = self._coming.setdefault(account, [])
@@ -157,8 +175,12 @@ class Usage:
         account = _account(person)
         if self._watchers[account] >= self.quotas.watchers:
             raise QuotaError(
-                f"{self.quotas.watchers:,} of your pages watch answers, which is the most for one person. Close some. "
-                f"{_SHARED}"
+                say(
+                    "{n} of your pages {n|watches|watch} answers, which is the most for one person. Close some. "
+                    "{shared}",
+                    n=self.quotas.watchers,
+                    shared=_SHARED,
+                )
             )
         self._watchers[account] += 1
         try:
@@ -172,8 +194,14 @@ class Usage:
         most = self.quotas.num_bytes
         if num_bytes and most is not None and kept.num_bytes + num_bytes > most:
             raise QuotaError(
-                f"Your conversations and files take {_mb(kept.num_bytes)} of the {_mb(most)} that one person may take "
-                f"here, and this needs {_mb(num_bytes)}. Delete conversations that you don't need. {_SHARED}"
+                say(
+                    "Your conversations and files take {total} of the {most} that one person may take here, and this "
+                    "needs {size}. Delete conversations that you don't need. {shared}",
+                    total=_mb(kept.num_bytes),
+                    most=_mb(most),
+                    size=_mb(num_bytes),
+                    shared=_SHARED,
+                )
             )
 
     def _kept(self, person: Person) -> Kept:
@@ -195,5 +223,5 @@ def _account(person: Person) -> str:
     return person.account or person.owner
 
 
-def _mb(num_bytes: int) -> str:
-    return f"{num_bytes / 10**6:,.1f} MB"
+def _mb(num_bytes: int) -> Saying:
+    return say("{n} MB", n=decimal(num_bytes / 10**6, 1))

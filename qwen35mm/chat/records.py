@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from qwen35mm.errors import ConversationDataError
 from qwen35mm_preprocess import MediaPlan, VideoClip
+from qwen35mm_preprocess.say import Said, Saying, is_said
 
 Role = Literal["user", "assistant"]
 ReplyStatus = Literal["running", "finished", "length", "stopped", "failed"]
@@ -26,6 +27,16 @@ Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 # Values are what they say: no "5" for 5.
 KEPT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always")
+
+
+def _checked_words(words: str | dict[str, Any]) -> Said:
+    if not is_said(words):
+        raise ValueError("no text with its values")
+    return heard(words)
+
+
+# What `say` gives, or an English sentence.
+Words = Annotated[str | dict[str, Any], AfterValidator(_checked_words)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -109,8 +120,8 @@ class Node:
     reasoning: str = ""
     thinking_s: float | None = None
     status: ReplyStatus = "finished"
-    error: str | None = None
-    notes: tuple[str, ...] = ()
+    error: Words | None = None
+    notes: tuple[Words, ...] = ()
     attachments: tuple[Attachment, ...] = ()
     stats: Mapping[str, Any] | None = None
     model: str | None = None
@@ -177,6 +188,28 @@ def load_object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConversationDataError(f"The database is damaged: the {what} can't be read.")
     return values
+
+
+def dump_words(words: str | dict[str, Any] | None) -> str | None:
+    """What is said, as a text: an English sentence as it is."""
+    return dump_object(words, "message's error") if isinstance(words, dict) else words
+
+
+def load_words(text: str | None) -> Said | None:
+    """What `dump_words` wrote."""
+    if text is None or not text.startswith('{"text":'):
+        return text
+    try:
+        return heard(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
+
+
+def heard(words: Any) -> Said:
+    """What is said, as it was before it was kept."""
+    if not is_said(words):
+        return str(words)
+    return Saying(words) if isinstance(words, dict) else words
 
 
 def dump_plan(plan: MediaPlan | None) -> str | None:

@@ -20,6 +20,7 @@ from qwen35mm.pools import SAVING
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError
+from qwen35mm_preprocess.say import Said, said_of
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Reply:
         self.progress: Progress | None = None
         self.tally = Tally()
         self.too_long = False
-        self.unsaved: str | None = None
+        self.unsaved: Said | None = None
         self.watchers: set[asyncio.Event] = set()
         self._store = store
         self._backend = backend
@@ -124,7 +125,7 @@ class Reply:
         except (Qwen35mmError, MediaError) as error:
             self.too_long = isinstance(error, ContextTooLongError)
             files = [attachment for node in self.work.path for attachment in node.attachments]
-            self.node = replace(self.node, status="failed", error=with_names(str(error), files))
+            self.node = replace(self.node, status="failed", error=with_names(said_of(error), files))
         except Exception as error:
             self.node = replace(self.node, status="failed", error=report_bug(logger, "a reply failed", error))
         finally:
@@ -182,9 +183,9 @@ class Reply:
         Tells what was reduced of the new ones and of the question's.
         """
         plans = iter(event.plans)
-        told = {note for node in self.work.path for note in node.notes}
+        told = [note for node in self.work.path for note in node.notes]
         question = next((node for node in reversed(self.work.path) if node.role == "user"), None)
-        fresh: dict[str, None] = {}
+        fresh: dict[Said, None] = {}
         for node in self.work.path:
             files = tuple(file if file.kind == "text" else replace(file, plan=next(plans)) for file in node.attachments)
             if files != node.attachments:
@@ -236,7 +237,7 @@ class Reply:
                 # A full disk doesn't end the reply, but it isn't hidden. The next time writes all that is missing.
                 if self.unsaved is None:
                     logger.warning("a reply could not be stored: %s", error)
-                self.unsaved = str(error)
+                self.unsaved = said_of(error)
             else:
                 self._stored, self.unsaved = node, None
             return node

@@ -16,10 +16,14 @@ from qwen35mm.chat.records import (
     checked_node,
     dump_object,
     dump_plan,
+    dump_words,
+    heard,
     load_object,
     load_plan,
+    load_words,
 )
 from qwen35mm.errors import ConversationDataError, NotFoundError
+from qwen35mm_preprocess.say import say
 
 # Columns are called as the fields are.
 _FLAGS = {field.name for kept in (Conversation, Node) for field in fields(kept) if field.type == "bool"}
@@ -67,7 +71,7 @@ def read_conversation(connection: sqlite3.Connection, owner: str, conversation_i
     """Raises NotFoundError, also for another owner's."""
     found = read_conversations(connection, "owner = :owner AND id = :id", {"owner": owner, "id": conversation_id})
     if not found:
-        raise NotFoundError("This conversation is not there any more.")
+        raise NotFoundError(say("This conversation is not there any more."))
     return found[0]
 
 
@@ -78,13 +82,13 @@ def conversation_of(connection: sqlite3.Connection, owner: str, node_id: str) ->
         (node_id, owner),
     ).fetchone()
     if row is None:
-        raise NotFoundError("This message is not there any more.")
+        raise NotFoundError(say("This message is not there any more."))
     return row[0]
 
 
 def check_in(connection: sqlite3.Connection, owner: str, conversation_id: str, node_id: str) -> None:
     if conversation_of(connection, owner, node_id) != conversation_id:
-        raise NotFoundError("This message is not in the conversation.")
+        raise NotFoundError(say("This message is not in the conversation."))
 
 
 def read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Node]:
@@ -103,7 +107,8 @@ def read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Nod
     rows = connection.execute(f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY sequence", (conversation_id,))
     for row in rows:
         values = _values(names, row)
-        values["notes"] = tuple(load_object(values["notes"], "message's notes").get("notes", ()))
+        values["notes"] = tuple(map(heard, load_object(values["notes"], "message's notes").get("notes", ())))
+        values["error"] = load_words(values["error"])
         for name, what in _OBJECTS.items():
             values[name] = None if values[name] is None else load_object(values[name], what)
         nodes.append(Node(**values, attachments=tuple(attachments.get(values["id"], ()))))
@@ -141,6 +146,7 @@ def conversation_row(values: Mapping[str, Any]) -> dict[str, Any]:
 def node_row(node: Node) -> dict[str, Any]:
     """Raises ConversationDataError for a value that a field can't have."""
     row = {**vars(checked_node(node)), "notes": dump_object({"notes": node.notes}, "message's notes")}
+    row["error"] = dump_words(node.error)
     row |= {name: None if row[name] is None else dump_object(row[name], what) for name, what in _OBJECTS.items()}
     del row["attachments"]
     return row
@@ -152,7 +158,7 @@ def insert_row(connection: sqlite3.Connection, table: str, row: Mapping[str, Any
     try:
         connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", (*row.values(),))
     except sqlite3.IntegrityError:
-        raise ConversationDataError("A conversation or a message with this id is there already.") from None
+        raise ConversationDataError(say("A conversation or a message with this id is there already.")) from None
 
 
 def update_row(connection: sqlite3.Connection, table: str, identity: str, row: Mapping[str, Any]) -> None:

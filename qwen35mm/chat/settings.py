@@ -13,6 +13,7 @@ from qwen35mm.errors import ConfigError
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
+from qwen35mm_preprocess.say import Said, decimal
 
 MAX_SYSTEM_CHARS = 100_000
 # Of a system prompt, this much is kept with each answer.
@@ -161,21 +162,34 @@ def describe_settings(backend: ChatBackend) -> dict[str, Any]:
 def _check(name: str, value: Any) -> Any:
     if name == "system":
         if not isinstance(value, str) or len(value) > MAX_SYSTEM_CHARS:
-            raise ConfigError(f"The system prompt must be a text of at most {MAX_SYSTEM_CHARS:,} characters.")
+            raise ConfigError(
+                say("The system prompt must be a text of at most {most} characters.", most=MAX_SYSTEM_CHARS)
+            )
         return value
     if name == "thinking":
         if not isinstance(value, bool):
-            raise ConfigError("Whether to think first is either true or false.")
+            raise ConfigError(say("Whether to think first is either true or false."))
         return value
     field = NUMBERS[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not field.low <= value <= field.high or (field.whole and value != int(value)):
-        kind = "a whole number" if field.whole else "a number"
-        label = field.label["text"]
+        kind = say("a whole number") if field.whole else say("a number")
+        label = field.label
         raise ConfigError(
-            f"“{label}” must be {kind} from {field.low:,} to {field.high:,}, or empty; got {_short(value)}."
+            say(
+                "“{label}” must be {kind} from {low} to {high}, or empty; got {value}.",
+                label=label,
+                kind=kind,
+                low=_limit(field.low),
+                high=_limit(field.high),
+                value=_short(value),
+            )
         )
     return int(value) if field.whole else float(value)
+
+
+def _limit(number: float) -> Said:
+    return int(number) if number == int(number) else decimal(number)
 
 
 def _short(value: object) -> str:

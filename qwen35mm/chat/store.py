@@ -42,6 +42,7 @@ from qwen35mm.chat.search import Snippet, find_phrases, index_texts, phrases_of,
 from qwen35mm.chat.tables import MIGRATIONS
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import ConversationDataError, NotFoundError
+from qwen35mm_preprocess.say import say
 
 _PLACE_AND_TIME = ("id", "parent", "role", "created_s")
 _SENT_AGAIN_S = 60.0
@@ -144,13 +145,15 @@ class ConversationStore:
             for conversation, tree, rows in prepared:
                 for node_id in (conversation.head, conversation.first):
                     if node_id is not None and node_id not in tree.nodes:
-                        raise ConversationDataError("The conversation is damaged: a message that it names is missing.")
+                        raise ConversationDataError(
+                            say("The conversation is damaged: a message that it names is missing.")
+                        )
                 insert_row(connection, "conversations", {"owner": owner, **conversation_row(vars(conversation))})
                 for node, row in zip(tree.nodes.values(), rows, strict=True):
                     insert_node(connection, conversation.id, node, row)
                     for attachment in node.attachments:
                         if attachment.digest not in self.media:
-                            raise NotFoundError("A message's file is not kept any more. Add it again.")
+                            raise NotFoundError(say("A message's file is not kept any more. Add it again."))
                     release_files(connection, owner, node.attachments)
 
     def change(self, owner: str, conversation_id: str, **values: Any) -> None:
@@ -194,7 +197,7 @@ class ConversationStore:
                 "UPDATE conversations SET deleted_s = NULL WHERE owner = ? AND id = ?", (owner, conversation_id)
             )
             if found.rowcount == 0:
-                raise NotFoundError("This conversation is not there any more.")
+                raise NotFoundError(say("This conversation is not there any more."))
 
     def purge(self, min_age_s: float = 0.0) -> int:
         """Removes what was deleted at least this long ago, with its files; how many conversations these were.
@@ -311,7 +314,7 @@ class ConversationStore:
         """Raises NotFoundError where there is none of this name."""
         with self._database.writing() as connection:
             if connection.execute("DELETE FROM presets WHERE owner = ? AND name = ?", (owner, name)).rowcount == 0:
-                raise NotFoundError("This preset is not there any more.")
+                raise NotFoundError(say("This preset is not there any more."))
 
     def preferences(self, owner: str) -> dict[str, Any]:
         """The owner's preferences; empty before the first `change_preferences`."""

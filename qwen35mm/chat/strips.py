@@ -23,6 +23,7 @@ from qwen35mm.chat.turns import Person, Question, Turns
 from qwen35mm.errors import NotFoundError, PromptError, RequestError
 from qwen35mm.pools import DRAFTS, STRIPS, Asker
 from qwen35mm_preprocess import MediaError, MediaLimitError, MediaPlan
+from qwen35mm_preprocess.say import decimal, said_of, say
 from qwen35mm_preprocess.video import sampled_frames
 
 MAX_STRIP_S = 60.0
@@ -73,7 +74,7 @@ class Strips:
         def plan() -> Attachment:
             draft = self._turns.draft(person, question)[0]
             if not draft.node.attachments:
-                raise PromptError("Name the video whose frames are to be shown.")
+                raise PromptError(say("Name the video whose frames are to be shown."))
             return self._turns.drafts.plan(draft).node.attachments[0]
 
         return await self._of(person, await DRAFTS.run_for(person.line, plan), asker)
@@ -85,7 +86,7 @@ class Strips:
             kept, tree = self._store.read(person.owner, conversation)
             files = tree.nodes[node].attachments if node in tree.nodes else ()
             if not 0 <= at < len(files):
-                raise NotFoundError("This file is not there any more.")
+                raise NotFoundError(say("This file is not there any more."))
             alone = replace(tree.nodes[node], attachments=(files[at],))
             return self._turns.drafts.plan(Draft(Past(), alone, Settings.kept(kept.settings))).node.attachments[0]
 
@@ -94,12 +95,12 @@ class Strips:
     async def _of(self, person: Person, file: Attachment, asker: Asker) -> dict[str, Any]:
         plan = file.plan
         if file.kind != "video" or plan is None:
-            raise PromptError("Only a video has frames to show.")
+            raise PromptError(say("Only a video has frames to show."))
         media = self._backend.media
         try:
             frames = await STRIPS.run_for(person.line or "", self._frames, file.digest, plan, asker)
         except MediaError as error:
-            raise type(error)(with_names(str(error), [file])) from None
+            raise type(error)(with_names(said_of(error), [file])) from None
         drops, dropped = plan.similar_difference is not None, frozenset(plan.similar_indices)
         most = media.budget.max_frames or media.video_processing.max_frames
         return {
@@ -140,11 +141,17 @@ class Strips:
 
         def go_on(done: int, total: int) -> None:
             if gone.is_set():
-                raise RequestError("Nobody waits for these frames any more.")
+                raise RequestError(say("Nobody waits for these frames any more."))
             if time.monotonic() > end_s:
                 raise MediaLimitError(
-                    f"The frames of {digest!r} take too long to be shown ({done} of {total} came in "
-                    f"{MAX_STRIP_S:.0f} seconds). Choose fewer, or a part. The model can be asked about them."
+                    say(
+                        "The frames of '{digest}' take too long to be shown ({done} of {total} came in {s} seconds). "
+                        "Choose fewer, or a part. The model can be asked about them.",
+                        digest=digest,
+                        done=done,
+                        total=total,
+                        s=decimal(MAX_STRIP_S, 0),
+                    )
                 )
 
         media.check(plan, path)

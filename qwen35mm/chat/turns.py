@@ -18,7 +18,7 @@ from qwen35mm.chat.documents import as_context
 from qwen35mm.chat.drafts import Draft, Drafts
 from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.past import Past, Pasts
-from qwen35mm.chat.prompting import prompt_messages, prompt_path
+from qwen35mm.chat.prompting import TooLongError, prompt_messages, prompt_path
 from qwen35mm.chat.records import CLIPS, CROPS, Attachment, AttachmentKind, Conversation, Crop, Id, Node
 from qwen35mm.chat.replies import Replies, Work
 from qwen35mm.chat.say import say
@@ -37,15 +37,6 @@ _SUMMARISE = (
     "Summarise the attached conversation so that it can be gone on with from your summary alone. Keep names, numbers, "
     "decisions, what was seen in pictures and videos, and what is still open. Write nothing else."
 )
-
-
-class TooLongError(RequestError):
-    """A message that doesn't fit into the context: it takes `num_tokens`, and `offers` are what would fit."""
-
-    def __init__(self, message: str, num_tokens: int, offers: Sequence[dict[str, Any]]) -> None:
-        super().__init__(message)
-        self.num_tokens = num_tokens
-        self.offers = list(offers)
 
 
 @dataclass(frozen=True)
@@ -185,7 +176,7 @@ class Turns:
             whole = tree.path(question_id)
             path = prompt_path(whole, conversation.first, whole[-1].first)
             if path[-1].role != "user":
-                raise PromptError("Only a question can be answered.")
+                raise PromptError(say("Only a question can be answered."))
             is_summary = any(reply.id == conversation.first for reply in tree.children(question_id))
             own = settings or Settings.kept(conversation.settings)
             reply = self._reply_to(path[-1], own)
@@ -206,7 +197,7 @@ class Turns:
             path = prompt_path(whole, *(() if conversation.first == reply_id else firsts))
             node = path[-1]
             if node.role != "assistant" or node.status == "finished" or not (node.text or node.reasoning):
-                raise PromptError("Only an answer that was stopped, or cut off by a limit, can be continued.")
+                raise PromptError(say("Only an answer that was stopped, or cut off by a limit, can be continued."))
             # What it cost so far is kept until the rest is there; then its numbers are the rest's.
             work = self._work(person, conversation, path, replace(node, status="running", error=None))
             self._store.update(person.owner, work.node)
@@ -267,32 +258,30 @@ class Turns:
         """A message that fits, with its media planned, and its conversation; nothing is stored yet."""
         draft, conversation = self.draft(person, question)
         if not draft.node.text.strip() and not draft.node.attachments:
-            raise PromptError("Type a question, or add a picture or a video.")
+            raise PromptError(say("Type a question, or add a picture or a video."))
         draft = self.drafts.plan(draft)
         room = self.drafts.room(draft, self.drafts.count(draft))
         if not room["fits"]:
-            num_all, context, reserve = (room["tokens"][name] for name in ("all", "context", "reserve"))
-            raise TooLongError(
-                f"This conversation would take {num_all:,} tokens. The context holds {context:,}, and {reserve:,} of "
-                "them are kept for the answer.",
-                num_all,
-                room["offers"],
-            )
+            raise TooLongError(room["tokens"], room["offers"])
         return draft, conversation
 
     def draft(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
         if len(question.text) > MAX_TEXT_CHARS:
-            raise PromptError(f"A message's text has at most {MAX_TEXT_CHARS:,} characters; attach the rest as files.")
+            raise PromptError(
+                say("A message's text has at most {most} characters; attach the rest as files.", most=MAX_TEXT_CHARS)
+            )
         if len(question.attachments) > MAX_ATTACHMENTS:
-            raise PromptError(f"A message has at most {MAX_ATTACHMENTS} files; got {len(question.attachments)}.")
+            raise PromptError(
+                say("A message has at most {most} files; got {n}.", most=MAX_ATTACHMENTS, n=len(question.attachments))
+            )
         attachments = tuple(self._attached(person, file) for file in question.attachments)
         node = _node(question.parent, "user", question.id, text=question.text, attachments=attachments)
         limits = Settings.read(question.once.limits).values
         if not limits.keys() <= MEDIA.keys():
-            raise PromptError("For one message alone, only what its media may cost can be set.")
+            raise PromptError(say("For one message alone, only what its media may cost can be set."))
         if question.conversation is None:
             if question.parent is not None:
-                raise PromptError("A new conversation has no messages before its first.")
+                raise PromptError(say("A new conversation has no messages before its first."))
             return Draft(Past(), node, Settings.read(question.settings or {}), limits=limits), None
         conversation = self._store.conversation(person.owner, question.conversation)
         kept = question.settings is None
@@ -305,7 +294,7 @@ class Turns:
     def _attached(self, person: Person, file: SentFile) -> Attachment:
         media = self._store.media
         if not media.is_of(person.owner, file.digest):
-            raise NotFoundError(f"The file {file.name!r} isn't there any more: attach it again.")
+            raise NotFoundError(say("The file '{name}' isn't there any more: attach it again.", name=file.name))
         with media.open(file.digest) as stream:
             num_bytes = stream.seek(0, 2)
         clip = file.clip if file.kind == "video" else None
@@ -322,7 +311,7 @@ class Turns:
         """
         path, title = tree.path(conversation.head), f"{conversation.title or 'conversation'}.md"
         if not path:
-            raise RequestError("There is nothing to sum up yet.")
+            raise RequestError(say("There is nothing to sum up yet."))
 
         def text_from(start: int) -> str:
             messages = Tree([replace(path[start], parent=None), *path[start + 1 :]])
@@ -334,7 +323,7 @@ class Turns:
 
         start = bisect.bisect_left(range(len(path)), True, key=fits)
         if start == len(path):
-            raise RequestError("Not even the last message fits into the context: begin a new chat.")
+            raise RequestError(say("Not even the last message fits into the context: begin a new chat."))
         data = text_from(start).encode()
         digest, num_bytes = self._store.media.add(io.BytesIO(data), max_bytes=len(data))
         self._store.media.hold(person.owner, digest)
@@ -373,12 +362,12 @@ class Turns:
         """A place for one more reply, kept while it is being prepared: two requests may come at one time."""
         mine = [place for owner, place in self._places if owner == person.owner]
         if conversation_id is not None and (conversation_id in mine or self._replies.of(person.owner, conversation_id)):
-            raise RequestError("One answer at a time: wait for it, or press Stop.")
+            raise RequestError(say("One answer at a time: wait for it, or press Stop."))
         if len(mine) + len(self._replies.of(person.owner)) >= person.max_replies:
             if person.max_replies == 1:
-                raise QueueFullError("You have an answer in progress already: wait for it, or stop it.")
+                raise QueueFullError(say("You have an answer in progress already: wait for it, or stop it."))
             raise QueueFullError(
-                f"You have {person.max_replies} answers in progress already: wait for one, or stop one."
+                say("You have {n} answers in progress already: wait for one, or stop one.", n=person.max_replies)
             )
         place = (person.owner, conversation_id)
         self._places.append(place)

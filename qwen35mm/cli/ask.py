@@ -107,6 +107,7 @@ async def _answer(
     backend: LocalBackend, messages: list[Message], params: SamplingParams, think: bool | None, *, quiet: bool
 ) -> Result:
     from qwen35mm.engine import Finished, MediaPlanned, Progress, TextDelta
+    from qwen35mm_preprocess.say import english
 
     terminal = _Terminal(quiet=quiet)
     async for event in backend.stream(messages, params, enable_thinking=think, retain="shared"):
@@ -114,7 +115,7 @@ async def _answer(
             terminal.progress(event)
         elif isinstance(event, MediaPlanned):
             for note in (*(note for plan in event.plans for note in plan.notes), *event.warnings):
-                terminal.note(note)
+                terminal.note(english(note))
         elif isinstance(event, TextDelta):
             terminal.text(event.text, thinking=event.channel == "reasoning")
         elif isinstance(event, Finished):

@@ -22,6 +22,7 @@ from qwen35mm.engine.events import Event, Finished
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
 from qwen35mm.errors import EngineError, Qwen35mmError
 from qwen35mm_preprocess import MediaError
+from qwen35mm_preprocess.say import say
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ class AsyncEngine:
     def _submit(self, command: Callable[[], None]) -> None:
         with self._wake:
             if self._closing:
-                raise EngineError("The engine is shut down. Start the program again.")
+                raise EngineError(say("The engine is shut down. Start the program again."))
             self._idle.clear()
             self._commands.append(command)
             self._wake.notify()
@@ -205,12 +206,12 @@ class AsyncEngine:
         try:
             while self._take_commands():
                 self._tell(self._engine.step())
-            reason = "The engine was shut down."
+            reason = say("The engine was shut down.")
             self._engine.flush()
         except Exception:
             # What goes wrong in a request is told to that request; what comes through is a bug of ours.
             logger.exception("the engine's thread failed")
-            reason = "The engine failed and has stopped; the log has the details. Start the program again."
+            reason = say("The engine failed and has stopped; the log has the details. Start the program again.")
         with self._wake:
             self._closing = True
             self._commands.clear()

@@ -35,6 +35,7 @@ from qwen35mm.errors import (
 )
 from qwen35mm.model import LoadedModel
 from qwen35mm_preprocess import MediaError
+from qwen35mm_preprocess.say import say
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,9 @@ class Engine:
         """
         request.check_length(self.context_length)
         if len(self._waiting) >= self.settings.max_waiting:
-            raise QueueFullError(f"{len(self._waiting)} requests are waiting already. Try again in a moment.")
+            raise QueueFullError(
+                say("{n} {n|request is|requests are} waiting already. Try again in a moment.", n=len(self._waiting))
+            )
         self._factory.check(request)
         self._waiting[request.id] = request
         self._commits.supersede(request.conversation)
@@ -203,7 +206,7 @@ class Engine:
         outputs = []
         for request in late:
             self.cancel(request.id)
-            message = "The time allowed for this request is over. Allow more, or ask for a shorter answer."
+            message = say("The time allowed for this request is over. Allow more, or ask for a shorter answer.")
             outputs.append(StepOutput(request.id, RequestTimeoutError(message)))
         return outputs
 
@@ -304,7 +307,7 @@ class Engine:
         # A tenth of the time that looking at each of them takes.
         if not float(logits.sum()) < math.inf:
             logger.error("the model's logits are no numbers; its checkpoint: %s", self._damage)
-            raise EngineError(f"The model computed values that are no numbers. {self._damage}")
+            raise EngineError(say("The model computed values that are no numbers. {damage}", damage=self._damage))
 
     @functools.cached_property
     def _damage(self) -> str:
@@ -318,7 +321,7 @@ class Engine:
             self._requeue(self._prefilling)
             return []
         logger.error("a single reply of %s finds no room; the memory plan is wrong", reply.request.id)
-        return self._fail(EngineError("The cache is full. Start a new chat, or use a larger cache."), reply)
+        return self._fail(EngineError(say("The cache is full. Start a new chat, or use a larger cache.")), reply)
 
     def _requeue(self, reply: Reply) -> None:
         """Gives back what a prompt in hand holds; it is first in line, and computed again."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from qwen35mm.cache.report import CacheReport
 from qwen35mm_preprocess import MediaPlan
+from qwen35mm_preprocess.say import Said
 
 Phase = Literal["wait", "read", "encode", "prefill"]
 Channel = Literal["reasoning", "answer"]
@@ -35,7 +36,7 @@ class MediaPlanned:
     """
 
     plans: tuple[MediaPlan, ...]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Said, ...] = ()
 
 
 @dataclass(frozen=True)

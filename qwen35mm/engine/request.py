@@ -20,6 +20,7 @@ from qwen35mm.model.devices import shortage
 from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaError, MediaPlan, PreparedMedia
+from qwen35mm_preprocess.say import Said, say
 
 # Libraries, Triton and CUDA itself have errors of their own for it.
 _NO_MEMORY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of memory")
@@ -105,8 +106,12 @@ def check_num_tokens(num_tokens: int, context_length: int) -> None:
     """Raises ContextTooLongError where so many tokens leave no room for a reply."""
     if num_tokens >= context_length:
         raise ContextTooLongError(
-            f"The conversation has {num_tokens:,} tokens and the context holds {context_length:,}, reply included. "
-            "Start a new chat, send fewer or smaller pictures and videos, or raise the context length."
+            say(
+                "The conversation has {n} tokens and the context holds {context}, reply included. Start a new chat, "
+                "send fewer or smaller pictures and videos, or raise the context length.",
+                n=num_tokens,
+                context=context_length,
+            )
         )
 
 
@@ -118,9 +123,11 @@ def engine_error(error: Exception, device: torch.device) -> EngineError:
         message = shortage(error, device)
     elif isinstance(error, torch.AcceleratorError):
         # CUDA refuses everything from then on.
-        message = "The GPU has failed, and this program can't use it any more; the log has the details. Start it again."
+        message = say(
+            "The GPU has failed, and this program can't use it any more; the log has the details. Start it again."
+        )
     else:
-        message = f"The model failed on this request ({type(error).__name__}); the log has the details. Try again."
+        message = failed_on(error)
     return EngineError(message)
 
 
@@ -133,3 +140,10 @@ def damage(checkpoint: Path) -> str:
     if damaged:
         return f"Weights of {checkpoint.name} are damaged: {some(damaged, 3)}. Download it again."
     return "Its weights are numbers: this prompt is beyond what it can compute. Ask in other words."
+
+
+def failed_on(error: Exception) -> Said:
+    """What is said where only the log may have the details."""
+    return say(
+        "The model failed on this request ({error}); the log has the details. Try again.", error=type(error).__name__
+    )

@@ -13,6 +13,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.checkpoints.shards import find_shards
 from qwen35mm.config import SUPPORTED_MODEL_TYPES, ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm_preprocess.say import Said, said_of
 
 # Folders whose children are checkpoints, separated as in PATH.
 FOLDERS_VARIABLE = "QWEN35MM_MODELS"
@@ -39,7 +40,7 @@ class InstalledModel:
     folder: Path
     num_bytes: int
     usable: bool
-    reason: str | None = None
+    reason: Said | None = None
 
 
 def installed_models() -> list[InstalledModel]:
@@ -120,10 +121,10 @@ def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> Inst
             if not (folder / "tokenizer.json").is_file():
                 raise CheckpointError("tokenizer.json is missing from the folder: get the checkpoint again.")
         except CheckpointError as error:
-            return InstalledModel(name, source, folder, num_bytes, False, str(error)) if tell_damage else None
+            return InstalledModel(name, source, folder, num_bytes, False, said_of(error)) if tell_damage else None
         ModelConfig.from_pretrained(folder)
     except (ConfigError, CheckpointError) as error:
-        return InstalledModel(name, source, folder, num_bytes, False, str(error))
+        return InstalledModel(name, source, folder, num_bytes, False, said_of(error))
     except (OSError, ValueError, RuntimeError):  # unreadable folders, names with NUL, links in a circle
         return None
     return InstalledModel(name, source, folder, num_bytes, True)

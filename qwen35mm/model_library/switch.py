@@ -34,6 +34,7 @@ from qwen35mm.model_library.options import BackendOptions
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor
+from qwen35mm_preprocess.say import Said, said_of
 
 logger = logging.getLogger(__name__)
 
@@ -120,12 +121,12 @@ class BackendSwitch:
             return []
         return offered_formats(self._last.path, choose_dtype(self._options.dtype))
 
-    def refusal(self, model: InstalledModel) -> str | None:
+    def refusal(self, model: InstalledModel) -> Said | None:
         """Why an installed model doesn't fit this machine, in words; None where it does. No weights are read."""
         try:
             self._check(model, self._options.with_context(None), keep_weights=False)
         except (CheckpointError, ConfigError) as error:
-            return str(error)
+            return said_of(error)
         return None
 
     def format_that_fits(self, model: HubModel) -> str | None:

@@ -11,6 +11,7 @@ from PIL import Image as PILImage
 
 from qwen35mm.errors import PromptError
 from qwen35mm_preprocess import MediaPlan, MediaSource, PreparedMedia, VideoClip
+from qwen35mm_preprocess.say import Said
 
 _MAX_JSON_DEPTH = 64
 
@@ -35,7 +36,7 @@ class EncodedMedium:
 
     parts: tuple[dict[str, Any], ...] = field(repr=False)
     plan: MediaPlan
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Said, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ def test_a_file_that_can_t_be_read_is_named(kit: ChatKit, tmp_path: Path) -> Non
     (tmp_path / "x").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
     broken, good = kit.attach(tmp_path / "x", name="my picture.png"), kit.attach(PICTURE)
     measured = kit.turns.drafts.measure(draft("look", broken, good))
-    assert "'my picture.png'" in measured["media"][0]["error"]
-    assert broken.digest not in measured["media"][0]["error"]
+    assert "'my picture.png'" in english(measured["media"][0]["error"])
+    assert broken.digest not in english(measured["media"][0]["error"])
     assert measured["media"][1]["error"] is None
     with pytest.raises(MediaError, match=r"'my picture\.png'") as caught:
         kit.turns.drafts.plan(draft("look", broken))

@@ -175,7 +175,7 @@ async def test_notes_name_the_file_and_come_once_an_answer(kit: ChatKit, tmp_pat
     scan = kit.attach(tmp_path / "scan.tiff", name="my scan.tiff")
     kit.backend.completes_plans = True
     first = await kit.ask("look", files=[scan])
-    assert first.view["notes"] == ["'my scan.tiff' holds 2 pictures; the first is used."]
+    assert list(map(english, first.view["notes"])) == ["'my scan.tiff' holds 2 pictures; the first is used."]
     assert kit.node(first.conversation, first.reply).notes == tuple(first.view["notes"])
     second = await kit.ask("echo on", first.conversation, first.reply)
     assert second.view["notes"] == []

@@ -71,7 +71,7 @@ def test_limits_hold_for_clips(processor: MediaProcessor, video: bytes) -> None:
     few = replace(processor, budget=MediaBudget(max_frames=8))
     plan = few.plan(video, clip=VideoClip(1.0, 5.0, 30))
     assert (len(plan.frame_indices or ()), plan.frame_times_s[0], plan.frame_times_s[-1]) == (8, 1.0, 5.0)  # pyright: ignore[reportOptionalSubscript]
-    assert plan.notes == ("8 frames are used, not 30: at most 8 are taken from a video.",)
+    assert tuple(map(str, plan.notes)) == ("8 frames are used, not 30: at most 8 are taken from a video.",)
     tight = replace(processor, budget=MediaBudget(max_video_tokens=120))
     plan = tight.plan(video, clip=VideoClip(1.0, 5.0, 30))
     assert plan.num_prompt_tokens <= 120

@@ -75,7 +75,9 @@ def test_the_first_picture_of_several_is_used_with_a_note(format: str, processor
     red, blue = (Image.new("RGB", (40, 40), colour) for colour in ((220, 0, 0), (0, 0, 220)))
     data = encode_image(red, format, save_all=True, append_images=[blue])
     np.testing.assert_allclose(pixel(load_image(data, LIMITS), 20, 20), (220, 0, 0), atol=12)
-    assert processor.plan(data, "image").notes == ("the uploaded data holds 2 pictures; the first is used.",)
+    assert tuple(map(str, processor.plan(data, "image").notes)) == (
+        "the uploaded data holds 2 pictures; the first is used.",
+    )
 
 
 # What the camera stored so that the viewer's turn puts CORNERS upright.

@@ -133,9 +133,9 @@ def test_what_is_not_read_is_refused_in_words(data: bytes, message: str) -> None
 
 def test_names_in_messages() -> None:
     assert describe("/a/b/c.png") == describe(Path("/a/b/c.png")) == "'c.png'"
-    assert describe(PNG) == "the uploaded data"
-    assert describe(URI) == "the data URI"
-    assert describe(Image.new("L", (1, 1))) == "the picture"
+    assert str(describe(PNG)) == "the uploaded data"
+    assert str(describe(URI)) == "the data URI"
+    assert str(describe(Image.new("L", (1, 1)))) == "the picture"
 
 
 @pytest.mark.parametrize("found", [media.JPEG, media.PNG, media.WEBP, media.BMP, media.TIFF, media.GIF])

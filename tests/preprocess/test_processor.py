@@ -128,7 +128,7 @@ def test_kind_can_be_asked_for(processor: MediaProcessor) -> None:
     gif = PHOTOGRAPHS / "no_time_for_that_tiny.gif"
     video, image = processor.plan(gif), processor.plan(gif, kind="image")
     assert (video.kind, image.kind) == ("video", "image")
-    assert "the first is used" in image.notes[0]
+    assert "the first is used" in str(image.notes[0])
     with pytest.raises(MediaPlanError, match="is for video, not image"):
         processor.prepare(gif, video, kind="image")
 

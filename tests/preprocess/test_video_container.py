@@ -135,7 +135,7 @@ def test_a_title_that_is_not_utf8() -> None:
         (lambda: encode_sound("matroska", "aac"), r"holds sound only.*Choose a file with a video track"),
         (
             lambda: encode_video([scene(0), scene(1)], container="matroska", codec="ffv1"),
-            "encoded with the codec ffv1, which is not read here",
+            "encoded with ffv1, which is not read here",
         ),
         (lambda: encode_image(PICTURE, "PNG"), r"is an image \(PNG\) where a video was expected"),
         (lambda: PICTURE, "PIL image was given as a video"),

@@ -99,7 +99,7 @@ def test_cut_off_without_an_index() -> None:
     data = encode_video(frames, container="matroska", codec="mpeg4")
     info = probe_video(data[: len(data) // 2], LIMITS)
     assert 10 < info.num_frames < 50
-    assert "cut off: it announces 6.0 s" in info.warnings[0]
+    assert "cut off: it announces 6.0 s" in str(info.warnings[0])
 
 
 def test_no_frame_left(long_clip: bytes) -> None:

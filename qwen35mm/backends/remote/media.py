@@ -33,7 +33,7 @@ from qwen35mm_preprocess import (
 from qwen35mm_preprocess.image import load_image, probe_image
 from qwen35mm_preprocess.media import open_stream, read_format
 from qwen35mm_preprocess.types import Size
-from qwen35mm_preprocess.video import decode_frames
+from qwen35mm_preprocess.video import decode_frames, lost_note
 from qwen35mm_preprocess.video_probe import probe_video
 
 VideoMode = Literal["frames", "video_url"]
@@ -130,7 +130,7 @@ def _encode_frames(source: MediaSource, media: MediaProcessor, clip: VideoClip |
         )
     warnings = list(info.warnings)
     if lost := len(plan.frame_indices) - len(used):
-        warnings.append(f"{lost} of {len(plan.frame_indices)} frames could not be decoded and are left out.")
+        warnings.append(lost_note(lost, len(plan.frame_indices)))
         plan = plan.with_frames(used, media.video_processing.temporal_patch_size, warnings[-1:])
     return EncodedMedium(tuple(parts), plan, tuple(warnings))
 

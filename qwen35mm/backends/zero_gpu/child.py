@@ -15,10 +15,12 @@ from qwen35mm.backends.model_backend import ModelBackend, Turn
 from qwen35mm.backends.zero_gpu.duration import RESERVE_S
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Request, Result, TextDelta
+from qwen35mm.engine.request import failed_on
 from qwen35mm.errors import EngineError, Qwen35mmError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Message, Text, iter_media
 from qwen35mm_preprocess import MediaError, PreparedMedia
+from qwen35mm_preprocess.say import Said, said_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +62,11 @@ class Failure:
     """An error of ours on its way to the parent: its class and its words."""
 
     kind: type[Qwen35mmError] | type[MediaError]
-    message: str
+    message: Said
 
     @classmethod
     def of(cls, error: Qwen35mmError | MediaError) -> Failure:
-        return cls(type(error), str(error))
+        return cls(type(error), said_of(error))
 
     def error(self) -> Qwen35mmError | MediaError:
         # Past `__init__`, which may want other arguments than the words.
@@ -119,8 +121,7 @@ class Child:
         except Exception as error:
             logger.exception("a GPU call failed")
             self._engine = None
-            words = f"The model failed on this request ({type(error).__name__}); the log has the details. Try again."
-            yield Failure(EngineError, words)
+            yield Failure(EngineError, failed_on(error))
 
     def _answer(self, job: Job) -> Generator[Item | None, None, None]:
         deadline_s = time.monotonic() + job.duration_s - RESERVE_S

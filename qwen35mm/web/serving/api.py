@@ -32,6 +32,7 @@ from qwen35mm.web.rendering.wording import describe_memory
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.requests import request
 from qwen35mm_preprocess import MediaError
+from qwen35mm_preprocess.say import said_of, say
 
 LISTED = 100
 MAX_LISTED = 2_000
@@ -256,7 +257,7 @@ class Api:
     def example(self, person: Person, number: int) -> Any:
         """An example's file, ready to be sent."""
         if number not in range(len(self._examples)):
-            raise NotFoundError("There is no such example.")
+            raise NotFoundError(say("There is no such example."))
         sample, media = self._examples[number], self._store.media
         self._usage.check(person, num_files=1)
         with sample.path.open("rb") as file:
@@ -281,14 +282,14 @@ class Api:
     def _crop(self, person: Person, source: Attachment, name: str, box: list[float], time_s: float | None) -> Any:
         media = self._store.media
         if not media.is_of(person.owner, source.digest):
-            raise NotFoundError("There is no such file among yours.")
+            raise NotFoundError(say("There is no such file among yours."))
         if source.digest not in media:
-            raise NotFoundError("This file is not kept any more.")
+            raise NotFoundError(say("This file is not kept any more."))
         self._usage.check(person, num_files=1)
         try:
             data, crop = cut(media.path(source.digest), source, box, time_s, self._backend.media.limits)
         except MediaError as error:
-            raise type(error)(with_names(str(error), [source])) from None
+            raise type(error)(with_names(said_of(error), [source])) from None
         self._usage.check(person, num_bytes=len(data))
         digest, num_bytes = media.add(io.BytesIO(data), max_bytes=len(data))
         media.hold(person.owner, digest)
@@ -346,7 +347,7 @@ class Api:
         """Changes what belongs to no conversation: language, colours, settings of new chats; the rest stays."""
         num_chars = len(json.dumps({**self._store.preferences(person.owner), **preferences}))
         if num_chars > MAX_PREFERENCES_CHARS:
-            raise PromptError("Preferences must be an object, and not a large one.")
+            raise PromptError(say("Preferences must be an object, and not a large one."))
         self._usage.check(person, num_bytes=num_chars)
         self._store.change_preferences(person.owner, preferences)
         return {}
@@ -356,7 +357,7 @@ class Api:
         """Keeps settings under a name."""
         name = name.strip()[:100]
         if not name:
-            raise PromptError("A preset needs a name.")
+            raise PromptError(say("A preset needs a name."))
         values = Settings.read(settings or {}).values
         self._usage.check(person, num_bytes=len(json.dumps(dict(values))))
         self._store.save_preset(person.owner, name, values)

@@ -46,6 +46,7 @@ from qwen35mm.web.serving.people import People, name_of
 from qwen35mm.web.serving.previews import Previews, show_preview
 from qwen35mm.web.serving.requests import Handler, TemporaryApi, answer_requests, in_words
 from qwen35mm.web.serving.texts import Texts
+from qwen35mm_preprocess.say import said_of
 
 TITLE = "qwen35mm"
 PREFIX = "/qwen35mm"
@@ -178,7 +179,7 @@ def build_app(
             try:
                 stack.enter_context(usage.watching(person))
             except QuotaError as error:
-                yield {"refused": str(error)}
+                yield {"refused": said_of(error)}
                 return
             news = await stack.enter_async_context(aclosing(replies.watch(person.owner, answers)))
             async for watched in news:

@@ -40,6 +40,7 @@ from qwen35mm.web.serving.requests import HEADER, while_waited_for
 from qwen35mm.web.serving.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm_preprocess import MediaError, detect_kind
 from qwen35mm_preprocess.image import load_image
+from qwen35mm_preprocess.say import Said, decimal, said_of
 
 MAX_TEXT_BYTES = 4 * 2**20
 MAX_PDF_PAGES = 2_000
@@ -102,7 +103,7 @@ class Files:
         except Exception as error:
             await REQUESTS.run(self._store.media.release, person.owner, digest)
             if isinstance(error, MediaError):
-                raise type(error)(with_names(str(error), [attachment])) from None
+                raise type(error)(with_names(said_of(error), [attachment])) from None
             raise
         return JSONResponse(found)
 
@@ -196,7 +197,7 @@ class Files:
         try:
             time_s = float(request.query_params.get("time_s", "0"))
         except ValueError:
-            raise PromptError("A frame's time is a number of seconds.") from None
+            raise PromptError(say("A frame's time is a number of seconds.")) from None
         data = await STRIPS.run_for(person.line, make_frame, path, time_s, self._backend.media.limits)
         return Response(data, media_type="image/jpeg", headers=_SHOWN)
 
@@ -210,7 +211,7 @@ class Files:
         """`GET .../poster/NUMBER`: a small JPEG of an example; not every browser can play the clip itself."""
         number = request.path_params["number"]
         if number not in range(len(self._examples)):
-            raise NotFoundError("There is no such example.")
+            raise NotFoundError(say("There is no such example."))
         data = await THUMBNAILS.run(self._thumbnail, self._examples[number].path)
         return Response(data, media_type="image/jpeg", headers=_INERT)
 
@@ -238,7 +239,7 @@ class Files:
         """`POST .../import` with what `export` gave as the body."""
         person = self._person(request, writes=True)
         most = self._usage.quotas.archive_bytes
-        async with self._usage.receiving(person) as take, _received(request, "The archive", most, take) as archive:
+        async with self._usage.receiving(person) as take, _received(request, say("The archive"), most, take) as archive:
             taken = await ARCHIVES.run_for(person.line, self._import, person, archive)
         return JSONResponse({"conversations": [conversation_line(each) for each in taken]})
 
@@ -261,17 +262,17 @@ class Files:
         self._check_mine(self._person(request), digest)
         path = self._store.media.path(digest)
         if not path.is_file():
-            raise NotFoundError("This file is not kept any more.")
+            raise NotFoundError(say("This file is not kept any more."))
         return path
 
     def _check_mine(self, person: Person, digest: str) -> None:
         if not self._store.media.is_of(person.owner, digest):
-            raise NotFoundError("There is no such file among yours.")
+            raise NotFoundError(say("There is no such file among yours."))
 
     def _person(self, request: Request, *, writes: bool = False) -> Person:
         person = self._people.asking(request)
         if person is None or (writes and HEADER not in request.headers):
-            raise NotFoundError("Load the page again: this browser isn't known here any more.")
+            raise NotFoundError(say("Load the page again: this browser isn't known here any more."))
         return person
 
 
@@ -302,7 +303,7 @@ def _as_file(name: str) -> str:
 
 @contextlib.asynccontextmanager
 async def _received(
-    request: Request, what: str, max_bytes: int, take: Callable[[int], None]
+    request: Request, what: Said, max_bytes: int, take: Callable[[int], None]
 ) -> AsyncIterator[BinaryIO]:
     """The request's body as a file that is gone after the block. No thread waits for what is slow to come.
 
@@ -314,7 +315,9 @@ async def _received(
         StorageError: there is no room for it.
         ClientDisconnect: it was cut off.
     """
-    too_large = PromptError(f"{what} is too large: at most {max_bytes / 2**20:,.0f} MiB are taken.")
+    too_large = PromptError(
+        say("{what} is too large: at most {most} MiB are taken.", what=what, most=decimal(max_bytes / 2**20, 0))
+    )
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise too_large
@@ -329,5 +332,5 @@ async def _received(
                 await UPLOADS.run(file.write, chunk)
             file.seek(0)
         except OSError:
-            raise StorageError("The disk is full or fails, so the file was not kept. Free some space.") from None
+            raise StorageError(say("The disk is full or fails, so the file was not kept. Free some space.")) from None
         yield file

@@ -18,6 +18,7 @@ from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled,
 from qwen35mm.model_library.installed import InstalledModel
 from qwen35mm.web.serving.requests import request
 from qwen35mm_preprocess import MediaError
+from qwen35mm_preprocess.say import said_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Models:
             RequestError: a change is in progress.
         """
         if self._task is not None and not self._task.done():
-            raise RequestError("Another model is being loaded already: wait until it is there.")
+            raise RequestError(say("Another model is being loaded already: wait until it is there."))
         self._cancelled = False
         self._state = {"busy": True, "label": _PHASES["check"], "share": None, "error": None}
         self._task = asyncio.create_task(self._change(source, context_length, weights, is_new))
@@ -159,9 +160,9 @@ class Models:
                 on_progress=lambda phase: self._tell(_PHASES[phase], None),
             )
         except DownloadCancelled:
-            error = "The download was stopped; it goes on from there next time."
+            error = say("The download was stopped; it goes on from there next time.")
         except (Qwen35mmError, MediaError) as problem:
-            error = str(problem)
+            error = said_of(problem)
         except Exception as problem:
             error = report_bug(logger, "the model could not be changed", problem)
         self._state = {"busy": False, "label": "", "share": None, "error": error}

@@ -20,6 +20,7 @@ from qwen35mm.assets import asset_path
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NotFoundError
 from qwen35mm.web.serving.requests import request
+from qwen35mm_preprocess.say import say
 
 # Blobs are Mermaid's modules: the frame makes them itself, and no other has an address in it.
 PREVIEW_POLICY = "; ".join(
@@ -73,7 +74,9 @@ def mermaid_modules(scripts: Path = _SCRIPTS) -> tuple[str, dict[str, str]]:
     found = [path.name for path in scripts.glob("mermaid.core-*.js")]
     if len(found) != 1:
         version = gradio.__version__
-        raise NotFoundError(f"Mermaid comes with Gradio, and the one that is installed here ({version}) has none.")
+        raise NotFoundError(
+            say("Mermaid comes with Gradio, and the one that is installed here ({version}) has none.", version=version)
+        )
     modules: dict[str, str] = {}
     wanted = list(found)
     while wanted:

@@ -14,13 +14,15 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, validate_call
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from qwen35mm.chat.prompting import TooLongError
 from qwen35mm.chat.records import place_of
 from qwen35mm.chat.temporary import TemporaryChats
-from qwen35mm.chat.turns import Person, TooLongError
+from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NotFoundError, PromptError, QuotaError, Qwen35mmError, report_bug
 from qwen35mm.pools import REQUESTS, Asker
 from qwen35mm.web.serving.people import People
 from qwen35mm_preprocess import MediaError
+from qwen35mm_preprocess.say import Said, said_of, say
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,9 @@ def request(method: Callable[..., Any]) -> Method:
         try:
             args, named = check(*args, **named)
         except ValidationError as error:
-            raise PromptError(f"The request's {place_of(error)} is missing, or is of another form.") from None
+            raise PromptError(
+                say("The request's {place} is missing, or is of another form.", place=place_of(error))
+            ) from None
         return await (method(*args, **named) if iscoroutinefunction(method) else REQUESTS.run(method, *args, **named))
 
     setattr(asked, _MARK, True)
@@ -96,7 +100,7 @@ def answer_requests(people: People, *services: object, temporary: TemporaryApi |
         try:
             arguments = _ARGUMENTS.validate_json(body or b"{}")
         except ValidationError:
-            raise PromptError("The request is damaged: it isn't JSON as expected.") from None
+            raise PromptError(say("The request is damaged: it isn't JSON as expected.")) from None
         chats = temporary.chats if temporary is not None and name in in_memory else None
         is_temporary = chats is not None and chats.is_meant(person.owner, name, arguments)
         method, names = (in_memory if is_temporary else requests)[name]
@@ -142,13 +146,13 @@ def in_words(handle: Handler) -> Handler:
 
 def _answer_to(error: Exception) -> Response:
     if isinstance(error, TooLongError):
-        return _problem(str(error), "too long", 409, offers=error.offers)
+        return _problem(said_of(error), "too long", 409, offers=error.offers)
     if isinstance(error, NotFoundError):
-        return _problem(str(error), "not found", 404)
+        return _problem(said_of(error), "not found", 404)
     if isinstance(error, QuotaError):
-        return _problem(str(error), "refused", 429)
+        return _problem(said_of(error), "refused", 429)
     if isinstance(error, (Qwen35mmError, MediaError)):
-        return _problem(str(error), "refused", 400)
+        return _problem(said_of(error), "refused", 400)
     if isinstance(error, ClientDisconnect):
         return _problem("The connection was lost.", "refused", 400)
     return _problem(report_bug(logger, "a request of the page failed", error), "bug", 500)
@@ -185,9 +189,11 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise PromptError(f"This is too large: at most {max_bytes // 2**20} MiB are taken. Attach it as a file.")
+            raise PromptError(
+                say("This is too large: at most {most} MiB are taken. Attach it as a file.", most=max_bytes // 2**20)
+            )
     return bytes(body)
 
 
-def _problem(message: str, kind: str, status: int, **more: Any) -> Response:
+def _problem(message: Said, kind: str, status: int, **more: Any) -> Response:
     return JSONResponse({"error": {"message": message, "kind": kind, **more}}, status_code=status)

@@ -13,6 +13,7 @@ from qwen35mm.chat.crops import frame_at
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
 from qwen35mm_preprocess.image import load_image
 from qwen35mm_preprocess.media import AVIF, BMP, GIF, HEAD_BYTES, JPEG, MATROSKA, MP4, PNG, WEBP, sniff
+from qwen35mm_preprocess.say import say
 from qwen35mm_preprocess.video import first_frame
 
 MAX_SIDE = 640
@@ -29,7 +30,7 @@ def make_thumbnail(path: Path) -> bytes:
     try:
         kind = detect_kind(path, MediaLimits())
     except MediaError:
-        raise MediaError("There is no picture of this file.") from None
+        raise MediaError(say("There is no picture of this file.")) from None
     picture = _picture(path) if kind == "image" else _first_frame(path)
     picture.thumbnail((MAX_SIDE, MAX_SIDE))
     if picture.mode != "RGB":
@@ -82,7 +83,7 @@ def media_type(path: Path) -> str:
 def _picture(path: Path) -> Image.Image:
     with _read_in_words(), Image.open(path) as picture:
         if picture.width * picture.height > MediaLimits().max_source_pixels:
-            raise MediaError("The picture is too large to be shown.")
+            raise MediaError(say("The picture is too large to be shown."))
         picture.draft("RGB", (MAX_SIDE, MAX_SIDE))
         return ImageOps.exif_transpose(picture)
 
@@ -94,11 +95,11 @@ def _read_in_words() -> Iterator[None]:
     except MediaError:
         raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        raise MediaError("The picture can't be read.") from None
+        raise MediaError(say("The picture can't be read.")) from None
 
 
 def _first_frame(path: Path) -> Image.Image:
     try:
         return first_frame(path, MediaLimits())
     except MediaError:
-        raise MediaError("The video can't be read.") from None
+        raise MediaError(say("The video can't be read.")) from None

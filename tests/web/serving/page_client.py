@@ -21,6 +21,7 @@ from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.people import COOKIE, People, PrivateCookie
 from qwen35mm.web.serving.requests import answer_requests
 from qwen35mm.web.serving.texts import Texts
+from qwen35mm_preprocess.say import english
 from tests.chat.fake_backend import FakeBackend
 
 ANN, BOB = "a" * 32, "b" * 32
@@ -134,4 +135,4 @@ class PageClient:
 
 def problem(response: httpx.Response) -> str:
     """The words of an error."""
-    return response.json()["error"]["message"]
+    return english(response.json()["error"]["message"])

@@ -178,7 +178,7 @@ async def test_a_file_that_is_too_large(
         status, message = response.status_code, problem(response)
     else:
         start, body = await page.send_body("upload?name=large.mp4", [b"x" * 2**20] * 3, cut=False)
-        status, message = start["status"], json.loads(body["body"])["error"]["message"]
+        status, message = start["status"], english(json.loads(body["body"])["error"]["message"])
     assert (status, message) == (400, "'large.mp4' is too large: at most 2 MiB are taken.")
     assert (stored(page), leftovers(tmp_path)) == ([], [])
     response = await page.request("POST", "upload", content=b"words", headers={"content-length": "9" * 30})

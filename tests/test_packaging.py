@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT: dict[str, Any] = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+PAGE = [*PROJECT["dependencies"], *EXTRAS["chat"]]
 # A Space is the page, and app.py builds there what a wheel would bring.
-SPACE = [*PROJECT["dependencies"], *EXTRAS["chat"], *PYPROJECT["build-system"]["requires"]]
+SPACE = [*PAGE, *PYPROJECT["build-system"]["requires"]]
 # But for PyTorch, where a Space takes what ZeroGPU's documentation names.
 SPACE_TORCH = "torch>=2.9,<2.12"
 # Which extras a place may import from, besides the dependencies.
@@ -183,4 +184,4 @@ def test_what_is_imported_is_declared_where_it_is_used() -> None:
 
 def test_what_is_declared_for_everybody_is_imported() -> None:
     ours = [path for path in sources() if path.relative_to(ROOT).parts[0] in ("qwen35mm", "kernels", "preprocess")]
-    assert names(SPACE) - {name for path in ours for name in imports(path)} == set()
+    assert names(PAGE) - {name for path in ours for name in imports(path)} == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from qwen35mm.assets import asset_path
 from qwen35mm.chat.say import decimal, percent, say, size, tokens
 from qwen35mm_preprocess.say import english
 from tests.chat.fake_backend import FakeBackend
@@ -69,3 +71,44 @@ def test_a_german_page_is_german_where_python_speaks(open_page: OpenPage, backen
     page.box.fill("neue Worte " * 400)
     offers = page.page.locator(".trouble button")
     expect(offers).to_contain_text(["Neuen Chat mit einer Zusammenfassung von diesem beginnen"])
+
+
+# All words of a page, those for a screen reader and under the pointer too.
+SEEN = """() => {
+    const names = ["aria-label", "title", "placeholder"];
+    const said = [...document.querySelectorAll("*")].flatMap((each) => names.map((name) => each.getAttribute(name)));
+    return [document.body.innerText, ...said.filter(Boolean)].join("\\n");
+}"""
+
+
+def english_in(text: str) -> list[str]:
+    """English texts of several words that stand in a page's text, by the German table's own keys."""
+    table = json.loads((asset_path("web") / "languages/de.json").read_text("utf-8"))
+    found = []
+    for source, german in table.items():
+        words = re.sub(r"\{\w+(\|[^{}]*)?\}", "", source)
+        if source != german and len(re.findall(r"[a-z]{2,}", words)) >= 3:
+            pattern = "".join(
+                ".{0,80}?" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{[^{}]*\})", source)
+            )
+            if re.search(pattern, text):
+                found.append(source)
+    return found
+
+
+def test_no_english_reaches_a_german_page(open_page: OpenPage, backend: FakeBackend) -> None:
+    page = open_page(locale="de-DE")
+    seen = [page.page.evaluate(SEEN)]
+    for name, content in (("kaputt.png", b"\x89PNG\r\n\x1a\n broken"), ("nichts.mp4", b"\x00\x01 nothing")):
+        file = {"name": name, "mimeType": "image/png", "buffer": content}
+        page.page.locator(".composer input[type=file]").set_input_files(file)
+        expect(page.toasts.filter(has_text=name)).to_have_count(1)
+    for text, status in (("break late", "schiefgegangen"), ("length", "Grenze")):
+        page.box.fill(text)
+        page.box.press("Enter")
+        expect(page.answers.last.locator(".problem")).to_contain_text(status)
+        seen.append(page.page.evaluate(SEEN))
+    page.page.locator(".top button").last.click()
+    seen.append(page.page.evaluate(SEEN))
+    assert english_in("\n".join(seen)) == []
+    assert english_in("This conversation is not there any more.") != []

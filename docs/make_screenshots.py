@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
+import time
 from pathlib import Path
 
 from playwright.sync_api import expect
 
 from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.chat.records import Attachment, Conversation, Node
+from qwen35mm.chat.store import ConversationStore, new_id
+from qwen35mm.chat.tree import Tree
 from qwen35mm.web import serve
 from tests.web.browser import ChatPage, open_browser
 
@@ -34,9 +40,28 @@ def shoot(page: ChatPage, name: str) -> None:
 def chat(page: ChatPage, name: str, questions: list[str]) -> ChatPage:
     """Asks the questions one after the other, the first one with the sample."""
     for number, question in enumerate(questions, start=1):
-        page.ask(question, [SAMPLES / name] if number == 1 else [])
+        if number == 1:
+            page.attach(SAMPLES / name)
+        page.box.fill(question)
+        # On a phone Enter begins a line.
+        page.send_button.click()
         page.wait_answered(number)
     return page
+
+
+def add_marks(store: ConversationStore) -> None:
+    """A conversation with boxes, as a larger Qwen3.5 writes them: the bundled model can't."""
+    digest, num_bytes = store.media.add(io.BytesIO((SAMPLES / "two-shapes.jpg").read_bytes()), max_bytes=1 << 20)
+    picture = Attachment(digest, "image", "two-shapes.jpg", num_bytes)
+    boxes = [
+        {"bbox_2d": [65, 6, 271, 285], "label": "green circle"},
+        {"bbox_2d": [755, 180, 878, 413], "label": "purple diamond"},
+    ]
+    text, now_s = "```json\n[\n  " + ",\n  ".join(map(json.dumps, boxes)) + "\n]\n```", time.time()
+    question = Node(new_id(), None, "user", now_s, "Where are the shapes?", attachments=(picture,))
+    answer = Node(new_id(), question.id, "assistant", now_s, text, model="Qwen3.5-4B")
+    conversation = Conversation(new_id(), question.text, now_s, now_s, answer.id)
+    store.insert("local", [(conversation, Tree([question, answer]))])
 
 
 def main() -> None:
@@ -55,6 +80,27 @@ def main() -> None:
             chat(page, "moves-right.mp4", ["What happens in the video?", "Which way does it move?"])
             page.cost.click()
             shoot(page, "chat-video.png")
+            page = ChatPage(browser, server.address, **DESKTOP)
+            page.attach(SAMPLES / "moves-right.mp4")
+            page.page.locator(".films .frames summary").click()
+            expect(page.page.locator(".films .film li").first).to_be_visible()
+            page.page.get_by_role("textbox", name="From").fill("0:00.8")
+            page.page.get_by_role("textbox", name="To").fill("0:02.2")
+            page.box.fill("Which way does it move?")
+            expect(page.page.locator(".films .film li .time").first).to_have_text("0:00.8")
+            shoot(page, "frames.png")
+            add_marks(server.store)
+            page = ChatPage(browser, server.address, **DESKTOP)
+            page.chats.filter(has_text="Where are the shapes?").click()
+            expect(page.answers.last.locator(".mark-box")).to_have_count(2)
+            shoot(page, "marks.png")
+            page = ChatPage(browser, server.address, **DESKTOP)
+            chat(page, "three-shapes.png", ["Describe the picture."])
+            page.tool(page.answers.last, "Compare").click()
+            page.dialog.last.get_by_role("spinbutton", name="Temperature").fill("1.5")
+            page.dialog.last.get_by_role("button", name="Answer", exact=True).click()
+            expect(page.dialog.get_by_role("button", name="Another answer")).to_be_enabled()
+            shoot(page, "compare.png")
             page = ChatPage(browser, server.address, **DESKTOP)
             page.attach(SAMPLES / "three-shapes.png", SAMPLES / "moves-up.mp4")
             page.box.fill("What do you see in the picture, and what happens in the clip?")

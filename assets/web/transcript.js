@@ -21,8 +21,12 @@ export class Transcript {
   #earlier;
   /** A message to go to, which is still to be drawn. @type {string | null} */
   #wanted = null;
+  /** The message that was gone to, until somebody scrolls: what is around it has its real height only when it is near.
+   * @type {Element | null} */
+  #held = null;
   #isFollowing = true;
   #top = 0;
+  #height = 0;
 
   constructor(/** @type {Page} */ page) {
     this.page = page;
@@ -32,12 +36,19 @@ export class Transcript {
     this.element = h("div.transcript", labels, this.list);
     const scrolled = () => {
       const { scrollHeight, scrollTop, clientHeight } = this.element;
+      if (this.#held && (scrollHeight !== this.#height || Math.abs(scrollTop - this.#top) <= 2)) return;
+      this.#held = null;
       if (scrollHeight - scrollTop - clientHeight < FOLLOW_PX) this.#isFollowing = true;
       // Pictures that come in push the end away: nobody has scrolled.
       else if (scrollTop < this.#top - 2) this.#isFollowing = false;
       this.#top = scrollTop;
     };
     this.element.addEventListener("scroll", scrolled, { passive: true });
+    const letGo = () => {
+      this.#held = null;
+    };
+    for (const kind of ["wheel", "pointerdown", "keydown"])
+      this.element.addEventListener(kind, letGo, { passive: true });
     new ResizeObserver(() => this.follow()).observe(this.list);
   }
 
@@ -131,31 +142,30 @@ export class Transcript {
     if (!element?.isConnected) return;
     this.#wanted = null;
     this.#isFollowing = false;
+    this.#held = element;
     element.classList.add("found");
-    this.#bring(element);
-  }
-
-  /** Brings a message into sight; again when what is above it has its real height, unless somebody scrolls. */
-  #bring(/** @type {Element} */ element, frames = 3) {
-    element.scrollIntoView({ block: "start" });
-    const top = this.element.scrollTop;
-    this.#top = top;
-    if (frames)
-      requestAnimationFrame(() => {
-        if (this.element.scrollTop === top && !this.#isFollowing) this.#bring(element, frames - 1);
-      });
+    this.follow();
   }
 
   /** Goes to the end, and stays there. */
   toEnd() {
     for (const { element } of this.#rows.values()) element.classList.remove("found");
     this.#wanted = null;
+    this.#held = null;
     this.#isFollowing = true;
     this.#top = 0;
     this.follow();
   }
 
+  /** Stays at the message that was gone to, or at the end, whatever has grown. */
   follow() {
+    if (!this.#held?.isConnected) this.#held = null;
+    else {
+      this.#held.scrollIntoView({ block: "start" });
+      this.#top = this.element.scrollTop;
+      this.#height = this.element.scrollHeight;
+      return;
+    }
     const { scrollHeight, scrollTop, clientHeight } = this.element;
     const end = scrollHeight - clientHeight;
     // Somebody has scrolled up, and the event that says so is still to come.

@@ -7,8 +7,8 @@ from playwright.sync_api import expect
 
 from qwen35mm.web import Server
 from tests.chat.fake_backend import FakeBackend
-from tests.chat.helpers import chat
-from tests.web.browser import ChatPage
+from tests.chat.helpers import chat, node, reply
+from tests.web.browser import ChatPage, box_of
 
 pytestmark = pytest.mark.browser
 
@@ -47,3 +47,29 @@ def test_a_search_shows_the_hit_and_opens_its_message(page: ChatPage, fake_serve
     expect(found.locator(".answer")).to_have_text("answer 12")
     expect(page.answers).to_have_count(60)
     expect(found).to_be_in_viewport()
+    # What is after it is far longer than a browser takes it for, until it is near.
+    store = fake_server[1].store
+    conversation, last = chat(store, "local", title="Growing", turns=20)
+    for text in ("the needle", *["a long line of words " * 300] * 2):
+        store.add("local", conversation.id, question := node(last.id, "more"))
+        store.add("local", conversation.id, last := reply(question.id, text))
+    page.page.get_by_label("Search the conversations").fill("needle")
+    expect(page.titles).to_have_text(["Growing"])
+    page.chats.locator("a").click()
+    expect(found.locator(".answer")).to_have_text("the needle")
+    view = page.page.locator(".transcript")
+
+    def top() -> float:
+        return box_of(found)["y"] - box_of(view)["y"]
+
+    page.wait_until(lambda: abs(top()) < 40)
+    # It stays there whatever grows, until somebody scrolls.
+    view.evaluate("view => { view.style.overflowAnchor = 'none'; }")
+    view.evaluate("view => { for (const one of view.querySelectorAll('.message')) one.style.paddingTop = '90px'; }")
+    page.wait_until(lambda: abs(top()) < 40)
+    view.hover()
+    page.page.mouse.wheel(0, 300)
+    page.wait_until(lambda: top() < -200)
+    page.page.locator(".messages").evaluate("list => { list.style.paddingBottom = '900px'; }")
+    page.page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    assert top() < -200

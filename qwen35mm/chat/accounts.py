@@ -101,8 +101,8 @@ class AccountFile:
 
     def check(self, name: str, password: str) -> bool:
         known = self._known().get(_normal(name))
-        # A name that there isn't takes as long.
-        return _matches(known or _hash(""), password) and known is not None
+        # A name that there isn't takes as long: one hash.
+        return _matches(known or _nobodys(), password) and known is not None
 
     def stamp(self, name: str) -> str | None:
         return self._known().get(name)
@@ -241,6 +241,11 @@ def _hash(password: str) -> str:
     n, r, p = COST
     parts = (base64.b64encode(each).decode() for each in (salt, _scrypt(password, salt, n, r, p)))
     return "$".join(("scrypt", str(n), str(r), str(p), *parts))
+
+
+def _nobodys() -> str:
+    """The hash of no password."""
+    return "$".join(("scrypt", *map(str, COST), *(base64.b64encode(bytes(size)).decode() for size in (16, 32))))
 
 
 def _matches(hashed: str, password: str) -> bool:

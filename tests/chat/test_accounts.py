@@ -32,6 +32,22 @@ def test_a_guess_is_dear() -> None:
     assert (128 * n * r, p) >= (32 << 20, 3)
 
 
+def test_a_name_that_there_is_not_takes_as_much(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    people = AccountFile(path)
+    people.add("bob", "secret words")
+    costs: list[tuple[int, ...]] = []
+    scrypt = accounts._scrypt
+
+    def counted(password: str, salt: bytes, *cost: int) -> bytes:
+        costs.append((len(salt), *cost))
+        return scrypt(password, salt, *cost)
+
+    monkeypatch.setattr(accounts, "_scrypt", counted)
+    assert not people.check("bob", "another word")
+    assert not people.check("nobody", "another word")
+    assert costs == [(16, *accounts.COST)] * 2
+
+
 def test_who_was_added_is_let_in_and_nobody_reads_the_password(path: Path) -> None:
     people = AccountFile(path)
     assert people.add(" Jürgen\u0308 ", "secret words")

@@ -93,6 +93,8 @@ export class Comparison {
   #seen = [];
   /** @type {Map<string, ComparedRow>} */
   #rows = new Map();
+  /** What ended since the last comparison was asked for, perhaps while it was on its way. @type {Map<string, News>} */
+  #ended = new Map();
   /** The last message that was shown before, which is returned to. @type {string | undefined} */
   #before;
   #isGoingOn = false;
@@ -114,6 +116,7 @@ export class Comparison {
   /** Shows an answer beside another one to its question; where there is none yet, one is asked for. */
   async open(/** @type {Answer} */ answer) {
     this.#before = this.state.chat.messages.at(-1)?.id;
+    this.#ended.clear();
     if (!(await this.#load(answer.id))) return;
     if (this.#answers.length < 2) return this.ask(answer);
     const others = this.#answers.filter(({ id }) => id !== answer.id);
@@ -150,6 +153,7 @@ export class Comparison {
    * @param {{ answer: string, own: Settings }} asked
    */
   async #begin({ answer, own }) {
+    this.#ended.clear();
     if (!(await this.#load(answer))) return;
     const [{ parent }] = this.#answers;
     if (!(await this.state.answer(parent, own))) return;
@@ -163,7 +167,7 @@ export class Comparison {
     if (!found) return false;
     this.#answers = found.answers;
     for (const { id } of found.answers) {
-      const news = this.state.live.get(id);
+      const news = this.state.live.get(id) ?? this.#ended.get(id);
       if (news) this.#take(news);
     }
     return true;
@@ -171,6 +175,7 @@ export class Comparison {
 
   /** What is new of an answer. */
   update(/** @type {News} */ news) {
+    if (news.status !== "running") this.#ended.set(news.id, news);
     if (!this.dialog.open || !this.#take(news)) return;
     const row = this.#rows.get(news.id);
     if (news.status === "running") row?.update(news);

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import APIResponse, Locator, Route, expect
 
-from tests.chat.fake_backend import FakeBackend
+from tests.chat.fake_backend import PHASES, FakeBackend
 from tests.web.browser import ChatPage, box_of
 
 pytestmark = pytest.mark.browser
@@ -99,6 +99,34 @@ def test_several_answers_are_walked_through_and_one_is_seen_while_it_is_written(
     expect(second.get_by_label("Which answer")).to_be_focused()
     page.dialog.get_by_role("button", name="Close the comparison").click()
     expect(page.answers.last.locator(".count")).to_have_text("2/3")
+
+
+def test_an_answer_that_ends_while_the_comparison_is_on_its_way(page: ChatPage, backend: FakeBackend) -> None:
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold(route: Route) -> None:
+        response = route.fetch()
+        if "running" in (each["status"] for each in response.json()["answers"]):
+            held.append((route, response))
+        else:
+            route.fulfill(response=response)
+
+    def go_on() -> None:
+        for _ in PHASES:
+            backend.next_phase()
+        page.wait_answered()
+
+    page.ask("phases")
+    go_on()
+    page.page.route("**/api/answers", hold)
+    page.tool(page.answers.last, "Compare").click()
+    ask_another(page, "1.5")
+    page.wait_until(lambda: len(held) == 1)
+    go_on()
+    page.page.unroute("**/api/answers")
+    for route, response in held:
+        route.fulfill(response=response)
+    sides(page, 2)
 
 
 def test_a_comparison_goes_on_where_another_model_was_loaded_for_it(page: ChatPage, backend: FakeBackend) -> None:

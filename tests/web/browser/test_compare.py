@@ -123,9 +123,9 @@ def test_an_answer_that_ends_while_the_comparison_is_on_its_way(page: ChatPage, 
     ask_another(page, "1.5")
     page.wait_until(lambda: len(held) == 1)
     go_on()
-    page.page.unroute("**/api/answers")
     for route, response in held:
         route.fulfill(response=response)
+    page.page.unroute("**/api/answers")
     sides(page, 2)
 
 

@@ -1,7 +1,7 @@
 // The login, where the program asks for one.
 
 import { h, redraw, showDialog } from "./dom.js";
-import { t, useLanguage } from "./words.js";
+import { said, t, useLanguage } from "./words.js";
 
 const LOGIN = new URL("../../login", import.meta.url);
 
@@ -50,7 +50,7 @@ function loginForm(/** @type {() => void} */ onDone) {
     trouble.textContent = "";
     const response = await fetch(LOGIN, { method: "POST", body: new FormData(form) }).catch(() => null);
     if (response?.ok) onDone();
-    else if (response?.status === 429) trouble.textContent = (await response.json()).detail;
+    else if (response?.status === 429) trouble.textContent = said((await response.json()).error.message);
     else if (response) trouble.textContent = t("This name and this password don't let you in.");
     else trouble.textContent = t("The program can't be reached. Is it still running?");
   });

@@ -198,7 +198,8 @@ export class PageState {
     const conversation = this.chat.id;
     if (offer.kind === "shorten") return this.#change("shorten", { conversation, first: offer.first });
     if (offer.kind === "summary") {
-      const isBegun = await this.#change("summarise", { conversation });
+      const title = t("After: {title}", { title: this.chat.title });
+      const isBegun = await this.#change("summarise", { conversation, title });
       this.view.listChanged();
       return isBegun;
     }

@@ -319,7 +319,7 @@ export interface Methods {
   delete_message(args: OfNode): Changed;
   edit_answer(args: OfNode & { text: string }): Changed;
   shorten(args: OfChat & { first: string | null }): Changed;
-  summarise(args: OfChat): Changed;
+  summarise(args: OfChat & { title: string }): Changed;
   measure(args: Outgoing): Cost;
   strip(args: Outgoing): Strip;
   shown_strip(args: OfNode & { at: number }): Strip;

@@ -15,7 +15,7 @@ export function welcome(/** @type {Page} */ page) {
       "button.example.card",
       { type: "button", onclick: () => page.sendExample(number) },
       h("span.shot", shot(example)),
-      h("span.words", example.text),
+      h("span.words", { lang: "en" }, example.text),
     ),
   );
   return h(

@@ -295,7 +295,9 @@ def read_processing(folder: str | Path) -> tuple[ImageProcessing, VideoProcessin
     video = _read_json(folder / "video_preprocessor_config.json") or joint.get("video_processor")
     if not isinstance(image, dict) or not isinstance(video, dict):
         name = "video_preprocessor_config.json" if isinstance(image, dict) else "preprocessor_config.json"
-        raise MediaConfigError(f"The checkpoint lacks {name}: it can't read media. Download it completely.")
+        raise MediaConfigError(
+            say("The checkpoint lacks {name}: it can't read media. Download it completely.", name=name)
+        )
     return ImageProcessing.from_dict(image), VideoProcessing.from_dict(video)
 
 
@@ -305,9 +307,13 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise MediaConfigError(f"{path.name} of the checkpoint is not readable JSON. Download it again.") from None
+        raise MediaConfigError(
+            say("{name} of the checkpoint is not readable JSON. Download it again.", name=path.name)
+        ) from None
     if not isinstance(content, dict):
-        raise MediaConfigError(f"{path.name} of the checkpoint must hold a JSON object. Download it again.")
+        raise MediaConfigError(
+            say("{name} of the checkpoint must hold a JSON object. Download it again.", name=path.name)
+        )
     return content
 
 

@@ -80,7 +80,7 @@ def open_video(source: MediaSource, limits: MediaLimits) -> Iterator[OpenVideo]:
     """
     name = describe(source)
     if isinstance(source, Image.Image):
-        raise MediaFormatError("A PIL image was given as a video. Pass it as an image, or pass the video's file.")
+        raise MediaFormatError(say("A PIL image was given as a video. Pass it as an image, or pass the video's file."))
     with open_stream(source, "video", limits) as file:
         found = read_format(file, source)
         if found.libav is None:

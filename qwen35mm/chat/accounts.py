@@ -24,6 +24,7 @@ from typing import Protocol
 import filelock
 
 from qwen35mm.errors import ConfigError, StorageError
+from qwen35mm_preprocess.say import say
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class GivenAccounts:
         return self._passwords.get(name)
 
     def change(self, name: str, old: str, new: str) -> bool:
-        raise ConfigError("Passwords that the program was started with can't be changed here.")
+        raise ConfigError(say("Passwords that the program was started with can't be changed here."))
 
 
 class AccountFile:
@@ -165,12 +166,15 @@ class AccountFile:
             if read_as == self._read_as:
                 return self._hashes
             if stat.st_size > _MAX_FILE_BYTES:
-                raise ConfigError(f"{self._path.name} is no file of accounts: it is too large.")
+                raise ConfigError(say("{name} is no file of accounts: it is too large.", name=self._path.name))
             lines = self._path.read_text("utf-8").splitlines()
         except (OSError, UnicodeError) as error:
             raise ConfigError(
-                f"The accounts in {self._path} can't be read. Make the file with "
-                f"`qwen35mm account add NAME --auth-file {self._path}`."
+                say(
+                    "The accounts in {path} can't be read. Make the file with "
+                    "`qwen35mm account add NAME --auth-file {path}`.",
+                    path=str(self._path),
+                )
             ) from error
         hashes: dict[str, str] = {}
         for number, line in enumerate(lines, start=1):
@@ -180,8 +184,12 @@ class AccountFile:
             hashed = line.strip().partition(":")[2]
             if not name or name in hashes or _HASH.fullmatch(hashed) is None:
                 raise ConfigError(
-                    f"Line {number} of {self._path.name} is no account of its own: expected name:hash, as "
-                    "`qwen35mm account add` writes it."
+                    say(
+                        "Line {n} of {name} is no account of its own: expected name:hash, as `qwen35mm account add` "
+                        "writes it.",
+                        n=number,
+                        name=self._path.name,
+                    )
                 )
             hashes[name] = hashed
         if os.name == "posix" and stat.st_mode & 0o077:
@@ -207,7 +215,7 @@ class AccountFile:
                     Path(name).unlink(missing_ok=True)
         except (OSError, filelock.Timeout) as error:
             raise StorageError(
-                f"The accounts in {self._path} can't be written. Check the folder, and its disk."
+                say("The accounts in {path} can't be written. Check the folder, and its disk.", path=str(self._path))
             ) from error
 
 
@@ -215,14 +223,18 @@ def checked_name(name: str) -> str:
     """A name as it is kept. Raises ConfigError."""
     name = _normal(name)
     if not name or len(name) > _MAX_NAME_CHARS or ":" in name or name.startswith("#") or not name.isprintable():
-        raise ConfigError(f"A name has 1 to {_MAX_NAME_CHARS} characters, none of them a colon, and begins with no #.")
+        raise ConfigError(
+            say("A name has 1 to {most} characters, none of them a colon, and begins with no #.", most=_MAX_NAME_CHARS)
+        )
     return name
 
 
 def checked_password(password: str) -> str:
     """The password itself. Raises ConfigError, without it."""
     if not MIN_PASSWORD_CHARS <= len(password) <= MAX_PASSWORD_CHARS:
-        raise ConfigError(f"A password has {MIN_PASSWORD_CHARS} to {MAX_PASSWORD_CHARS:,} characters.")
+        raise ConfigError(
+            say("A password has {least} to {most} characters.", least=MIN_PASSWORD_CHARS, most=MAX_PASSWORD_CHARS)
+        )
     return password
 
 

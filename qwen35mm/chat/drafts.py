@@ -17,7 +17,6 @@ from qwen35mm.chat.media import MediaStore
 from qwen35mm.chat.past import Past
 from qwen35mm.chat.prompting import prompt_messages, with_names
 from qwen35mm.chat.records import Attachment, Node
-from qwen35mm.chat.say import Said, say, size, tokens
 from qwen35mm.chat.settings import Settings
 from qwen35mm.errors import ArchiveError, DocumentTooLargeError, PromptError
 from qwen35mm_preprocess import (
@@ -29,7 +28,7 @@ from qwen35mm_preprocess import (
     VideoClip,
     VideoProcessing,
 )
-from qwen35mm_preprocess.say import decimal, said_of
+from qwen35mm_preprocess.say import Said, decimal, said_of, say, size, tokens
 
 # Less room than this for an answer isn't worth sending for.
 _LEAST_ANSWER = 128
@@ -286,8 +285,9 @@ def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> A
             )
         processor.check(plan, path)
     except MediaPlanError as error:
-        why = with_names(said_of(error), [attachment])
-        raise ArchiveError(say("The file '{name}' can't be taken. {why}", name=attachment.name, why=why)) from None
+        raise ArchiveError(
+            say("The file '{name}' can't be taken: its plan is damaged, or of another version.", name=attachment.name)
+        ) from error
     except MediaError as error:
         raise type(error)(with_names(said_of(error), [attachment])) from None
     if attachment.clip is not None and not _is_within(plan, attachment.clip):

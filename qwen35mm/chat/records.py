@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 
 from qwen35mm.errors import ConversationDataError
 from qwen35mm_preprocess import MediaPlan, VideoClip
-from qwen35mm_preprocess.say import Said, Saying, is_said
+from qwen35mm_preprocess.say import Said, Saying, is_said, say
 
 Role = Literal["user", "assistant"]
 ReplyStatus = Literal["running", "finished", "length", "stopped", "failed"]
@@ -166,7 +166,9 @@ def checked_node(node: Node) -> Node:
     try:
         return _NODE.validate_python(node)
     except ValidationError as error:
-        raise ConversationDataError(f"A message's {place_of(error)} can't be kept: it is of another form.") from None
+        raise ConversationDataError(
+            say("A message's {place} can't be kept: it is of another form.", place=place_of(error))
+        ) from None
 
 
 def dump_object(values: object, what: str) -> str:
@@ -176,7 +178,9 @@ def dump_object(values: object, what: str) -> str:
             return json.dumps(dict(values), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError):
         pass
-    raise ConversationDataError(f"The {what} must be a JSON object: texts, finite numbers, lists and objects of those.")
+    raise ConversationDataError(
+        say("{what} must be a JSON object: texts, finite numbers, lists and objects of those.", what=what)
+    )
 
 
 def load_object(text: str, what: str) -> dict[str, Any]:
@@ -186,13 +190,13 @@ def load_object(text: str, what: str) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise ConversationDataError(f"The database is damaged: the {what} can't be read.")
+        raise ConversationDataError(say("The database is damaged: {what} can't be read.", what=what))
     return values
 
 
 def dump_words(words: str | dict[str, Any] | None) -> str | None:
     """What is said, as a text: an English sentence as it is."""
-    return dump_object(words, "message's error") if isinstance(words, dict) else words
+    return dump_object(words, "message.error") if isinstance(words, dict) else words
 
 
 def load_words(text: str | None) -> Said | None:

@@ -31,7 +31,7 @@ _CONVERSATION = ", ".join(field.name for field in fields(Conversation))
 _NODE = ", ".join(field.name for field in fields(Node) if field.name != "attachments")
 _ATTACHMENT = ", ".join(field.name for field in fields(Attachment))
 # Those of messages that hold JSON objects, and what these are called.
-_OBJECTS = {"stats": "message's numbers", "settings": "message's settings"}
+_OBJECTS = {"stats": "message.stats", "settings": "message.settings"}
 
 # The order of a list of conversations, called c, and those behind a place in it.
 ORDER = "c.pinned DESC, c.updated_s DESC, c.sequence DESC"
@@ -62,7 +62,7 @@ def read_conversations(connection: sqlite3.Connection, where: str, values: Mappi
     found = []
     for row in connection.execute(f"SELECT {_CONVERSATION} FROM present AS c WHERE {where}", values):
         fields = _values(names, row)
-        fields["settings"] = load_object(fields["settings"], "conversation's settings")
+        fields["settings"] = load_object(fields["settings"], "conversation.settings")
         found.append(Conversation(**fields))
     return found
 
@@ -107,7 +107,7 @@ def read_nodes(connection: sqlite3.Connection, conversation_id: str) -> list[Nod
     rows = connection.execute(f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY sequence", (conversation_id,))
     for row in rows:
         values = _values(names, row)
-        values["notes"] = tuple(map(heard, load_object(values["notes"], "message's notes").get("notes", ())))
+        values["notes"] = tuple(map(heard, load_object(values["notes"], "message.notes").get("notes", ())))
         values["error"] = load_words(values["error"])
         for name, what in _OBJECTS.items():
             values[name] = None if values[name] is None else load_object(values[name], what)
@@ -139,13 +139,13 @@ def insert_attachments(connection: sqlite3.Connection, node: Node) -> None:
 def conversation_row(values: Mapping[str, Any]) -> dict[str, Any]:
     row = dict(values)
     if "settings" in row:
-        row["settings"] = dump_object(row["settings"], "conversation's settings")
+        row["settings"] = dump_object(row["settings"], "conversation.settings")
     return row
 
 
 def node_row(node: Node) -> dict[str, Any]:
     """Raises ConversationDataError for a value that a field can't have."""
-    row = {**vars(checked_node(node)), "notes": dump_object({"notes": node.notes}, "message's notes")}
+    row = {**vars(checked_node(node)), "notes": dump_object({"notes": node.notes}, "message.notes")}
     row["error"] = dump_words(node.error)
     row |= {name: None if row[name] is None else dump_object(row[name], what) for name, what in _OBJECTS.items()}
     del row["attachments"]

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.chat.say import say
 from qwen35mm.errors import ConfigError
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
-from qwen35mm_preprocess.say import Said, decimal
+from qwen35mm_preprocess.say import Said, decimal, say
 
 MAX_SYSTEM_CHARS = 100_000
 # Of a system prompt, this much is kept with each answer.
@@ -81,10 +80,18 @@ class Settings:
             ConfigError: a name is unknown, or a value is of the wrong type or out of range.
         """
         if not isinstance(values, Mapping):
-            raise ConfigError(f"Settings are an object of names and values; got {type(values).__name__}.")
+            raise ConfigError(
+                say("Settings are an object of names and values; got {type}.", type=type(values).__name__)
+            )
         unknown = sorted(str(name) for name in values if name not in NAMES)
         if unknown:
-            raise ConfigError(f"There is no setting {_short(unknown[0])}; known are {', '.join(sorted(NAMES))}.")
+            raise ConfigError(
+                say(
+                    "There is no setting {name}; known are {names}.",
+                    name=_short(unknown[0]),
+                    names=", ".join(sorted(NAMES)),
+                )
+            )
         return cls({name: _check(name, value) for name, value in values.items() if value is not None and value != ""})
 
     @classmethod

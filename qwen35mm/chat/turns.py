@@ -21,13 +21,13 @@ from qwen35mm.chat.past import Past, Pasts
 from qwen35mm.chat.prompting import TooLongError, prompt_messages, prompt_path
 from qwen35mm.chat.records import CLIPS, CROPS, Attachment, AttachmentKind, Conversation, Crop, Id, Node
 from qwen35mm.chat.replies import Replies, Work
-from qwen35mm.chat.say import say
 from qwen35mm.chat.settings import MEDIA, Settings, made_with
 from qwen35mm.chat.store import ConversationStore, new_id
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, RequestError
 from qwen35mm.pools import DRAFTS, TURNS
 from qwen35mm_preprocess import VideoClip
+from qwen35mm_preprocess.say import say
 
 MAX_TEXT_CHARS = 2_000_000
 MAX_ATTACHMENTS = 64
@@ -205,8 +205,11 @@ class Turns:
 
         return (await self._begin(person, conversation_id, store))[1]
 
-    async def summarise(self, person: Person, conversation_id: str) -> tuple[str, str]:
+    async def summarise(self, person: Person, conversation_id: str, title: str) -> tuple[str, str]:
         """Begins a new conversation with a summary of this one; ids of it and of the summary, a reply in progress.
+
+        Args:
+            title: the new one's, cut where it is too long.
 
         Raises what `send` does.
         """
@@ -215,8 +218,7 @@ class Turns:
             conversation, tree = self._store.read(person.owner, conversation_id)
             settings = Settings.kept(conversation.settings)
             question = self._summary_question(person, conversation, tree, settings)
-            title = f"After: {conversation.title}"[:_TITLE_CHARS]
-            return self._begin_new(person, title, settings, question, is_summary=True)
+            return self._begin_new(person, title[:_TITLE_CHARS], settings, question, is_summary=True)
 
         await self._replies.store_missed(person.owner, conversation_id)
         return await self._begin(person, None, store)

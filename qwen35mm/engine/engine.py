@@ -35,7 +35,7 @@ from qwen35mm.errors import (
 )
 from qwen35mm.model import LoadedModel
 from qwen35mm_preprocess import MediaError
-from qwen35mm_preprocess.say import say
+from qwen35mm_preprocess.say import Said, english, say
 
 logger = logging.getLogger(__name__)
 
@@ -306,11 +306,11 @@ class Engine:
         """
         # A tenth of the time that looking at each of them takes.
         if not float(logits.sum()) < math.inf:
-            logger.error("the model's logits are no numbers; its checkpoint: %s", self._damage)
+            logger.error("the model's logits are no numbers; its checkpoint: %s", english(self._damage))
             raise EngineError(say("The model computed values that are no numbers. {damage}", damage=self._damage))
 
     @functools.cached_property
-    def _damage(self) -> str:
+    def _damage(self) -> Said:
         return damage(self.loaded.path)
 
     def _give_way_to(self, reply: Reply) -> list[StepOutput]:

@@ -131,15 +131,19 @@ def engine_error(error: Exception, device: torch.device) -> EngineError:
     return EngineError(message)
 
 
-def damage(checkpoint: Path) -> str:
+def damage(checkpoint: Path) -> Said:
     """Why a model's values are no numbers, and what to do, from its files; reads them all."""
     try:
         damaged = list(not_finite(read_headers(find_shards(checkpoint)).values()))
     except (CheckpointError, OSError):
-        return "Its checkpoint can't be read any more to see why. Download it again."
+        return say("Its checkpoint can't be read any more to see why. Download it again.")
     if damaged:
-        return f"Weights of {checkpoint.name} are damaged: {some(damaged, 3)}. Download it again."
-    return "Its weights are numbers: this prompt is beyond what it can compute. Ask in other words."
+        return say(
+            "Weights of {name} are damaged: {weights}. Download it again.",
+            name=checkpoint.name,
+            weights=some(damaged, 3),
+        )
+    return say("Its weights are numbers: this prompt is beyond what it can compute. Ask in other words.")
 
 
 def failed_on(error: Exception) -> Said:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from qwen35mm.errors import ConfigError
+from qwen35mm_preprocess.say import say
 
 DEFAULT_CONTEXT_LENGTH = 32_768
 CPU_PIECE_TOKENS = 512
@@ -53,7 +54,14 @@ class EngineSettings:
         """
         context_length = self.context_length or min(num_positions, DEFAULT_CONTEXT_LENGTH)
         if context_length > num_positions:
-            raise ConfigError(f"A context of {context_length:,} tokens was asked for; {name} has {num_positions:,}.")
+            raise ConfigError(
+                say(
+                    "A context of {n} tokens was asked for; {name} has {most}.",
+                    n=context_length,
+                    name=name,
+                    most=num_positions,
+                )
+            )
         return context_length
 
     def piece_tokens_on(self, device: torch.device) -> int:

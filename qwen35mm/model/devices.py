@@ -6,6 +6,7 @@ to where it is computed: a layer on the processor is computed by the processor.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from qwen35mm.errors import ConfigError
+from qwen35mm_preprocess.say import Saying, decimal, say
 
 logger = logging.getLogger(__name__)
 
@@ -187,41 +189,64 @@ def _as_map(found: Mapping[str, int | str], num_layers: int, *, tied: bool) -> D
     )
 
 
-def _too_large(name: str, num_bytes: int, devices: tuple[torch.device, ...]) -> str:
+def _too_large(name: str, num_bytes: int, devices: tuple[torch.device, ...]) -> Saying:
     """Says that a model fits on none of the GPUs asked for, nor on all of them, and what would help."""
     asked = [device for device in devices if device.type == "cuda"]
-    free = [f"{card} has {gib(free)} free of {gib(total)}" for card in asked for free, total in [free_memory(card)]]
+    free = [
+        say("{card} has {free} free of {total}", card=str(card), free=gib(free), total=gib(total))
+        for card in asked
+        for free, total in [free_memory(card)]
+    ]
     cards = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     roomy = next((card for card in cards if fits(num_bytes, card)), None)
-    other = ""
+    other = None
     if roomy is not None:
-        other = f" There is room on {roomy} (--device {roomy})."
+        other = say("There is room on {card} (--device {card}).", card=str(roomy))
     elif len(asked) < len(cards) and num_bytes <= sum(max(free_memory(card)[0] - RESERVE_BYTES, 0) for card in cards):
-        other = f" Several cards together may have room (--device {','.join(map(str, cards))})."
-    return (
-        f"{name} takes {gib(num_bytes)} of weights, and {', '.join(free)}; a card needs some of that to work with and "
-        f"for its caches.{other} Close what else uses the cards or choose a smaller model. With --device "
-        f"{','.join(map(str, asked))},cpu the processor computes the layers that don't fit, and with --device cpu all "
-        "of them, at a small part of the speed, where --weights int8 or int4 takes a half or a third of the memory."
+        other = say("Several cards together may have room (--device {cards}).", cards=",".join(map(str, cards)))
+    shortage = say(
+        "{name} takes {size} of weights, and {free}; a card needs some of that to work with and for its caches.",
+        name=name,
+        size=gib(num_bytes),
+        free=functools.reduce(lambda first, second: say("{first}, {second}", first=first, second=second), free),
+    )
+    return say(
+        "{shortage} Close what else uses the cards or choose a smaller model. With --device {cards},cpu the processor "
+        "computes the layers that don't fit, and with --device cpu all of them, at a small part of the speed, where "
+        "--weights int8 or int4 takes a half or a third of the memory.",
+        shortage=say("{first} {second}", first=shortage, second=other) if other else shortage,
+        cards=",".join(map(str, asked)),
     )
 
 
-def shortage(error: Exception, device: torch.device) -> str:
+def shortage(error: Exception, device: torch.device) -> Saying:
     """What a person is told when memory ran out in the middle of work; the cache torch keeps is given back first.
 
     Args:
         device: the one that is meant where the error names none.
     """
-    advice = "Use smaller pictures, fewer frames or a shorter chat; or start with a shorter context or fewer slots."
+    advice = say(
+        "Use smaller pictures, fewer frames or a shorter chat; or start with a shorter context or fewer slots."
+    )
     if device.type != "cuda":
-        return f"Memory ran out while this was computed. {advice}"
+        return say("Memory ran out while this was computed. {advice}", advice=advice)
     torch.cuda.empty_cache()
     where = _WHERE.search(str(error))
     free, total = free_memory(torch.device("cuda", int(where[1])) if where else device)
     asked = _ASKED.search(str(error))
-    what = f"{asked[1]} {asked[2]} were asked for" if asked else "more was asked for than there was"
-    return f"The GPU's memory ran out while this was computed: {what}, {gib(free)} are free of {gib(total)}. {advice}"
+    return say(
+        "The GPU's memory ran out while this was computed: {what}, {free} are free of {total}. {advice}",
+        what=say("{size} were asked for", size=f"{asked[1]} {asked[2]}")
+        if asked
+        else say("more was asked for than there was"),
+        free=gib(free),
+        total=gib(total),
+        advice=advice,
+    )
 
 
-def gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
+def gib(num_bytes: int) -> Saying:
+    """Bytes to a tenth: GiB from one on, MiB below. `size` would say the same of what fits and what doesn't."""
+    if num_bytes >= 2**30:
+        return say("{n} GiB", n=decimal(num_bytes / 2**30, 1))
+    return say("{n} MiB", n=decimal(num_bytes / 2**20, 1))

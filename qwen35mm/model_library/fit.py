@@ -13,12 +13,14 @@ from qwen35mm.checkpoints.safetensors_files import read_headers
 from qwen35mm.checkpoints.shards import find_shards
 from qwen35mm.config import ModelConfig
 from qwen35mm.model import DeviceRequest
+from qwen35mm.model.devices import gib
 from qwen35mm.model.load import choose_dtype, choose_integers, find_checkpoint, weights_name
 from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model.weights import bytes_read_per_token, check_integers, weights_bytes
-from qwen35mm.model_library.memory import Available, MemoryNeed, NoRoomError, available_bytes, gib, memory_need
+from qwen35mm.model_library.memory import Available, MemoryNeed, NoRoomError, available_bytes, memory_need
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm_kernels.cpu.native.library import find_library
+from qwen35mm_preprocess.say import said_of, say
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +65,15 @@ def fit(
             # Of `auto` the last word is the smallest's, else that of what was asked for.
             refused = error if refused is None or options.weights == "auto" else refused
             continue
-        if integers != asked and options.weights != "auto":
-            raise NoRoomError(f"{refused} With --weights {integers} it fits: {gib(sizes[integers])} of weights.")
+        if refused is not None and options.weights != "auto":
+            raise NoRoomError(
+                say(
+                    "{refused} With --weights {integers} it fits: {size} of weights.",
+                    refused=said_of(refused),
+                    integers=str(integers),
+                    size=gib(sizes[integers]),
+                )
+            )
         if integers != asked:
             text = (
                 "%s has %s weights: %s instead of %s of %s, which don't fit into %s of memory beside a context of %s."

@@ -21,6 +21,7 @@ from qwen35mm.config import SUPPORTED_MODEL_TYPES
 from qwen35mm.errors import CheckpointError, Qwen35mmError
 from qwen35mm.model.load import HUB_PATTERNS
 from qwen35mm.model_library.installed import cache_folder, is_family, is_hub_id, repository_folder
+from qwen35mm_preprocess.say import say, size
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,9 @@ def download(
         CheckpointError: it can't be had; the message says why and what to do. What is here stays.
     """
     if not is_hub_id(hub_id):
-        raise CheckpointError(f"'{hub_id}' isn't a Hub id: expected an owner and a name, such as Qwen/Qwen3.5-2B.")
+        raise CheckpointError(
+            say("'{name}' isn't a Hub id: expected an owner and a name, such as Qwen/Qwen3.5-2B.", name=hub_id)
+        )
     try:
         return _Download(hub_id, progress, cancelled).run()
     except (Qwen35mmError, DownloadCancelled):
@@ -156,7 +159,9 @@ class _Download:
                     time.sleep(_PAUSE_S)
         if not file.matches(partial):
             partial.unlink()
-            raise CheckpointError(f"{file.path} came damaged: its checksum isn't the Hub's. Start the download again.")
+            raise CheckpointError(
+                say("{name} came damaged: its checksum isn't the Hub's. Start the download again.", name=file.path)
+            )
         partial.replace(target)
 
     def _stream(self, file: _RemoteFile, out: BinaryIO) -> None:
@@ -203,19 +208,28 @@ def _list_files(hub_id: str) -> tuple[str, list[_RemoteFile]]:
     names = {file.path for file in files}
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         raise CheckpointError(
-            f"'{hub_id}' has no config.json with *.safetensors files on the Hub, so it can't be run here (GGUF files "
-            "and pickled weights can't be read). Choose the original checkpoint."
+            say(
+                "'{name}' has no config.json with *.safetensors files on the Hub, so it can't be run here (GGUF files "
+                "and pickled weights can't be read). Choose the original checkpoint.",
+                name=hub_id,
+            )
         )
     if not all(file.digest.isalnum() for file in files):
-        raise CheckpointError(f"The Hub lists '{hub_id}' without checksums, so it can't be checked. Try again later.")
+        raise CheckpointError(
+            say("The Hub lists '{name}' without checksums, so it can't be checked. Try again later.", name=hub_id)
+        )
     return info.sha or "main", files
 
 
 def _check_family(hub_id: str, config: Path) -> None:
     if not is_family(config):
         raise CheckpointError(
-            f"'{hub_id}' is another kind of model: its config.json has no model_type "
-            f"{' or '.join(SUPPORTED_MODEL_TYPES)}. Choose a multimodal Qwen3.5 checkpoint."
+            say(
+                "'{name}' is another kind of model: the model_type in its config.json is none of {types}. Choose a "
+                "multimodal Qwen3.5 checkpoint.",
+                name=hub_id,
+                types=", ".join(SUPPORTED_MODEL_TYPES),
+            )
         )
 
 
@@ -224,9 +238,14 @@ def _check_disk(missing_bytes: int) -> None:
     wanted = missing_bytes + (_RESERVE_BYTES if missing_bytes else 0)
     if wanted > free:
         raise CheckpointError(
-            f"The disk is too full: {missing_bytes / 2**30:,.2f} GiB are still to come, with {_RESERVE_BYTES >> 20} "
-            f"MiB to spare, and {free / 2**30:,.2f} GiB are free. Free another {(wanted - free) / 2**30:,.2f} GiB, "
-            "or name a folder on another disk in HF_HOME and start the program again."
+            say(
+                "The disk is too full: {missing} are still to come, with {reserve} to spare, and {free} are free. Free "
+                "another {more}, or name a folder on another disk in HF_HOME and start the program again.",
+                missing=size(missing_bytes),
+                reserve=size(_RESERVE_BYTES),
+                free=size(free),
+                more=size(wanted - free),
+            )
         )
 
 
@@ -235,24 +254,41 @@ def _in_words(hub_id: str, error: Exception) -> CheckpointError:
 
     if isinstance(error, GatedRepoError):
         return CheckpointError(
-            f"'{hub_id}' asks for your consent: accept its terms on its page on huggingface.co, then log in with "
-            "`hf auth login`, and try again."
+            say(
+                "'{name}' asks for your consent: accept its terms on its page on huggingface.co, then log in with "
+                "`hf auth login`, and try again.",
+                name=hub_id,
+            )
         )
     if isinstance(error, RepositoryNotFoundError):
         return CheckpointError(
-            f"The Hugging Face Hub has no model '{hub_id}'. Check the spelling; a private model needs `hf auth login`."
+            say(
+                "The Hugging Face Hub has no model '{name}'. Check the spelling; a private model needs "
+                "`hf auth login`.",
+                name=hub_id,
+            )
         )
     if isinstance(error, OfflineModeIsEnabled):
-        return CheckpointError("HF_HUB_OFFLINE is set, so nothing is downloaded. Unset it and start the program again.")
+        return CheckpointError(
+            say("HF_HUB_OFFLINE is set, so nothing is downloaded. Unset it and start the program again.")
+        )
     if isinstance(error, HfHubHTTPError) and getattr(error.response, "status_code", None) == 401:
-        return CheckpointError(f"The Hub refuses your token for '{hub_id}'. Log in again with `hf auth login`.")
+        return CheckpointError(
+            say("The Hub refuses your token for '{name}'. Log in again with `hf auth login`.", name=hub_id)
+        )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CheckpointError("The disk is full. Free some space and start the download again: it goes on from here.")
+        return CheckpointError(
+            say("The disk is full. Free some space and start the download again: it goes on from here.")
+        )
     if isinstance(error, PermissionError):
-        return CheckpointError("The Hugging Face cache can't be written to. Name another folder in HF_HOME.")
+        return CheckpointError(say("The Hugging Face cache can't be written to. Name another folder in HF_HOME."))
     return CheckpointError(
-        f"'{hub_id}' couldn't be downloaded ({type(error).__name__}). Check the network and start it again: it goes on "
-        "from where it was."
+        say(
+            "'{name}' couldn't be downloaded ({error}). Check the network and start it again: it goes on from where it "
+            "was.",
+            name=hub_id,
+            error=type(error).__name__,
+        )
     )
 
 

@@ -13,7 +13,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.checkpoints.shards import find_shards
 from qwen35mm.config import SUPPORTED_MODEL_TYPES, ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
-from qwen35mm_preprocess.say import Said, said_of
+from qwen35mm_preprocess.say import Said, said_of, say
 
 # Folders whose children are checkpoints, separated as in PATH.
 FOLDERS_VARIABLE = "QWEN35MM_MODELS"
@@ -69,19 +69,23 @@ def find_model(source: str | Path) -> InstalledModel:
         model = _inspect(path, path.name, name, tell_damage=True)
         if model is None:
             raise CheckpointError(
-                f"'{path.name}' holds no Qwen3.5 checkpoint that can be read: a config.json with model_type "
-                f"{' or '.join(SUPPORTED_MODEL_TYPES)} is expected."
+                say(
+                    "'{name}' holds no Qwen3.5 checkpoint that can be read: a config.json is expected whose model_type "
+                    "is one of {types}.",
+                    name=path.name,
+                    types=", ".join(SUPPORTED_MODEL_TYPES),
+                )
             )
         return model
     if not is_hub_id(name):
         raise CheckpointError(
-            f"There is no folder '{path.name}', and it isn't a Hub id such as Qwen/Qwen3.5-2B either."
+            say("There is no folder '{name}', and it isn't a Hub id such as Qwen/Qwen3.5-2B either.", name=path.name)
         )
     for folder in _snapshots(name):
         model = _inspect(folder, name, name, tell_damage=False)
         if model is not None:
             return model
-    raise CheckpointError(f"'{name}' isn't on this machine, or not completely: download it first.")
+    raise CheckpointError(say("'{name}' isn't on this machine, or not completely: download it first.", name=name))
 
 
 def is_hub_id(name: str) -> bool:
@@ -119,7 +123,7 @@ def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> Inst
             shards = find_shards(folder)
             num_bytes = sum(path.stat().st_size for path in shards)
             if not (folder / "tokenizer.json").is_file():
-                raise CheckpointError("tokenizer.json is missing from the folder: get the checkpoint again.")
+                raise CheckpointError(say("tokenizer.json is missing from the folder: get the checkpoint again."))
         except CheckpointError as error:
             return InstalledModel(name, source, folder, num_bytes, False, said_of(error)) if tell_damage else None
         ModelConfig.from_pretrained(folder)

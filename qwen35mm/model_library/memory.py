@@ -14,8 +14,10 @@ from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.cache.planner import CacheSettings, MemoryPlan, host_memory_bytes, plan_memory
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
+from qwen35mm.model.devices import gib
 from qwen35mm.model.weights import loaded_bytes
 from qwen35mm.model_library.options import BackendOptions
+from qwen35mm_preprocess.say import say
 
 # For what a step computes with, and for the rest of the machine.
 RESERVE_BYTES = 512 << 20
@@ -73,11 +75,18 @@ def memory_need(
     """
     settings = options.settings
     context_length = settings.context_length_of(config.text.max_position_embeddings, name)
-    weights = f"{integers} weights" if integers else "weights"
+    weights = say("{integers} weights", integers=integers) if integers else say("weights")
     if weights_bytes > memory_bytes:
         raise NoRoomError(
-            f"{name} doesn't fit: its {weights} take {gib(weights_bytes)}, and {gib(memory_bytes)} of memory can be "
-            f"had on {_names(devices)}. Take a smaller model, or close other programs."
+            say(
+                "{name} doesn't fit: its {weights} take {size}, and {memory} of memory can be had on {devices}. Take a "
+                "smaller model, or close other programs.",
+                name=name,
+                weights=weights,
+                size=gib(weights_bytes),
+                memory=gib(memory_bytes),
+                devices=_names(devices),
+            )
         )
     # The engine plans by all memory of a host, and by what the weights leave free on a GPU.
     on_cpu = all(device.type == "cpu" for device in devices)
@@ -104,10 +113,20 @@ def memory_need(
     plan = need.cache
     if need.total_bytes > memory_bytes:
         raise NoRoomError(
-            f"{name} doesn't fit: {weights} take {gib(weights_bytes)}, KV for {plan.num_kv_tokens:,} tokens "
-            f"{gib(plan.kv_bytes)} and running states {gib(plan.slot_bytes)}, together {gib(need.total_bytes)}, and "
-            f"{gib(memory_bytes)} of memory can be had on {_names(devices)}. Take a smaller model or a shorter "
-            "context, or close other programs."
+            say(
+                "{name} doesn't fit: {weights} take {size}, KV for {n} tokens {kv} and running states {states}, "
+                "together {total}, and {memory} of memory can be had on {devices}. Take a smaller model or a shorter "
+                "context, or close other programs.",
+                name=name,
+                weights=weights,
+                size=gib(weights_bytes),
+                n=plan.num_kv_tokens,
+                kv=gib(plan.kv_bytes),
+                states=gib(plan.slot_bytes),
+                total=gib(need.total_bytes),
+                memory=gib(memory_bytes),
+                devices=_names(devices),
+            )
         )
     return need
 
@@ -200,8 +219,3 @@ def _resident_bytes() -> int:
 
 def _names(devices: Sequence[torch.device]) -> str:
     return ", ".join(map(str, devices))
-
-
-def gib(num_bytes: int) -> str:
-    """Bytes as a person reads them: GiB from one on, MiB below."""
-    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"

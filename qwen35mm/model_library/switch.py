@@ -34,7 +34,7 @@ from qwen35mm.model_library.options import BackendOptions
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor
-from qwen35mm_preprocess.say import Said, said_of
+from qwen35mm_preprocess.say import Said, said_of, say
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class BackendSwitch:
             EngineError: there is none: it was closed, or nothing could be loaded.
         """
         if self._backend is None:
-            raise EngineError("No model is loaded at the moment. Choose one, or start the program again.")
+            raise EngineError(say("No model is loaded at the moment. Choose one, or start the program again."))
         return self._backend
 
     @property
@@ -209,12 +209,16 @@ class BackendSwitch:
             EngineError: neither the new model nor the old one could be loaded.
         """
         if self._closed:
-            raise EngineError("The program is ending.")
+            raise EngineError(say("The program is ending."))
         if self._switched is not None:
-            raise RequestError("Another model is being loaded already: wait until it is there.")
+            raise RequestError(say("Another model is being loaded already: wait until it is there."))
         if self._num_streams:
-            replies = "A reply is" if self._num_streams == 1 else f"{self._num_streams} replies are"
-            raise RequestError(f"{replies} being written: stop or wait, then change the model.")
+            raise RequestError(
+                say(
+                    "{n} {n|reply is|replies are} being written: stop or wait, then change the model.",
+                    n=self._num_streams,
+                )
+            )
         self._switched = asyncio.Event()
         report = on_progress or (lambda phase: None)
         options = self._options.with_context(context_length)
@@ -294,8 +298,11 @@ class BackendSwitch:
         except Exception as error:
             logger.exception("the model before could not be loaded again")
             raise EngineError(
-                f"The new model can't be used, and '{self._last.name}' couldn't be loaded again. Choose another model, "
-                "or start the program again."
+                say(
+                    "The new model can't be used, and '{name}' couldn't be loaded again. Choose another model, or "
+                    "start the program again.",
+                    name=self._last.name,
+                )
             ) from error
 
     def _take(self, backend: LocalBackend) -> LocalBackend:
@@ -310,7 +317,7 @@ class BackendSwitch:
     ) -> tuple[BackendOptions, MemoryNeed, bool]:
         """What it is made with and takes, and whether that fits beside the current one; raises where it doesn't fit."""
         if not model.usable:
-            raise CheckpointError(f"'{model.name}' can't be used: {model.reason}")
+            raise CheckpointError(say("'{name}' can't be used: {reason}", name=model.name, reason=model.reason or ""))
         devices = self._backend.loaded.model.devices if keep_weights and self._backend else self._devices
         room = measure_room(self._backend, devices, self._available, keep_weights=keep_weights)
         where = {"devices": devices, "memory_bytes": room.after_bytes}

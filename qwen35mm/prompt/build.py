@@ -18,6 +18,7 @@ from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, MAX_RUN, Segment, cut_
 from qwen35mm.prompt.template import ChatTemplate
 from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import MediaPlan
+from qwen35mm_preprocess.say import say
 
 TURN_START = "<|im_start|>"
 THINKING_START = "<think>"
@@ -202,7 +203,7 @@ def _continuation(reply: Message, stand_ins: StandIns, *, in_thinking: bool) -> 
     if reply.text:
         return (thought + THINKING_END if in_thinking else "") + stand_ins.hide(reply.text)
     if not in_thinking:
-        raise PromptError("The reply ended in the middle of its thinking: turn thinking on to continue it.")
+        raise PromptError(say("The reply ended in the middle of its thinking: turn thinking on to continue it."))
     return thought
 
 
@@ -227,8 +228,12 @@ def _outside_texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Any
         total += check_texts(texts[checked:], "The tool definitions")
     if total > MAX_OUTSIDE_CHARS:
         raise PromptError(
-            f"The texts of this conversation have {total:,} characters; at most {MAX_OUTSIDE_CHARS:,} are accepted. "
-            "Leave out older messages or shorten the attached files."
+            say(
+                "The texts of this conversation have {n} characters; at most {most} are accepted. Leave out older "
+                "messages or shorten the attached files.",
+                n=total,
+                most=MAX_OUTSIDE_CHARS,
+            )
         )
     return texts
 

@@ -228,7 +228,12 @@ HELLO = Message("user", (Text("hello"),))
         ("hello", {}, PromptError, "got one str"),
         ([{"role": "user", "content": "hello"}], {}, PromptError, "Message 1 is a dict"),
         ([HELLO], {"params": {"temperature": 0}}, RequestError, "params must be SamplingParams.*got {'temperature'"),
-        ([HELLO], {"retain": "all"}, RequestError, "retain must be one of conversation, shared, nothing; got 'all'"),
+        (
+            [HELLO],
+            {"retain": "all"},
+            RequestError,
+            "retain must be one of conversation, memory, shared, nothing; got 'all'",
+        ),
         ([HELLO], {"timeout_s": float("nan")}, RequestError, "timeout_s must be a number of seconds above 0.*got nan"),
         ([HELLO], {"timeout_s": "5"}, RequestError, "timeout_s .*got '5'"),
     ],

@@ -59,5 +59,5 @@ def test_only_plain_json_is_kept() -> None:
     for _ in range(100_000):
         deep = [deep]
     for values in ([1], "x", {"x": float("nan")}, {"x": object()}, {"x": {1, 2}}, {"x": deep}):
-        with pytest.raises(ConversationDataError, match="The settings"):
+        with pytest.raises(ConversationDataError, match="settings must be"):
             dump_object(values, "settings")

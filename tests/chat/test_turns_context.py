@@ -89,7 +89,7 @@ async def test_a_new_chat_begins_with_a_summary(kit: ChatKit) -> None:
     asked = await talk(kit, 2, 100)
     kit.store.change(ME.owner, asked.conversation, title="Shapes")
     kit.store.change(ME.owner, asked.conversation, settings={"system": "Be short."})
-    conversation, reply_id = await kit.turns.summarise(ME, asked.conversation)
+    conversation, reply_id = await kit.turns.summarise(ME, asked.conversation, "After: Shapes")
     view = await kit.watch(reply_id)
     assert view["status"] == "finished"
     (system, question) = kit.backend.calls[-1].messages
@@ -108,7 +108,7 @@ async def test_a_new_chat_begins_with_a_summary(kit: ChatKit) -> None:
 async def test_a_summary_holds_the_newest_messages_that_fit(kit: ChatKit, tmp_path: Path) -> None:
     asked = await talk(kit, 6, 1000)
     kit.backend.context_length = 1500
-    await kit.turns.summarise(ME, asked.conversation)
+    await kit.turns.summarise(ME, asked.conversation, "After: Shapes")
     reply = kit.replies.of(ME.owner)[0]
     text = reply.work.messages[-1].text
     assert "echo 5" in text
@@ -120,7 +120,7 @@ async def test_a_summary_holds_the_newest_messages_that_fit(kit: ChatKit, tmp_pa
 
 async def test_a_cut_or_repeated_summary_is_still_one(kit: ChatKit) -> None:
     asked = await talk(kit, 1, 10)
-    conversation, reply_id = await kit.turns.summarise(ME, asked.conversation)
+    conversation, reply_id = await kit.turns.summarise(ME, asked.conversation, "After: Shapes")
     await kit.watch(reply_id)
     kit.store.update(ME.owner, replace(kit.node(conversation, reply_id), status="length"))
     await kit.turns.go_on(ME, conversation, reply_id)
@@ -136,11 +136,11 @@ async def test_a_cut_or_repeated_summary_is_still_one(kit: ChatKit) -> None:
 async def test_nothing_can_t_be_summed_up(kit: ChatKit) -> None:
     empty = create(kit.store, ME.owner)
     with pytest.raises(RequestError, match="nothing to sum up"):
-        await kit.turns.summarise(ME, empty.id)
+        await kit.turns.summarise(ME, empty.id, "After: Shapes")
     asked = await talk(kit, 1, 4000)
     kit.backend.context_length = 300
     with pytest.raises(RequestError, match="Not even the last message"):
-        await kit.turns.summarise(ME, asked.conversation)
+        await kit.turns.summarise(ME, asked.conversation, "After: Shapes")
     assert len(kit.store.find(ME.owner)) == 2
 
 

@@ -168,9 +168,9 @@ def test_a_model_that_does_not_fit_on_a_card_is_refused_with_what_would_help(
 def test_a_shortage_says_what_was_asked_for_and_what_is_free(free: list[float]) -> None:
     free[0] = 20
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of ...")
-    assert "2.50 GiB were asked for, 20.0 GiB are free of 24.0 GiB" in shortage(error, CARDS[0])
-    assert "more was asked for than there was" in shortage(torch.OutOfMemoryError("?"), CARDS[0])
-    assert shortage(error, CPU).startswith("Memory ran out while this was computed.")
+    assert "2.50 GiB were asked for, 20.0 GiB are free of 24.0 GiB" in str(shortage(error, CARDS[0]))
+    assert "more was asked for than there was" in str(shortage(torch.OutOfMemoryError("?"), CARDS[0]))
+    assert str(shortage(error, CPU)).startswith("Memory ran out while this was computed.")
 
 
 def test_a_split_is_told_in_a_line(free: list[float]) -> None:

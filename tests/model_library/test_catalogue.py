@@ -49,7 +49,7 @@ async def test_what_fits_is_told_before_it_is_downloaded(make: Make, other: Path
         assert switch.suggestion() is suggestion
     assert switch.format_that_fits(HUB_MODELS[-1]) is None
     reason = switch.refusal(replace(find_model(other), usable=False, reason="It is damaged."))
-    assert reason == "'other' can't be used: It is damaged."
+    assert str(reason) == "'other' can't be used: It is damaged."
     assert switch.refusal(find_model(other)) is None
     switch._available = lambda _: -GIB
     assert "other doesn't fit" in str(switch.refusal(find_model(other)))

@@ -118,7 +118,7 @@ def test_offline_is_said_to_be_a_setting(hub: FakeHub, monkeypatch: pytest.Monke
 
 def test_a_full_disk_is_told_before_anything_comes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 << 20))
-    with pytest.raises(CheckpointError, match=r"Free another 0\.16 GiB, or name a folder on another disk in HF_HOME"):
+    with pytest.raises(CheckpointError, match=r"Free another 163 MiB, or name a folder on another disk in HF_HOME"):
         download(HUB_ID)
     assert hub.sent == []
 

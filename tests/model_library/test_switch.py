@@ -155,7 +155,7 @@ async def test_the_disk_cache_is_written_before_another_model_comes(make: Make, 
 async def test_a_reply_in_progress_is_a_reason_to_refuse(make: Make, other: Path) -> None:
     switch = make()
     events = await first_words(switch)
-    with pytest.raises(RequestError, match="A reply is being written: stop or wait"):
+    with pytest.raises(RequestError, match="1 reply is being written: stop or wait"):
         await switch.switch(other)
     await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
     await switch.switch(other)

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import qwen35mm
-import qwen35mm_preprocess
+import qwen35mm.errors
+import qwen35mm_preprocess.errors
 from qwen35mm.assets import asset_path
 
 PYTHON = Path(qwen35mm.__file__).parent
+PREPROCESS = PYTHON.parent / "preprocess/qwen35mm_preprocess"
 WEB = asset_path("web")
 TABLES = sorted((WEB / "languages").glob("*.json"))
 # `t(` as a call: not a method, not the end of another name, not the function's own head.
@@ -26,6 +28,36 @@ VALUE = re.compile(r"\{(\w+)\}")
 PLURAL = re.compile(r"\{\w+\|([^{}]*)\}")
 # As many as Intl.PluralRules says: tests/web/scripts/words.test.js.
 NUM_CATEGORIES = {"en": 2, "de": 2, "es": 3, "fr": 3, "zh": 1}
+# What raises the errors that a person may read on the page.
+HEARD = (
+    *(PYTHON / name for name in ("backends/zero_gpu", "chat", "model_library", "web")),
+    *(PYTHON / name for name in ("engine/engine.py", "engine/request.py", "engine/settings.py", "model/devices.py")),
+    PREPROCESS,
+)
+# Those that nobody reads there: how many sentences, and why they stay English.
+ENGLISH_ONLY = {
+    "qwen35mm/backends/zero_gpu/duration.py": (1, "options of the command line, checked before there is a page"),
+    "qwen35mm/engine/request.py": (3, "a caller's arguments; the page passes checked ones"),
+    "qwen35mm/engine/settings.py": (1, "options of the command line, checked before there is a page"),
+    "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),
+    "qwen35mm/web/__init__.py": (1, "without the extra there is no page"),
+    "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),
+    "qwen35mm/web/serving/page_token.py": (1, "answered in the page's place; the page itself has words of its own"),
+    "qwen35mm/web/serving/server.py": (5, "options of the command line, checked before there is a page"),
+    "preprocess/qwen35mm_preprocess/media.py": (4, "a caller's sources; the page passes files only"),
+    "preprocess/qwen35mm_preprocess/media_plan.py": (3, "a caller's plans; of stored ones the records speak"),
+    "preprocess/qwen35mm_preprocess/processor.py": (1, "a caller's plans; of stored ones the records speak"),
+    "preprocess/qwen35mm_preprocess/types.py": (
+        6,
+        "fields of a checkpoint's files and a caller's settings, by their names",
+    ),
+}
+OUR_ERRORS = {
+    *(name for module in (qwen35mm.errors, qwen35mm_preprocess.errors) for name in vars(module) if "Error" in name),
+    *("NoRoomError", "TooLongError"),
+}
+# What the page shows of an answer's JSON.
+SHOWN = ("message", "detail", "error", "label", "hint", "reason", "note")
 ENDS = {".": ".。", "?": "?？", ":": ":：", ",": ",，"}
 
 
@@ -74,11 +106,47 @@ def texts_said(file: str, source: str) -> set[str]:
 def all_texts() -> set[str]:
     asked = [texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.glob("*.js")]
     said = [
-        texts_said(path.name, path.read_text("utf-8"))
-        for part in (PYTHON, Path(qwen35mm_preprocess.__file__).parent)
-        for path in part.rglob("*.py")
+        texts_said(path.name, path.read_text("utf-8")) for part in (PYTHON, PREPROCESS) for path in part.rglob("*.py")
     ]
     return set().union(*asked, *said)
+
+
+def unsaid(source: str) -> list[str]:
+    """English sentences of a module that go into errors, or to the page, without `say`."""
+    tree = ast.parse(source)
+    plain = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _is_sentence(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in OUR_ERRORS or node.func.id == "problem":
+                found += node.args[:1]
+            elif node.func.id == "Failure":
+                found += node.args[1:]
+        elif isinstance(node, ast.Dict):
+            named = zip(node.keys, node.values, strict=True)
+            found += [each for name, each in named if isinstance(name, ast.Constant) and name.value in SHOWN]
+    return [
+        ast.unparse(each) for each in found if _is_sentence(each) or (isinstance(each, ast.Name) and each.id in plain)
+    ]
+
+
+def _is_sentence(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant(value=str(text)):
+            return " " in text
+        case ast.JoinedStr() | ast.Call(func=ast.Attribute(attr="format" | "join")):
+            return True
+        case ast.BinOp(left=left, right=right):
+            return _is_sentence(left) or _is_sentence(right)
+        case ast.IfExp(body=body, orelse=orelse):
+            return _is_sentence(body) or _is_sentence(orelse)
+    return False
 
 
 def read_table(path: Path) -> dict[str, str]:
@@ -128,6 +196,27 @@ def test_chinese_has_its_marks() -> None:
         assert not re.search(r"[\u4e00-\u9fff][,;:?!.]|[,;:?!][\u4e00-\u9fff]", translation), translation
         # A space between Chinese and Latin writing, placeholders too.
         assert not re.search(r"[\u4e00-\u9fff][A-Za-z0-9{]|[A-Za-z0-9}][\u4e00-\u9fff]", translation), translation
+
+
+def test_errors_and_notes_are_said() -> None:
+    files = [file for part in HEARD for file in ([part] if part.is_file() else part.rglob("*.py"))]
+    found = {file.relative_to(PYTHON.parent).as_posix(): unsaid(file.read_text("utf-8")) for file in files}
+    expected = {name: number for name, (number, _) in ENGLISH_ONLY.items()}
+    wrong = {name: texts for name, texts in found.items() if len(texts) != expected.get(name, 0)}
+    assert not wrong, "make them with `say`, and translate them"
+    assert expected.keys() <= found.keys()
+
+
+def test_unsaid_sentences_are_found() -> None:
+    source = """
+NotFoundError(say("There is none.")), NotFoundError(said_of(error)), NotFoundError(words), ValueError("Not ours.")
+ConfigError("An error."), ConfigError(f"{n} left"), problem("A " + "sum", "not found", 404), Failure(E, "Of two.")
+words = say("Said.")
+text = "By name."
+ConfigError(text), {"message": "A row.", "kind": "not found"}, {"error": "One." if x else "The other."}
+ConfigError("{n}".format(n=1))
+"""
+    assert len(unsaid(source)) == 8
 
 
 def test_calls_are_found() -> None:

@@ -17,6 +17,7 @@ from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine import EngineSettings, Event, Finished, Progress, Request
 from qwen35mm.errors import QueueFullError
 from qwen35mm.model import LoadedModel
+from qwen35mm_preprocess.say import say
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,12 @@ class ZeroGpuBackend(ModelBackend):
     def _begin(self, job: Job) -> Call:
         num_unanswered = sum(not call.answered for call in self._calls)
         if num_unanswered >= self._max_calls:
-            raise QueueFullError(f"{num_unanswered} requests are waiting already. Try again in a moment.")
+            raise QueueFullError(
+                say(
+                    "{n} {n|request is|requests are} waiting already. Try again in a moment.",
+                    n=num_unanswered,
+                )
+            )
         call = Call(self._run, job, self._calls.discard)
         self._calls.add(call)
         call.start()

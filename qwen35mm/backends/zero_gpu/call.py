@@ -14,6 +14,7 @@ from qwen35mm.backends.zero_gpu.child import Failure, Item, Job
 from qwen35mm.engine import Finished
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError
 from qwen35mm_preprocess import MediaError
+from qwen35mm_preprocess.say import Saying, say
 
 logger = logging.getLogger(__name__)
 
@@ -21,28 +22,32 @@ RunJob = Callable[[Job], Generator[tuple[Item, ...], None, None]]
 
 _WAIT = re.compile(r"Try again in ([0-9: ,a-z]+)", re.IGNORECASE)
 # What ZeroGPU's errors say, in its own words, and what that means to a person.
-_REFUSALS: list[tuple[tuple[str, ...], type[Qwen35mmError], str]] = [
+_REFUSALS: list[tuple[tuple[str, ...], type[Qwen35mmError], Saying]] = [
     (
         ("quota exceeded", "credits exceeded", "gpu limit"),
         RequestError,
-        "The GPU time that this Space has for you is used up. Try again {when}; who is signed in to Hugging Face has "
-        "more.",
+        say(
+            "The GPU time that this Space has for you is used up. Try again later; who is signed in to Hugging Face "
+            "has more."
+        ),
     ),
     (
         ("queue timeout", "no gpu was available"),
         QueueFullError,
-        "No GPU became free in time. Try again in a moment.",
+        say("No GPU became free in time. Try again in a moment."),
     ),
     (
         ("illegal duration",),
         RequestError,
-        "This asks for more GPU time than ZeroGPU lends at once. Ask for a shorter answer.",
+        say("This asks for more GPU time than ZeroGPU lends at once. Ask for a shorter answer."),
     ),
     (
         ("aborted",),
         EngineError,
-        "The GPU process ended in the middle of its work: its time was over, or memory ran out. Try again, with less "
-        "to read or a shorter answer.",
+        say(
+            "The GPU process ended in the middle of its work: its time was over, or memory ran out. Try again, with "
+            "less to read or a shorter answer."
+        ),
     ),
 ]
 
@@ -96,7 +101,7 @@ class Call:
                     self._put(batch)
                     if self._stop.is_set():
                         break
-            failure = Failure(EngineError, "The GPU call ended before the reply did. Try again.")
+            failure = Failure(EngineError, say("The GPU call ended before the reply did. Try again."))
         except (Qwen35mmError, MediaError) as error:
             failure = Failure.of(error)
         except Exception as error:
@@ -126,7 +131,10 @@ def _failure(error: Exception) -> Failure:
     for parts, kind, words in _REFUSALS:
         if any(part in said for part in parts):
             wait = _WAIT.search(str(error))
-            return Failure(kind, words.format(when=f"in {wait[1].strip()}" if wait else "later"))
+            if wait:
+                words = say("{words} It may be free again in {wait}.", words=words, wait=wait[1].strip())
+            return Failure(kind, words)
     return Failure(
-        EngineError, f"The GPU could not be used ({type(error).__name__}); the log has the details. Try again."
+        EngineError,
+        say("The GPU could not be used ({error}); the log has the details. Try again.", error=type(error).__name__),
     )

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qwen35mm.chat.records import Node
-from qwen35mm.chat.say import Said, decimal, percent, say, size, tokens
 from qwen35mm.chat.stats import Tally
 from qwen35mm.engine.events import Progress
+from qwen35mm_preprocess.say import Said, decimal, percent, say, size, tokens
 
 # Why nothing, or no more, came from the cache.
 _MISSED = {

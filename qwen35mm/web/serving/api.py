@@ -319,10 +319,10 @@ class Api:
         return await self._shown(person, conversation, await self._turns.go_on(person, conversation, node))
 
     @request
-    async def summarise(self, person: Person, conversation: str) -> Any:
-        """A new conversation that begins with a summary."""
+    async def summarise(self, person: Person, conversation: str, title: str) -> Any:
+        """A new conversation, of this title, that begins with a summary."""
         await REQUESTS.run(self._usage.check, person, num_conversations=1)
-        return await self._shown(person, *await self._turns.summarise(person, conversation))
+        return await self._shown(person, *await self._turns.summarise(person, conversation, title))
 
     @request
     async def stop(self, person: Person, node: str) -> Any:

@@ -27,7 +27,6 @@ from qwen35mm.chat.markdown import export_markdown
 from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.records import Attachment, Conversation
-from qwen35mm.chat.say import say
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryChats
 from qwen35mm.chat.turns import Person
@@ -40,7 +39,7 @@ from qwen35mm.web.serving.requests import HEADER, while_waited_for
 from qwen35mm.web.serving.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm_preprocess import MediaError, detect_kind
 from qwen35mm_preprocess.image import load_image
-from qwen35mm_preprocess.say import Said, decimal, said_of
+from qwen35mm_preprocess.say import Said, decimal, said_of, say
 
 MAX_TEXT_BYTES = 4 * 2**20
 MAX_PDF_PAGES = 2_000

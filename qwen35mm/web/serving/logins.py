@@ -18,8 +18,9 @@ from qwen35mm.chat.accounts import Accounts
 from qwen35mm.errors import PromptError
 from qwen35mm.pools import PASSWORDS
 from qwen35mm.web.serving.people import set_cookie
-from qwen35mm.web.serving.requests import HEADER, read_body
+from qwen35mm.web.serving.requests import HEADER, log_in_first, problem, read_body
 from qwen35mm.web.serving.security import Receive, Scope, Send
+from qwen35mm_preprocess.say import say
 
 _COOKIE = "qwen35mm-login-"
 _MAX_AGE_S = 30 * 86400
@@ -110,10 +111,10 @@ class Logins:
         asked = await self._asked(request, Change)
         name = self.username(request.cookies)
         if name is None:
-            return JSONResponse({"error": {"message": "Log in first: load the page again.", "kind": "login"}}, 401)
+            return log_in_first()
         if not await PASSWORDS.run(self._accounts.change, name, asked.old, asked.new):
             # As a wrong one at the login, which is counted.
-            return JSONResponse({"error": {"message": "The old password is wrong.", "kind": "wrong password"}}, 403)
+            return problem(say("The old password is wrong."), "wrong password", 403)
         with self._lock:
             self._sessions = {token: each for token, each in self._sessions.items() if each.name != name}
         return self._begun(request, name)
@@ -124,11 +125,11 @@ class Logins:
 
     async def _asked(self, request: Request, form: type[Any]) -> Any:
         if HEADER not in request.headers:
-            raise PromptError("Only the page itself may ask for this.")
+            raise PromptError(say("Only the page itself may ask for this."))
         try:
             return form.model_validate_json(await read_body(request, _MAX_BODY_BYTES) or b"{}")
         except ValidationError:
-            raise PromptError("The request is damaged: it isn't JSON as expected.") from None
+            raise PromptError(say("The request is damaged: it isn't JSON as expected.")) from None
 
     def _begun(self, request: Request, name: str) -> Response:
         stamp = self._accounts.stamp(name)
@@ -160,8 +161,7 @@ class OnlyLoggedIn:
         ):
             await self._app(scope, receive, send)
         else:
-            words = {"message": "Log in first: load the page again.", "kind": "login"}
-            await JSONResponse({"error": words}, 401)(scope, receive, send)
+            await log_in_first()(scope, receive, send)
 
 
 def _name(connection: HTTPConnection) -> str:
@@ -171,4 +171,4 @@ def _name(connection: HTTPConnection) -> str:
 
 
 def _wrong() -> Response:
-    return JSONResponse({"detail": "This name and this password don't let you in."}, 400)
+    return problem(say("This name and this password don't let you in."), "wrong password", 400)

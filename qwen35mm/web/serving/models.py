@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.chat.say import Said, decimal, say, size
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError, report_bug
 from qwen35mm.model.load import WEIGHTS
@@ -18,7 +17,7 @@ from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled,
 from qwen35mm.model_library.installed import InstalledModel
 from qwen35mm.web.serving.requests import request
 from qwen35mm_preprocess import MediaError
-from qwen35mm_preprocess.say import said_of
+from qwen35mm_preprocess.say import Said, decimal, said_of, say, size
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 
 from qwen35mm.chat.turns import Person
 from qwen35mm.server.guards import Receive, Scope, Send
+from qwen35mm_preprocess.say import say
 
 COOKIE = "qwen35mm"
 _USER, _BROWSER = "user ", "browser "
@@ -145,11 +146,13 @@ class WrongPasswords:
         self._tried_s = {each: kept for each, old in self._tried_s.items() if (kept := [s for s in old if s > since_s])}
         tried_s = self._tried_s.setdefault(address_of(HTTPConnection(scope)), [])
         if len(tried_s) >= self._most:
-            words = (
-                f"{len(tried_s):,} wrong passwords came from your address within {WRONG_PASSWORDS_S // 60:.0f} "
-                "minutes: no more are tried. Wait that long, then try again."
+            words = say(
+                "{n} wrong passwords came from your address within {minutes} minutes: no more are tried. Wait that "
+                "long, then try again.",
+                n=len(tried_s),
+                minutes=round(WRONG_PASSWORDS_S / 60),
             )
-            refusal = {"detail": words, "error": {"message": words, "kind": "refused"}}
+            refusal = {"error": {"message": words, "kind": "refused"}}
             await JSONResponse(refusal, status_code=429)(scope, receive, send)
             return
         # Each counts until it is known to be right: many may come at one time.

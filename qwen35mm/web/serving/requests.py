@@ -91,11 +91,11 @@ def answer_requests(people: People, *services: object, temporary: TemporaryApi |
         person = people.asking(request)
         name = request.path_params["name"]
         if HEADER not in request.headers or name not in requests:
-            return _problem("There is no such request.", "not found", 404)
+            return problem(say("There is no such request."), "not found", 404)
         if person is None and people.need_login:
-            return _problem("Log in first: load the page again.", "login", 401)
+            return log_in_first()
         if person is None:
-            return _problem("Load the page again: this browser isn't known here any more.", "unknown person", 401)
+            return problem(say("Load the page again: this browser isn't known here any more."), "unknown person", 401)
         body = await read_body(request, MAX_BODY_BYTES)
         try:
             arguments = _ARGUMENTS.validate_json(body or b"{}")
@@ -146,16 +146,16 @@ def in_words(handle: Handler) -> Handler:
 
 def _answer_to(error: Exception) -> Response:
     if isinstance(error, TooLongError):
-        return _problem(said_of(error), "too long", 409, offers=error.offers)
+        return problem(said_of(error), "too long", 409, offers=error.offers)
     if isinstance(error, NotFoundError):
-        return _problem(said_of(error), "not found", 404)
+        return problem(said_of(error), "not found", 404)
     if isinstance(error, QuotaError):
-        return _problem(said_of(error), "refused", 429)
+        return problem(said_of(error), "refused", 429)
     if isinstance(error, (Qwen35mmError, MediaError)):
-        return _problem(said_of(error), "refused", 400)
+        return problem(said_of(error), "refused", 400)
     if isinstance(error, ClientDisconnect):
-        return _problem("The connection was lost.", "refused", 400)
-    return _problem(report_bug(logger, "a request of the page failed", error), "bug", 500)
+        return problem(say("The connection was lost."), "refused", 400)
+    return problem(report_bug(logger, "a request of the page failed", error), "bug", 500)
 
 
 async def while_waited_for(request: Request, work: Callable[[Asker], Awaitable[T]]) -> T:
@@ -195,5 +195,11 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _problem(message: Said, kind: str, status: int, **more: Any) -> Response:
+def log_in_first() -> Response:
+    """What is answered where nobody is logged in."""
+    return problem(say("Log in first: load the page again."), "login", 401)
+
+
+def problem(message: Said, kind: str, status: int, **more: Any) -> Response:
+    """An error as the page reads it; `kind` is for the page, `message` for a person."""
     return JSONResponse({"error": {"message": message, "kind": kind, **more}}, status_code=status)

@@ -9,6 +9,7 @@ from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NotFoundError
 from qwen35mm.web.rendering.texts import PREVIEW_BYTES, preview_text
 from qwen35mm.web.serving.requests import request
+from qwen35mm_preprocess.say import say
 
 
 class Texts:
@@ -26,7 +27,7 @@ class Texts:
         """
         media = self._store.media
         if not media.is_of(person.owner, digest):
-            raise NotFoundError("There is no such file among yours.")
+            raise NotFoundError(say("There is no such file among yours."))
         with media.open(digest) as file:
             data = file.read(PREVIEW_BYTES + 1)
         text = data[:PREVIEW_BYTES].decode("utf-8", "ignore")

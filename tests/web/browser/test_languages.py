@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import FilePayload, expect
 
 from qwen35mm.assets import asset_path
-from qwen35mm.chat.say import decimal, percent, say, size, tokens
-from qwen35mm_preprocess.say import english
+from qwen35mm_preprocess.say import decimal, english, percent, say, size, tokens
 from tests.chat.fake_backend import FakeBackend
 from tests.web.browser import ChatPage, OpenPage
 
@@ -100,7 +99,7 @@ def test_no_english_reaches_a_german_page(open_page: OpenPage, backend: FakeBack
     page = open_page(locale="de-DE")
     seen = [page.page.evaluate(SEEN)]
     for name, content in (("kaputt.png", b"\x89PNG\r\n\x1a\n broken"), ("nichts.mp4", b"\x00\x01 nothing")):
-        file = {"name": name, "mimeType": "image/png", "buffer": content}
+        file: FilePayload = {"name": name, "mimeType": "image/png", "buffer": content}
         page.page.locator(".composer input[type=file]").set_input_files(file)
         expect(page.toasts.filter(has_text=name)).to_have_count(1)
     for text, status in (("break late", "schiefgegangen"), ("length", "Grenze")):

@@ -137,7 +137,7 @@ async def test_another_person_s_ids_are_not_found(page: PageClient) -> None:
         ("delete_message", {**theirs, "node": question["id"]}),
         ("shorten", {**theirs, "first": question["id"]}),
         ("shorten", {**theirs, "first": None}),
-        ("summarise", theirs),
+        ("summarise", {**theirs, "title": "After"}),
         ("rename", {**theirs, "title": "stolen"}),
         ("delete", theirs),
         ("restore", theirs),

@@ -14,6 +14,7 @@ from qwen35mm.chat import accounts
 from qwen35mm.chat.accounts import AccountFile
 from qwen35mm.errors import ConfigError
 from qwen35mm.web import Server, serve
+from qwen35mm_preprocess.say import english
 from tests.chat.fake_backend import FakeBackend
 
 HEADERS = {"x-qwen35mm": "1"}
@@ -111,7 +112,7 @@ def test_wrong_old_passwords_are_counted(path: Path, monkeypatch: pytest.MonkeyP
         ann.log_in("ann")
         answers = [ann.post("password", old=f"guess {number}", new="fresh words") for number in range(11)]
         assert [answer.status_code for answer in answers] == [403] * 10 + [429]
-        assert "10 wrong passwords" in answers[-1].json()["error"]["message"]
+        assert "10 wrong passwords" in english(answers[-1].json()["error"]["message"])
         assert ann.log_in("ann").status_code == 429
 
 

@@ -141,7 +141,7 @@ async def test_an_edited_answer_is_a_branch_that_the_next_prompt_holds(page: Pag
 
 async def test_an_edited_summary_is_what_prompts_begin_with(page: PageClient) -> None:
     chat = await page.ask("echo one")
-    sent = (await page.call("summarise", conversation=chat["id"])).json()
+    sent = (await page.call("summarise", conversation=chat["id"], title="After: it")).json()
     await page.watch(sent["reply"])
     args = {"conversation": sent["chat"]["id"], "node": sent["reply"]}
     edited = (await page.call("edit_answer", **args, text="all of it")).json()["chat"]["messages"][-1]

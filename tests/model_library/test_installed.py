@@ -13,6 +13,7 @@ import pytest
 from qwen35mm.assets import demo_model_path
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model_library import find_model, installed_models
+from qwen35mm_preprocess.say import english
 
 NUM_BYTES = 1 << 40
 
@@ -52,7 +53,7 @@ def reason_of_the_only_one() -> str:
     """Why the one model besides the demo can't be used."""
     (model,) = installed_models()[1:]
     assert not model.usable
-    return model.reason or ""
+    return english(model.reason or "")
 
 
 def test_the_cache_and_the_folders_are_found(hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ export class Comparison {
     const seen = this.#seen.map((id) => this.#answers.find((answer) => answer.id === id)).filter((each) => !!each);
     const isRunning = this.#answers.some(({ status }) => status === "running");
     this.another.disabled = isRunning;
-    const held = this.#pickers().findIndex((each) => each === document.activeElement);
+    const held = this.#pickers().indexOf(/** @type {HTMLSelectElement} */ (document.activeElement));
     redraw(
       this.sides,
       seen.map((answer, at) => this.#side(answer, seen[1 - at], isRunning)),

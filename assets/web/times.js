@@ -54,9 +54,11 @@ const TIMES = new RegExp(
   "dgiu",
 );
 const ABOUT = "(?:about|around|roughly|only|just|etwa|ca\\.?|rund|nur|environ|unos|casi|约|大约|只|为)?";
-const LASTS =
-  "(?:for|lasts?|lasting|takes?|every|dauert|alle|während|pendant|dure|durant|dura|durante|cada|持续了?|每|长达|时长)";
-const IS_LENGTH = new RegExp(`(?:(?<!\\p{L})|(?=\\p{Script=Han}))${LASTS}\\s*${ABOUT}\\s*$`, "iu");
+const LASTS = [
+  "for|lasts?|lasting|takes?|every|dauert|alle|während|pendant|dure",
+  "durant|dura|durante|cada|持续了?|每|长达|时长",
+].join("|");
+const IS_LENGTH = new RegExp(`(?:(?<!\\p{L})|(?=\\p{Script=Han}))(?:${LASTS})\\s*${ABOUT}\\s*$`, "iu");
 const IS_LONG =
   /^\s*(?:long|lang|apart|later|earlier|später|früher|de long|de largo|plus tard|más tarde|长)(?!\p{L})/iu;
 
@@ -105,7 +107,8 @@ export function meantAt(text, at, names) {
   const named = mentions(text, names);
   const before = named.filter(({ start }) => start < at);
   const end = at + (/[.!?](?=\s|$)|[。！？\n]/u.exec(text.slice(at))?.index ?? text.length);
-  const begin = Math.max(...[...text.slice(0, at).matchAll(/[.!?](?=\s)|[。！？\n]/gu)].map(({ index }) => index), -1);
+  const ends = [...text.slice(0, at).matchAll(/[.!?](?=\s)|[。！？\n]/gu)];
+  const begin = ends.at(-1)?.index ?? -1;
   const inSentence = before.findLast(({ start }) => start > begin);
   const after = named.find(({ start }) => start >= at && start < end);
   return (inSentence ?? after ?? before.at(-1))?.video ?? names.length - 1;

@@ -230,7 +230,9 @@ class ChatPage:
         self.context.close()
 
     def _note_console(self, kind: str, text: str) -> None:
-        expected = _EXPECTED.search(text) or (self.server_ends and "net::ERR_" in text)
+        # A server that is about to end refuses whoever still comes.
+        is_end = "net::ERR_" in text or "status of 503" in text
+        expected = _EXPECTED.search(text) or (self.server_ends and is_end)
         if kind == "error" and not expected:
             self.problems.append(f"console: {text}")
 

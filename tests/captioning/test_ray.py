@@ -77,6 +77,7 @@ def job_of(media: Path, *names: str) -> Job:
     return job(media, "{stem}", sampling={"max_tokens": 8}, run=settings())
 
 
+@pytest.mark.slow
 async def test_an_engine_that_dies_is_started_again_and_nothing_is_lost(media: Path, tmp_path: Path) -> None:
     one = job_of(media, "a", "b", "die once")
     load = functools.partial(load_deadly, tmp_path / "mark")

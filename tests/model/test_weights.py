@@ -239,7 +239,7 @@ def test_peak_memory_is_the_weights_and_one_shard(large_checkpoint: Path, tiny: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("integers", ["int8", "int4"])
+@pytest.mark.parametrize("integers", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_peak_memory_of_quantised_weights_is_little_more_than_they_are(
     integers: str, large_checkpoint: Path, tiny: TinyCheckpoints, tmp_path: Path
 ) -> None:

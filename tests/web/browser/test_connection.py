@@ -74,6 +74,7 @@ def test_a_message_whose_answer_was_lost_on_the_way_is_there_once(open_page: Ope
     assert count_questions(page, "echo only once") == 1
 
 
+@pytest.mark.slow
 def test_a_program_that_was_started_again_is_found_again(browser: Browser, tmp_path: Path) -> None:
     first = serve(FakeBackend(), port=0, data_dir=tmp_path, token="the-first")
     port = int(first.url.split(":")[-1].strip("/"))

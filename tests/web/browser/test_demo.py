@@ -235,6 +235,7 @@ def test_stop_while_a_video_is_read_ends_the_reading(
     assert page.wait_answered(2) == "There are three shapes."
 
 
+@pytest.mark.slow
 def test_a_larger_context_where_the_memory_allows(browser: Browser) -> None:
     from qwen35mm.engine import EngineSettings
     from qwen35mm.model_library import BackendOptions, BackendSwitch
@@ -261,6 +262,7 @@ def test_a_larger_context_where_the_memory_allows(browser: Browser) -> None:
         switch.close()
 
 
+@pytest.mark.slow
 def test_weights_in_another_format(browser: Browser) -> None:
     from qwen35mm.engine import EngineSettings
     from qwen35mm.model_library import BackendOptions, BackendSwitch

@@ -38,6 +38,7 @@ def switch_server(
     switch.close()
 
 
+@pytest.mark.slow
 def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
     browser: Browser, switch_server: tuple[BackendSwitch, Server], samples: Path
 ) -> None:

@@ -17,6 +17,7 @@ from qwen35mm.errors import (
     report_bug,
 )
 from qwen35mm_preprocess import MediaError
+from qwen35mm_preprocess.say import english
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(500, message, code="engine_error")
     if isinstance(error, (Qwen35mmError, MediaError)):
         return ApiError(400, message)
-    return ApiError(500, report_bug(logger, "a request of the API failed", error), code="internal_error")
+    told = english(report_bug(logger, "a request of the API failed", error))
+    return ApiError(500, told, code="internal_error")
 
 
 def invalid(error: ValidationError) -> ApiError:

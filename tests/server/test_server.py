@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -145,6 +146,22 @@ def test_a_client_that_hangs_up_frees_its_place(endless: Endless) -> None:
             assert endless.ended.acquire(timeout=PATIENCE_S)
         endless.go_on.set()
         assert post(address).status_code == 200
+
+
+def test_a_bug_is_told_by_its_number_in_the_log(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("a secret")
+
+    monkeypatch.setattr(backend, "stream", broken)
+    with serving(create_app(backend)) as address:
+        answer = post(address)
+    message = answer.json()["error"]["message"]
+    found = re.fullmatch(r"Something went wrong inside the program; its log has it under (\w+)\. .*", message)
+    assert answer.status_code == 500
+    assert found is not None
+    assert found[1] in caplog.text
 
 
 def test_a_full_line_says_when_to_come_again(endless: Endless) -> None:

@@ -130,8 +130,9 @@ def _encode_frames(source: MediaSource, media: MediaProcessor, clip: VideoClip |
         )
     warnings = list(info.warnings)
     if lost := len(plan.frame_indices) - len(used):
-        warnings.append(lost_note(lost, len(plan.frame_indices)))
-        plan = plan.with_frames(used, media.video_processing.temporal_patch_size, warnings[-1:])
+        note = lost_note(lost, len(plan.frame_indices))
+        warnings.append(note)
+        plan = plan.with_frames(used, media.video_processing.temporal_patch_size, [note])
     return EncodedMedium(tuple(parts), plan, tuple(warnings))
 
 

@@ -95,7 +95,7 @@ def test_a_state_that_went_through_host_memory_comes_back_bit_for_bit(on_card: L
 def test_the_host_never_waits_between_pixels_and_features(on_card: LoadedModel) -> None:
     (medium,) = Chat(on_card).request([user(Image(picture(1)), "What is it?")], params=GREEDY).media
     assert isinstance(medium, PreparedMedia)
-    tower, grid = on_card.model.visual, medium.plan.grid_thw
+    tower, grid = on_card.model.tower, medium.plan.grid_thw
     expected = tower(torch.from_numpy(medium.pixel_values), grid)
     device = on_card.model.device
     before = torch.cuda.get_sync_debug_mode()

@@ -17,13 +17,18 @@ from transformers.generation.logits_process import (
 )
 
 from qwen35mm_kernels import SamplingRows, cpu
-from qwen35mm_kernels.reference.sampling import exponentials, philox, random_bits
+from qwen35mm_kernels.reference.sampling import MAX_COUNT, exponentials, philox, random_bits
 from tests.kernels.compare import Backend
 
 VOCAB = 97
 # Parameters that take turns over the rows of a batch.
 CASES: dict[str, dict[str, Sequence[float]]] = {
     "greedy": {"temperature": [0.0], "repetition_penalty": [1.0, 1.5], "presence_penalty": [0.0, 1.0]},
+    "frequency": {
+        "temperature": [0.0, 0.9],
+        "frequency_penalty": [0.25, -0.5, 0.0, 2.0],
+        "presence_penalty": [0.0, 0.5],
+    },
     "temperature": {"temperature": [0.7, 1.0, 3.0]},
     "top_k": {"top_k": [1, 2, 5, 20, 96, 97, 5000]},
     "top_p": {"top_p": [0.05, 0.5, 0.8, 0.95, 0.9999]},
@@ -35,6 +40,7 @@ CASES: dict[str, dict[str, Sequence[float]]] = {
         "min_p": [0.0, 0.05],
         "repetition_penalty": [1.0, 1.3, 0.7],
         "presence_penalty": [0.0, 1.5, -0.5],
+        "frequency_penalty": [0.0, 0.25, 0.0, -0.5, 0.0],
     },
     "flat": {"top_k": [0, 5, 60], "top_p": [0.5, 1.0, 0.9]},
     "ties": {"top_k": [0, 3, 10], "top_p": [1.0, 0.7]},
@@ -56,6 +62,7 @@ def make_rows(batch: int, **values: float | Sequence[float]) -> SamplingRows:
         min_p=row_values("min_p", 0.0, torch.float32),
         repetition_penalty=row_values("repetition_penalty", 1.0, torch.float32),
         presence_penalty=row_values("presence_penalty", 0.0, torch.float32),
+        frequency_penalty=row_values("frequency_penalty", 0.0, torch.float32),
         seeds=torch.arange(batch) * 0x1234567890AB,
         steps=torch.arange(batch) * 7919,
         slots=torch.arange(batch),
@@ -68,7 +75,7 @@ def make_rows(batch: int, **values: float | Sequence[float]) -> SamplingRows:
 
 def pools(num_slots: int, vocab: int = VOCAB) -> tuple[torch.Tensor, torch.Tensor]:
     """Nothing seen: text and reply."""
-    return torch.zeros(num_slots, vocab, dtype=torch.bool), torch.zeros(num_slots, vocab, dtype=torch.bool)
+    return torch.zeros(num_slots, vocab, dtype=torch.bool), torch.zeros(num_slots, vocab, dtype=torch.uint8)
 
 
 def make_case(
@@ -82,7 +89,10 @@ def make_case(
         logits = logits * 1e-3
     elif case == "ties":
         logits = logits.round()
-    seen = torch.rand(batch + 2, vocab) < 0.3, torch.rand(batch + 2, vocab) < 0.2
+    counts = (torch.rand(batch + 2, vocab) < 0.2) * torch.randint(1, MAX_COUNT + 1, (batch + 2, vocab)).byte()
+    if case == "frequency":
+        counts = counts.clamp(max=9)
+    seen = torch.rand(batch + 2, vocab) < 0.3, counts
     return logits.to(dtype), rows, seen, torch.rand(batch, vocab) < 0.1
 
 
@@ -92,7 +102,7 @@ def copied(seen: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch
 
 def wide_pool(pool: torch.Tensor) -> torch.Tensor:
     """The same pool as a slice of one with longer rows."""
-    wide = torch.zeros(pool.shape[0], pool.shape[1] + 9, dtype=torch.bool)
+    wide = torch.zeros(pool.shape[0], pool.shape[1] + 9, dtype=pool.dtype)
     wide[:, 4:-5] = pool
     return wide[:, 4:-5]
 
@@ -177,9 +187,9 @@ def test_a_draw_depends_on_its_own_row_alone(backend: Backend) -> None:
     for row in range(batch):
         alone = SamplingRows(*(tensor[row : row + 1] for tensor in vars(rows).values()))
         alone = replace(alone, slots=torch.tensor([1]))
-        in_text, in_reply = (torch.stack([pool[0], pool[rows.slots[row]]]) for pool in seen)
+        in_text, counts = (torch.stack([pool[0], pool[rows.slots[row]]]) for pool in seen)
         one = slice(row, row + 1)
-        assert backend.run("sample", logits[one], alone, in_text, in_reply, banned[one]) == together[row]
+        assert backend.run("sample", logits[one], alone, in_text, counts, banned[one]) == together[row]
 
 
 def test_greedy_takes_the_first_of_equals(backend: Backend) -> None:
@@ -190,6 +200,20 @@ def test_greedy_takes_the_first_of_equals(backend: Backend) -> None:
     assert backend.run("sample", logits, rows, *pools(2), banned).tolist() == [7, 7]
     banned[1, 7] = True
     assert backend.run("sample", logits, rows, *pools(2), banned).tolist() == [7, 11]
+
+
+def test_frequency_penalty_counts_to_the_end_of_its_table(backend: Backend) -> None:
+    """Each time costs the penalty once more; the last count stays, and doesn't begin again at 0."""
+    logits = torch.full((4, VOCAB), -500.0)
+    logits[:, [4, 9]] = torch.tensor([2.0, 0.0])
+    rows = make_rows(4, temperature=0.0, frequency_penalty=0.5)
+    tables, banned = pools(4), torch.zeros(VOCAB, dtype=torch.bool)
+    tables[1][:, 4] = torch.tensor([3, 4, 5, MAX_COUNT])
+    assert backend.run("sample", logits, rows, *tables, banned).tolist() == [4, 4, 9, 9]
+    assert tables[1][:, [4, 9]].tolist() == [[4, 0], [5, 0], [5, 1], [MAX_COUNT, 1]]
+    tables[1][:, 9] = MAX_COUNT
+    assert backend.run("sample", logits, rows, *tables, banned).tolist() == [4, 4, 4, 4]
+    assert tables[1][:, 4].tolist() == [5, 6, 6, MAX_COUNT]
 
 
 def test_zeros_of_both_signs_are_equal(backend: Backend) -> None:
@@ -244,10 +268,10 @@ def test_draws_follow_the_oracles_distribution(values: dict[str, float]) -> None
     expected = oracle_probs(values, logits)
     draws = 400
     rows = make_rows(draws, **values)
-    seen_in_text, seen_in_reply = pools(draws)
+    seen_in_text, counts_in_reply = pools(draws)
     seen_in_text[:, PROMPT] = True
     banned = torch.zeros(VOCAB, dtype=torch.bool)
-    chosen = cpu.sample(logits.expand(draws, -1), rows, seen_in_text, seen_in_reply, banned)
+    chosen = cpu.sample(logits.expand(draws, -1), rows, seen_in_text, counts_in_reply, banned)
     counts = torch.bincount(chosen, minlength=VOCAB)
     assert counts[expected == 0].sum() == 0
     # Five standard deviations of a binomial count: a wrong formula is far outside, chance isn't.

@@ -6,14 +6,14 @@ from dataclasses import fields
 
 import torch
 
-from qwen35mm_kernels.reference.sampling import MASS_SCALE, SamplingRows, exponentials, random_bits
+from qwen35mm_kernels.reference.sampling import MASS_SCALE, MAX_COUNT, SamplingRows, exponentials, random_bits
 
 
 def sample(
     logits: torch.Tensor,
     rows: SamplingRows,
     seen_in_text: torch.Tensor,
-    seen_in_reply: torch.Tensor,
+    counts_in_reply: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
     banned = banned.expand(logits.shape)
@@ -26,12 +26,15 @@ def sample(
             penalised = torch.where(scores < 0, scores * params.repetition_penalty, scores / params.repetition_penalty)
             scores = torch.where(seen_in_text[slot], penalised, scores)
         if params.presence_penalty != 0:
-            scores -= params.presence_penalty * seen_in_reply[slot]
+            scores -= params.presence_penalty * (counts_in_reply[slot] > 0)
+        if params.frequency_penalty != 0:
+            scores -= params.frequency_penalty * counts_in_reply[slot]
         scores.masked_fill_(banned[row], -torch.inf)
         greedy = params.temperature == 0 or params.top_k == 1
         chosen.append(scores.argmax() if greedy else _draw(scores.div_(params.temperature), params))
         seen_in_text[slot, chosen[-1]] = True
-        seen_in_reply[slot, chosen[-1]] = True
+        count = counts_in_reply[slot, chosen[-1]]
+        count += count < MAX_COUNT
     return torch.stack(chosen)
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch, num_multiprocessors
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2, num_multiprocessors
 
 # Splits of 128 tokens up to 8,192: short enough that one conversation alone keeps a card busy. Then longer ones, in
 # steps of 64 tokens, so that there are never more than 64 to combine.
@@ -51,7 +51,7 @@ def paged_attention_decode(
     assert block_table.shape[0] == lengths.shape[0] == batch_size
     assert block_table.stride(1) == lengths.stride(0) == 1
     assert block_table.dtype == lengths.dtype == torch.int32
-    max_splits = min(MAX_SPLITS, triton.cdiv(block_table.shape[1] * block_size, MIN_SPLIT))
+    max_splits = min(MAX_SPLITS, cdiv(block_table.shape[1] * block_size, MIN_SPLIT))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sums = torch.empty(batch_size, num_heads, max_splits, head_dim, dtype=torch.float32, device=q.device)
     maxima, weights = sums.new_empty(2, batch_size, num_heads, max_splits).unbind()
@@ -73,8 +73,8 @@ def paged_attention_decode(
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_B=max(16, triton.next_power_of_2(batch_size)),
-        BLOCK_G=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
+        BLOCK_B=max(16, next_power_of_2(batch_size)),
+        BLOCK_G=max(16, next_power_of_2(num_heads // num_kv_heads)),
         **cut,
     )
     config = config_for("paged_attention_combine", q.device, f"D{head_dim}", _COMBINE)

@@ -18,7 +18,7 @@ from torch.nn.attention.bias import causal_lower_right
 from qwen35mm_kernels import cpu
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.attention_decode import assert_layout
-from qwen35mm_kernels.gpu.launch import Config, capability, config_for, launch, shared_bytes
+from qwen35mm_kernels.gpu.launch import Config, capability, cdiv, config_for, launch, shared_bytes
 
 _MAX_FLASH_HEAD_DIM = 256
 _FLOAT32 = Config({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1)
@@ -83,7 +83,7 @@ def paged_attention_prefill(
     num_rows = num_tokens * (num_heads // num_kv_heads)
     launch(
         _prefill_kernel,
-        (num_kv_heads, triton.cdiv(num_rows, config.blocks["BLOCK_M"])),
+        (num_kv_heads, cdiv(num_rows, config.blocks["BLOCK_M"])),
         *(q, gate, k_cache, v_cache, block_table, out, num_rows, length - num_tokens, length),
         *(*q.stride()[:2], *gate.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], scale * math.log2(math.e)),
         config=Config(blocks, config.num_warps, config.num_stages),

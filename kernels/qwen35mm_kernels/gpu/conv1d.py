@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch
 
 # A card's second grid dimension ends at 65,535: enough for 2 million tokens.
 _PREFILL = Config({"BLOCK_T": 32, "BLOCK_C": 128}, num_warps=4, num_stages=1)
@@ -28,10 +28,10 @@ def causal_conv1d(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     final_state = torch.empty(channels, width - 1, dtype=initial_state.dtype, device=x.device)
     config = config_for("causal_conv1d", x.device, f"C{channels}", _PREFILL)
-    token_blocks = triton.cdiv(max(num_tokens - (width - 1), 0), config.blocks["BLOCK_T"])
+    token_blocks = cdiv(max(num_tokens - (width - 1), 0), config.blocks["BLOCK_T"])
     launch(
         _causal_conv1d_kernel,
-        (triton.cdiv(channels, config.blocks["BLOCK_C"]), 1 + token_blocks),
+        (cdiv(channels, config.blocks["BLOCK_C"]), 1 + token_blocks),
         *(x, weight, initial_state, out, final_state, num_tokens, x.stride(0), *initial_state.stride()),
         config=config,
         C=channels,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to, softplus
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch
 
 CHUNK = 64
 # Of float32's products: three passes of the matrix units leave about 3e-7. "ieee" would go without them, in tens of
@@ -48,7 +48,7 @@ def prepare(
     """Makes what `scan` needs of each chunk; arguments as in `gated_delta_prefill`."""
     num_tokens, num_k_heads, k_dim = q.shape
     num_v_heads = a.shape[1]
-    num_chunks = triton.cdiv(num_tokens, CHUNK)
+    num_chunks = cdiv(num_tokens, CHUNK)
     prepared = Prepared(
         q.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK),
         q.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK),

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import softplus
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.launch import Config, config_for, launch, next_power_of_2
 from qwen35mm_kernels.reference.gated_delta_rule import L2_EPS
 
 
@@ -34,8 +34,8 @@ def gdn_decode_step(
     """K and V are powers of two, V at least 16. Rows and slots may have any stride; within one, all is contiguous."""
     num_v_heads, key_dim, value_dim = recurrent_states.shape[1:]
     channels = 2 * num_k_heads * key_dim + num_v_heads * value_dim
-    assert triton.next_power_of_2(key_dim) == key_dim
-    assert triton.next_power_of_2(value_dim) == value_dim >= 16
+    assert next_power_of_2(key_dim) == key_dim
+    assert next_power_of_2(value_dim) == value_dim >= 16
     assert num_v_heads % num_k_heads == 0
     assert mixed.shape == (slots.shape[0], channels + num_v_heads * (value_dim + 2))
     assert conv_weight.shape[0] == channels
@@ -69,11 +69,11 @@ def gdn_decode_step(
         L2_EPS=L2_EPS,
         NUM_K_HEADS=num_k_heads,
         GROUP=group,
-        GROUP_POW2=triton.next_power_of_2(group),
+        GROUP_POW2=next_power_of_2(group),
         K=key_dim,
         V=value_dim,
         WIDTH=conv_weight.shape[1],
-        WIDTH_POW2=triton.next_power_of_2(conv_weight.shape[1] - 1),
+        WIDTH_POW2=next_power_of_2(conv_weight.shape[1] - 1),
     )
     return out
 
@@ -185,7 +185,7 @@ def _gdn_decode_step_kernel(
     every = rows >= 0
     q_channels, k_channels = k_head * K + rows, (NUM_K_HEADS + k_head) * K + rows
     v_channels = 2 * NUM_K_HEADS * K + first_column + columns
-    q_old, q_taps, q_new, q_tap = _load_inputs(mixed, conv_state, conv_weight, q_channels, every, WIDTH, WIDTH_POW2)
+    q_old, q_taps, q_new, q_tap = _load_inputs(mixed, conv_state, conv_weight, q_channels, every, WIDTH, WIDTH_POW2)  # pyright: ignore
     k_old, k_taps, k_new, k_tap = _load_inputs(mixed, conv_state, conv_weight, k_channels, every, WIDTH, WIDTH_POW2)
     v_old, v_taps, v_new, v_tap = _load_inputs(mixed, conv_state, conv_weight, v_channels, valid, WIDTH, WIDTH_POW2)
     heads = k_head * GROUP + members

@@ -2,6 +2,8 @@
 
 There is no autotuning at run time: which blocks a kernel takes may decide how it rounds, and must not depend on timing.
 `configs/` holds one table for each card that was measured; any other card takes the kernel's own default.
+
+Some releases of Triton type a kernel that a kernel calls as one that never returns: such lines have `pyright: ignore`.
 """
 
 from __future__ import annotations
@@ -90,6 +92,16 @@ def shared_bytes(device: torch.device) -> int:
 def num_multiprocessors(device: torch.device) -> int:
     """How many programs run side by side at least; under the interpreter, as a Hopper card."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up. Some releases of Triton type their own as a kernel's constant, which is no host's int."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n, 1 or more; see `cdiv`."""
+    return 1 << (n - 1).bit_length()
 
 
 class _Trial(NamedTuple):

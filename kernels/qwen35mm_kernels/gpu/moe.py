@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
 
 MAX_EXPERTS = 1024
 _NO_EXPERT = tl.constexpr(2**31 - 1)
@@ -62,7 +62,7 @@ def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]
     assert logits.stride(1) == 1
     weights = torch.empty(num_tokens, k, dtype=logits.dtype, device=logits.device)
     chosen = torch.empty(num_tokens, k, dtype=torch.int64, device=logits.device)
-    blocks = {"K": k, "K_PADDED": triton.next_power_of_2(k), "BLOCK_E": triton.next_power_of_2(num_experts)}
+    blocks = {"K": k, "K_PADDED": next_power_of_2(k), "BLOCK_E": next_power_of_2(num_experts)}
     launch(
         _route_kernel, (num_tokens,), logits, weights, chosen, logits.stride(0), num_experts,
         config=Config(num_warps=1), **blocks,
@@ -154,9 +154,9 @@ def _experts_kernel(
     """
     tile = tl.program_id(1)
     if GROUPED:
-        expert, pairs, is_row = _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M)
+        expert, pairs, is_row = _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M)  # pyright: ignore
     else:
-        expert, pairs, is_row = _direct_rows(
+        expert, pairs, is_row = _direct_rows(  # pyright: ignore
             chosen_ptr, stride_token, stride_choice, num_tokens, tile, TOP_K, TOP_K_PADDED, BLOCK_M
         )
     if tl.max(is_row.to(tl.int32)) == 0:
@@ -224,7 +224,7 @@ def moe_experts(
     for source, matrix, target, config in ((x, gate_up, inner, gate_up_config), (inner, down, outputs, down_config)):
         launch(
             _experts_kernel,
-            (triton.cdiv(target.shape[1], config.blocks["BLOCK_N"]), num_tiles),
+            (cdiv(target.shape[1], config.blocks["BLOCK_N"]), num_tiles),
             *(source, matrix, target, chosen, pairs, tiles),
             *(source.stride(0), *matrix.stride()[:2], *chosen.stride(), num_tokens),
             config=config,
@@ -232,7 +232,7 @@ def moe_experts(
             WIDTH=target.shape[1],
             SWIGLU=matrix is gate_up,
             TOP_K=top_k,
-            TOP_K_PADDED=triton.next_power_of_2(top_k),
+            TOP_K_PADDED=next_power_of_2(top_k),
             GROUPED=grouped,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
             BLOCK_M=block_m,
@@ -241,7 +241,7 @@ def moe_experts(
     config = config_for("moe_combine", x.device, f"K{hidden}", Config({"BLOCK_N": 1024}, 4))
     launch(
         _combine_kernel,
-        (num_tokens, triton.cdiv(hidden, config.blocks["BLOCK_N"])),
+        (num_tokens, cdiv(hidden, config.blocks["BLOCK_N"])),
         *(outputs, weights, out, *weights.stride()),
         config=config,
         HIDDEN=hidden,

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centred: bool) -> torch.Tensor:
@@ -36,7 +36,7 @@ def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: 
     config = _config("gated_rms_norm", x)
     launch(
         _gated_rms_norm_kernel,
-        (triton.cdiv(num_rows, config.blocks["BLOCK_ROWS"]),),
+        (cdiv(num_rows, config.blocks["BLOCK_ROWS"]),),
         x,
         z,
         weight,
@@ -48,7 +48,7 @@ def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: 
         eps,
         config=config,
         D=x.shape[-1],
-        BLOCK_D=triton.next_power_of_2(x.shape[-1]),
+        BLOCK_D=next_power_of_2(x.shape[-1]),
     )
     return out
 
@@ -63,7 +63,7 @@ def _launch_rms_norm(
     config = _config("rms_norm", x)
     launch(
         _rms_norm_kernel,
-        (triton.cdiv(num_rows, config.blocks["BLOCK_ROWS"]),),
+        (cdiv(num_rows, config.blocks["BLOCK_ROWS"]),),
         x,
         delta,
         weight,
@@ -75,7 +75,7 @@ def _launch_rms_norm(
         eps,
         config=config,
         D=x.shape[-1],
-        BLOCK_D=triton.next_power_of_2(x.shape[-1]),
+        BLOCK_D=next_power_of_2(x.shape[-1]),
         ZERO_CENTRED=zero_centred,
         ADD=delta is not None,
     )
@@ -91,7 +91,7 @@ def _rows(x: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
 
 def _config(kernel: str, x: torch.Tensor) -> Config:
     """Short rows share a program; long ones have 16 numbers to a thread. Does not depend on the number of rows."""
-    block_d = triton.next_power_of_2(x.shape[-1])
+    block_d = next_power_of_2(x.shape[-1])
     default = Config({"BLOCK_ROWS": max(1, 2048 // block_d)}, num_warps=min(16, max(4, block_d // 512)), num_stages=1)
     return config_for(kernel, x.device, f"D{x.shape[-1]}", default)
 

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
 
 _COS_SIN = Config({"BLOCK_T": 4}, num_warps=4)
 _ROTATE = Config({"BLOCK_ROWS": 32}, num_warps=4)
@@ -23,13 +23,13 @@ def mrope_cos_sin(
     config = config_for("mrope_cos_sin", positions.device, f"R{2 * num_pairs}", _COS_SIN)
     launch(
         _mrope_cos_sin_kernel,
-        (triton.cdiv(num_tokens, config.blocks["BLOCK_T"]),),
+        (cdiv(num_tokens, config.blocks["BLOCK_T"]),),
         *(positions, inv_freq.contiguous(), cos, sin, num_tokens, *positions.stride()),
         config=config,
         NUM_PAIRS=num_pairs,
         HEIGHT_PAIRS=mrope_section[1],
         WIDTH_PAIRS=mrope_section[2],
-        BLOCK_PAIRS=triton.next_power_of_2(num_pairs),
+        BLOCK_PAIRS=next_power_of_2(num_pairs),
     )
     return cos, sin
 
@@ -47,14 +47,14 @@ def apply_partial_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) ->
     config = config_for("apply_partial_rope", x.device, f"D{head_dim}", _ROTATE)
     launch(
         _rotate_kernel,
-        (triton.cdiv(num_tokens * num_heads, config.blocks["BLOCK_ROWS"]),),
+        (cdiv(num_tokens * num_heads, config.blocks["BLOCK_ROWS"]),),
         *(x, cos, sin, out, num_tokens * num_heads, *x.stride()[:2], cos.stride(0)),
         config=config,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         NUM_PAIRS=num_pairs,
-        BLOCK_PAIRS=triton.next_power_of_2(max(1, num_pairs)),
-        BLOCK_OTHERS=triton.next_power_of_2(num_others) if num_others else 0,
+        BLOCK_PAIRS=next_power_of_2(max(1, num_pairs)),
+        BLOCK_OTHERS=next_power_of_2(num_others) if num_others else 0,
     )
     return out
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
 
 # At D = 256 a warp has two heads whole, so that a head is summed in the same order for one token and for thousands.
 _DEFAULT = Config({"BLOCK_T": 8}, num_warps=4)
@@ -45,7 +45,7 @@ def qk_norm_rope_write(
     launch(
         _qk_norm_rope_write_kernel,
         # The heads of a token side by side: they lie in one row of qkv.
-        (num_heads + num_kv_heads, triton.cdiv(num_tokens, config.blocks["BLOCK_T"])),
+        (num_heads + num_kv_heads, cdiv(num_tokens, config.blocks["BLOCK_T"])),
         *(qkv, cos, sin, q_norm, k_norm, eps, q, k_cache, v_cache, rows, num_tokens),
         *(x.stride(0) for x in (qkv, cos, sin, k_cache, v_cache)),
         config=config,
@@ -53,7 +53,7 @@ def qk_norm_rope_write(
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         NUM_PAIRS=num_pairs,
-        BLOCK_PAIRS=triton.next_power_of_2(max(1, num_pairs)),
+        BLOCK_PAIRS=next_power_of_2(max(1, num_pairs)),
     )
     return q
 

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.gpu.launch import Config, config_for, launch
+from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
 from qwen35mm_kernels.gpu.sampling_search import (
     HIGHEST_KEY,
     LOWEST_KEY,
@@ -26,8 +26,9 @@ from qwen35mm_kernels.gpu.sampling_search import (
     threshold_in_row,
     winner_of,
 )
-from qwen35mm_kernels.reference.sampling import SamplingRows
+from qwen35mm_kernels.reference.sampling import MAX_COUNT, SamplingRows
 
+_MAX_COUNT = tl.constexpr(MAX_COUNT)
 # 61 programs a row of 248,320 tokens, and 61 x 64 candidates at most, which one program holds in its registers.
 _DEFAULT = Config({"BLOCK": 4096, "CAPACITY": 64}, 8)
 # Rows of tables of B columns: where they start depends on B, and each B would have kernels of its own.
@@ -38,6 +39,7 @@ _ROWS = (
     "min_p_ptr",
     "repetition_ptr",
     "presence_ptr",
+    "frequency_ptr",
     "seeds_ptr",
     "steps_ptr",
     "slots_ptr",
@@ -46,9 +48,9 @@ _ROWS = (
 
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _scores_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, repetition_ptr, presence_ptr, slots_ptr, in_text_ptr, in_reply_ptr,
-    banned_ptr, scores_ptr, best_ptr, best_id_ptr, stride_logits, stride_text, stride_reply, stride_banned, vocab,
-    num_blocks, BLOCK: tl.constexpr,
+    logits_ptr, temperature_ptr, top_k_ptr, repetition_ptr, presence_ptr, frequency_ptr, slots_ptr, in_text_ptr,
+    in_reply_ptr, banned_ptr, scores_ptr, best_ptr, best_id_ptr, stride_logits, stride_text, stride_reply,
+    stride_banned, vocab, num_blocks, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of one row: logits -> scores [B, vocab] float32, best and best_id [B, num_blocks]."""
     block = tl.program_id(0)
@@ -58,12 +60,13 @@ def _scores_kernel(
     valid = token_ids < vocab
     scores = tl.load(logits_ptr + row * stride_logits + token_ids, mask=valid, other=0.0).to(tl.float32)
     in_text = tl.load(in_text_ptr + slot * stride_text + token_ids, mask=valid, other=0) != 0
-    in_reply = tl.load(in_reply_ptr + slot * stride_reply + token_ids, mask=valid, other=0) != 0
+    count = tl.load(in_reply_ptr + slot * stride_reply + token_ids, mask=valid, other=0)
     banned = tl.load(banned_ptr + row * stride_banned + token_ids, mask=valid, other=1) != 0
     penalty = tl.load(repetition_ptr + row)
     penalised = tl.where(scores < 0, scores * penalty, tl.div_rn(scores, tl.zeros_like(scores) + penalty))
     scores = tl.where(in_text, penalised, scores)
-    scores -= tl.where(in_reply, tl.load(presence_ptr + row), 0.0)
+    scores -= tl.where(count != 0, tl.load(presence_ptr + row), 0.0)
+    scores -= tl.load(frequency_ptr + row) * count.to(tl.float32)
     scores = tl.where(banned, -float("inf"), scores)
     temperature = tl.load(temperature_ptr + row)
     temperature = tl.where((temperature == 0.0) | (tl.load(top_k_ptr + row) == 1), 1.0, temperature)
@@ -132,7 +135,7 @@ def _draw_kernel(
     is_block = blocks < num_blocks
     first_place = row * num_blocks
     best = tl.load(best_ptr + first_place + blocks, mask=is_block, other=-float("inf"))
-    highest, token_id = winner_of(best, tl.load(best_id_ptr + first_place + blocks, mask=is_block, other=HIGHEST_KEY))
+    highest, token_id = winner_of(best, tl.load(best_id_ptr + first_place + blocks, mask=is_block, other=HIGHEST_KEY))  # pyright: ignore
     top_k = tl.load(top_k_ptr + row)
     if (tl.load(temperature_ptr + row) != 0.0) & (top_k != 1):
         top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
@@ -167,25 +170,27 @@ def _draw_kernel(
     slot = tl.load(slots_ptr + row)
     tl.store(chosen_ptr + row, token_id.to(tl.int64))
     tl.store(in_text_ptr + slot * stride_text + token_id, 1)
-    tl.store(in_reply_ptr + slot * stride_reply + token_id, 1)
+    count_ptr = in_reply_ptr + slot * stride_reply + token_id
+    count = tl.load(count_ptr).to(tl.int32)
+    tl.store(count_ptr, tl.minimum(count + 1, _MAX_COUNT).to(tl.uint8))
 
 
 def sample(
     logits: torch.Tensor,
     rows: SamplingRows,
     seen_in_text: torch.Tensor,
-    seen_in_reply: torch.Tensor,
+    counts_in_reply: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
     """In three launches without a wait; rows of logits, of seen tokens and of banned ids are dense."""
     banned = banned.expand(logits.shape)
-    for matrix in (logits, seen_in_text, seen_in_reply, banned):
+    for matrix in (logits, seen_in_text, counts_in_reply, banned):
         assert matrix.shape[1] == logits.shape[1]
         assert matrix.stride(1) == 1
     batch, vocab = logits.shape
     config = config_for("sampling", logits.device, f"V{vocab}", _DEFAULT)
     block, capacity = config.blocks["BLOCK"], config.blocks["CAPACITY"]
-    num_blocks = triton.cdiv(vocab, block)
+    num_blocks = cdiv(vocab, block)
 
     def scratch(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(batch, *shape, dtype=dtype, device=logits.device)
@@ -195,9 +200,9 @@ def sample(
     launch(
         _scores_kernel,
         (num_blocks, batch),
-        *(logits, rows.temperature, rows.top_k, rows.repetition_penalty, rows.presence_penalty, rows.slots),
-        *(seen_in_text, seen_in_reply, banned, scores, *best),
-        *(logits.stride(0), seen_in_text.stride(0), seen_in_reply.stride(0), banned.stride(0), vocab, num_blocks),
+        *(logits, rows.temperature, rows.top_k, rows.repetition_penalty, rows.presence_penalty),
+        *(rows.frequency_penalty, rows.slots, seen_in_text, counts_in_reply, banned, scores, *best),
+        *(logits.stride(0), seen_in_text.stride(0), counts_in_reply.stride(0), banned.stride(0), vocab, num_blocks),
         config=Config({"BLOCK": block}, config.num_warps),
     )
     filters = rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, rows.steps
@@ -208,7 +213,7 @@ def sample(
         scratch(num_blocks, dtype=torch.int32),
         scratch(num_blocks, dtype=torch.int64),
     )
-    blocks_padded = triton.next_power_of_2(num_blocks)
+    blocks_padded = next_power_of_2(num_blocks)
     launch(
         _candidates_kernel,
         (num_blocks, batch),
@@ -220,8 +225,8 @@ def sample(
     launch(
         _draw_kernel,
         (batch,),
-        *(scores, *best, *filters, rows.slots, *candidates, seen_in_text, seen_in_reply, chosen),
-        *(seen_in_text.stride(0), seen_in_reply.stride(0), vocab, num_blocks),
+        *(scores, *best, *filters, rows.slots, *candidates, seen_in_text, counts_in_reply, chosen),
+        *(seen_in_text.stride(0), counts_in_reply.stride(0), vocab, num_blocks),
         config=config,
         BLOCKS_PADDED=blocks_padded,
     )

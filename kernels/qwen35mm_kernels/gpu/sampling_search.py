@@ -31,7 +31,7 @@ def as_masses(scores, highest, valid):
 @triton.jit
 def run_races(scores, highest, min_p, token_ids, seed, step, valid):
     """weight / exponential, see qwen35mm_kernels/reference/sampling.py; -1 for what isn't valid or too unlikely."""
-    bits, _, _, _ = tl.philox(seed, token_ids, step.to(tl.int32), (step >> 32).to(tl.int32), token_ids * 0)
+    bits, _, _, _ = tl.philox(seed, token_ids, step.to(tl.int32), (step >> 32).to(tl.int32), token_ids * 0)  # pyright: ignore
     uniform = (bits.to(tl.float32) + 0.5) * (2.0**-32)
     series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3)))
     exact = -tl.log(1 - tl.minimum(uniform, 1 - 2.0**-24))

@@ -1,10 +1,10 @@
 """From logits to the next token ids, on the device: a row of a batch is a sequence with parameters of its own.
 
-The order of operations and their formulas follow transformers' generation/logits_process.py; `presence_penalty` follows
-the OpenAI API (generated tokens only). A draw is a pure function of a row's scores, seed and step: each kept token has
-a random exponential number, and the largest weight / exponential wins, which happens with probability weight / sum of
-weights. No order of tokens is involved, and nothing but the token's own number: Philox4x32-10 (Salmon et al. 2011) of
-counter (token id, step) and key (seed).
+The order of operations and their formulas follow transformers' generation/logits_process.py; `presence_penalty` and
+`frequency_penalty` follow the OpenAI API (generated tokens only). A draw is a pure function of a row's scores, seed and
+step: each kept token has a random exponential number, and the largest weight / exponential wins, which happens with
+probability weight / sum of weights. No order of tokens is involved, and nothing but the token's own number:
+Philox4x32-10 (Salmon et al. 2011) of counter (token id, step) and key (seed).
 
 Which tokens are kept, in words that say what happens to equals: a token passes top-k if fewer than k tokens score
 higher, and top-p if the higher ones' share of what passed top-k lies below top_p. Equals stay or go together.
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 
 MASS_SCALE = float(1 << 40)
+# Where counting ends: a table of bytes.
+MAX_COUNT = 255
 _MASK_32 = 0xFFFFFFFF
 
 
@@ -34,6 +36,7 @@ class SamplingRows:
         min_p: float32; drops tokens less likely than this share of the likeliest one.
         repetition_penalty: float32; divides (multiplies, if negative) the logits of tokens seen in the text.
         presence_penalty: float32; subtracted from the logits of tokens seen in the reply.
+        frequency_penalty: float32; subtracted from the logits of tokens for each time that they are in the reply.
         seeds: int64, of the reply's random numbers.
         steps: int64, the number of the token in its reply.
         slots: int64, the row's place in the pools of seen tokens.
@@ -45,6 +48,7 @@ class SamplingRows:
     min_p: torch.Tensor
     repetition_penalty: torch.Tensor
     presence_penalty: torch.Tensor
+    frequency_penalty: torch.Tensor
     seeds: torch.Tensor
     steps: torch.Tensor
     slots: torch.Tensor
@@ -54,7 +58,7 @@ def sample(
     logits: torch.Tensor,
     rows: SamplingRows,
     seen_in_text: torch.Tensor,
-    seen_in_reply: torch.Tensor,
+    counts_in_reply: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
     """Each row's next token id; of equally good ones the lowest.
@@ -64,14 +68,15 @@ def sample(
             isn't banned is finite.
         rows: each row's parameters.
         seen_in_text: [S, vocab] bool, the tokens in the prompt and the reply of each slot. The chosen token is entered.
-        seen_in_reply: [S, vocab] bool, the tokens in the reply of each slot. The chosen token is entered.
+        counts_in_reply: [S, vocab] uint8, how often each token is in the reply of each slot, `MAX_COUNT` at most. The
+            chosen token is counted.
         banned: [vocab] or [B, vocab] bool, ids that can't be chosen; top-k, top-p and min-p don't see them.
 
     Returns:
         [B] int64. Implementations agree but where two numbers differ by no more than the rounding of an exponential.
     """
     slots = rows.slots
-    scores, greedy = _scores(logits, rows, seen_in_text[slots], seen_in_reply[slots], banned)
+    scores, greedy = _scores(logits, rows, seen_in_text[slots], counts_in_reply[slots], banned)
     token_ids = torch.arange(logits.shape[1])
     chosen = []
     for row, row_scores in enumerate(scores):
@@ -81,7 +86,8 @@ def sample(
         kept = range(len(row_scores)) if greedy[row] else _kept(row_scores.tolist(), weights, rows, row)
         chosen.append(max(kept, key=lambda token_id, races=races: (races[token_id].item(), -token_id)))
         seen_in_text[slots[row], chosen[-1]] = True
-        seen_in_reply[slots[row], chosen[-1]] = True
+        count = counts_in_reply[slots[row], chosen[-1]]
+        count += count < MAX_COUNT
     return torch.tensor(chosen, dtype=torch.int64)
 
 
@@ -123,7 +129,8 @@ def _scores(
     scores = logits.float()
     penalty = rows.repetition_penalty[:, None]
     scores = torch.where(in_text, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
-    scores = scores - rows.presence_penalty[:, None] * in_reply
+    scores = scores - rows.presence_penalty[:, None] * (in_reply > 0)
+    scores = scores - rows.frequency_penalty[:, None] * in_reply
     scores = torch.where(banned, -torch.inf, scores)
     greedy = (rows.temperature == 0) | (rows.top_k == 1)
     return scores / torch.where(greedy, 1.0, rows.temperature)[:, None], greedy

@@ -115,7 +115,7 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int]) 
     for batch in batches:
         yield f"step {batch}", functools.partial(decode, batch)
     pixel_values = torch.zeros(8 * 32 * 32, config.vision.patch_dim)
-    yield "vision", functools.partial(model.visual, pixel_values, (8, 32, 32))
+    yield "vision", functools.partial(model.tower, pixel_values, (8, 32, 32))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class _Sampling(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _TABLES),
         *((f"{name}_stride", ctypes.c_long) for name in _TABLES),
         ("vocab", ctypes.c_long),
-        *((name, ctypes.c_void_p) for name in (*_PARAMETERS, *_WHOLE, "out")),
+        *((name, ctypes.c_void_p) for name in (*_PARAMETERS, *_WHOLE, "out", "frequency_penalty")),
     )
 
 
@@ -31,14 +31,14 @@ def sample(
     logits: torch.Tensor,
     rows: SamplingRows,
     seen_in_text: torch.Tensor,
-    seen_in_reply: torch.Tensor,
+    counts_in_reply: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
-    if not is_known(logits) or seen_in_text.stride(1) != 1 or seen_in_reply.stride(1) != 1:
-        return by_torch.sample(logits, rows, seen_in_text, seen_in_reply, banned)
+    if not is_known(logits) or seen_in_text.stride(1) != 1 or counts_in_reply.stride(1) != 1:
+        return by_torch.sample(logits, rows, seen_in_text, counts_in_reply, banned)
     logits, banned = dense_rows(logits), dense_rows(banned)
     out = torch.empty(len(logits), dtype=torch.int64)
-    tables = logits, seen_in_text, seen_in_reply, banned
+    tables = logits, seen_in_text, counts_in_reply, banned
     values = [getattr(rows, name) for name in (*_PARAMETERS, *_WHOLE)]
     sampling = _Sampling(
         *(table.data_ptr() for table in tables),
@@ -46,8 +46,9 @@ def sample(
         logits.shape[1],
         *(value.data_ptr() for value in values),
         out.data_ptr(),
+        rows.frequency_penalty.data_ptr(),
     )
     is_bf16 = logits.dtype == torch.bfloat16
     counts = len(logits), is_bf16, torch.get_num_threads()
-    loaded_library()("qwen_sample", ctypes.byref(sampling), seen_in_text, seen_in_reply, *counts)
+    loaded_library()("qwen_sample", ctypes.byref(sampling), seen_in_text, counts_in_reply, *counts)
     return out

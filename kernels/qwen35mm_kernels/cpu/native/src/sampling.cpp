@@ -16,6 +16,7 @@ struct Sampling {
     const int32_t *top_k;
     const int64_t *seeds, *steps, *slots;
     int64_t *out;
+    const float *frequency_penalty;
 };
 
 struct Candidate {
@@ -31,17 +32,22 @@ INLINE bool higher(const Candidate &a, const Candidate &b) { return a.score > b.
 
 INLINE vi flags(const uint8_t *p) { return __builtin_convertvector(*reinterpret_cast<const vb *>(p), vi) != 0; }
 
+INLINE vf counts(const uint8_t *p) {
+    return to_float(__builtin_convertvector(*reinterpret_cast<const vb *>(p), vi) & splat_int(255));
+}
+
 // One row's logits and what happens to them.
 template <class T>
 struct Row {
     const T *logits;
     const uint8_t *in_text, *in_reply, *banned;
-    float repetition, presence, temperature;
+    float repetition, presence, frequency, temperature;
 
     vf score(long i) const {
         vf x = load(logits + i);
         if (repetition != 1.0f) x = flags(in_text + i) ? (x < 0.0f ? x * repetition : x / repetition) : x;
         if (presence != 0.0f) x = flags(in_reply + i) ? x - presence : x;
+        if (frequency != 0.0f) x -= frequency * counts(in_reply + i);
         return (flags(banned + i) ? splat(LOWEST) : x) / temperature;
     }
 
@@ -64,7 +70,7 @@ struct Row {
         const uint8_t *sources[] = {in_text, in_reply, banned};
         memcpy(values, logits + first, n * sizeof(T));
         for (int i = 0; i < 3; i++) memcpy(bits[i], sources[i] + first, n);
-        store(to, Row{values, bits[0], bits[1], bits[2], repetition, presence, temperature}.score(0));
+        store(to, Row{values, bits[0], bits[1], bits[2], repetition, presence, frequency, temperature}.score(0));
         return *std::max_element(to, to + n);
     }
 };
@@ -180,6 +186,7 @@ void sample_row(const Sampling &s, long index) {
                      s.banned + index * s.banned_stride,
                      s.repetition_penalty[index],
                      s.presence_penalty[index],
+                     s.frequency_penalty[index],
                      is_greedy ? 1.0f : s.temperature[index]};
     s.out[index] = is_greedy ? greedy(row, s.vocab) : draw(row, s, index);
 }
@@ -193,6 +200,7 @@ extern "C" void qwen_sample(const Sampling *s, uint8_t *in_text, uint8_t *in_rep
              [&](long row) { is_bf16 ? sample_row<bf16>(*s, row) : sample_row<float>(*s, row); });
     for (long row = 0; row < batch; row++) {
         in_text[s->slots[row] * s->text_stride + s->out[row]] = 1;
-        in_reply[s->slots[row] * s->reply_stride + s->out[row]] = 1;
+        uint8_t &count = in_reply[s->slots[row] * s->reply_stride + s->out[row]];
+        if (count < 255) count++;
     }
 }

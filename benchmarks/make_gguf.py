@@ -37,8 +37,12 @@ def find_converter(source: Path) -> Path:
     raise FileNotFoundError(f"{source} is no llama.cpp and has none in {VENDORED}: no {CONVERTER} there")
 
 
-def convert(folder: Path, checkpoint: Path, out: Path, outtype: str) -> None:
-    """Runs the converter of llama.cpp's `folder` in this process, with a name for tokenizers that it doesn't know."""
+def convert(folder: Path, checkpoint: Path, out: Path, outtype: str, *, is_tower: bool = False) -> None:
+    """Runs the converter of llama.cpp's `folder` in this process, with a name for tokenizers that it doesn't know.
+
+    Args:
+        is_tower: the vision tower is converted, which is a file of its own, and not the text model.
+    """
     sys.path[:0] = [str(folder), str(folder / "gguf-py")]
     text_model = importlib.import_module("conversion.base").TextModel
     known = text_model.get_vocab_base_pre
@@ -51,7 +55,8 @@ def convert(folder: Path, checkpoint: Path, out: Path, outtype: str) -> None:
 
     text_model.get_vocab_base_pre = splitting
     # Without the head that guesses a second token: nobody uses it here, and random checkpoints have none.
-    sys.argv = [CONVERTER, str(checkpoint), "--outfile", str(out), "--outtype", outtype, "--no-mtp"]
+    part = "--mmproj" if is_tower else "--no-mtp"
+    sys.argv = [CONVERTER, str(checkpoint), "--outfile", str(out), "--outtype", outtype, part]
     runpy.run_path(str(folder / CONVERTER), run_name="__main__")
 
 
@@ -61,6 +66,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path, help="a checkpoint's folder")
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--outtype", choices=["bf16", "f16", "f32", "q8_0"], default="bf16")
+    parser.add_argument("--mmproj", action="store_true", help="the vision tower in place of the text model")
     arguments = parser.parse_args()
     if not (arguments.checkpoint / "config.json").is_file():
         parser.error(f"{arguments.checkpoint} is no checkpoint: it has no config.json")
@@ -68,7 +74,8 @@ def main() -> None:
         folder = find_converter(arguments.source)
     except FileNotFoundError as error:
         parser.error(str(error))
-    convert(folder, arguments.checkpoint.resolve(), arguments.out.resolve(), arguments.outtype)
+    where = arguments.checkpoint.resolve(), arguments.out.resolve()
+    convert(folder, *where, arguments.outtype, is_tower=arguments.mmproj)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from safetensors.torch import save_file
 
 from benchmarks import ROOT
 from qwen35mm.checkpoints.shards import INDEX_FILE
-from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets
+from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD, Target, checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.model.load import DTYPES
+from qwen35mm.tokenizer import Tokenizer
 
 DEMO = ROOT / "assets" / "demo"
 SHARD_BYTES = 1 << 30
@@ -141,6 +142,19 @@ def random_tensor(target: Target, dtype: torch.dtype, generator: torch.Generator
     return values.normal_(0, fan_in**-0.5, generator=generator)
 
 
+def favour_digits(head: torch.Tensor) -> None:
+    """Changes an output head, [ids, hidden], so that digits are the likeliest tokens whatever stands before them.
+
+    Most ids of a random checkpoint have no text, and servers have nothing to send then. Each digit is one token, and
+    text of digits has the same tokens when it comes back in the next turn's prompt.
+    """
+    ids = Tokenizer.from_pretrained(DEMO).encode_plain("0123456789")
+    some = head[ids[:5]].clone()
+    # Not zero: with tied embeddings these are the prompt's values, too, which are normed first.
+    head.mul_(0.01)
+    head[ids[:5]], head[ids[5:]] = some, -some
+
+
 def shards(targets: list[Target], itemsize: int) -> Iterator[list[Target]]:
     """Cuts the tensors into groups of about SHARD_BYTES."""
     group: list[Target] = []
@@ -153,8 +167,8 @@ def shards(targets: list[Target], itemsize: int) -> Iterator[list[Target]]:
         yield group
 
 
-def write(size: str, out: Path, dtype: str, seed: int) -> int:
-    """Writes the checkpoint; returns the number of its parameters."""
+def write(size: str, out: Path, dtype: str, seed: int, *, digits: bool = False) -> int:
+    """Writes the checkpoint; returns the number of its parameters. With `digits`, see `favour_digits`."""
     data = make_config(size, dtype)
     config = ModelConfig.from_dict(data)
     targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
@@ -163,7 +177,10 @@ def write(size: str, out: Path, dtype: str, seed: int) -> int:
     weight_map: dict[str, str] = {}
     for number, group in enumerate(groups, start=1):
         name = f"model-{number:05}-of-{len(groups):05}.safetensors"
-        save_file({t.name: random_tensor(t, DTYPES[dtype], generator) for t in group}, out / name, {"format": "pt"})
+        tensors = {target.name: random_tensor(target, DTYPES[dtype], generator) for target in group}
+        if digits and (head := EMBEDDING if config.tie_word_embeddings else LM_HEAD) in tensors:
+            favour_digits(tensors[head])
+        save_file(tensors, out / name, {"format": "pt"})
         weight_map |= dict.fromkeys((target.name for target in group), name)
         print(f"{name}: {len(group)} tensors", file=sys.stderr, flush=True)
     num_parameters = sum(target.numel for target in targets)
@@ -184,11 +201,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder that doesn't exist yet, or is empty")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--digits", action="store_true", help="one that writes digits, for servers' benchmarks")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if any(arguments.out.iterdir()):
         parser.error(f"{arguments.out} is not empty")
-    count = write(arguments.size, arguments.out, arguments.dtype, arguments.seed)
+    count = write(arguments.size, arguments.out, arguments.dtype, arguments.seed, digits=arguments.digits)
     print(f"{arguments.out}: {arguments.size}, {count / 1e9:.2f} billion parameters, {arguments.dtype}")
 
 

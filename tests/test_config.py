@@ -147,13 +147,10 @@ def test_every_size_and_id_must_be_there(path: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("section", "change", "message"),
     [
-        ("", {"model_type": "qwen3_vl"}, "model_type is 'qwen3_vl'; supported are qwen3_5 and qwen3_5_moe"),
-        (
-            "",
-            {"quantization_config": {"quant_method": "fp8"}},
-            r"quantized \(fp8\).*not supported yet.*bf16 checkpoint",
-        ),
-        ("text_config", {"quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
+        ("", {"model_type": "qwen3_vl"}, "model_type is 'qwen3_vl'; supported are qwen3_5, qwen3_5_moe, qwen3_5_text"),
+        ("", {"quantization_config": {"quant_method": "quip"}}, r"quantised by 'quip'.* fp8, gptq, .*bf16 checkpoint"),
+        ("text_config", {"quantization_config": {}}, "quantised by None"),
+        ("", {"quantization_config": "fp8"}, "quantization_config must be an object; got 'fp8'"),
         ("", {"image_token_id": 1024}, "image_token_id is 1024, outside the vocabulary of 1024"),
         ("", {"image_token_id": -1}, "image_token_id must be an integer of at least 0; got -1"),
         ("", {"eos_token_id": "x"}, "eos_token_id holds 'x'"),

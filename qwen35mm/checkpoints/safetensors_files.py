@@ -88,6 +88,15 @@ def read_into(
         target[start : start + part.numel()].copy_(part)
 
 
+def read_tensor(tensor: StoredTensor) -> torch.Tensor:
+    """A tensor whole, in its own dtype, on the CPU; raises CheckpointError where the file ended early."""
+    found = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
+    with open_shard(tensor.file) as file:
+        file.seek(tensor.start)
+        _fill(file, tensor, found)
+    return found
+
+
 def read_rows(
     file: BufferedReader | FileIO, tensor: StoredTensor, width: int, buffer: torch.Tensor | None = None
 ) -> Iterator[torch.Tensor]:

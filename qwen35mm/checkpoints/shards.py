@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from qwen35mm.errors import CheckpointError
@@ -10,24 +12,83 @@ from qwen35mm_preprocess.say import say
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+# Of a folder whose weights are in GGUF files: where they are.
+GGUF_NOTE = "gguf.json"
+GGUF_ARCHITECTURES = ("qwen35", "qwen35moe")
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_LFS = b"version https://git-lfs"
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, from its index or the single file.
+    """The safetensors files of a checkpoint, from its index or the single file; or its GGUF files.
 
     Raises:
-        CheckpointError: there are none (pickled weights are refused by name), or one of the index is missing.
+        CheckpointError: there are none (pickled weights are refused by name), or one of the index is missing or isn't
+            really there.
     """
+    shards = _find_shards(folder)
+    check_files([*shards, folder / "tokenizer.json"])
+    return shards
+
+
+def check_folder(folder: Path) -> None:
+    """Raises CheckpointError for a folder that people take for a checkpoint's."""
+    if (folder / "config.json").exists():
+        return
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            say(
+                "{name} holds an adapter (LoRA) alone, which is a change to another model. Merge it into that one, "
+                "with peft's merge_and_unload and save_pretrained, and name the folder of the result.",
+                name=folder.name,
+            )
+        )
+    snapshots = sorted((folder / "snapshots").glob("*/config.json"))
+    if snapshots:
+        raise CheckpointError(
+            say(
+                "{name} is a folder of the Hugging Face cache, whose files lie deeper: name {folder}, or the model's "
+                "id.",
+                name=folder.name,
+                folder=str(snapshots[-1].parent),
+            )
+        )
+
+
+def check_files(paths: Iterable[Path]) -> None:
+    """Raises CheckpointError for what only stands in the place of a file."""
+    for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise CheckpointError(
+                say(
+                    "{name} is a link to {target}, where nothing is. Download the file again, or mend the link.",
+                    name=path.name,
+                    target=str(path.readlink()),
+                )
+            )
+        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_LFS):
+            raise CheckpointError(
+                say(
+                    "{name} is what Git leaves in the place of a large file. Run `git lfs pull` in the folder, or "
+                    "download the file.",
+                    name=path.name,
+                )
+            )
+
+
+def _find_shards(folder: Path) -> list[Path]:
+    if (folder / GGUF_NOTE).is_file():
+        return _gguf_files(folder / GGUF_NOTE)
     if (folder / INDEX_FILE).is_file():
         names = _index_files(folder / INDEX_FILE)
-        missing = [name for name in names if not (folder / name).is_file()]
+        missing = [name for name in names if not (folder / name).is_file() and not (folder / name).is_symlink()]
         if missing:
             raise CheckpointError(
                 say("{index} names files that aren't in the folder: {files}.", index=INDEX_FILE, files=some(missing))
             )
         return [folder / name for name in names]
-    if (folder / SINGLE_FILE).is_file():
+    if (folder / SINGLE_FILE).is_file() or (folder / SINGLE_FILE).is_symlink():
         return [folder / SINGLE_FILE]
     if not folder.is_dir():
         raise CheckpointError(say("{name}: no such checkpoint folder.", name=folder.name))
@@ -43,6 +104,14 @@ def find_shards(folder: Path) -> list[Path]:
     raise CheckpointError(
         say("No weights in this folder: neither {file} nor {index} is there.", file=SINGLE_FILE, index=INDEX_FILE)
     )
+
+
+def model_name(path_or_hub_id: str | Path) -> str:
+    """What to call a model: its folder's name, its GGUF file's, or the Hub id."""
+    path = Path(path_or_hub_id).expanduser()
+    if path.is_dir():
+        return path.resolve().name
+    return gguf_stem(path) if path.suffix == ".gguf" else str(path_or_hub_id)
 
 
 def some(names: list[str], limit: int = 8) -> str:
@@ -67,3 +136,48 @@ def _index_files(path: Path) -> list[str]:
                 )
             )
     return names
+
+
+def _gguf_files(note: Path) -> list[Path]:
+    paths = [Path(path) for path in json.loads(note.read_text(encoding="utf-8"))["files"]]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise CheckpointError(say("{files}: moved or deleted. Name the file where it is now.", files=some(missing)))
+    return paths
+
+
+def gguf_architecture(path: Path) -> str | None:
+    """The architecture that a GGUF file names first, as all converters write it; None where it doesn't."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(256)
+    except OSError:
+        return None
+    found = re.match(rb"GGUF.{20}\x14\0{7}general\.architecture\x08\0{3}(.)\0{7}", head, re.DOTALL)
+    return None if found is None else head[found.end() : found.end() + found[1][0]].decode("ascii", "replace")
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """All files of a model of which a GGUF file is one; raises CheckpointError where some are missing."""
+    split = _SPLIT.fullmatch(path.stem)
+    if split is None:
+        return [path]
+    count = int(split["count"])
+    paths = [path.with_name(f"{split['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    missing = [each.name for each in paths if not each.is_file()]
+    if missing:
+        raise CheckpointError(
+            say(
+                "{name} is one of {count} files, of which {files} aren't beside it.",
+                name=path.name,
+                count=count,
+                files=some(missing),
+            )
+        )
+    return paths
+
+
+def gguf_stem(path: Path) -> str:
+    """What a model in GGUF files is called."""
+    split = _SPLIT.fullmatch(path.stem)
+    return path.stem if split is None else split["stem"]

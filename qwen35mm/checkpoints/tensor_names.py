@@ -10,13 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from qwen35mm.config import ModelConfig, TextConfig
+from qwen35mm.config import ModelConfig, TextConfig, VisionConfig
 
 TEXT_PREFIX = "model.language_model."
 VISION_PREFIX = "model.visual."
 EMBEDDING = f"{TEXT_PREFIX}embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 IGNORED_PREFIXES = ("mtp.",)  # multi-token prediction: neither transformers nor we run it
+
+
+def family_name(name: str) -> str:
+    """A tensor's name in the family's multimodal checkpoints: those of the text model alone leave a word out."""
+    is_text = name.startswith("model.") and not name.startswith((TEXT_PREFIX, VISION_PREFIX))
+    return TEXT_PREFIX + name.removeprefix("model.") if is_text else name
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ def checkpoint_targets(config: ModelConfig, *, separate_head: bool, split_expert
             targets.append(layer.one(norm, (text.hidden_size,)))
         targets += _linear_attention(layer, text) if kind == "linear_attention" else _attention(layer, text)
         targets += _feed_forward(layer, text, split_experts)
-    targets += _vision(config)
+    if config.tower is not None:
+        targets += _vision(config.vision)
     return targets
 
 
@@ -137,8 +144,7 @@ def _feed_forward(layer: _Prefix, text: TextConfig, split_experts: bool) -> Iter
         yield Target(f"{theirs}down_proj.weight", (hidden, width), f"{ours}down_proj", expert * matrix)
 
 
-def _vision(config: ModelConfig) -> Iterator[Target]:
-    vision = config.vision
+def _vision(vision: VisionConfig) -> Iterator[Target]:
     width, inner = vision.hidden_size, vision.intermediate_size
     merged = width * vision.spatial_merge_size**2
     tower = _Prefix(VISION_PREFIX, "visual.")

@@ -72,6 +72,7 @@ class Qwen35Model(nn.Module):
         is_mapped: see `Factory`.
 
     Attributes:
+        visual: None where the model reads text alone.
         integers: as it was made.
         layer_devices: of each layer, and of its states, keys and values.
     """
@@ -99,10 +100,16 @@ class Qwen35Model(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(text, index, on(place)) for index, place in enumerate(places.layers))
         self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, on(places.norm))
         self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, on(places.lm_head).head())
-        self.visual = VisionTower(config.vision, on(places.visual).exact())
+        self.visual = None if config.tower is None else VisionTower(config.vision, on(places.visual).exact())
         self.rope = TextRope(text.rope, places.embedding)
         self.layer_devices = places.layers
         self.eval()
+
+    @property
+    def tower(self) -> VisionTower:
+        """The vision tower of a model that reads media."""
+        assert self.visual is not None, "this model reads text alone"
+        return self.visual
 
     @property
     def device(self) -> torch.device:

@@ -177,7 +177,8 @@ def _as_map(found: Mapping[str, int | str], num_layers: int, *, tied: bool) -> D
     """accelerate's names, which end where all that is below lies on one device, to ours."""
 
     def device_of(module: str) -> torch.device:
-        place = next(found[part] for part in (module, module.rpartition(".")[0], "") if part in found)
+        # A model of text alone has no tower, which is then wherever tokens come in.
+        place = next(found[part] for part in (module, module.rpartition(".")[0], "", "embedding") if part in found)
         return torch.device("cpu") if place == "cpu" else torch.device("cuda", int(place))
 
     return DeviceMap(

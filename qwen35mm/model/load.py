@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from qwen35mm.config import ModelConfig
+from qwen35mm.checkpoints.gguf_folder import gguf_folder
+from qwen35mm.checkpoints.shards import check_folder, model_name
+from qwen35mm.config import MEDIA_TOKENS, ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
@@ -18,7 +20,7 @@ from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import ChatTemplate
 from qwen35mm.sampling import SamplingParams, read_generation_config
 from qwen35mm.tokenizer import Tokenizer
-from qwen35mm_preprocess import ImageProcessing, VideoProcessing, read_processing
+from qwen35mm_preprocess import ImageProcessing, VideoProcessing, family_processing, read_processing
 
 # Never code, never pickles: weights as safetensors, everything else as text.
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
@@ -76,14 +78,18 @@ def load(
         CheckpointError: files or tensors are missing, damaged or foreign.
         ConfigError: the model or a setting isn't supported.
     """
+    if not isinstance(path_or_hub_id, str | Path) or not str(path_or_hub_id):
+        raise CheckpointError(f"A model is a folder, or a Hub id such as Qwen/Qwen3.5-2B; got {path_or_hub_id!r}.")
     DeviceRequest.parse(device)  # before anything is downloaded
     torch_dtype = choose_dtype(dtype)
     integers = choose_integers(weights, torch_dtype)
     folder = find_checkpoint(path_or_hub_id)
     config = ModelConfig.from_pretrained(folder)
     tokenizer = Tokenizer.from_pretrained(folder)
+    _check_media_ids(config, tokenizer)
     template = ChatTemplate.from_pretrained(folder)
-    image_processing, video_processing = read_processing(folder)
+    # A model of text alone says nothing of media, and is given none.
+    image_processing, video_processing = family_processing() if config.tower is None else read_processing(folder)
     generation = read_generation_config(folder)
     eos_ids = set(config.eos_token_ids) | _as_ids(generation.get("eos_token_id"))
     # Some checkpoints name only <|endoftext|>; a chat turn ends with <|im_end|> all the same.
@@ -91,7 +97,7 @@ def load(
         tokenizer.control_ids[text] for text in ("<|im_end|>", "<|endoftext|>") if text in tokenizer.control_ids
     }
     return LoadedModel(
-        name=folder.name if Path(path_or_hub_id).is_dir() else str(path_or_hub_id),
+        name=model_name(path_or_hub_id),
         path=folder,
         model=load_model(folder, config, dtype=torch_dtype, device=device, integers=integers, cache=weights_cache),
         weights=integers or weights_name(torch_dtype),
@@ -105,6 +111,18 @@ def load(
     )
 
 
+def _check_media_ids(config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Raises CheckpointError where config.json names other tokens for media than the tokenizer has."""
+    for name, token in MEDIA_TOKENS.items():
+        named, own = getattr(config, name), tokenizer.control_ids.get(token)
+        if named is not None and own != named:
+            has = "has no such token" if own is None else f"has {own:,} for it"
+            raise CheckpointError(
+                f"config.json: {name} is {named:,}, which stands for {token}, and the tokenizer {has}. One of the two "
+                "files is another model's: download both again."
+            )
+
+
 def find_checkpoint(path_or_hub_id: str | Path) -> Path:
     """A checkpoint's folder; what a Hub id stands for is downloaded once.
 
@@ -113,10 +131,15 @@ def find_checkpoint(path_or_hub_id: str | Path) -> Path:
     """
     path = Path(path_or_hub_id).expanduser()
     if path.is_dir():
+        check_folder(path.resolve())
         return path.resolve()
     name = str(path_or_hub_id)
+    if path.suffix == ".gguf" and path.is_file():
+        return gguf_folder(path)
     if path.exists():
-        raise CheckpointError(f"'{path.name}' is a file; give the folder that holds config.json and *.safetensors.")
+        raise CheckpointError(
+            f"'{path.name}' is a file; give the folder that holds config.json and *.safetensors, or a GGUF file."
+        )
     if isinstance(path_or_hub_id, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise CheckpointError(f"There is no folder '{name}', and it isn't a Hub id such as Qwen/Qwen3.5-2B either.")
     return _download(name)

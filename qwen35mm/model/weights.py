@@ -15,16 +15,10 @@ from pathlib import Path
 
 import torch
 
-from qwen35mm.checkpoints.safetensors_files import (
-    StoredTensor,
-    new_buffer,
-    open_shard,
-    read_headers,
-    read_into,
-    read_rows,
-    same_bytes,
-)
-from qwen35mm.checkpoints.shards import find_shards, some
+from qwen35mm.checkpoints.quantised import read_checkpoint
+from qwen35mm.checkpoints.safetensors_files import new_buffer
+from qwen35mm.checkpoints.shards import some
+from qwen35mm.checkpoints.sources import PlainSource, Source, described
 from qwen35mm.checkpoints.tensor_names import (
     EMBEDDING,
     IGNORED_PREFIXES,
@@ -45,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
 _FLOAT_DTYPES = ("F32", "BF16", "F16")
+# What some programs save though everybody computes it; any other surplus tensor may be part of the model's arithmetic.
+_COMPUTED = (".inv_freq", ".position_ids", "._extra_state", ".num_batches_tracked")
 
 
 def load_model(
@@ -74,8 +70,7 @@ def load_model(
     """
     if dtype not in MODEL_DTYPES:
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16; got {dtype}.")
-    stored = read_headers(find_shards(Path(folder)))
-    stored = {name: tensor for name, tensor in stored.items() if not name.startswith(IGNORED_PREFIXES)}
+    stored = read_checkpoint(Path(folder), config.quantization)
     separate_head = _has_separate_head(config, stored)
     split_experts = config.text.moe is not None and any(".experts.0." in name for name in stored)
     targets = checkpoint_targets(config, separate_head=separate_head, split_experts=split_experts)
@@ -91,6 +86,8 @@ def load_model(
         return model
     model = make(device=places)
     _fill(model, targets, stored, progress)
+    became = integers or str(dtype).removeprefix("torch.")
+    logger.info("Read %s; kept as %s, %.2f GB.", described(stored.values()), became, loaded_bytes(model) / 1e9)
     if kept is not None:
         kept.write(model)
     return model
@@ -104,7 +101,7 @@ def check_integers(integers: str | None, devices: Sequence[torch.device]) -> Non
         )
 
 
-def weights_bytes(stored: Mapping[str, StoredTensor | Target], dtype: torch.dtype, integers: str | None) -> int:
+def weights_bytes(stored: Mapping[str, Source | Target], dtype: torch.dtype, integers: str | None) -> int:
     """Bytes of a checkpoint's tensors as a model keeps them, without what layouts are padded by.
 
     A head that repeats the embeddings counts, though it isn't loaded: only its numbers tell.
@@ -123,7 +120,7 @@ def loaded_bytes(model: Qwen35Model) -> int:
 
 
 def bytes_read_per_token(
-    config: ModelConfig, stored: Mapping[str, StoredTensor | Target], dtype: torch.dtype, integers: str | None
+    config: ModelConfig, stored: Mapping[str, Source | Target], dtype: torch.dtype, integers: str | None
 ) -> float:
     """Bytes of weights that decoding a token reads; the arguments are those of `weights_bytes`."""
     has_head = LM_HEAD in stored
@@ -141,7 +138,7 @@ def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
     return moe.num_experts_per_tok / moe.num_experts if moe is not None and ".experts." in name else 1.0
 
 
-def _num_bytes(name: str, tensor: StoredTensor | Target, dtype: torch.dtype, integers: str | None) -> float:
+def _num_bytes(name: str, tensor: Source | Target, dtype: torch.dtype, integers: str | None) -> float:
     if name.startswith(IGNORED_PREFIXES):
         return 0.0
     bits = None if integers is None else _integer_bits(name, integers)
@@ -157,7 +154,7 @@ def _integer_bits(name: str, integers: str) -> float | None:
     return INTEGER_FORMATS[integers] if name.startswith(TEXT_PREFIX) and is_matrix else None
 
 
-def _has_separate_head(config: ModelConfig, stored: dict[str, StoredTensor]) -> bool:
+def _has_separate_head(config: ModelConfig, stored: dict[str, Source]) -> bool:
     """Whether the output head has weights of its own; drops a stored head that only repeats the embeddings.
 
     As transformers' tie_weights: where the config ties them but both are stored, equal ones are tied, and
@@ -167,35 +164,39 @@ def _has_separate_head(config: ModelConfig, stored: dict[str, StoredTensor]) -> 
         return True
     if LM_HEAD not in stored:
         return False
-    if EMBEDDING in stored and not same_bytes(stored[EMBEDDING], stored[LM_HEAD]):
+    if EMBEDDING in stored and not stored[EMBEDDING].same_bytes(stored[LM_HEAD]):
         logger.warning("config.json ties %s to %s, but they differ: both are used.", LM_HEAD, EMBEDDING)
         return True
     del stored[LM_HEAD]
     return False
 
 
-def _check(targets: list[Target], stored: dict[str, StoredTensor]) -> None:
+def _check(targets: list[Target], stored: dict[str, Source]) -> None:
     wanted = {target.name: target for target in targets}
     problems = []
     if missing := sorted(wanted.keys() - stored.keys()):
         problems.append(f"missing: {some(missing)}")
-    if unexpected := sorted(stored.keys() - wanted.keys()):
-        problems.append(f"unexpected: {some([f'{name} ({stored[name].file.name})' for name in unexpected])}")
+    surplus = sorted(stored.keys() - wanted.keys())
+    if harmless := [name for name in surplus if name.endswith(_COMPUTED)]:
+        logger.warning("Tensors that are computed anew aren't read: %s.", some(harmless))
+    if unexpected := [name for name in surplus if name not in harmless]:
+        problems.append(f"unexpected: {some([f'{name} ({stored[name].place[0].name})' for name in unexpected])}")
     both = sorted(wanted.keys() & stored.keys())
     misshapen = [
-        f"{name} in {stored[name].file.name} is {list(stored[name].shape)}, expected {list(wanted[name].shape)}"
+        f"{name} in {stored[name].place[0].name} is {list(stored[name].shape)}, expected {list(wanted[name].shape)}"
         for name in both
         if stored[name].shape != wanted[name].shape
     ]
     if misshapen:
         problems.append(f"wrong shape: {some(misshapen)}")
     foreign = [
-        f"{name} in {stored[name].file.name} is {stored[name].dtype}"
+        f"{name} in {each.tensor.file.name} is {each.tensor.dtype}"
         for name in both
-        if stored[name].dtype not in _FLOAT_DTYPES
+        if isinstance(each := stored[name], PlainSource) and each.tensor.dtype not in _FLOAT_DTYPES
     ]
     if foreign:
-        problems.append(f"wrong dtype (expected {', '.join(_FLOAT_DTYPES)}): {some(foreign)}")
+        how = "float64 can be cast: model.to(torch.float32).save_pretrained(...); others lack their scales"
+        problems.append(f"wrong dtype (expected {', '.join(_FLOAT_DTYPES)}; {how}): {some(foreign)}")
     if problems:
         raise CheckpointError(f"The checkpoint's tensors don't fit its config.json. {'; '.join(problems)}.")
 
@@ -203,7 +204,7 @@ def _check(targets: list[Target], stored: dict[str, StoredTensor]) -> None:
 def _fill(
     model: Qwen35Model,
     targets: list[Target],
-    stored: dict[str, StoredTensor],
+    stored: dict[str, Source],
     progress: Callable[[int, int], None] | None,
 ) -> None:
     matrices = {name: module for name, module in model.named_modules() if isinstance(module, Weight)}
@@ -211,27 +212,23 @@ def _fill(
     sizes = {name: flat.numel() for name, flat in parameters.items() if not _inside(name, matrices)}
     sizes |= {name: x.out_features * x.in_features for name, x in matrices.items() if not _inside(name, matrices)}
     filled: dict[str, int] = defaultdict(int)
-    by_file: dict[Path, list[Target]] = defaultdict(list)
     for target in targets:
         filled[target.parameter] += target.numel
-        by_file[stored[target.name].file].append(target)
     assert dict(filled) == sizes, "a parameter isn't filled whole"
     buffer = new_buffer()
     total, done = sum(stored[target.name].num_bytes for target in targets), 0
-    for path, group in by_file.items():
-        with open_shard(path) as file:
-            for target in sorted(group, key=lambda target: stored[target.name].start):
-                if (matrix := matrices.get(target.parameter)) is not None:
-                    first, width = target.offset // matrix.in_features, matrix.in_features
-                    for rows in read_rows(file, stored[target.name], width, buffer):
-                        matrix.fill(first, rows)
-                        first += len(rows)
-                else:
-                    flat = parameters[target.parameter][target.offset : target.offset + target.numel]
-                    read_into(file, stored[target.name], flat, buffer)
-                done += stored[target.name].num_bytes
-                if progress is not None:
-                    progress(done, total)
+    for target in sorted(targets, key=lambda target: stored[target.name].place):
+        source = stored[target.name]
+        if (matrix := matrices.get(target.parameter)) is not None:
+            first, width = target.offset // matrix.in_features, matrix.in_features
+            for rows in source.rows(width, buffer):
+                matrix.fill(first, rows)
+                first += len(rows)
+        else:
+            source.read_into(parameters[target.parameter][target.offset : target.offset + target.numel], buffer)
+        done += source.num_bytes
+        if progress is not None:
+            progress(done, total)
 
 
 def _inside(name: str, matrices: Mapping[str, Weight]) -> bool:

@@ -16,6 +16,7 @@ from qwen35mm.checkpoints.tensor_names import checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.model.weights import load_model
+from qwen35mm.tokenizer import Tokenizer
 from tests.benchmarks.narrow import narrow_sizes
 
 
@@ -65,3 +66,17 @@ def test_the_same_seed_gives_the_same_weights(checkpoint: Path, tmp_path_factory
         other = tmp_path_factory.mktemp("again")
         make_random.write(size, other, "bfloat16", seed)
         assert all((checkpoint / n).read_bytes() == (other / n).read_bytes() for n in names) is same
+
+
+def test_with_digits_nothing_else_is_ever_the_likeliest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow_sizes(monkeypatch)
+    for size in ("0.8B", "9B"):
+        out = tmp_path / size
+        out.mkdir()
+        make_random.write(size, out, "float32", seed=0, digits=True)
+        config = ModelConfig.from_pretrained(out)
+        model = load_model(out, config, dtype=torch.float32)
+        hidden = torch.randn(200, config.text.hidden_size, generator=torch.Generator().manual_seed(0))
+        tokens = model.logits(hidden).argmax(-1).tolist()
+        digits = Tokenizer.from_pretrained(make_random.DEMO).encode_plain("0123456789")
+        assert set(tokens) == set(digits)

@@ -65,7 +65,7 @@ def header_of(entry: object) -> bytes:
         (b"\x08\x00\x00", "truncated or not a safetensors file"),
         (b"\xff" * 16, "truncated or not a safetensors file"),
         (b"\x80\x00\x00\x00\x00\x00\x00\x00{}", "truncated or not a safetensors file"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "truncated or not a safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is what Git leaves"),
         (b"\x02\x00\x00\x00\x00\x00\x00\x00[]", "header can't be read"),
         (b"\x02\x00\x00\x00\x00\x00\x00\x00{]", "header can't be read"),
         (b"\x02\x00\x00\x00\x00\x00\x00\x00{}surplus", "longer than its header says"),

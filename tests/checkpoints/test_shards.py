@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.checkpoints.shards import find_shards, some
+from qwen35mm.checkpoints.shards import check_folder, find_shards, some
 from qwen35mm.errors import CheckpointError
 
 
@@ -62,3 +62,39 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
 def test_some_names_the_first_and_counts_the_rest() -> None:
     assert some(["a", "b"]) == "a, b"
     assert some(list("abcdefghij")) == "a, b, c, d, e, f, g, h and 2 more"
+
+
+def test_what_git_leaves_in_a_files_place_is_told(tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1746882752\n"
+    (tmp_path / "model.safetensors").write_bytes(pointer)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is what Git leaves.*`git lfs pull`"):
+        find_shards(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 8)
+    (tmp_path / "tokenizer.json").write_bytes(pointer)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is what Git leaves"):
+        find_shards(tmp_path)
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+def test_a_link_to_nothing_is_told(with_index: bool, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("../blobs/abc")
+    if with_index:
+        write_index(tmp_path, {"x": "model.safetensors"})
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is a link to \.\./blobs/abc, where nothing is"):
+        find_shards(tmp_path)
+
+
+def test_folders_that_are_taken_for_a_checkpoints_are_told(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    with pytest.raises(CheckpointError, match=r"folder of the Hugging Face cache.*name .*snapshots.0123"):
+        check_folder(tmp_path / "models--org--name")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").touch()
+    with pytest.raises(CheckpointError, match=r"adapter holds an adapter \(LoRA\) alone.*merge_and_unload"):
+        check_folder(adapter)
+    (adapter / "config.json").touch()
+    check_folder(adapter)
+    check_folder(snapshot)

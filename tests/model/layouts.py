@@ -146,7 +146,7 @@ def our_embeds(model: Qwen35Model, prompt: Prompt) -> torch.Tensor:
     ):
         if pixels is not None:
             embeds[prompt.token_types == token_type] = torch.cat(
-                list(map(model.visual, pixels.split([t * h * w for t, h, w in grids]), grids))
+                list(map(model.tower, pixels.split([t * h * w for t, h, w in grids]), grids))
             )
     return embeds
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qwen35mm.checkpoints.safetensors_files import read_headers
-from qwen35mm.checkpoints.shards import find_shards
+from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm.model import weight_formats
@@ -110,13 +109,13 @@ def test_the_bytes_are_those_that_loading_takes(spec: TinySpec, integers: str | 
     folder = tiny.folder(spec)
     model = load_model(folder, ModelConfig.from_pretrained(folder), dtype=torch.bfloat16, integers=integers)
     kept = loaded_bytes(model)
-    expected = weights_bytes(read_headers(find_shards(folder)), torch.bfloat16, integers)
+    expected = weights_bytes(read_checkpoint(folder, None), torch.bfloat16, integers)
     # Rows of small matrices are padded to blocks of 16, and a model has tables of angles beside.
     assert expected <= kept < 1.05 * expected
 
 
 def test_tensors_that_are_not_loaded_do_not_count(tiny: TinyCheckpoints) -> None:
-    stored = read_headers(find_shards(tiny.folder(DENSE)))
+    stored = read_checkpoint(tiny.folder(DENSE), None)
     some = next(iter(stored.values()))
     sizes = [weights_bytes(each, torch.bfloat16, "int8") for each in (stored, stored | {"mtp.fc.weight": some})]
     assert sizes[0] == sizes[1] > 0

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from qwen35mm.checkpoints import sources
 from qwen35mm.checkpoints.tensor_names import checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
@@ -186,6 +187,19 @@ def test_all_problems_are_told_at_once(edited: Callable[..., Path]) -> None:
         load(edited(SHALLOW, change))
 
 
+def test_what_everybody_computes_may_lie_beside_the_weights(
+    edited: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "model.language_model.rotary_emb.inv_freq"
+    load(edited(SHALLOW, lambda tensors: tensors.update({name: torch.zeros(2)})))
+    assert name in caplog.text
+
+
+def test_float64_is_told_how_to_be_cast(edited: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match=r"float64 can be cast: .*lm_head\.weight in model\.safetensors is F64"):
+        load(edited(SHALLOW, lambda tensors: tensors.update({HEAD: tensors[HEAD].double()})))
+
+
 def test_an_untied_checkpoint_needs_its_head(edited: Callable[..., Path]) -> None:
     with pytest.raises(CheckpointError, match=r"missing: lm_head\.weight"):
         load(edited(SHALLOW, lambda tensors: tensors.pop(HEAD)))
@@ -225,7 +239,7 @@ def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("data was read before the headers were checked")
 
-    monkeypatch.setattr(weights, "read_into", read)
+    monkeypatch.setattr(sources, "open_shard", read)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -1,0 +1,221 @@
+"""Matrices that are integers times scales: GPTQ, AWQ, compressed-tensors' packed and plain ones, bitsandbytes' int8.
+
+What the formats mean is defined by the code of those who write them: GPTQModel's and AutoAWQ's linear layers,
+compressed-tensors' compressors, bitsandbytes' Linear8bitLt. Nothing is rounded here: zero points are subtracted from
+integers, and scales multiplied in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_tensor
+from qwen35mm.checkpoints.sources import Format, Grouped
+
+# AutoAWQ puts column order[i] of eight into the i-th nibble of a word.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """[n, w] int32 -> [n, w * 32 // bits] uint8: fields of `bits`, one after the other from the lowest bit up."""
+    octets = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return octets
+    if 8 % bits == 0:
+        return (octets[..., None] >> torch.arange(0, 8, bits, dtype=torch.uint8) & ((1 << bits) - 1)).flatten(-2)
+    # A field may lie in two words.
+    digits = (octets[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
+    fields = digits[..., : digits.shape[-1] // bits * bits].unflatten(-1, (-1, bits))
+    return (fields << torch.arange(bits, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Gptq(Format):
+    """`qweight` [in * bits / 32, out], `qzeros` [groups, out * bits / 32], `scales` [groups, out] and `g_idx` [in].
+
+    Attributes:
+        bits: of a value.
+        zero_offset: 1 where zero points are stored less one, as GPTQ's first format has them.
+    """
+
+    name = "GPTQ"
+
+    bits: int
+    zero_offset: int = 1
+
+    def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+        weight, zeros, scales = needed(parts, "qweight", "qzeros", "scales")
+        (words, out), (groups, _) = pair(weight), pair(scales)
+        width = words * 32 // self.bits
+        fits = zeros.shape == (groups, -(-out * self.bits // 32)) and scales.shape == (groups, out)
+        if not fits or width % groups or ("g_idx" in parts and parts["g_idx"].shape != (width,)):
+            raise ValueError(
+                f"has parts that don't fit together: qweight {list(weight.shape)}, qzeros {list(zeros.shape)}, "
+                f"scales {list(scales.shape)} at {self.bits} bits"
+            )
+        return out, width
+
+    def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
+        out, width = shape
+        scales = parts["scales"].float().t().contiguous()
+        zeros = unpack(parts["qzeros"], self.bits).t()[:out].to(torch.int16) + self.zero_offset
+        if int(zeros.max()) >= 1 << self.bits:
+            raise ValueError(f"has zero points out of the range of {self.bits} bits")
+        codes = unpack(parts["qweight"].t(), self.bits)
+        groups = scales.shape[1]
+        group_of = parts["g_idx"].long() if "g_idx" in parts else None
+        return affine(codes, zeros, scales, width // groups, group_of)
+
+
+class Awq(Format):
+    """`qweight` [in, out / 8], `qzeros` [groups, out / 8] and `scales` [groups, out]: 4 bits in an order of its own."""
+
+    name = "AWQ"
+
+    def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+        weight, zeros, scales = needed(parts, "qweight", "qzeros", "scales")
+        (width, words), (groups, out) = pair(weight), pair(scales)
+        if words * 8 != out or zeros.shape != (groups, words) or width % groups:
+            raise ValueError(
+                f"has parts that don't fit together: qweight {list(weight.shape)}, qzeros {list(zeros.shape)}, "
+                f"scales {list(scales.shape)}"
+            )
+        return out, width
+
+    def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
+        order = torch.tensor(_AWQ_ORDER).argsort()
+        codes, zeros = (
+            unpack(parts[name], 4).unflatten(-1, (-1, 8))[..., order].flatten(-2).t() for name in ("qweight", "qzeros")
+        )
+        scales = parts["scales"].float().t().contiguous()
+        return affine(codes, zeros.to(torch.int16), scales, shape[1] // scales.shape[1])
+
+
+class PackedIntegers(Format):
+    """compressed-tensors' `packed` [out, in * bits / 32], `scale` [out, groups] and `shape`, for asymmetric ones with
+    `zero_point` [out * bits / 32, groups], for groups in another order with `g_idx` [in]."""
+
+    name = "packed integers"
+
+    def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+        packed, scale, shape = needed(parts, "packed", "scale", "shape")
+        if math.prod(shape.shape) != 2 or shape.dtype != "I64":
+            raise ValueError("has a weight_shape that isn't two whole numbers")
+        out, width = read_tensor(shape).tolist()
+        if packed.shape != (out, -(-width * _bits(packed.shape[1], width) // 32)) or out < 1:
+            raise ValueError(f"has a weight_packed of {list(packed.shape)}, which isn't {[out, width]} in 1 to 8 bits")
+        check_groups(scale, out, width)
+        if "g_idx" in parts and parts["g_idx"].shape != (width,):
+            raise ValueError(f"has a weight_g_idx of {list(parts['g_idx'].shape)} for {width} columns")
+        return out, width
+
+    def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
+        out, width = shape
+        bits = _bits(parts["packed"].shape[1], width)
+        scales = spread(parts["scale"], out)
+        # Both are signed, and stored with an offset.
+        codes, zeros = unpack(parts["packed"], bits)[:, :width], torch.tensor(1 << (bits - 1), dtype=torch.int16)
+        if "zero_point" in parts:
+            zeros = unpack(parts["zero_point"].t(), bits).t()[:out].to(torch.int16)
+        group_of = parts["g_idx"].long() if "g_idx" in parts else None
+        return affine(codes, zeros.expand_as(scales), scales, -(-width // scales.shape[1]), group_of)
+
+
+class PlainIntegers(Format):
+    """compressed-tensors' int8 `codes` [out, in], `scale` [out, groups], [out, 1] or [1], and `zero_point` like it."""
+
+    name = "int8"
+
+    def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+        codes, scale = needed(parts, "codes", "scale")
+        out, width = pair(codes)
+        check_groups(scale, out, width)
+        if "zero_point" in parts and parts["zero_point"].shape != scale.shape:
+            raise ValueError(
+                f"has a weight_zero_point of {list(parts['zero_point'].shape)} and a weight_scale of another shape"
+            )
+        return out, width
+
+    def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
+        out, width = shape
+        scales = spread(parts["scale"], out)
+        group_width = -(-width // scales.shape[1])
+        if "zero_point" not in parts:
+            return Grouped(parts["codes"], scales, group_width)
+        zeros = spread(parts["zero_point"], out).to(torch.int16)
+        return affine(parts["codes"], zeros, scales, group_width)
+
+
+class RowIntegers(Format):
+    """bitsandbytes' int8 `codes` [out, in] and `SCB` [out], the largest value of each row, which 127 stands for."""
+
+    name = "int8 rows"
+
+    def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+        codes, scale = needed(parts, "codes", "SCB")
+        if scale.shape != codes.shape[:1]:
+            raise ValueError(f"has an SCB of {list(scale.shape)} for {codes.shape[0]} rows")
+        return pair(codes)
+
+    def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
+        return Grouped(parts["codes"], parts["SCB"].float()[:, None] / 127, shape[1])
+
+
+def affine(
+    codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, width: int, group_of: torch.Tensor | None = None
+) -> Grouped:
+    """Codes [out, in] less the zero point of their group: zeros [out, groups] int16.
+
+    Raises:
+        ValueError: `group_of` names a group that there isn't.
+    """
+    num_groups = scales.shape[1]
+    if group_of is None:
+        group_of = torch.arange(codes.shape[1]) // width
+        return Grouped(codes.to(torch.int16) - zeros[:, group_of], scales, width)
+    if not bool(((group_of >= 0) & (group_of < num_groups)).all()):
+        raise ValueError(f"has a g_idx that names groups beyond its {num_groups}")
+    return Grouped(codes.to(torch.int16) - zeros[:, group_of], scales, width, group_of)
+
+
+def needed(parts: Mapping[str, StoredTensor], *names: str) -> list[StoredTensor]:
+    """The parts of these names; raises ValueError where one is missing."""
+    missing = [name for name in names if name not in parts]
+    if missing:
+        raise ValueError(f"lacks its {', '.join(missing)}")
+    return [parts[name] for name in names]
+
+
+def pair(tensor: StoredTensor) -> tuple[int, int]:
+    """A matrix's shape; raises ValueError for any other tensor."""
+    if len(tensor.shape) != 2 or 0 in tensor.shape:
+        raise ValueError(f"has a part {tensor.name} that is no matrix: {list(tensor.shape)}")
+    return tensor.shape[0], tensor.shape[1]
+
+
+def check_groups(scale: StoredTensor, out: int, width: int) -> None:
+    """Raises ValueError for scales that are neither one, nor one a row, nor one a group of neighbours of a row."""
+    shape = scale.shape
+    is_one = math.prod(shape) == 1
+    if not is_one and not (
+        shape[0] == out and (len(shape) == 1 or (len(shape) == 2 and shape[1] and width % shape[1] == 0))
+    ):
+        raise ValueError(f"has a weight_scale of {list(shape)}, which doesn't fit {[out, width]}")
+
+
+def spread(scale: torch.Tensor, out: int) -> torch.Tensor:
+    """Scales as `check_groups` takes them -> [out, groups] float32."""
+    found = scale.float()
+    return found.reshape(1, 1).expand(out, 1) if found.numel() == 1 else found.view(out, -1)
+
+
+def _bits(words: int, width: int) -> int:
+    """Of a value, where so many words hold so many."""
+    bits = words * 32 // width if width > 0 else 0
+    if not 1 <= bits <= 8:
+        raise ValueError(f"has {words} words for {width} columns, which aren't 1 to 8 bits a value")
+    return bits

@@ -1,0 +1,172 @@
+"""Which of a checkpoint's tensors make up which matrix: by its `quantization_config` and their names and dtypes.
+
+A quantised matrix is several tensors: codes, scales, sometimes zero points and an order. They are brought together
+under the name that the matrix has in an unquantised checkpoint; everything else stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qwen35mm.checkpoints.float_formats import Bitsandbytes4, Fp4, Fp8
+from qwen35mm.checkpoints.gguf_files import GgufFile, gguf_sources
+from qwen35mm.checkpoints.integer_formats import Awq, Gptq, PackedIntegers, PlainIntegers, RowIntegers
+from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_headers
+from qwen35mm.checkpoints.shards import find_shards, some
+from qwen35mm.checkpoints.sources import Format, PlainSource, QuantisedSource, Source, damaged
+from qwen35mm.checkpoints.tensor_names import IGNORED_PREFIXES, family_name
+from qwen35mm.errors import ConfigError
+
+Parts = dict[str, StoredTensor]
+# A matrix's name, and the part's.
+_WORDS = re.compile(r"(?P<module>.+)\.(?P<part>qweight|qzeros|scales|g_idx)")
+_BLOCKS = re.compile(r"(?P<name>.+)_(?P<part>scale)(_inv)?")
+_COMPRESSED = re.compile(r"(?P<name>.+\.weight)_(?P<part>packed|scale|scale_2|zero_point|g_idx|shape|global_scale)")
+_BITSANDBYTES = re.compile(
+    r"(?P<name>.+\.weight)\.(?P<part>absmax|quant_map|nested_absmax|nested_quant_map|quant_state)(\.bitsandbytes__\w+)?"
+    r"|(?P<module>.+)\.(?P<row_part>SCB|weight_format)"
+)
+# What activations are quantised by where somebody else computes: here they are as exact as the model is.
+_OF_ACTIVATIONS = re.compile(
+    r".+[._](input_(scale|zero_point|global_scale)|activation_scale(_inv)?|[qkv]_scale|output_scale)"
+)
+
+
+def read_checkpoint(folder: Path, quantization: Mapping[str, Any] | None) -> dict[str, Source]:
+    """The tensors of a folder's files, save what nobody runs; raises as `read_sources`."""
+    shards = find_shards(folder)
+    if shards[0].suffix == ".gguf":
+        return gguf_sources([GgufFile(path) for path in shards])
+    stored = read_headers(shards)
+    return read_sources(
+        {family_name(name): tensor for name, tensor in stored.items() if not name.startswith(IGNORED_PREFIXES)},
+        quantization,
+    )
+
+
+def read_sources(stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any] | None) -> dict[str, Source]:
+    """A checkpoint's tensors by the names of an unquantised one.
+
+    Args:
+        stored: from the files' headers.
+        quantization: config.json's `quantization_config`.
+
+    Raises:
+        CheckpointError: parts of a matrix are missing, don't fit together, or are of no format that is known.
+        ConfigError: a variant of its way of quantising that isn't known.
+    """
+    if quantization is None:
+        return {name: PlainSource.of(tensor) for name, tensor in stored.items()}
+    names, format_of = _reader(quantization)
+    found: dict[str, Source] = {}
+    quantised: dict[str, Parts] = defaultdict(dict)
+    for name, tensor in stored.items():
+        if _OF_ACTIVATIONS.fullmatch(name):
+            continue
+        if match := names.fullmatch(name):
+            groups = match.groupdict()
+            matrix = groups.get("name") or f"{groups['module']}.weight"
+            quantised[matrix][groups.get("part") or groups["row_part"]] = tensor
+        else:
+            found[name] = PlainSource.of(tensor)
+    for name, parts in quantised.items():
+        if name in found:
+            parts["codes"] = found.pop(name).stored[""]
+        format = format_of(parts)
+        if format is None:
+            what = ", ".join(f"{part} ({tensor.dtype})" for part, tensor in sorted(parts.items()))
+            raise damaged(name, parts, f"is made of {what}, which is no format that is known here")
+        found[name] = QuantisedSource.of(name, parts, format)
+    return found
+
+
+class _Reader(NamedTuple):
+    """One way of quantising: what finds parts of matrices by their names, and the format of such parts."""
+
+    names: re.Pattern[str]
+    format_of: Callable[[Parts], Format | None]
+
+
+def _reader(quantization: Mapping[str, Any]) -> _Reader:
+    method = quantization.get("quant_method")
+    if method == "gptq":
+        gptq = Gptq(_bits(quantization, 2, 3, 4, 8), _zero_offset(quantization))
+        return _Reader(_WORDS, lambda _: gptq)
+    if method == "awq":
+        _bits(quantization, 4)
+        _choice(quantization, "version", "gemm")
+        return _Reader(_WORDS, lambda _: Awq())
+    if method == "bitsandbytes":
+        return _Reader(_BITSANDBYTES, lambda parts: RowIntegers() if "SCB" in parts else Bitsandbytes4())
+    if method == "fp8":
+        block = quantization.get("weight_block_size")
+        return _Reader(_BLOCKS, lambda parts: _scaled(parts, block))
+    assert method in ("compressed-tensors", "modelopt"), "config.json was read before"
+    block = _block_structure(quantization)
+    return _Reader(_COMPRESSED, lambda parts: _scaled(parts, block))
+
+
+def _scaled(parts: Parts, block: Any) -> Format | None:
+    """The format of codes and scales, by the dtype of the codes."""
+    if "scale_2" in parts:
+        # ModelOpt's name for both: its packed numbers are a plain weight, and its scale is multiplied.
+        if "codes" not in parts or parts["codes"].dtype != "U8":
+            return None
+        parts["packed"], parts["global_scale"] = parts.pop("codes"), parts.pop("scale_2")
+        return Fp4(divides=False)
+    codes = parts.get("packed") or parts.get("codes")
+    match (None if codes is None else codes.dtype), "packed" in parts:
+        case "I32", True:
+            return PackedIntegers()
+        case "U8", True:
+            return Fp4()
+        case "I8", False:
+            return PlainIntegers()
+        case "F8_E4M3", False:
+            return Fp8(_pair(block))
+    return None
+
+
+def _pair(block: Any) -> tuple[int, int] | None:
+    if block is None:
+        return None
+    if not (isinstance(block, list | tuple) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
+        raise _error(f"names blocks of {block!r}; two whole numbers are expected, as [128, 128].")
+    return block[0], block[1]
+
+
+def _block_structure(quantization: Mapping[str, Any]) -> Any:
+    """compressed-tensors' size of blocks, the same for all of its groups that have any."""
+    groups = quantization.get("config_groups") or {}
+    weights = [each.get("weights") for each in groups.values() if isinstance(each, Mapping)]
+    blocks = [each["block_structure"] for each in weights if isinstance(each, Mapping) and each.get("block_structure")]
+    if any(each != blocks[0] for each in blocks):
+        raise _error("names blocks of several sizes, which isn't read here. Use another checkpoint.")
+    return blocks[0] if blocks else None
+
+
+def _bits(quantization: Mapping[str, Any], *known: int) -> int:
+    bits = quantization.get("bits", quantization.get("w_bit", 4))
+    if bits not in known or type(bits) is not int:
+        raise _error(f"names {bits!r} bits; {some([str(each) for each in known])} can be read. Use another checkpoint.")
+    return bits
+
+
+def _zero_offset(quantization: Mapping[str, Any]) -> int:
+    """What GPTQ's zero points are stored less."""
+    _choice(quantization, "checkpoint_format", "gptq", "gptq_v2")
+    return 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
+
+
+def _choice(quantization: Mapping[str, Any], key: str, *known: str) -> None:
+    value = quantization.get(key)
+    if value is not None and str(value).lower() not in known:
+        raise _error(f"has {key} {value!r}; {some(list(known))} can be read. Use another checkpoint.")
+
+
+def _error(what: str) -> ConfigError:
+    return ConfigError(f"config.json: quantization_config {what}")

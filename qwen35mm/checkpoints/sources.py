@@ -1,0 +1,200 @@
+"""Tensors of a checkpoint as numbers, however they are stored: floats as they are, or codes beside scales."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from qwen35mm.checkpoints.safetensors_files import (
+    StoredTensor,
+    open_shard,
+    read_into,
+    read_rows,
+    read_tensor,
+    same_bytes,
+)
+from qwen35mm.errors import CheckpointError
+
+# Of float32 that is made at one time of a quantised tensor.
+_VALUES_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """A tensor by the name that the family's own checkpoints have for it.
+
+    Attributes:
+        shape: of its numbers.
+        stored: what its numbers are made of, by the part's name.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: Mapping[str, StoredTensor]
+
+    @property
+    def place(self) -> tuple[Path, int]:
+        """Where it begins: files are read from their beginning to their end."""
+        first = min(self.stored.values(), key=lambda part: (part.file, part.start))
+        return first.file, first.start
+
+    @property
+    def num_bytes(self) -> int:
+        """On disk."""
+        return sum(part.num_bytes for part in self.stored.values())
+
+    def same_bytes(self, other: Source) -> bool:
+        """Whether another one holds the same numbers, stored in the same way."""
+        both = zip(sorted(self.stored), sorted(other.stored), strict=False)
+        return len(self.stored) == len(other.stored) and all(
+            one == two and same_bytes(self.stored[one], other.stored[two]) for one, two in both
+        )
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """How it is stored, in a word or two."""
+
+    @abstractmethod
+    def rows(self, width: int, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Its numbers as rows [n, width], some at a time, float32 or bfloat16 on the CPU, exact; what is yielded may be
+        overwritten by the next.
+
+        Args:
+            buffer: of `new_buffer`.
+
+        Raises:
+            CheckpointError: the file ended early, or its values can't be numbers.
+        """
+
+    def read_into(self, target: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Writes its numbers to `target` (1-D, contiguous, as many elements) in its dtype; raises as `rows`."""
+        width, done = self.shape[-1], 0
+        for rows in self.rows(width, buffer):
+            target[done : done + rows.numel()].view(-1, width).copy_(rows)
+            done += rows.numel()
+
+
+class PlainSource(Source):
+    """Floats of 16 or 32 bits."""
+
+    @classmethod
+    def of(cls, tensor: StoredTensor) -> PlainSource:
+        return cls(tensor.name, tensor.shape, {"": tensor})
+
+    @property
+    def tensor(self) -> StoredTensor:
+        return self.stored[""]
+
+    @property
+    def kind(self) -> str:
+        return self.tensor.dtype
+
+    def rows(self, width: int, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
+        with open_shard(self.tensor.file) as file:
+            yield from read_rows(file, self.tensor, width, buffer)
+
+    def read_into(self, target: torch.Tensor, buffer: torch.Tensor) -> None:
+        with open_shard(self.tensor.file) as file:
+            read_into(file, self.tensor, target, buffer)
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """A matrix as small numbers times scales.
+
+    Attributes:
+        codes: [out, in], exact in float32: integers less their zero point, or small floats.
+        scales: [out, groups] float32.
+        group_of: [in] int64, the group of each column; None where groups are neighbours, all but the last as wide as
+            `width`.
+        width: columns of a group.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    width: int
+    group_of: torch.Tensor | None = None
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """[stop - start, in] float32."""
+        codes, scales = self.codes[start:stop].float(), self.scales[start:stop]
+        if self.group_of is not None:
+            return codes.mul_(scales[:, self.group_of])
+        if scales.shape[1] == 1:
+            return codes.mul_(scales)
+        return codes.mul_(scales.repeat_interleave(self.width, dim=1)[:, : codes.shape[1]])
+
+
+class Format(ABC):
+    """How one kind of quantised matrix is stored. Both methods raise ValueError, with what is wrong."""
+
+    # In a word or two.
+    name: ClassVar[str]
+
+    @abstractmethod
+    def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+        """The matrix's shape, [out, in] or [experts, out, in], after a look at its parts' headers."""
+
+    @abstractmethod
+    def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
+        """What the parts say; stacked matrices one under the other."""
+
+
+@dataclass(frozen=True)
+class QuantisedSource(Source):
+    """A matrix, or a stack of them, of codes and scales."""
+
+    format: Format
+
+    @property
+    def kind(self) -> str:
+        return self.format.name
+
+    @classmethod
+    def of(cls, name: str, stored: Mapping[str, StoredTensor], format: Format) -> QuantisedSource:
+        """Raises CheckpointError where the parts don't make a matrix of that format."""
+        try:
+            return cls(name, format.shape(stored), stored, format)
+        except ValueError as error:
+            raise damaged(name, stored, str(error)) from None
+
+    def read(self) -> Grouped:
+        """Reads all of it; raises CheckpointError."""
+        try:
+            found = self.format.decode({name: read_tensor(part) for name, part in self.stored.items()}, self.shape)
+        except ValueError as error:
+            raise damaged(self.name, self.stored, str(error)) from None
+        if not bool(found.scales.isfinite().all()):
+            raise damaged(self.name, self.stored, "has scales that are no finite numbers")
+        return found
+
+    def rows(self, width: int, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
+        if width != self.shape[-1]:
+            raise damaged(self.name, self.stored, f"is quantised, which only matrices of {width} columns may be")
+        found = self.read()
+        num_rows, at_once = prod(self.shape[:-1]), max(1, _VALUES_AT_ONCE // width)
+        for start in range(0, num_rows, at_once):
+            rows = found.rows(start, min(start + at_once, num_rows))
+            if not bool(rows.isfinite().all()):
+                raise damaged(self.name, self.stored, "holds values that are no finite numbers")
+            yield rows
+
+
+def damaged(name: str, stored: Mapping[str, StoredTensor], what: str) -> CheckpointError:
+    """What is wrong with a tensor, in words."""
+    file = next(iter(stored.values())).file.name
+    return CheckpointError(f"{name} in {file} {what}. Download the checkpoint again, or take another one.")
+
+
+def described(sources: Iterable[Source]) -> str:
+    """How many tensors are stored in each way: "186 FP8, 120 BF16"."""
+    counts = Counter(source.kind for source in sources)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.most_common())

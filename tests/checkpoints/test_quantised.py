@@ -1,0 +1,182 @@
+"""Quantised matrices: the numbers are those that the libraries which wrote them read, and damage is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from qwen35mm.checkpoints.integer_formats import unpack
+from qwen35mm.checkpoints.quantised import read_sources
+from qwen35mm.checkpoints.safetensors_files import new_buffer, read_headers
+from qwen35mm.checkpoints.sources import Source
+from tests.checkpoints import others
+
+Tensors = dict[str, torch.Tensor]
+
+OTHERS = load_file(others.FILE)
+CASES = sorted({name.split("/")[0] for name in OTHERS})
+
+
+def config_of(case: str) -> dict[str, Any]:
+    method, *rest = case.split("-")
+    values: dict[str, Any] = {"quant_method": method}
+    return values | {"bits": int(rest[0]), "group_size": others.GROUP} if method == "gptq" else values
+
+
+def parts_of(case: str) -> Tensors:
+    return {name.split("/")[1]: x for name, x in OTHERS.items() if name.split("/")[0] == case}
+
+
+def stored_name(part: str) -> str:
+    """How a checkpoint names a part of the matrix `a.weight`."""
+    if part in ("qweight", "qzeros", "scales", "g_idx", "SCB"):
+        return f"a.{part}"
+    return "a.weight" if part == "codes" else f"a.weight.{part}"
+
+
+def source_of(folder: Path, tensors: Tensors, quantization: Mapping[str, Any] | None) -> Source:
+    path = folder / "model.safetensors"
+    save_file({name: x.contiguous() for name, x in tensors.items()}, path)
+    found = read_sources(read_headers([path]), quantization)
+    assert set(found) == {"a.weight"}
+    return found["a.weight"]
+
+
+def numbers(source: Source) -> torch.Tensor:
+    rows = [rows.float().clone() for rows in source.rows(source.shape[-1], new_buffer())]
+    return torch.cat(rows).view(source.shape)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_are_those_that_its_own_library_reads(case: str, tmp_path: Path) -> None:
+    parts = parts_of(case)
+    expected = parts.pop("expected")
+    source = source_of(tmp_path, {stored_name(part): x for part, x in parts.items()}, config_of(case))
+    assert source.shape == expected.shape
+    if case == "bitsandbytes-int8":  # it divides by 127 as a product with a rounded 1 / 127
+        torch.testing.assert_close(numbers(source), expected, rtol=1e-6, atol=0)
+    else:
+        assert torch.equal(numbers(source), expected)
+
+
+def test_the_second_version_of_gptq_has_zero_points_as_they_are(tmp_path: Path) -> None:
+    parts = parts_of("gptq-4")
+    expected = parts.pop("expected")
+    # In each nibble of the first version is one less.
+    parts["qzeros"] = parts["qzeros"] + 0x11111111
+    config = {**config_of("gptq-4"), "checkpoint_format": "gptq_v2"}
+    assert torch.equal(numbers(source_of(tmp_path, {stored_name(p): x for p, x in parts.items()}, config)), expected)
+
+
+@given(bits=st.integers(1, 8), values=st.lists(st.integers(0, 255), min_size=32, max_size=96))
+def test_fields_come_out_as_they_went_in(bits: int, values: list[int]) -> None:
+    values = [value % (1 << bits) for value in values[: len(values) // 32 * 32]]
+    whole = sum(value << (bits * index) for index, value in enumerate(values))
+    words = torch.frombuffer(bytearray(whole.to_bytes(len(values) * bits // 8, "little")), dtype=torch.int32)
+    assert unpack(words[None], bits)[0].tolist() == values
+
+
+# What compressed-tensors calls its ways: name, bits, type, and what else a scheme says.
+GROUPS = {"strategy": "group", "group_size": 32}
+SCHEMES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        f"pack-{b}": ("PackedQuantizationCompressor", {"num_bits": b, "type": "int", **GROUPS}) for b in (2, 3, 4, 6, 8)
+    },
+    "pack-row": ("PackedQuantizationCompressor", {"num_bits": 4, "type": "int", "strategy": "channel"}),
+    "int-row": ("IntQuantizationCompressor", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+    "int-whole": ("IntQuantizationCompressor", {"num_bits": 8, "type": "int", "strategy": "tensor"}),
+    "float-row": ("FloatQuantizationCompressor", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    "float-whole": ("FloatQuantizationCompressor", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    "float-block": (
+        "FloatQuantizationCompressor",
+        {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 32]},
+    ),
+    "mxfp8": ("MXFP8QuantizationCompressor", {"num_bits": 8, "type": "float", "scale_dtype": torch.uint8, **GROUPS}),
+    "mxfp4": ("MXFP4PackedCompressor", {"num_bits": 4, "type": "float", "scale_dtype": torch.uint8, **GROUPS}),
+}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "symmetric"),
+    [(name, s) for name in SCHEMES for s in (True, False) if s or "float" not in SCHEMES[name][1]["type"]],
+)
+def test_numbers_are_those_that_compressed_tensors_reads(scheme: str, symmetric: bool, tmp_path: Path) -> None:
+    library = pytest.importorskip("compressed_tensors", reason="it needs Python 3.11")
+    from compressed_tensors import compressors
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    assert library.__version__
+    name, values = SCHEMES[scheme]
+    arguments = library.quantization.QuantizationArgs(**values, symmetric=symmetric)
+    whole = library.quantization.QuantizationScheme(targets=["Linear"], weights=arguments)
+    matrix = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
+    cut = {"channel": matrix[:, None], "tensor": matrix.view(1, 1, -1)}
+    rows = cut.get(values["strategy"], matrix.unflatten(1, (-1, 32)))
+    if scheme == "float-block":
+        rows = matrix.view(3, 16, 3, 32).transpose(1, 2).flatten(2)
+    scale, zero_point = calculate_qparams(rows.amin(2), rows.amax(2), arguments)
+    if values["strategy"] == "tensor":
+        scale, zero_point = scale.flatten(), zero_point.flatten()
+    state = {"weight": matrix, "weight_scale": scale, "weight_zero_point": zero_point}
+    compressor = getattr(compressors, name)
+    made = compressor.compress(state, whole)
+    expected = compressor.decompress(dict(made), whole)["weight"].float()
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": values}}}
+    source = source_of(tmp_path, {f"a.{part}": x for part, x in made.items()}, config)
+    assert torch.equal(numbers(source), expected)
+    assert (expected - matrix).abs().max() > 0
+
+
+def nvfp4(matrix: torch.Tensor, *, divides: bool) -> tuple[Tensors, torch.Tensor]:
+    """A matrix [out, in] by NVFP4's definition (e2m1 in groups of 16, e4m3 scales, one global), and what that says."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = torch.cat([values, -values])
+    whole = 448 * 6 / matrix.abs().max()
+    groups = matrix.unflatten(1, (-1, 16))
+    scale = (groups.abs().amax(2) / 6 * whole).to(torch.float8_e4m3fn)
+    scales = (scale.float() / whole)[..., None]
+    codes = (groups[..., None] / scales[..., None] - table).abs().argmin(-1).to(torch.uint8).flatten(1)
+    expected = table[codes.int()] * scales.expand_as(groups).flatten(1)
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    if divides:
+        return {"a.weight_packed": packed, "a.weight_scale": scale, "a.weight_global_scale": whole.view(1)}, expected
+    return {
+        "a.weight": packed,
+        "a.weight_scale": scale,
+        "a.weight_scale_2": 1 / whole,
+        "a.input_scale": whole,
+    }, expected
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "modelopt"])
+def test_nvfp4_is_read_as_either_library_writes_it(method: str, tmp_path: Path) -> None:
+    # compressed-tensors' own reader rounds to bfloat16.
+    matrix = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    tensors, expected = nvfp4(matrix, divides=method == "compressed-tensors")
+    found = numbers(source_of(tmp_path, tensors, {"quant_method": method}))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_blocks_at_the_edges_are_narrower(stacked: bool, tmp_path: Path) -> None:
+    codes = torch.randn(2, 40, 70, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 2, 3, generator=torch.Generator().manual_seed(1))
+    codes, scales = (codes, scales) if stacked else (codes[0], scales[0])
+    config = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    found = numbers(source_of(tmp_path, {"a.weight": codes, "a.weight_scale_inv": scales}, config))
+    rows, columns = torch.arange(40) // 32, torch.arange(70) // 32
+    assert torch.equal(found, codes.float() * scales[..., rows, :][..., columns])
+
+
+def test_modelopt_has_one_scale_for_a_matrix_in_fp8(tmp_path: Path) -> None:
+    codes = torch.randn(8, 48, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
+    scale = torch.tensor(0.25)
+    tensors = {"a.weight": codes, "a.weight_scale": scale, "a.input_scale": torch.tensor(2.0)}
+    assert torch.equal(numbers(source_of(tmp_path, tensors, {"quant_method": "modelopt"})), codes.float() * 0.25)

@@ -1,0 +1,231 @@
+"""Models in GGUF files: numbers and tokens are those of the model that was converted, and answers are llama.cpp's."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.checkpoints.gguf_files import TYPES, GgufFile, ValueHeads, gguf_sources
+from qwen35mm.checkpoints.gguf_folder import config_of, gguf_folder
+from qwen35mm.checkpoints.quantised import read_checkpoint
+from qwen35mm.checkpoints.safetensors_files import new_buffer
+from qwen35mm.config import ModelConfig
+from qwen35mm.errors import CheckpointError, MissingExtraError
+from qwen35mm.model.load import load
+from qwen35mm.tokenizer import Tokenizer
+from tests.checkpoints import ggufs
+
+gguf = pytest.importorskip("gguf")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "qwen35mm" / "gguf"
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    """The dense model beside its vision tower, and one of a model that it isn't."""
+    folder = tmp_path / "models"
+    shutil.copytree(ggufs.FOLDER, folder)
+    shutil.copy(folder / "mmproj-dense.gguf", folder / "mmproj-other.gguf")
+    return folder / "dense.gguf"
+
+
+def numbers_of(folder: Path) -> dict[str, torch.Tensor]:
+    sources = read_checkpoint(folder, None).values()
+    read = {each.name: [part.clone() for part in each.rows(each.shape[-1], new_buffer())] for each in sources}
+    return {each.name: torch.cat(read[each.name]).view(each.shape) for each in sources}
+
+
+@pytest.mark.parametrize("name", ["dense", "moe"])
+def test_weights_are_those_that_were_converted(name: str, dense: Path) -> None:
+    spec = ggufs.SPECS[name]
+    found = numbers_of(gguf_folder(alone(dense) if spec.moe else dense))
+    expected = dict(ggufs.model_of(spec).state_dict())
+    for key in [key for key in expected if ".experts." in key]:
+        stacked = expected.pop(key)
+        prefix, _, last = key.rpartition(".")
+        parts = (
+            zip(("gate_proj", "up_proj"), stacked.chunk(2, 1), strict=True) if "gate_up" in last else [(last, stacked)]
+        )
+        expected |= {f"{prefix}.{at}.{part}.weight": each for part, x in parts for at, each in enumerate(x)}
+    expected = {key: x for key, x in expected.items() if not (spec.tied and key == "lm_head.weight")}
+    if spec.moe:
+        expected = {key: x for key, x in expected.items() if ".visual." not in key}
+    assert found.keys() == expected.keys()
+    for key, x in found.items():
+        # float16 has 11 bits, and what is added to norms takes some of float32's.
+        is_half = spec.moe or ".visual." in key
+        rtol, atol = (1e-3, 1e-5) if is_half else (1e-6, 1e-6)
+        torch.testing.assert_close(x, expected[key], rtol=rtol, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def alone(dense: Path) -> Path:
+    """The model of experts without any vision tower beside it."""
+    path = dense.parent / "alone" / "moe.gguf"
+    path.parent.mkdir(exist_ok=True)
+    return Path(shutil.copy(dense.with_name("moe.gguf"), path))
+
+
+def test_tokens_are_those_of_llama_cpp_and_of_the_tokenizer_that_was_converted(dense: Path) -> None:
+    ours = Tokenizer.from_pretrained(gguf_folder(dense))
+    theirs = tokenizers.Tokenizer.from_file(str(demo_model_path() / "tokenizer.json"))
+    assert ours.control_ids == Tokenizer.from_pretrained(demo_model_path()).control_ids
+    for answer in json.loads(ggufs.ANSWERS.read_text("utf-8")):
+        assert ours.encode_plain(answer["prompt"]) == answer["tokens"] == theirs.encode(answer["prompt"]).ids
+    for text in ("e\u0301", "it's  I'LL\r\n\r\n 12 ", "नमस्ते", "\u00a0x", "<tool_call>"):
+        assert ours.encode_plain(text) == Tokenizer.from_pretrained(demo_model_path()).encode_plain(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("qwen35", ["e\u0301t", " ज\u0940"]), ("qwen2", ["e", "\u0301t", " ज", "\u0940"])]
+)
+def test_words_are_cut_as_the_file_says(words: str, expected: list[str], tmp_path: Path) -> None:
+    made = writer(tmp_path / "model.gguf", ggufs.FOLDER / "dense.gguf", leave_out="tokenizer.ggml.pre")
+    made.add_tokenizer_pre(words)
+    made.add_tensor("token_embd.weight", np.zeros((960, 64), np.float32))
+    write(made)
+    found = tokenizers.Tokenizer.from_file(str(gguf_folder(tmp_path / "model.gguf") / "tokenizer.json"))
+    assert found.pre_tokenizer is not None
+    text = "".join(expected)
+    places = [place for _, place in found.pre_tokenizer.pre_tokenize_str(text)]
+    assert [text[start:stop] for start, stop in places] == expected
+
+
+def test_its_next_tokens_are_those_of_llama_cpp(dense: Path) -> None:
+    with LocalBackend.load(dense, dtype="float32") as model:
+        assert model.loaded.name == "dense"
+        for answer in json.loads(ggufs.ANSWERS.read_text("utf-8")):
+            params = {"temperature": 0.0, "max_tokens": ggufs.NUM_TOKENS, "ignore_eos": True, "repetition_penalty": 1.0}
+            result = model.complete(answer["tokens"], params)
+            assert list(result.token_ids) == answer["next"]
+
+
+def test_a_folder_is_made_once_for_a_file_as_it_is(dense: Path, cache: Path) -> None:
+    folder = gguf_folder(dense)
+    assert gguf_folder(dense) == folder
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+    assert ModelConfig.from_pretrained(folder).tower is not None
+    dense.touch()
+    assert gguf_folder(dense) != folder
+    dense.unlink()
+    with pytest.raises(CheckpointError, match=r"dense\.gguf: moved or deleted"):
+        read_checkpoint(folder, None)
+
+
+def writer(path: Path, source: Path, leave_out: str = "", **changes: Any) -> Any:
+    """A writer with another file's values, but for one."""
+    reader = gguf.GGUFReader(source)
+    made = gguf.GGUFWriter(path, changes.pop("arch", "qwen35"), **changes)
+    for key, value in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in ("general.architecture", leave_out):
+            made.add_key_value(key, value.contents(), value.types[0], value.types[-1] if len(value.types) > 1 else None)
+    return made
+
+
+def write(made: Any) -> None:
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
+
+
+@pytest.mark.parametrize("kind", [name for name in TYPES if name not in ("F32", "F16", "BF16")])
+def test_quantised_rows_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
+    numbers, path = np.random.default_rng(0), tmp_path / "model.gguf"
+    made = writer(path, ggufs.FOLDER / "dense.gguf")
+    block, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rows = 2 * 2 * 32 + 4 * 32
+    # Any bytes are numbers, but scales of float16 and e4m3 may be infinite, or none: these are small.
+    stored = numbers.integers(0, 0x38, (rows, 256 // block * num_bytes), dtype=np.uint8)
+    made.add_tensor("blk.0.attn_qkv.weight", stored, raw_dtype=gguf.GGMLQuantizationType[kind])
+    write(made)
+    source = gguf_sources([GgufFile(path)])["model.language_model.layers.0.linear_attn.in_proj_qkv.weight"]
+    found = torch.cat([part.clone() for part in source.rows(256, new_buffer())]).numpy()
+    expected = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind])
+    order = ValueHeads(2, 4, 32, 32).order(32, 128)
+    assert source.shape == (rows, 256)
+    assert np.array_equal(found, expected[order])
+
+
+def test_split_files_are_one_model(dense: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "split"
+    folder.mkdir()
+    made = writer(folder / "model.gguf", dense, split_max_tensors=10)
+    for tensor in gguf.GGUFReader(dense).tensors:
+        made.add_tensor(tensor.name, np.array(tensor.data))
+    write(made)
+    parts = sorted(folder.glob("*.gguf"))
+    assert len(parts) > 2
+    expected = {key: x for key, x in numbers_of(gguf_folder(dense)).items() if ".visual." not in key}
+    found = numbers_of(gguf_folder(parts[0]))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(x, expected[key]) for key, x in found.items())
+    parts[-1].unlink()
+    with pytest.raises(
+        CheckpointError, match=rf"{parts[0].name} is one of {len(parts)} files, of which {parts[-1].name}"
+    ):
+        gguf_folder(parts[0])
+
+
+def damaged_files(dense: Path) -> Iterator[tuple[Path, str]]:
+    raw = dense.read_bytes()
+    for name, data, said in (
+        ("short", raw[:100], "truncated, damaged, or no GGUF file"),
+        ("cut", raw[:-1000], "truncated, damaged, or no GGUF file"),
+        ("text", b"not a model" * 100, "truncated, damaged, or no GGUF file"),
+        ("empty", b"", "truncated, damaged, or no GGUF file"),
+    ):
+        path = dense.with_name(f"{name}.gguf")
+        path.write_bytes(data)
+        yield path, said
+    other = dense.with_name("other.gguf")
+    made = writer(other, dense, arch="llama")
+    made.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    write(made)
+    yield other, "architecture 'llama'; only qwen35, qwen35moe can be read"
+
+
+def test_damage_is_told_in_words(dense: Path) -> None:
+    for path, said in damaged_files(dense):
+        with pytest.raises(CheckpointError, match=said):
+            load(path)
+
+
+def test_without_the_package_the_extra_is_named(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    with pytest.raises(MissingExtraError, match=r"qwen35mm\[gguf\]"):
+        gguf_folder(dense)
+
+
+def test_whatever_a_header_says_only_clear_errors_come(dense: Path) -> None:
+    chance, raw = random.Random(0), dense.read_bytes()
+    end = raw.index(b"token_embd.weight") + 3000  # of the header, roughly
+    path = dense.with_name("fuzzed.gguf")
+    num_refused = 0
+    for _ in range(300):
+        changed = bytearray(raw)
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(end)
+            changed[at : at + chance.choice((1, 8))] = chance.choice((b"\0", b"\xff", b"\xff" * 8, chance.randbytes(8)))
+        path.write_bytes(changed[: chance.choice((len(raw), chance.randrange(len(raw))))])
+        try:
+            file = GgufFile(path)
+            config_of(file, None)
+            gguf_sources([file])
+        except CheckpointError:
+            num_refused += 1
+    assert num_refused > 100

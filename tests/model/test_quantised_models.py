@@ -1,0 +1,218 @@
+"""Whole checkpoints with quantised matrices: they answer as transformers does, and damage is named before they run."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save, save_file
+from transformers import FineGrainedFP8Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration
+
+from qwen35mm.checkpoints.quantised import read_checkpoint
+from qwen35mm.checkpoints.safetensors_files import new_buffer
+from qwen35mm.checkpoints.sources import QuantisedSource
+from qwen35mm.config import ModelConfig
+from qwen35mm.errors import CheckpointError, ConfigError, Qwen35mmError
+from qwen35mm.model.weights import load_model
+from tests.tiny import DENSE, MOE, TinyCheckpoints, TinySpec
+
+Tensors = dict[str, torch.Tensor]
+
+# It divides all widths: transformers reads the last, narrower blocks of others otherwise than they are defined.
+BLOCK = 16
+
+
+def is_matrix(name: str) -> bool:
+    last = name.removesuffix(".weight").rpartition(".")[2]
+    return "language_model.layers" in name and (last.endswith("_proj") or last in ("in_proj_qkv", "in_proj_z"))
+
+
+def fp8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [..., out, in] e4m3, and scales of blocks."""
+    *_, out, width = matrix.shape
+    padded = torch.nn.functional.pad(matrix, (0, -width % BLOCK, 0, -out % BLOCK))
+    blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
+    scales = blocks.abs().amax((-3, -1)) / 448
+    codes = (blocks / scales[..., :, None, :, None]).flatten(-2).flatten(-3, -2)[..., :out, :width]
+    return codes.to(torch.float8_e4m3fn).contiguous(), scales
+
+
+def write_fp8(source: Path, folder: Path) -> dict[str, Any]:
+    """A checkpoint as Qwen publishes those in FP8; returns its quantization_config."""
+    shutil.copytree(source, folder)
+    tensors: Tensors = {}
+    for name, x in load_file(source / "model.safetensors").items():
+        if ".mlp.experts." in name and x.ndim == 3:
+            for expert, matrix in enumerate(x):
+                prefix = name.replace("gate_up_proj", "").replace("down_proj", "") + f"{expert}."
+                halves = matrix.chunk(2) if "gate_up" in name else [matrix]
+                for part, half in zip(
+                    ["gate_proj", "up_proj"] if len(halves) == 2 else ["down_proj"], halves, strict=True
+                ):
+                    put(tensors, f"{prefix}{part}.weight", half)
+        elif is_matrix(name):
+            put(tensors, name, x)
+        else:
+            tensors[name] = x
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    quantization = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [BLOCK, BLOCK],
+        "modules_to_not_convert": sorted({"lm_head", "model.visual", *unquantised(tensors)}),
+    }
+    set_config(folder, quantization)
+    return quantization
+
+
+def unquantised(tensors: Tensors) -> set[str]:
+    names = {
+        name.removesuffix(".weight") for name in tensors if name.endswith(("in_proj_a.weight", "in_proj_b.weight"))
+    }
+    return names | {name.removesuffix(".weight") for name in tensors if "gate.weight" in name}
+
+
+def put(tensors: Tensors, name: str, matrix: torch.Tensor) -> None:
+    tensors[name], tensors[f"{name}_scale_inv"] = fp8(matrix)
+
+
+def set_config(folder: Path, quantization: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantization}))
+
+
+@pytest.fixture(scope="module")
+def fp8_folder(tiny: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fp8") / "model"
+    write_fp8(tiny.folder(DENSE), folder)
+    return folder
+
+
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
+def test_fp8_weights_are_those_of_transformers(spec: TinySpec, tiny: TinyCheckpoints, tmp_path: Path) -> None:
+    config = write_fp8(tiny.folder(spec), tmp_path / "model")
+    kind = Qwen3_5MoeForConditionalGeneration if spec.moe else Qwen3_5ForConditionalGeneration
+    read = FineGrainedFP8Config(
+        dequantize=True,
+        weight_block_size=tuple(config["weight_block_size"]),
+        modules_to_not_convert=config["modules_to_not_convert"],
+    )
+    theirs = kind.from_pretrained(tmp_path / "model", dtype=torch.float32, quantization_config=read)
+    # Theirs, written without any quantisation, is read by the path that other tests hold.
+    theirs.config.quantization_config = None
+    plain = {name: x for name, x in theirs.state_dict().items() if not (spec.tied and name == "lm_head.weight")}
+    (tmp_path / "plain").mkdir()
+    shutil.copy(tiny.folder(spec) / "config.json", tmp_path / "plain")
+    save_file({name: x.contiguous() for name, x in plain.items()}, tmp_path / "plain" / "model.safetensors")
+    ours, expected = (
+        load_model(folder, ModelConfig.from_pretrained(folder), dtype=torch.float32).state_dict()
+        for folder in (tmp_path / "model", tmp_path / "plain")
+    )
+    assert any(isinstance(each, QuantisedSource) for each in read_checkpoint(tmp_path / "model", config).values())
+    assert ours.keys() == expected.keys()
+    different = [name for name, x in ours.items() if not torch.equal(x, expected[name])]
+    assert not different
+
+
+def test_a_load_tells_what_it_read_and_keeps(fp8_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "qwen35mm.model.weights")
+    load_model(fp8_folder, ModelConfig.from_pretrained(fp8_folder), dtype=torch.bfloat16)
+    assert re.fullmatch(r"Read \d+ F32, 25 FP8; kept as bfloat16, 0\.00 GB\.", caplog.messages[-1])
+
+
+def damage_of(change: Callable[[Tensors], object], folder: Path, tmp_path: Path) -> str:
+    """What is said of a checkpoint after a change of its tensors."""
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError) as caught:
+        load_model(broken, ModelConfig.from_pretrained(broken), dtype=torch.float32)
+    return str(caught.value)
+
+
+MATRIX = "model.language_model.layers.0.mlp.down_proj.weight"
+SCALE = f"{MATRIX}_scale_inv"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: x.pop(SCALE), rf"wrong dtype .*{MATRIX} in model.safetensors is F8_E4M3"),
+        (lambda x: x.pop(MATRIX), rf"{MATRIX} in model.safetensors .*no format"),
+        (
+            lambda x: x.update({SCALE: x[SCALE][:1]}),
+            rf"{MATRIX}.*scale of \[1, 8\].*doesn't fit \[64, 128\] in blocks of 16",
+        ),
+        (lambda x: x[SCALE].fill_(torch.nan), rf"{MATRIX} .*scales that are no finite numbers"),
+        (lambda x: x[SCALE].fill_(torch.inf), rf"{MATRIX} .*scales that are no finite numbers"),
+        (lambda x: x[MATRIX].view(torch.uint8).fill_(0x7F), rf"{MATRIX} .*values that are no finite numbers"),
+        (lambda x: x.update({MATRIX: x[MATRIX].float()}), rf"{MATRIX} .*codes \(F32\).*no format"),
+    ],
+    ids=["no scale", "no codes", "other blocks", "nan scale", "infinite scale", "nan code", "codes are floats"],
+)
+def test_damage_is_named(change: Callable[[Tensors], object], said: str, fp8_folder: Path, tmp_path: Path) -> None:
+    found = damage_of(change, fp8_folder, tmp_path)
+    assert re.search(said, found), found
+
+
+@pytest.mark.parametrize(
+    ("quantization", "said"),
+    [
+        ({"quant_method": "gptq", "bits": 5}, "5 bits; 2, 3, 4, 8 can be read"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'; gemm can be read"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"blocks of \[0, 128\]"),
+    ],
+)
+def test_a_variant_that_is_not_known_is_refused_in_words(
+    quantization: Any, said: str, fp8_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(fp8_folder, tmp_path / "other")
+    set_config(folder, quantization)
+    with pytest.raises(ConfigError, match=said):
+        load_model(folder, ModelConfig.from_pretrained(folder), dtype=torch.float32)
+
+
+def test_whatever_a_header_says_only_clear_errors_come(fp8_folder: Path, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    layer = {name: x for name, x in load_file(fp8_folder / "model.safetensors").items() if ".layers.0.mlp." in name}
+    raw = save(layer)
+    length = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
+    names = list(header)
+    kinds = ["F32", "BF16", "F16", "F64", "I64", "I32", "I8", "U8", "F8_E4M3", "F8_E5M2", "X9"]
+    endings = [".qweight", ".qzeros", ".scales", ".weight_packed", ".weight_scale", ".weight.absmax", ".SCB", ""]
+    methods = [{"quant_method": m} for m in ("fp8", "gptq", "awq", "compressed-tensors", "modelopt", "bitsandbytes")]
+    path, buffer = tmp_path / "model.safetensors", new_buffer()
+    for turn in range(2000):
+        changed = json.loads(json.dumps(header))
+        for name in chance.sample(names, chance.randint(1, 2)):
+            entry = changed.pop(name)
+            what = chance.randrange(4)
+            if what == 0:
+                entry["dtype"] = chance.choice(kinds)
+            elif what == 1 and entry["shape"]:
+                entry["shape"][chance.randrange(len(entry["shape"]))] = chance.choice([0, 1, 7, -1, 2**40])
+            elif what == 2:
+                entry["shape"] = entry["shape"][::-1] + chance.choice([[], [1]])
+            renamed = name.rpartition(".")[0] + chance.choice(endings) if chance.random() < 0.4 else name
+            changed[renamed] = entry
+        text = json.dumps(changed).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        try:
+            found = read_checkpoint(tmp_path, chance.choice(methods))
+            quantised = [source for source in found.values() if isinstance(source, QuantisedSource)]
+            if quantised and turn % 5 == 0:
+                source = chance.choice(quantised)
+                assert all(rows.isfinite().all() for rows in source.rows(source.shape[-1], buffer))
+        except Qwen35mmError:
+            pass

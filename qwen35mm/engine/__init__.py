@@ -1,6 +1,7 @@
 """From a prompt to a stream of events: scheduling, running the model, sampling, text."""
 
 from qwen35mm.engine.async_engine import AsyncEngine
+from qwen35mm.engine.call_grammar import held_calls
 from qwen35mm.engine.engine import Engine
 from qwen35mm.engine.events import (
     CacheReport,
@@ -10,10 +11,14 @@ from qwen35mm.engine.events import (
     MediaReport,
     Prefilled,
     Progress,
+    PromptRead,
     Result,
     TextDelta,
+    TokenLogprob,
 )
 from qwen35mm.engine.grammar import check_json_schema
+from qwen35mm.engine.model_info import ModelInfo
+from qwen35mm.engine.reading import Reading
 from qwen35mm.engine.request import (
     CachedPrompt,
     DeferredMedia,
@@ -22,6 +27,7 @@ from qwen35mm.engine.request import (
     StepOutput,
     check_call,
     check_num_tokens,
+    check_token_ids,
 )
 from qwen35mm.engine.settings import EngineSettings
 
@@ -36,14 +42,20 @@ __all__ = [
     "Finished",
     "MediaPlanned",
     "MediaReport",
+    "ModelInfo",
     "Prefilled",
     "Progress",
+    "PromptRead",
+    "Reading",
     "Request",
     "Result",
     "Retain",
     "StepOutput",
     "TextDelta",
+    "TokenLogprob",
     "check_call",
     "check_json_schema",
     "check_num_tokens",
+    "check_token_ids",
+    "held_calls",
 ]

@@ -18,10 +18,9 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from qwen35mm.engine.engine import Engine
-from qwen35mm.engine.events import Event, Finished
+from qwen35mm.engine.events import Event
 from qwen35mm.engine.request import CachedPrompt, Request, StepOutput
 from qwen35mm.errors import EngineError, Qwen35mmError
-from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import say
 
 logger = logging.getLogger(__name__)
@@ -121,7 +120,7 @@ class AsyncEngine:
         return self._idle.wait(timeout_s)
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
-        """The events of a request, up to its `Finished`.
+        """The events of a request, up to its last one: `Finished`, or `PromptRead` where no reply is wanted.
 
         Leaving the iterator cancels the request within one step.
 
@@ -143,9 +142,9 @@ class AsyncEngine:
         event: Event | None = None
         try:
             self._submit(lambda: self._add(request, deliver))
-            while not isinstance(event, Finished):
+            while event is None or not request.ends_with(event):
                 told = (await outputs.get()).event
-                if isinstance(told, (Qwen35mmError, MediaError)):
+                if isinstance(told, Qwen35mmError):
                     try:
                         raise told
                     finally:

@@ -7,9 +7,7 @@ every running reply. History commits are computed when nothing else is to do.
 
 from __future__ import annotations
 
-import functools
 import logging
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from qwen35mm.engine.decoder import Decoder
 from qwen35mm.engine.events import Finished, Progress
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.reply import Reply, ReplyFactory, StepResult
-from qwen35mm.engine.request import CachedPrompt, Request, RequestEnd, StepOutput, damage, engine_error
+from qwen35mm.engine.request import CachedPrompt, Request, StepOutput, engine_error
 from qwen35mm.engine.runtime import InlineExecutor, Runtime
 from qwen35mm.engine.sampler import ids_never_sampled
 from qwen35mm.engine.settings import EngineSettings
@@ -34,8 +32,7 @@ from qwen35mm.errors import (
     RequestTimeoutError,
 )
 from qwen35mm.model import LoadedModel
-from qwen35mm_preprocess import MediaError
-from qwen35mm_preprocess.say import Said, english, say
+from qwen35mm_preprocess.say import say
 
 logger = logging.getLogger(__name__)
 
@@ -173,9 +170,9 @@ class Engine:
         if disk is not None:
             disk.flush()
 
-    def explained(self, error: Exception, request_ids: str) -> RequestEnd:
+    def explained(self, error: Exception, request_ids: str) -> Qwen35mmError:
         """What a person is told of an error; the log has the rest."""
-        if isinstance(error, (Qwen35mmError, MediaError)):
+        if isinstance(error, Qwen35mmError):
             # The frames in its traceback hold all that the request held.
             return error.with_traceback(None)
         logger.error("the model failed on %s", request_ids, exc_info=error)
@@ -222,7 +219,7 @@ class Engine:
             return []
         del self._waiting[request.id]
         try:
-            reply = self._factory.make(request, Prefill(self.runtime, request))
+            reply = self._factory.make(request, Prefill(self.runtime, request, reading=request.reading))
         except Exception as error:
             return [StepOutput(request.id, self.explained(error, request.id))]
         self._running[request.id] = self._prefilling = reply
@@ -235,7 +232,7 @@ class Engine:
             outputs = [StepOutput(reply.request.id, progress) for progress in reply.prefill.step()]
             if reply.prefill.done:
                 self._prefilling = None
-                outputs += self._begin_reply(reply)
+                outputs += self._end_prefill(reply)
         except OutOfBlocksError as error:
             return self._wait_for_room(reply, error)
         except Exception as error:
@@ -251,8 +248,16 @@ class Engine:
             return []
         return self._fail(error, reply)
 
+    def _end_prefill(self, reply: Reply) -> list[StepOutput]:
+        """Tells what was read of the prompt, and samples the first token, each where it is wanted."""
+        request, read = reply.request, reply.prefill.read()
+        outputs = [] if read is None else [StepOutput(request.id, read)]
+        if not request.replies:
+            self._close(reply)
+            return outputs
+        return outputs + self._begin_reply(reply)
+
     def _begin_reply(self, reply: Reply) -> list[StepOutput]:
-        """Samples the first token."""
         assert reply.prefill.last_hidden is not None
         logits = self.runtime.model.logits(reply.prefill.last_hidden)[0]
         return self._postprocess(self._decoder.begin(reply, logits))
@@ -282,7 +287,7 @@ class Engine:
             return []  # it ended while the device was a step ahead
         try:
             if result.logits is not None:
-                self._check_numbers(result.logits)
+                self.runtime.check_numbers(result.logits)
             deltas = reply.take(result, self._decoder.sampler, self.context_length)
         except Exception as error:
             return self._fail(error, reply)
@@ -294,24 +299,6 @@ class Engine:
             outputs.append(StepOutput(request_id, Finished(finished)))
             self._close(reply)
         return outputs
-
-    def _check_numbers(self, logits: torch.Tensor) -> None:
-        """Logits that are no numbers would choose some token without a word.
-
-        Args:
-            logits: [vocab].
-
-        Raises:
-            EngineError: they hold NaN, or infinity.
-        """
-        # A tenth of the time that looking at each of them takes.
-        if not float(logits.sum()) < math.inf:
-            logger.error("the model's logits are no numbers; its checkpoint: %s", english(self._damage))
-            raise EngineError(say("The model computed values that are no numbers. {damage}", damage=self._damage))
-
-    @functools.cached_property
-    def _damage(self) -> Said:
-        return damage(self.loaded.path)
 
     def _give_way_to(self, reply: Reply) -> list[StepOutput]:
         """The only running reply finds no block: whoever else holds some gives them back, and has to begin again."""

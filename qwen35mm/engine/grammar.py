@@ -1,4 +1,5 @@
-"""Answers that follow a JSON schema: which tokens may come next, by llguidance's parser (the extra `schema`).
+"""Answers that follow a JSON schema, or make calls (`call_grammar`): which tokens may come next, by llguidance's parser
+(the extra `schema`).
 
 An answer is JSON on one line as `json.dumps` writes it: the only white space is behind `,` and `:`, so that no model
 can go on with white space for ever. Properties come in the schema's order. Characters stand for themselves: `\\u` isn't
@@ -14,7 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -47,15 +48,18 @@ _OPTIONS: Any = {
 
 
 @functools.lru_cache(maxsize=MAX_COMPILED)
-def check_json_schema(text: str) -> None:
+def check_json_schema(text: str, *, lenient: bool = False) -> None:
     """Checks that answers can be held to a JSON schema; no model is needed for that.
+
+    Args:
+        lenient: whether what can't be enforced is left out.
 
     Raises:
         RequestError: a keyword that can't be enforced, a reference to another file, or a schema that nothing fits.
         MissingExtraError: llguidance isn't installed.
     """
     llguidance = _llguidance()
-    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar_text(text))
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_of_schema(text, lenient=lenient))
     if is_error:
         raise _refusal(messages[0])
     schema = json.loads(text)
@@ -65,6 +69,11 @@ def check_json_schema(text: str) -> None:
             raise _refusal("each value that it asks for holds another one, without an end")
     except RecursionError:
         raise _refusal("it is nested too deeply") from None
+
+
+def embedded(schema: Mapping[str, Any], *, lenient: bool) -> str:
+    """A JSON schema as a part of a Lark grammar, written as answers are."""
+    return f"%json {json.dumps({**schema, 'x-guidance': {**_OPTIONS, 'lenient': lenient}})}"
 
 
 class Grammars:
@@ -94,7 +103,7 @@ class Grammars:
             RequestError: what `check_json_schema` raises, or `so_far` doesn't fit the schema.
             MissingExtraError: llguidance isn't installed.
         """
-        state = self._compiled(json_schema).deep_copy()
+        state = self._compiled(json_schema, False).deep_copy()
         if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
             raise RequestError(
                 "The reply that is to be continued doesn't fit the JSON schema. Ask again without continuing it, or "
@@ -102,13 +111,39 @@ class Grammars:
             )
         return Matcher(state, self._not_the_end)
 
-    def _compile(self, json_schema: str) -> LLMatcher:
-        check_json_schema(json_schema)
+    def matcher_of_calls(self, lark: str, so_far: str = "") -> Matcher:
+        """Follows one reply that calls tools.
+
+        Args:
+            lark: what `grammar_of_calls` gives.
+            so_far: the answer's beginning, where a reply is continued.
+
+        Raises:
+            RequestError: the tools are beyond what can be followed, or `so_far` doesn't fit.
+            MissingExtraError: llguidance isn't installed.
+        """
+        state = self._compiled(lark, True).deep_copy()
+        if so_far and not state.consume_tokens(self._tokenizer.encode_plain(so_far)):
+            raise RequestError(
+                "The reply that is to be continued doesn't fit the calls that it has to make. Ask again without "
+                "continuing it, or leave the choice of tools open."
+            )
+        return Matcher(state, self._not_the_end)
+
+    def _compile(self, text: str, is_lark: bool) -> LLMatcher:
         llguidance = _llguidance()
-        compiled = llguidance.LLMatcher(self._vocabulary, _grammar_text(json_schema), log_level=0)
-        if compiled.is_error():
-            raise _refusal(compiled.get_error())
-        return compiled
+        if is_lark:
+            grammar = llguidance.LLMatcher.grammar_from_lark(text)
+        else:
+            check_json_schema(text)
+            grammar = _of_schema(text)
+        compiled = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0)
+        if not compiled.is_error():
+            return compiled
+        if is_lark:
+            reason = _first_line(compiled.get_error())
+            raise RequestError(f"Replies can't be held to these tools: {reason}. Take fewer, or simpler ones.")
+        raise _refusal(compiled.get_error())
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -163,9 +198,9 @@ class _Vocabulary:
         return self._tokenizer.encode_plain(text)
 
 
-def _grammar_text(json_schema: str) -> str:
+def _of_schema(json_schema: str, *, lenient: bool = False) -> str:
     try:
-        return _llguidance().LLMatcher.grammar_from_json_schema(json_schema, None, _OPTIONS)
+        return _llguidance().LLMatcher.grammar_from_json_schema(json_schema, None, {**_OPTIONS, "lenient": lenient})
     except ValueError as error:
         raise _refusal(str(error)) from error
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from qwen35mm.engine.events import Channel, FinishReason, TextDelta
+from qwen35mm.engine.events import Channel, FinishReason, TextDelta, TokenLogprob
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.tokenizer import StreamDecoder, Tokenizer
 
@@ -37,11 +37,12 @@ class OutputProcessor:
 
     Args:
         tokenizer: the checkpoint's.
-        params: stop strings, `thinking_budget` and `max_tokens` are carried out here.
-        eos_ids: ids that end the reply.
+        params: stop strings and ids, `thinking_budget` and `max_tokens` are carried out here.
+        eos_ids: ids with which the model ends the reply.
         thinking: None where the vocabulary has no thinking tokens.
         num_thought: tokens of the thought that the prompt leaves open, 0 where it has only opened it; None where it
             leaves none.
+        is_held: whether the answer follows a grammar.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class OutputProcessor:
         eos_ids: Collection[int],
         thinking: ThinkingTokens | None,
         num_thought: int | None,
+        is_held: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._params = params
-        self._eos_ids = frozenset(eos_ids)
+        self._eos_ids = frozenset(() if params.ignore_eos else eos_ids)
         self._thinking = thinking
+        self._is_held = is_held
         self._decoder = StreamDecoder(tokenizer)
         self._forced: deque[int] = deque()
         self._num_thinking_tokens = num_thought or 0
@@ -68,6 +71,14 @@ class OutputProcessor:
         self.reasoning: str | None = None if num_thought is None else ""
         self.text = ""
         self.finish_reason: FinishReason | None = None
+        self.stopped_by: str | int | None = None
+        self.logprobs: list[TokenLogprob] = []
+        self._untold: list[TokenLogprob] = []
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The ids that end the reply, of the model and of whoever asked."""
+        return self._eos_ids | frozenset(self._params.stop_token_ids)
 
     def next_forced(self) -> int | None:
         """The id that must come next instead of a sampled one, None where the model chooses."""
@@ -77,7 +88,7 @@ class OutputProcessor:
             self._forced.extend(self._thinking.closing_ids)
         return self._forced.popleft() if self._forced else None
 
-    def push(self, token_id: int, at_s: float | None = None) -> list[TextDelta]:
+    def push(self, token_id: int, at_s: float | None = None, logprob: TokenLogprob | None = None) -> list[TextDelta]:
         """Takes the next token, and when it was chosen; returns the text that it completes.
 
         Sets `finish_reason` at the reply's end.
@@ -85,9 +96,15 @@ class OutputProcessor:
         assert self.finish_reason is None, "push after the reply's end"
         self._at_s = at_s
         self.token_ids.append(token_id)
-        if token_id in self._eos_ids:
+        told = [] if logprob is None else [logprob]
+        self.logprobs += told
+        if token_id in self._eos_ids or token_id in self._params.stop_token_ids:
+            self.stopped_by = None if token_id in self._eos_ids else token_id
             return self.close("stop")
+        self._untold += told
         deltas = self._switch_channel(token_id) if self._is_thinking_token(token_id) else self._take(token_id)
+        if self.finish_reason is not None and self._untold:
+            deltas.append(self._delta(""))
         if self.finish_reason is None and len(self.token_ids) == self._params.max_tokens:
             deltas += self.close("length")
         return deltas
@@ -115,7 +132,7 @@ class OutputProcessor:
             self.channel, self.reasoning = "reasoning", ""
         else:
             self.channel = "answer"
-            if self._thinking is not None and self._params.json_schema is not None and not self._forced:
+            if self._thinking is not None and self._is_held and not self._forced:
                 # A grammar begins with the answer, and the model would write the line ends before it first.
                 self._forced.extend(self._thinking.gap_ids)
         self._strip_start = True
@@ -127,6 +144,8 @@ class OutputProcessor:
         # Line ends before `</think>` belong to the template, not to the thinking.
         if held and self.channel == "answer":
             deltas.append(self._delta(held))
+        if self._untold:
+            deltas.append(self._delta(""))
         self._decoder = StreamDecoder(self._tokenizer)
         return deltas
 
@@ -150,10 +169,13 @@ class OutputProcessor:
 
     def _cut_at_stop_string(self) -> int:
         """How many held characters can go out; sets `finish_reason` where a stop string is complete."""
-        found = [at for stop in self._params.stop if (at := self._held.find(stop)) >= 0]
+        if len(self.token_ids) <= self._params.min_tokens:
+            return len(self._held)
+        found = [(at, stop) for stop in self._params.stop if (at := self._held.find(stop)) >= 0]
         if found:
             self.finish_reason = "stop"
-            return min(found)
+            at, self.stopped_by = min(found, key=lambda place: place[0])
+            return at
         return len(self._held) - max((_overlap(self._held, stop) for stop in self._params.stop), default=0)
 
     def _delta(self, text: str) -> TextDelta:
@@ -161,7 +183,8 @@ class OutputProcessor:
             self.reasoning = (self.reasoning or "") + text
         else:
             self.text += text
-        return TextDelta(text, self.channel, len(self.token_ids), self._at_s)
+        told, self._untold = tuple(self._untold), []
+        return TextDelta(text, self.channel, len(self.token_ids), self._at_s, told)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -15,7 +15,8 @@ import torch
 from qwen35mm.cache import CacheReport, Chain, OutOfBlocksError, SequenceCache, Start
 from qwen35mm.cache.policy import states_to_keep
 from qwen35mm.engine.batches import prefill_batch, upload
-from qwen35mm.engine.events import Progress
+from qwen35mm.engine.events import Progress, PromptRead
+from qwen35mm.engine.reading import PromptReader, Reading
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.vision import VisionUnit, VisionUnits, encode, needed_units, place
@@ -34,13 +35,16 @@ class Prefill:
         runtime: model, pools and caches.
         source: the prompt and its media.
         with_tail: whether what follows the last cut is computed too; a history commit leaves it.
+        reading: what is wanted of the prompt's own tokens; what is cached is used up to the first of them.
 
     Attributes:
         start: where in the cache it began; None before.
         last_hidden: [1, hidden] of the prompt's last token, once `done`; None without the tail.
     """
 
-    def __init__(self, runtime: Runtime, source: CachedPrompt, *, with_tail: bool = True) -> None:
+    def __init__(
+        self, runtime: Runtime, source: CachedPrompt, *, with_tail: bool = True, reading: Reading | None = None
+    ) -> None:
         self.source = source
         self.done = False
         self.start: Start | None = None
@@ -49,6 +53,9 @@ class Prefill:
         self._prompt = source.prompt
         self._chain = Chain.of(source.prompt, runtime.root, salt=source.salt, salt_from=source.salt_from)
         self._stop = len(source.prompt.token_ids) if with_tail else source.prompt.tail_start
+        self._reader: PromptReader | None = None
+        if reading is not None:
+            self._reader = PromptReader(reading, source.prompt, runtime.loaded, runtime.check_numbers)
         self._keeps = runtime.reuse and source.retain != "nothing"
         self._on_disk = source.retain != "memory"
         self._created_s = time.monotonic()
@@ -105,6 +112,10 @@ class Prefill:
             self.start.sequence.free()
         self.unpin()
 
+    def read(self) -> PromptRead | None:
+        """What was read of the prompt, once `done`; None where nothing was wanted."""
+        return None if self._reader is None else self._reader.result(self.report(time.monotonic(), 0.0, 0))
+
     def report(self, first_token_s: float | None, decode_s: float, cache_bytes: int) -> CacheReport:
         """What the cache did for a reply.
 
@@ -159,6 +170,8 @@ class Prefill:
     def _begin(self) -> Work[Start]:
         """Looks up the longest cached beginning, in memory first, and begins a sequence there."""
         runtime, chain = self._runtime, self._chain
+        if self._reader is not None:
+            chain = chain.up_to(self._reader.first_row)
         if not runtime.reuse:
             return Start(runtime.pools.new_sequence(), 0)
         loading = runtime.prefixes.load(chain)
@@ -168,9 +181,9 @@ class Prefill:
     def _find_features(self, units: Sequence[VisionUnit]) -> Work[dict[bytes, torch.Tensor]]:
         """The units' embeddings that are kept, in memory or on the disk, by address."""
         runtime = self._runtime
-        if not runtime.reuse:
+        if not (runtime.reuse and units):
             return {}
-        device = runtime.model.visual.device
+        device = runtime.model.tower.device
         kept = {unit.address: runtime.vision.features(unit.address) for unit in units}
         found = {address: features.to(device) for address, features in kept.items() if features is not None}
         missing = [unit for unit in units if unit.address not in found]
@@ -180,7 +193,7 @@ class Prefill:
         config, dtype = runtime.model.config, runtime.model.dtype
         for unit in missing:
             features = loaded.get(unit.address)
-            shape = (unit.grid_thw.num_tokens(config.vision.spatial_merge_size), config.text.hidden_size)
+            shape = (unit.grid_thw.num_tokens(config.spatial_merge_size), config.text.hidden_size)
             if features is not None and features.shape == shape and features.dtype == dtype:
                 found[unit.address] = features.to(device)
                 runtime.vision.keep(unit.address, features, is_new=False)
@@ -195,14 +208,14 @@ class Prefill:
         """The embeddings of units that nothing is kept of, by address."""
         runtime, found = self._runtime, {}
         media = yield from self._read_media(list(dict.fromkeys(unit.media_index for unit in units)))
-        depth = runtime.model.config.vision.depth
         for index, unit in enumerate(units):
-            for num_layers, features in encode(runtime.model.visual, unit, media[unit.media_index]):
+            tower = runtime.model.tower
+            for num_layers, features in encode(tower, unit, media[unit.media_index]):
                 if features is not None:
                     found[unit.address] = features
                     if unit.address in worth_keeping:
                         runtime.vision.keep(unit.address, features, is_new=self._on_disk)
-                yield Progress("encode", index * depth + num_layers, len(units) * depth)
+                yield Progress("encode", index * tower.config.depth + num_layers, len(units) * tower.config.depth)
         return found
 
     def _read_media(self, indices: Sequence[int]) -> Work[dict[int, PreparedMedia]]:
@@ -236,6 +249,8 @@ class Prefill:
             cache.advance(stop - begin)
             if segment_index is not None and self._keeps:
                 self._publish(start, segment_index, num_seen)
+            for _ in () if self._reader is None else self._reader.take(hidden, begin):
+                yield Progress("prefill", stop, num_tokens)
             if stop == num_tokens:
                 self.last_hidden = hidden[-1:].clone()  # not a view, which would hold all of them
                 cache.rope_delta = prompt.rope_delta

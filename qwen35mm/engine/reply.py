@@ -7,16 +7,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from qwen35mm.cache import CachePools, SequenceCache
-from qwen35mm.engine.events import FinishReason, MediaReport, Prefilled, Result, TextDelta
+from qwen35mm.engine.batches import upload
+from qwen35mm.engine.events import FinishReason, MediaReport, Prefilled, Result, TextDelta, TokenLogprob
 from qwen35mm.engine.grammar import Grammars, Matcher
+from qwen35mm.engine.logprobs import token_logprobs
 from qwen35mm.engine.output import OutputProcessor, ThinkingTokens
 from qwen35mm.engine.prefill import Prefill
-from qwen35mm.engine.request import Request
+from qwen35mm.engine.request import Request, check_token_ids
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.model import LoadedModel
+from qwen35mm.tokenizer import Tokenizer
 from qwen35mm_preprocess import MediaPlan
 
 
@@ -39,6 +43,7 @@ class Reply:
 
     Args:
         matcher: follows the grammar of its answer; None where there is none.
+        tokenizer: says what tokens are spelt like.
 
     Attributes:
         seed: of its draws.
@@ -46,7 +51,13 @@ class Reply:
     """
 
     def __init__(
-        self, request: Request, prefill: Prefill, seed: int, output: OutputProcessor, matcher: Matcher | None
+        self,
+        request: Request,
+        prefill: Prefill,
+        seed: int,
+        output: OutputProcessor,
+        matcher: Matcher | None,
+        tokenizer: Tokenizer,
     ) -> None:
         self.request = request
         self.prefill = prefill
@@ -54,10 +65,12 @@ class Reply:
         self.output = output
         self.last_token_id: int | None = None
         self._matcher = matcher
+        self._tokenizer = tokenizer
         self._suspended: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
         self._resumed: SequenceCache | None = None
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
+        self._biases: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def cache(self) -> SequenceCache:
@@ -75,8 +88,23 @@ class Reply:
 
     @property
     def needs_host(self) -> bool:
-        """Whether what comes next depends on more than logits and parameters: on a grammar, or on a budget."""
-        return self._matcher is not None or self.request.params.thinking_budget is not None
+        """Whether what comes next depends on more than logits and a row of numbers: on a grammar, a budget, ends that
+        may not come yet, or biases; or whether the logits themselves are asked for.
+
+        It may turn false with a token, but never true: then a step that is under way could be one that the host needs.
+        """
+        params = self.request.params
+        return (
+            self._matcher is not None
+            or params.thinking_budget is not None
+            or params.logprobs is not None
+            or bool(params.logit_bias)
+            or self._may_not_end
+        )
+
+    @property
+    def _may_not_end(self) -> bool:
+        return len(self.output.token_ids) < self.request.params.min_tokens
 
     def take(self, result: StepResult, sampler: Sampler, context_length: int) -> list[TextDelta]:
         """Takes the next token, or chooses it, and returns the text that it completes."""
@@ -84,14 +112,15 @@ class Reply:
         self.last_token_id = self._choose(result.logits, sampler) if result.token_id is None else result.token_id
         self._last_token_s = time.monotonic()
         self._first_token_s = self._first_token_s or self._last_token_s
-        deltas = output.push(self.last_token_id, self._last_token_s)
+        logprob = None if result.logits is None else self._logprob(result.logits, self.last_token_id)
+        deltas = output.push(self.last_token_id, self._last_token_s, logprob)
         # The new token needs a place in the cache before the next one can follow.
         if len(self.request.prompt.token_ids) + len(output.token_ids) > context_length:
             deltas += output.close("length")
         return deltas
 
     def _choose(self, logits: torch.Tensor | None, sampler: Sampler) -> int:
-        """The token that must come next, or one that the grammar allows."""
+        """The token that must come next, or one that may."""
         assert logits is not None, "there is neither a token nor logits"
         slot, matcher = self.cache.slot, self._matcher
         forced = self.output.next_forced()
@@ -100,10 +129,31 @@ class Reply:
             return forced
         in_answer = matcher is not None and self.output.channel == "answer"
         allowed = None if matcher is None else matcher.allowed() if in_answer else matcher.while_thinking
-        token_id = sampler.sample_one(slot, len(self.output.token_ids), logits, allowed)
+        if self._may_not_end:
+            allowed = torch.ones(len(logits), dtype=torch.bool) if allowed is None else allowed.clone()
+            allowed[list(self.output.end_ids)] = False
+        token_id = sampler.sample_one(slot, len(self.output.token_ids), self._biased(logits), allowed)
         if matcher is not None and in_answer:
             matcher.accept(token_id)
         return token_id
+
+    def _biased(self, logits: torch.Tensor) -> torch.Tensor:
+        params = self.request.params
+        if not params.logit_bias:
+            return logits
+        if self._biases is None:
+            biases = dict(params.logit_bias)
+            self._biases = (
+                upload(np.array(list(biases), dtype=np.int64), logits.device),
+                upload(np.array(list(biases.values()), dtype=np.float32), logits.device),
+            )
+        return logits.index_add(0, *self._biases)
+
+    def _logprob(self, logits: torch.Tensor, token_id: int) -> TokenLogprob | None:
+        num_top = self.request.params.logprobs
+        if num_top is None:
+            return None
+        return token_logprobs(logits[None], torch.tensor([token_id]), num_top, self._tokenizer)[0]
 
     def suspend(self, pools: CachePools) -> None:
         """Moves the whole cache to host memory, bit for bit, so that others have its place."""
@@ -163,6 +213,8 @@ class Reply:
             seed=self._told_seed,
             media=tuple(media_report(medium.plan) for medium in request.media),
             cache=self.prefill.report(self._first_token_s, decode_s, held),
+            stopped_by=output.stopped_by,
+            logprobs=None if request.params.logprobs is None else tuple(output.logprobs),
         )
 
     def close(self) -> None:
@@ -178,15 +230,18 @@ class ReplyFactory:
     def __init__(self, loaded: LoadedModel) -> None:
         self._tokenizer, self._eos_ids = loaded.tokenizer, loaded.eos_ids
         self._thinking = ThinkingTokens.from_tokenizer(loaded.tokenizer)
+        self._vocab_size = loaded.config.text.vocab_size
         self._grammars = Grammars(loaded.tokenizer, eos_ids=loaded.eos_ids, vocab_size=loaded.config.text.vocab_size)
 
     def check(self, request: Request) -> None:
         """Checks that replies can be made.
 
         Raises:
-            RequestError: a JSON schema that replies can't be held to, or a reply to be continued that doesn't fit it.
+            RequestError: a JSON schema that replies can't be held to, a reply to be continued that doesn't fit it, or
+                ids of no token.
             MissingExtraError: a JSON schema needs a library that isn't installed.
         """
+        check_token_ids(request.params, self._vocab_size)
         self._matcher(request)
 
     def make(self, request: Request, prefill: Prefill) -> Reply:
@@ -196,15 +251,18 @@ class ReplyFactory:
             self._tokenizer,
             params,
             eos_ids=self._eos_ids,
-            thinking=self._thinking,
-            num_thought=self._num_thought(request),
+            thinking=self._thinking if request.finds_thinking else None,
+            num_thought=self._num_thought(request) if request.finds_thinking else None,
+            is_held=params.json_schema is not None or request.calls is not None,
         )
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
-        return Reply(request, prefill, seed, output, self._matcher(request))
+        return Reply(request, prefill, seed, output, self._matcher(request), self._tokenizer)
 
     def _matcher(self, request: Request) -> Matcher | None:
-        schema = request.params.json_schema
-        return None if schema is None else self._grammars.matcher(schema, request.prompt.reply_text)
+        schema, so_far = request.params.json_schema, request.prompt.reply_text
+        if request.calls is not None:
+            return self._grammars.matcher_of_calls(request.calls, so_far)
+        return None if schema is None else self._grammars.matcher(schema, so_far)
 
     def _num_thought(self, request: Request) -> int | None:
         """Tokens of the thought that the prompt leaves open, 0 for line ends alone; None where it leaves none."""

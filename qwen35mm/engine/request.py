@@ -5,27 +5,28 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
-from qwen35mm.checkpoints.safetensors_files import not_finite, read_headers
-from qwen35mm.checkpoints.shards import find_shards, some
-from qwen35mm.engine.events import Event
+from qwen35mm.checkpoints.quantised import read_checkpoint
+from qwen35mm.checkpoints.safetensors_files import not_finite
+from qwen35mm.checkpoints.shards import some
+from qwen35mm.checkpoints.sources import PlainSource
+from qwen35mm.engine.events import Event, Finished, PromptRead
+from qwen35mm.engine.reading import Reading
 from qwen35mm.errors import CheckpointError, ContextTooLongError, EngineError, Qwen35mmError, RequestError
 from qwen35mm.model.devices import shortage
 from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaError, MediaPlan, PreparedMedia
+from qwen35mm_preprocess import MediaPlan, PreparedMedia
 from qwen35mm_preprocess.say import Said, say
 
 # Libraries, Triton and CUDA itself have errors of their own for it.
 _NO_MEMORY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of memory")
-# The errors that end a request; each has a message for a person.
-RequestEnd = Qwen35mmError | MediaError
 
 # What stays cached of a prompt: the points a conversation is gone on from; the same, but nothing of it on the disk;
 # only what was asked for before; nothing.
@@ -67,16 +68,28 @@ class Request(CachedPrompt):
     Attributes:
         arrival_s: of `time.monotonic`; the time to the first token is counted from there.
         deadline_s: of the same clock; the request ends with a RequestTimeoutError after it.
+        calls: the grammar of an answer that calls tools (`grammar_of_calls`); None where nothing holds it to one.
+        reading: what is wanted of the prompt's own tokens.
+        replies: whether a reply is wanted.
+        finds_thinking: whether a reply's thinking is told apart from its answer.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
     arrival_s: float = field(default_factory=time.monotonic)
     deadline_s: float | None = None
+    calls: str | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    reading: Reading | None = None
+    replies: bool = True
+    finds_thinking: bool = True
 
     def check_length(self, context_length: int) -> None:
-        """Raises ContextTooLongError for a prompt that leaves no room for a reply."""
-        check_num_tokens(len(self.prompt.token_ids), context_length)
+        """Raises ContextTooLongError for a prompt that leaves no room for the reply that is wanted."""
+        check_num_tokens(len(self.prompt.token_ids) - (not self.replies), context_length)
+
+    def ends_with(self, event: Event) -> bool:
+        """Whether an event is the request's last."""
+        return isinstance(event, Finished if self.replies else PromptRead)
 
 
 @dataclass(frozen=True)
@@ -84,10 +97,19 @@ class StepOutput:
     """One event of one request; an error is the last that a request gives."""
 
     request_id: str
-    event: Event | RequestEnd
+    event: Event | Qwen35mmError
 
 
-def check_call(params: SamplingParams | None, retain: Retain, timeout_s: float | None) -> None:
+def check_call(
+    params: SamplingParams | None,
+    retain: Retain,
+    timeout_s: float | None,
+    *,
+    enable_thinking: bool | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    conversation: str | None = None,
+    tenant: str | None = None,
+) -> None:
     """Checks what a backend's `stream` is called with, before anything is read.
 
     Raises:
@@ -98,12 +120,43 @@ def check_call(params: SamplingParams | None, retain: Retain, timeout_s: float |
     if retain not in get_args(Retain):
         raise RequestError(f"retain must be one of {', '.join(get_args(Retain))}; got {retain!r}.")
     # NaN is not above zero either.
-    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
         raise RequestError(f"timeout_s must be a number of seconds above 0, or None; got {timeout_s!r}.")
+    if not isinstance(enable_thinking, bool | None):
+        raise RequestError(f"enable_thinking must be True, False or None; got {enable_thinking!r}.")
+    for name, value in (("conversation", conversation), ("tenant", tenant)):
+        if not isinstance(value, str | None):
+            raise RequestError(f"{name} must be a string, or None; got {value!r}.")
+    is_list = isinstance(tools, Sequence) and not isinstance(tools, str)
+    if tools is not None and not (is_list and all(isinstance(tool, Mapping) for tool in tools)):
+        raise RequestError(f"tools must be a list of definitions in OpenAI's form; got {tools!r:.100}.")
 
 
-def check_num_tokens(num_tokens: int, context_length: int) -> None:
-    """Raises ContextTooLongError where so many tokens leave no room for a reply."""
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError where parameters name a token that isn't there."""
+    missing = [token_id for token_id in params.token_ids if token_id >= vocab_size]
+    if missing:
+        name = "stop_token_ids" if missing[0] in params.stop_token_ids else "logit_bias"
+        raise RequestError(f"{name}: there is no token {missing[0]:,} here; ids are 0 to {vocab_size - 1:,}.")
+
+
+def check_num_tokens(num_tokens: int, context_length: int, *, or_more: bool = False) -> None:
+    """Raises ContextTooLongError where so many tokens leave no room for a reply.
+
+    Args:
+        or_more: the rest wasn't counted any more.
+    """
+    if num_tokens >= context_length and or_more:
+        raise ContextTooLongError(
+            say(
+                "The conversation has {n} tokens or more and the context holds {context}, reply included. Start a new "
+                "chat, send shorter texts, or raise the context length.",
+                n=num_tokens,
+                context=context_length,
+            ),
+            num_tokens,
+        )
     if num_tokens >= context_length:
         raise ContextTooLongError(
             say(
@@ -111,7 +164,8 @@ def check_num_tokens(num_tokens: int, context_length: int) -> None:
                 "send fewer or smaller pictures and videos, or raise the context length.",
                 n=num_tokens,
                 context=context_length,
-            )
+            ),
+            num_tokens,
         )
 
 
@@ -131,10 +185,16 @@ def engine_error(error: Exception, device: torch.device) -> EngineError:
     return EngineError(message)
 
 
-def damage(checkpoint: Path) -> Said:
-    """Why a model's values are no numbers, and what to do, from its files; reads them all."""
+def damage(checkpoint: Path, quantization: Mapping[str, Any] | None) -> Said:
+    """Why a model's values are no numbers, and what to do, from its files; reads them all.
+
+    Args:
+        quantization: the configuration's.
+    """
     try:
-        damaged = list(not_finite(read_headers(find_shards(checkpoint)).values()))
+        sources = read_checkpoint(checkpoint, quantization).values()
+        # Of other formats what is no number isn't loaded.
+        damaged = list(not_finite(source.tensor for source in sources if isinstance(source, PlainSource)))
     except (CheckpointError, OSError):
         return say("Its checkpoint can't be read any more to see why. Download it again.")
     if damaged:

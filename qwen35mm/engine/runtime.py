@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+
+import torch
 
 from qwen35mm.cache import (
     CachePools,
@@ -21,9 +25,12 @@ from qwen35mm.cache import (
 from qwen35mm.cache.fingerprint import arithmetic, fingerprint
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.checkpoints.weights_digest import weights_digest
+from qwen35mm.engine.request import damage
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
+from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel
+from qwen35mm_preprocess.say import Said, english, say
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +117,21 @@ class Runtime:
         """Copies to host memory what is kept there; waits for the device."""
         self.vision.offload()
         self.prefixes.states.offload()
+
+    def check_numbers(self, logits: torch.Tensor) -> None:
+        """Logits that are no numbers would choose some token without a word.
+
+        Raises:
+            EngineError: they hold NaN, or infinity.
+        """
+        # A tenth of the time that looking at each of them takes.
+        if not float(logits.sum()) < math.inf:
+            logger.error("the model's logits are no numbers; its checkpoint: %s", english(self._damage))
+            raise EngineError(say("The model computed values that are no numbers. {damage}", damage=self._damage))
+
+    @functools.cached_property
+    def _damage(self) -> Said:
+        return damage(self.loaded.path, self.loaded.config.quantization)
 
     def memory_use(self) -> dict[str, int]:
         """Bytes that are held, and their budgets: `kv`, `states`, `vision`, each with `_bytes` and `_budget_bytes`.

@@ -15,8 +15,9 @@ from qwen35mm.engine.batches import upload
 from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_kernels import SamplingRows, select_backend
+from qwen35mm_kernels.reference.sampling import MAX_COUNT
 
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 # The likeliest of any vocabulary has a larger share, so that a smaller top_p says the same; float32 might make it zero.
 _MIN_TOP_P = 1e-6
 
@@ -39,7 +40,7 @@ class Sampler:
         # top_k and seed.
         self._whole = torch.ones(2, num_slots + 1, dtype=torch.int64, device=device)
         self._in_text = torch.zeros(num_slots + 1, vocab_size, dtype=torch.bool, device=device)
-        self._in_reply = torch.zeros_like(self._in_text)
+        self._counts = torch.zeros_like(self._in_text, dtype=torch.uint8)
         self._banned = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._banned[torch.tensor(sorted(banned_ids), dtype=torch.int64, device=device)] = True
 
@@ -48,7 +49,7 @@ class Sampler:
 
         Args:
             prompt: [T] int64, its tokens, which `repetition_penalty` takes into account.
-            said: the reply's own tokens, which both penalties do.
+            said: the reply's own tokens, which all penalties do.
         """
         device = self.newest.device
         floats = {name: getattr(params, name) for name in _FLOATS}
@@ -58,9 +59,12 @@ class Sampler:
         top_k = min(params.top_k, len(self._banned))
         self._whole[:, slot] = upload(np.array([top_k, seed], dtype=np.int64), device)
         reply = np.array(list(said), dtype=np.int64)
-        for table, token_ids in ((self._in_reply, reply), (self._in_text, np.concatenate([prompt, reply]))):
-            table[slot] = False
-            table[slot, upload(token_ids, device)] = True
+        self._in_text[slot] = False
+        self._in_text[slot, upload(np.concatenate([prompt, reply]), device)] = True
+        self._counts[slot] = 0
+        if len(reply):
+            token_ids, counts = np.unique(reply, return_counts=True)
+            self._counts[slot, upload(token_ids, device)] = upload(counts.clip(max=MAX_COUNT).astype(np.uint8), device)
 
     def sample(
         self, logits: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor, banned: torch.Tensor | None = None
@@ -87,7 +91,7 @@ class Sampler:
             slots=slots,
         )
         banned = self._banned if banned is None else banned
-        token_ids = self._ops.sample(logits, rows, self._in_text, self._in_reply, banned)
+        token_ids = self._ops.sample(logits, rows, self._in_text, self._counts, banned)
         self.newest[slots] = token_ids
         return token_ids
 
@@ -107,13 +111,15 @@ class Sampler:
 
     def observe(self, slot: int, token_id: int) -> None:
         """Counts a token that was put into the reply without being sampled."""
-        self._in_reply[slot, token_id] = True
+        count = self._counts[slot, token_id]
+        count += count < MAX_COUNT
         self._in_text[slot, token_id] = True
 
 
 def ids_never_sampled(loaded: LoadedModel) -> set[int]:
     """Vision tokens, which only a prompt's media may place, and rows of the embedding that stand for no token."""
     config, tokenizer = loaded.config, loaded.tokenizer
-    banned = {config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id}
-    banned |= {id_ for text, id_ in tokenizer.control_ids.items() if text.startswith("<|vision_")}
+    banned = set(config.media_ids) | {
+        id_ for text, id_ in tokenizer.control_ids.items() if text.startswith("<|vision_")
+    }
     return banned | set(range(tokenizer.vocab_size, config.text.vocab_size))

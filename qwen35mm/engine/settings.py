@@ -42,6 +42,8 @@ class EngineSettings:
             is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not (is_count or (value is None and may_be_none)):
                 raise ConfigError(f"{name} must be a whole number, 1 or more; got {value!r}.")
+        if not isinstance(self.batch_invariant, bool):
+            raise ConfigError(f"batch_invariant must be True or False; got {self.batch_invariant!r}.")
 
     def context_length_of(self, num_positions: int, name: str = "this model") -> int:
         """Most tokens of a prompt and its reply, with a model that has so many positions.

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, MutableMapping, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
 
-import anyio
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from qwen35mm.engine import Event
 from qwen35mm.pools import PROMPTS
+from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
 from qwen35mm.server import chat_completions, messages
 from qwen35mm.server.asked import Asked, Backend, events_of, num_tokens
-from qwen35mm.server.errors import ApiError, api_error, invalid
-from qwen35mm.server.guards import OnlyThisMachine, SameOrigin
+from qwen35mm.server.body import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits, read_body
+from qwen35mm.server.choices import OfChoice, events_of_choices
+from qwen35mm.server.completion import Completion
+from qwen35mm.server.errors import ApiError, api_error
+from qwen35mm.server.guards import OnlyThisMachine, SameOrigin, Scope, Send
 from qwen35mm.server.keys import Caller, Keys
 from qwen35mm.server.line import FairLine
 from qwen35mm.server.metrics import Metrics
+from qwen35mm.server.openapi import Handler, Route, add_routes
 from qwen35mm.server.parts import Sources
 from qwen35mm.server.reply import ReplyReader
-from qwen35mm.server.streams import first_of, frame, server_sent, while_connected
+from qwen35mm.server.responses.kept import KeptResponses
+from qwen35mm.server.responses.routes import ResponsesRoutes
+from qwen35mm.server.streams import first_of, frame, read_ahead, server_sent, while_connected
+from qwen35mm.server.texts.routes import TextRoutes
 
-# A video of 512 MiB, as base64.
-MAX_BODY_BYTES = 700 * 2**20
-# A sender that stalls holds memory.
-BODY_TIMEOUT_S = 120.0
-_OBJECT = TypeAdapter(dict[str, Any], config=ConfigDict(allow_inf_nan=False))
-
-M = TypeVar("M", bound=BaseModel)
+# Of one request that asks for several replies; others stand in line, too.
+_STREAMS_AT_ONCE = 4
+# What an answer is made of: events, or those of several replies.
+E = TypeVar("E", Event, OfChoice)
+E_contra = TypeVar("E_contra", contravariant=True)
 
 
 class TokenizeRequest(BaseModel):
@@ -42,7 +50,7 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    prompt: str
+    prompt: Annotated[str, Field(max_length=MAX_OUTSIDE_CHARS)]
 
 
 class DetokenizeRequest(BaseModel):
@@ -51,7 +59,7 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(max_length=MAX_OUTSIDE_CHARS)]
 
 
 def create_app(
@@ -59,9 +67,11 @@ def create_app(
     *,
     keys: Keys | None = None,
     sources: Sources | None = None,
+    kept: KeptResponses | None = None,
     num_places: int = 4,
     max_waiting: int = 64,
     max_body_bytes: int = MAX_BODY_BYTES,
+    max_held_bytes: int = MAX_HELD_BYTES,
     only_this_machine: bool = True,
 ) -> FastAPI:
     """The application.
@@ -70,135 +80,198 @@ def create_app(
         backend: answers.
         keys: who may call; None is everybody who reaches it.
         sources: where media may come from besides the request itself.
+        kept: where responses are kept; None is in memory.
         num_places: requests that are with the engine at one time.
         max_waiting: requests that wait for that before further ones are refused.
         max_body_bytes: of one request.
+        max_held_bytes: of the bodies of all requests that aren't answered yet.
         only_this_machine: whether who calls this machine by another name than its own is refused.
     """
-    middleware = [Middleware(SameOrigin)]
-    if only_this_machine:
-        middleware.insert(0, Middleware(OnlyThisMachine))
     app = FastAPI(
         title="qwen35mm",
         description="Qwen3.5 models, pictures and videos included, in OpenAI's protocol.",
-        middleware=middleware,
+        middleware=limits(only_this_machine, max_body_bytes, max_held_bytes),
+        # They need a key like every other route.
+        openapi_url=None,
     )
-    api = Api(backend, keys or Keys([]), sources or Sources(), FairLine(num_places, max_waiting), max_body_bytes)
+    sources = sources or Sources()
+    api = Api(backend, keys or Keys([]), sources, FairLine(num_places, max_waiting))
+    responses = ResponsesRoutes(api, backend, sources, kept or KeptResponses.in_memory())
+    texts = TextRoutes(api, backend)
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(ApiError, answer_error)
-    for path, method, handler, body in api.routes():
-        app.add_api_route(
-            path,
-            answering(handler),
-            methods=[method],
-            response_model=None,
-            summary=(handler.__doc__ or "").splitlines()[0],
-            openapi_extra=_described(body),
-        )
+    app.add_exception_handler(HTTPException, answer_error)
+    add_routes(app, [*api.routes(), *responses.routes(), *texts.routes()], answering)
+    for path, handler in ((DOCUMENT, api.document), (DOCS, api.docs)):
+        app.add_api_route(path, answering(handler), include_in_schema=False)
     return app
+
+
+class Reader(Protocol[E_contra]):
+    """Takes the events of a reply in."""
+
+    def take(self, event: E_contra, /) -> Iterable[object]: ...
+
+
+def limits(only_this_machine: bool, max_body_bytes: int, max_held_bytes: int) -> list[Middleware]:
+    """Who is let in, and with how much; arguments are `create_app`'s."""
+    names = [Middleware(OnlyThisMachine, refuse)] if only_this_machine else []
+    return [*names, Middleware(SameOrigin, refuse), Middleware(BodyLimits, max_body_bytes, max_held_bytes)]
 
 
 class Api:
     """What is asked over HTTP, answered by one backend."""
 
-    def __init__(self, backend: Backend, keys: Keys, sources: Sources, line: FairLine, max_body_bytes: int) -> None:
+    def __init__(self, backend: Backend, keys: Keys, sources: Sources, line: FairLine) -> None:
         self._backend = backend
         self._keys = keys
         self._sources = sources
         self._line = line
-        self._max_body_bytes = max_body_bytes
         self._metrics = Metrics(backend, line)
 
-    def routes(self) -> list[tuple[str, str, Callable[[Request], Awaitable[Response]], type[BaseModel] | None]]:
-        """Path, method, handler, and the model of the body."""
+    def routes(self) -> list[Route]:
+        """What it answers."""
         return [
-            ("/v1/chat/completions", "POST", self.chat_completions, chat_completions.ChatCompletionRequest),
-            ("/v1/messages", "POST", self.messages, messages.MessagesRequest),
-            ("/v1/messages/count_tokens", "POST", self.count_tokens, messages.CountRequest),
-            ("/v1/models", "GET", self.models, None),
-            ("/v1/models/{name:path}", "GET", self.model, None),
-            ("/tokenize", "POST", self.tokenize, TokenizeRequest),
-            ("/detokenize", "POST", self.detokenize, DetokenizeRequest),
-            ("/health", "GET", self.health, None),
-            ("/ready", "GET", self.ready, None),
-            ("/metrics", "GET", self.metrics, None),
+            Route("/v1/chat/completions", "POST", self.chat_completions, chat_completions.ChatCompletionRequest),
+            Route("/v1/messages", "POST", self.messages, messages.MessagesRequest),
+            Route("/v1/messages/count_tokens", "POST", self.count_tokens, messages.CountRequest),
+            Route("/v1/models", "GET", self.models),
+            Route("/v1/models/{name:path}", "GET", self.model),
+            Route("/tokenize", "POST", self.tokenize, TokenizeRequest),
+            Route("/detokenize", "POST", self.detokenize, DetokenizeRequest),
+            Route("/health", "GET", self.health),
+            Route("/ready", "GET", self.ready),
+            Route("/metrics", "GET", self.metrics),
         ]
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        caller = self._caller(request)
-        body = await self._body(request, chat_completions.ChatCompletionRequest, chat_completions.known_fields)
-        self._check_model(body.model)
+        caller = self.caller(request)
+        body = await read_body(request, chat_completions.ChatCompletionRequest, chat_completions.known_fields)
+        self.check_model(body.model)
         asked = await chat_completions.asked_of(body, caller, self._backend, self._sources)
-        reader = ReplyReader(asked.tools, None if body.parallel_tool_calls else 1)
-        name = self._backend.loaded.name
-        reply = chat_completions.Completion(name, reader, includes_usage=body.includes_usage)
-        return await self._respond(request, asked, reply, streams=bool(body.stream), failed=lambda e: frame(e.body))
+        readers = [ReplyReader(asked.tools, None if body.parallel_tool_calls else 1) for _ in range(body.n)]
+        reply = Completion(self._backend.loaded.name, readers, includes_usage=body.includes_usage)
+        events = events_of_choices(asked, body.n, self.answer)
+        if body.stream:
+            return await self.stream_events(request, events, reply.frames, lambda error: frame(error.body))
+        await self.read(request, [(events, reply)])
+        return JSONResponse(reply.whole())
 
     async def messages(self, request: Request) -> Response:
         """Answer a conversation, in Anthropic's form."""
-        caller = self._caller(request)
-        body = await self._body(request, messages.MessagesRequest, messages.known_fields)
-        self._check_model(body.model)
+        caller = self.caller(request)
+        body = await read_body(request, messages.MessagesRequest, messages.known_fields)
+        self.check_model(body.model)
         asked = await messages.asked_of(body, caller, self._backend, self._sources)
         reader = ReplyReader(asked.tools, 1 if body.one_call else None)
-        reply = messages.Reply(self._backend.loaded, reader, asked.params)
-        return await self._respond(request, asked, reply, streams=body.stream, failed=messages.error_frame)
+        reply = messages.Reply(self._backend.loaded.name, reader)
+        if body.stream:
+            return await self.stream(request, asked, reply.frames, messages.error_frame)
+        await self.finish(request, asked, reader)
+        return JSONResponse(reply.whole())
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation, in Anthropic's form."""
-        caller = self._caller(request)
-        body = await self._body(request, messages.CountRequest, messages.known_fields)
-        self._check_model(body.model)
+        caller = self.caller(request)
+        body = await read_body(request, messages.CountRequest, messages.known_fields)
+        self.check_model(body.model)
         asked = await messages.asked_of(body, caller, self._backend, self._sources)
         return JSONResponse({"input_tokens": await num_tokens(asked, self._backend)})
 
-    async def _respond(
+    async def finish(self, request: Request, asked: Asked, reader: Reader[Event]) -> None:
+        """Reads a reply to its end, for as long as the client is there.
+
+        Raises:
+            ClientDisconnect: it isn't any more.
+        """
+
+        await self.read(request, [(self.answer(asked), reader)])
+
+    async def read(self, request: Request, streams: Sequence[tuple[AsyncGenerator[E, None], Reader[E]]]) -> None:
+        """Reads streams to their end, a few at a time, for as long as the client is there.
+
+        Raises:
+            ClientDisconnect: it isn't any more.
+        """
+        turns = asyncio.Semaphore(_STREAMS_AT_ONCE)
+
+        async def read_one(stream: AsyncGenerator[E, None], reader: Reader[E]) -> None:
+            async with turns, contextlib.aclosing(stream) as events:
+                async for event in events:
+                    for _ in reader.take(event):
+                        pass
+
+        async def read_all() -> None:
+            tasks = [asyncio.ensure_future(read_one(*each)) for each in streams]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        await while_connected(request, read_all())
+
+    async def stream(
         self,
         request: Request,
         asked: Asked,
-        reply: chat_completions.Completion | messages.Reply,
-        *,
-        streams: bool,
+        frames: Callable[[AsyncGenerator[Event, None]], AsyncIterator[bytes]],
         failed: Callable[[ApiError], bytes],
     ) -> Response:
-        """A reply in one piece, or as it is written."""
-        if not streams:
-            await while_connected(request, self._finish(asked, reply.reader))
-            return JSONResponse(reply.whole())
-        events = self._answer(asked)
+        """A reply as it is written, in frames made of its events; what is refused is raised.
+
+        Raises:
+            ClientDisconnect: the client hung up before its turn.
+        """
+        return await self.stream_events(request, self.answer(asked), frames, failed)
+
+    async def stream_events(
+        self,
+        request: Request,
+        events: AsyncGenerator[E, None],
+        frames: Callable[[AsyncGenerator[E, None]], AsyncIterator[bytes]],
+        failed: Callable[[ApiError], bytes],
+    ) -> Response:
+        """As `stream`, of events that there are."""
+        events = read_ahead(events)
         try:
             begun = await while_connected(request, first_of(events))
         except BaseException:
             await events.aclose()
             raise
-        body = server_sent(reply.frames(begun), events, failed)
-        return StreamingResponse(body, media_type="text/event-stream", headers=_STREAM)
+        return StreamingResponse(
+            server_sent(frames(begun), events, failed), media_type="text/event-stream", headers=_STREAM
+        )
 
-    async def _finish(self, asked: Asked, reader: ReplyReader) -> None:
-        async with contextlib.aclosing(self._answer(asked)) as events:
+    async def answer(self, asked: Asked, is_more: bool = False) -> AsyncGenerator[Event, None]:
+        """The events of a reply in its turn; `is_more`: of a request that has had one before."""
+        answering = self.in_turn(asked.caller, lambda: events_of(asked, self._backend), is_more=is_more)
+        async with contextlib.aclosing(answering) as events:
             async for event in events:
-                for _ in reader.take(event):
-                    pass
+                yield event
 
-    async def _answer(self, asked: Asked) -> AsyncGenerator[Event, None]:
-        """The events of a request in its turn."""
-        async with self._line.place(asked.caller.name):
+    async def in_turn(
+        self, caller: Caller, begin: Callable[[], AsyncGenerator[Event, None]], *, is_more: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """The events of what begins when it is this caller's turn."""
+        async with self._line.place(caller.name, may_be_refused=not is_more):
             with self._metrics.request() as counted:
-                async with contextlib.aclosing(events_of(asked, self._backend)) as events:
+                async with contextlib.aclosing(begin()) as events:
                     async for event in events:
                         counted.take(event)
                         yield event
 
     async def models(self, request: Request) -> Response:
         """The model that answers."""
-        self._caller(request)
+        self.caller(request)
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
         """The model of this name."""
-        self._caller(request)
-        self._check_model(request.path_params["name"])
+        self.caller(request)
+        self.check_model(request.path_params["name"])
         return JSONResponse(self._model())
 
     def _model(self) -> dict[str, Any]:
@@ -214,9 +287,9 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text, control tokens not among them."""
-        self._caller(request)
-        body = await self._body(request, TokenizeRequest)
-        self._check_model(body.model)
+        self.caller(request)
+        body = await read_body(request, TokenizeRequest)
+        self.check_model(body.model)
         try:
             tokens = await PROMPTS.run(self._backend.loaded.tokenizer.encode_plain, body.prompt)
         except ValueError as error:
@@ -225,9 +298,9 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
-        self._caller(request)
-        body = await self._body(request, DetokenizeRequest)
-        self._check_model(body.model)
+        self.caller(request)
+        body = await read_body(request, DetokenizeRequest)
+        self.check_model(body.model)
         tokenizer = self._backend.loaded.tokenizer
         if not all(0 <= each < tokenizer.vocab_size for each in body.tokens):
             raise ApiError(400, f"tokens must be ids from 0 to {tokenizer.vocab_size - 1:,}.", "tokens")
@@ -239,51 +312,43 @@ class Api:
 
     async def ready(self, request: Request) -> Response:
         """Whether a request would be answered at once."""
-        self._caller(request)
+        self.caller(request)
         return JSONResponse({"status": "ready", "waiting": self._line.num_waiting})
 
     async def metrics(self, request: Request) -> Response:
         """Counters and gauges, in Prometheus' format."""
-        self._caller(request)
+        self.caller(request)
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    def _caller(self, request: Request) -> Caller:
-        return self._keys.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
+    async def document(self, request: Request) -> Response:
+        """What is told here, as an OpenAPI document."""
+        self.caller(request)
+        return JSONResponse(request.app.openapi())
 
-    def _check_model(self, name: str | None) -> None:
+    async def docs(self, request: Request) -> Response:
+        """A page of that document."""
+        self.caller(request)
+        return get_swagger_ui_html(openapi_url=DOCUMENT, title="qwen35mm")
+
+    def caller(self, request: Request) -> Caller:
+        return self._keys.caller_of(request)
+
+    def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for another model than the one that answers."""
         own = self._backend.loaded.name
         if name not in (None, "", "default", own):
             raise ApiError(404, f"There is no model {name[:200]!r} here; {own!r} is.", "model", "model_not_found")
 
-    async def _body(
-        self, request: Request, model: type[M], prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict
-    ) -> M:
-        """The body of a request.
 
-        Raises:
-            ApiError: it is too large, comes too slowly, is no JSON, or a field of it can't be used.
-        """
-        body = bytearray()
-        try:
-            with anyio.fail_after(BODY_TIMEOUT_S):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > self._max_body_bytes:
-                        most = f"{self._max_body_bytes / 2**20:,.0f} MiB"
-                        raise ApiError(413, f"The body is too large: at most {most} are taken.", code="too_large")
-        except TimeoutError:
-            raise ApiError(408, f"The body didn't come within {BODY_TIMEOUT_S:.0f} seconds.", code="timeout") from None
-        try:
-            return model.model_validate(prepare(_OBJECT.validate_json(bytes(body))))
-        except ValidationError as error:
-            raise invalid(error) from None
-
-
+DOCUMENT, DOCS = "/openapi.json", "/docs"
+_REFUSED = {
+    403: "Websites aren't answered, save those of this server's own address.",
+    421: "This server is for this machine: call it 127.0.0.1 or localhost.",
+}
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
-def answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def answering(handler: Handler) -> Handler:
     """A route that answers errors in OpenAI's form."""
 
     async def answer(request: Request) -> Response:
@@ -298,13 +363,18 @@ def answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Re
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    told = api_error(error)
-    body = messages.error_body(told) if request.url.path.startswith("/v1/messages") else told.body
-    return JSONResponse(body, status_code=told.status, headers=told.headers)
+    return _told(request.url.path, api_error(error))
 
 
-def _described(body: type[BaseModel] | None) -> dict[str, Any] | None:
-    """The body's schema for the OpenAPI document: it is read by us, with a limit, and not by FastAPI."""
-    if body is None:
-        return None
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
+async def refuse(scope: Scope, send: Send, status: int, _: str) -> None:
+    """Answers what the guards let nobody ask, in the form of every other error."""
+    await _told(scope["path"], ApiError(status, _REFUSED[status], code="refused"))(scope, _no_more, send)
+
+
+def _told(path: str, error: ApiError) -> Response:
+    body = messages.error_body(error) if path.startswith("/v1/messages") else error.body
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
+
+
+async def _no_more() -> MutableMapping[str, Any]:
+    return {"type": "http.disconnect"}

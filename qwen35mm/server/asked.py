@@ -8,11 +8,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from qwen35mm.engine import Event
+from qwen35mm.engine import Event, held_calls
+from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import MEDIA, PROMPTS
 from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
+from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Caller
 from qwen35mm_preprocess import MediaBudget, MediaProcessor, PreparedMedia, VideoClip
 
@@ -46,6 +48,9 @@ class Backend(Protocol):
         *,
         enable_thinking: bool | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        conversation: str | None = None,
         tenant: str | None = None,
         continue_reply: bool = False,
     ) -> AsyncGenerator[Event, None]: ...
@@ -65,8 +70,10 @@ class Asked:
 
     Attributes:
         tools: definitions in OpenAI's form.
+        tool_choice, parallel_tool_calls: as the backend's `stream` takes them.
         media: how each medium is read, in order of appearance.
         salt: the client's own: what it says is never found in the cache by a request with another one.
+        conversation: its name, where it has one: a newer turn takes the place of an older one's unfinished history.
     """
 
     caller: Caller
@@ -74,16 +81,19 @@ class Asked:
     params: SamplingParams
     enable_thinking: bool | None = None
     tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
     continues: bool = False
     media: tuple[MediumOptions, ...] = ()
     salt: str = ""
+    conversation: str | None = None
 
 
 async def events_of(asked: Asked, backend: Backend) -> AsyncGenerator[Event, None]:
     """The events of a request. Leaving the iterator ends its work within one step.
 
     Raises:
-        Qwen35mmError, MediaError: as the backend's `stream`.
+        Qwen35mmError: as the backend's `stream`.
     """
     messages = await _planned(asked, backend.media)
     stream = backend.stream(
@@ -91,12 +101,41 @@ async def events_of(asked: Asked, backend: Backend) -> AsyncGenerator[Event, Non
         asked.params,
         enable_thinking=asked.enable_thinking,
         tools=list(asked.tools) or None,
-        tenant=f"{asked.caller.name}\0{asked.salt}" if asked.caller.name or asked.salt else None,
+        tool_choice=asked.tool_choice,
+        parallel_tool_calls=asked.parallel_tool_calls,
+        conversation=asked.conversation,
+        tenant=tenant_of(asked.caller, asked.salt),
         continue_reply=asked.continues,
     )
     async with contextlib.aclosing(stream) as events:
         async for event in events:
             yield event
+
+
+async def check_calls(asked: Asked, backend: Backend) -> None:
+    """Checks that a reply can be held to the calls that are asked for.
+
+    Raises:
+        ApiError: 400, it can't, and why.
+    """
+    try:
+        await PROMPTS.run(
+            held_calls,
+            asked.tools,
+            asked.tool_choice,
+            asked.params,
+            backend.loaded,
+            parallel=asked.parallel_tool_calls,
+        )
+    except RequestError as error:
+        named = ("tool_choice", *asked.params.moves_end)
+        param = max((name for name in named if str(error).startswith(name)), key=len, default="tools")
+        raise ApiError(400, str(error), param) from None
+
+
+def tenant_of(caller: Caller, salt: str) -> str | None:
+    """Whose words a request holds, for the cache; None is nobody's."""
+    return f"{caller.name}\0{salt}" if caller.name or salt else None
 
 
 async def num_tokens(asked: Asked, backend: Backend) -> int:

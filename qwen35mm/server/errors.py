@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from qwen35mm.errors import (
     ContextTooLongError,
@@ -16,7 +17,6 @@ from qwen35mm.errors import (
     RequestTimeoutError,
     report_bug,
 )
-from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import english
 
 logger = logging.getLogger(__name__)
@@ -43,17 +43,33 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 and self.status != 429 else _KINDS.get(self.status)
-        error = {"message": self.message, "type": kind or "server_error", "param": self.param, "code": self.code}
-        return {"error": error}
+        message, param = short(self.message), self.param and short(self.param)
+        return {"error": {"message": message, "type": kind or "server_error", "param": param, "code": self.code}}
 
 
+_MAX_FAULTS = 1000
+# What is wrong may be a field's whole value, or its name.
+_MAX_CHARACTERS = 1000
 _KINDS = {429: "rate_limit_error"}
+
+
+def short(text: str) -> str:
+    """The beginning of what a client is told."""
+    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "..."
 
 
 def api_error(error: Exception) -> ApiError:
     """What a client is told of an error; of one that nobody foresaw, its number in the log."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, HTTPException):
+        known = {
+            404: "There is no such address here.",
+            405: "This address is asked in another way: see the header Allow.",
+        }
+        told = known.get(error.status_code, error.detail)
+        code = "method_not_allowed" if error.status_code == 405 else "not_found"
+        return ApiError(error.status_code, told, code=code, headers=dict(error.headers or {}))
     message = str(error)
     if isinstance(error, ContextTooLongError):
         return ApiError(400, message, "messages", "context_length_exceeded")
@@ -63,7 +79,7 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(504, message, code="timeout")
     if isinstance(error, EngineError):
         return ApiError(500, message, code="engine_error")
-    if isinstance(error, (Qwen35mmError, MediaError)):
+    if isinstance(error, Qwen35mmError):
         return ApiError(400, message)
     told = english(report_bug(logger, "a request of the API failed", error))
     return ApiError(500, told, code="internal_error")
@@ -71,8 +87,12 @@ def api_error(error: Exception) -> ApiError:
 
 def invalid(error: ValidationError) -> ApiError:
     """What is wrong with a body, by the first place that isn't as expected."""
+    # Each is made in words, a million of them too.
+    if error.error_count() > _MAX_FAULTS:
+        return ApiError(400, f"The body can't be used: {error.error_count():,} of its values aren't as expected.")
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
+    # What is in < > is what a body was taken for, no part of it.
+    place = ".".join(part for part in map(str, first["loc"]) if not part.startswith("<"))
     if first["type"] == "extra_forbidden":
         return ApiError(
             400, f"{place} isn't known here, so it would change nothing. Leave it out.", place, "unknown_field"

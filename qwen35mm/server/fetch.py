@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from urllib.parse import urljoin
 
 import anyio
 import httpx
@@ -21,6 +20,8 @@ from qwen35mm_preprocess import MediaLimits
 MAX_REDIRECTS = 3
 # Of one file, redirects included.
 TIMEOUT_S = 60.0
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -59,7 +60,7 @@ async def _read(address: str, max_bytes: int) -> bytes:
             answer = await _open(client, url)
             try:
                 if answer.status_code in _REDIRECTS:
-                    address = urljoin(str(url), answer.headers.get("location", ""))
+                    address = str(url.join(answer.headers.get("location", "")))
                     continue
                 if answer.status_code != 200:
                     raise _RefusedError(f"its server answered {answer.status_code}")
@@ -86,14 +87,23 @@ async def _open(client: httpx.AsyncClient, url: httpx.URL) -> httpx.Response:
 async def _global_address(host: str, port: int) -> str:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
-    for address in addresses:
-        # An IPv4 address in an IPv6 one leads to the same place.
-        inner = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None) or address
-        if not (address.is_global and inner.is_global) or address.is_multicast or inner.is_multicast:
-            raise _RefusedError("it isn't an address of the internet")
+    if not all(map(_is_of_the_internet, addresses)):
+        raise _RefusedError("it isn't an address of the internet")
     if not addresses:
         raise _RefusedError("it can't be reached")
     return str(addresses[0])
+
+
+def _is_of_the_internet(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv4Address):
+        return address.is_global and not address.is_multicast
+    # An IPv4 address in an IPv6 one leads to the same place.
+    if address in _NAT64:
+        return _is_of_the_internet(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    if address.sixtofour is not None:
+        return _is_of_the_internet(address.sixtofour)
+    # All that was ever given to anybody; Python calls much of the rest global, too.
+    return address in _GIVEN_OUT and address.is_global
 
 
 async def _body(answer: httpx.Response, max_bytes: int) -> bytes:

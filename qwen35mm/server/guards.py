@@ -13,19 +13,34 @@ from starlette.datastructures import Headers
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+async def refuse(scope: Scope, send: Send, status: int, text: str) -> None:
+    """Answers with plain text."""
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+Refuse = Callable[[Scope, Send, int, str], Awaitable[None]]
 
 
 class SameOrigin:
     """ASGI middleware that refuses what pages of other sites, or of other ports of this machine, have a browser ask
     for; they may lead to the page by a link. What no browser sends is for others to judge: it can say what it likes.
+
+    Args:
+        refuse: tells them so.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App, refuse: Refuse = refuse) -> None:
         self._app = app
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not _is_same_origin(scope):
-            await refuse(send, 403, "Only this page itself is answered, and no other site or port.")
+            await self._refuse(scope, send, 403, "Only this page itself is answered, and no other site or port.")
             return
         await self._app(scope, receive, send)
 
@@ -59,14 +74,18 @@ class OnlyThisMachine:
     """ASGI middleware that answers nobody who calls this machine by another name.
 
     A website could point a name of its own to 127.0.0.1, and would then be this page's origin.
+
+    Args:
+        refuse: tells them so.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App, refuse: Refuse = refuse) -> None:
         self._app = app
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_called_by_its_name(scope):
-            await refuse(send, 421, "This page is for this machine: http://127.0.0.1")
+            await self._refuse(scope, send, 421, "This page is for this machine: http://127.0.0.1")
             return
         await self._app(scope, receive, send)
 
@@ -83,10 +102,3 @@ def _is_this_machine(name: str) -> bool:
         return ipaddress.IPv4Address(name).is_loopback
     except ValueError:
         return False
-
-
-async def refuse(send: Send, status: int, text: str) -> None:
-    """Answers with plain text."""
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text.encode()})

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from starlette.requests import Request
+
 from qwen35mm.errors import ConfigError
 from qwen35mm.server.errors import ApiError
 
@@ -59,6 +61,12 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
+    def with_key(self, key: str) -> Keys:
+        """These, and one more."""
+        more = Keys([key])
+        more._digests += self._digests
+        return more
+
     def caller(self, authorization: str | None, x_api_key: str | None = None) -> Caller:
         """Whoever sends these headers: `Authorization: Bearer KEY`, or `x-api-key: KEY`.
 
@@ -75,6 +83,10 @@ class Keys:
             message = "This server needs an API key: Authorization: Bearer KEY."
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         return Caller(found[0].hex())
+
+    def caller_of(self, request: Request) -> Caller:
+        """Whoever sends a request; see `caller`."""
+        return self.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
 
 
 def _digest(key: str) -> bytes:

@@ -21,6 +21,7 @@ class FairLine:
     def __init__(self, num_places: int, max_waiting: int) -> None:
         self._free = num_places
         self._max_waiting = max_waiting
+        self._num_counted = 0
         # Whoever was let through last is last.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
@@ -29,8 +30,11 @@ class FairLine:
         return sum(map(len, self._waiting.values()))
 
     @contextlib.asynccontextmanager
-    async def place(self, caller: str) -> AsyncIterator[None]:
+    async def place(self, caller: str, *, may_be_refused: bool = True) -> AsyncIterator[None]:
         """Waits for a place and has it.
+
+        Args:
+            may_be_refused: False for a part of what was let in, which doesn't count as one that waits.
 
         Raises:
             QueueFullError: as many wait as may.
@@ -38,7 +42,13 @@ class FairLine:
         if self._free and not self._waiting:
             self._free -= 1
         else:
-            await self._wait(caller)
+            if may_be_refused and self._num_counted >= self._max_waiting:
+                raise QueueFullError(f"{self._num_counted} requests are waiting already. Try again in a moment.")
+            self._num_counted += may_be_refused
+            try:
+                await self._wait(caller)
+            finally:
+                self._num_counted -= may_be_refused
         try:
             yield
         finally:
@@ -46,8 +56,6 @@ class FairLine:
             self._let_through()
 
     async def _wait(self, caller: str) -> None:
-        if self.num_waiting >= self._max_waiting:
-            raise QueueFullError(f"{self.num_waiting} requests are waiting already. Try again in a moment.")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
         try:

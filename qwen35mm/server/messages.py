@@ -9,27 +9,26 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from qwen35mm.engine import Event, Prefilled, Result
 from qwen35mm.errors import ConfigError
-from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Text, ToolCall
 from qwen35mm.sampling import SamplingParams
-from qwen35mm.server.asked import Asked, Backend
-from qwen35mm.server.errors import ApiError
+from qwen35mm.server.asked import Asked, Backend, check_calls
+from qwen35mm.server.errors import ApiError, short
+from qwen35mm.server.fields import MAX_TOOLS, STRICT, FunctionName, Number
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.parts import Parts, Sources
 from qwen35mm.server.reply import Piece, ReplyReader
+from qwen35mm.server.shapes import AnthropicMessage, Described, TextBlock
 from qwen35mm.server.streams import frame
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
 _KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
-Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Thinking(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -37,30 +36,39 @@ class Thinking(BaseModel):
 
 
 class Tool(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+    name: FunctionName
     input_schema: dict[str, Any]
     description: str | None = None
     type: Literal["custom"] = "custom"
+    strict: bool | None = None
 
 
 class ToolChoice(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
-    type: Literal["auto", "none"]
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
     disable_parallel_tool_use: bool = False
+
+    @property
+    def choice(self) -> str:
+        """As the backend's `stream` takes it."""
+        return {"any": "required", "tool": self.name or ""}.get(self.type, self.type)
 
 
 class CountRequest(BaseModel):
     """The body of POST /v1/messages/count_tokens."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     model: str
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
-    system: str | list[dict[str, Any]] | None = None
-    tools: Annotated[list[Tool], Field(max_length=256)] = []
+    messages: Annotated[
+        list[Annotated[dict[str, Any], Described(AnthropicMessage)]], Field(min_length=1, max_length=10_000)
+    ]
+    system: str | list[Annotated[dict[str, Any], Described(TextBlock)]] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
@@ -111,17 +119,21 @@ async def asked_of(request: CountRequest, caller: Caller, backend: Backend, sour
     for at, values in enumerate(request.messages):
         messages += await _messages(values, f"messages.{at}", parts)
     thinking = request.thinking
-    is_called = request.tool_choice is None or request.tool_choice.type == "auto"
-    return Asked(
+    choice = "auto" if request.tool_choice is None else request.tool_choice.choice
+    asked = Asked(
         caller,
         messages,
         _params(request, backend.loaded.generation) if isinstance(request, MessagesRequest) else SamplingParams(),
         enable_thinking=None if thinking is None else thinking.type != "disabled",
-        tools=tuple(_tool(tool) for tool in request.tools) if is_called else (),
+        tools=tuple(_tool(tool) for tool in request.tools) if choice != "none" else (),
+        tool_choice=choice,
+        parallel_tool_calls=not request.one_call,
         # A client that begins the reply itself.
         continues=messages[-1].role == "assistant" and not messages[-1].tool_calls,
         media=tuple(parts.options),
     )
+    await check_calls(asked, backend)
+    return asked
 
 
 def _params(request: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
@@ -141,6 +153,7 @@ def _params(request: MessagesRequest, defaults: SamplingParams) -> SamplingParam
 
 def _tool(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    function |= {"strict": tool.strict}
     return {"type": "function", "function": {name: each for name, each in function.items() if each is not None}}
 
 
@@ -189,9 +202,11 @@ async def _messages(values: dict[str, Any], place: str, parts: Parts) -> list[Me
 
 
 async def _result(block: dict[str, Any], place: str, parts: Parts) -> tuple[Text | Image, ...]:
-    content = block.get("content") or ""
-    if isinstance(content, str):
-        return (Text(content),)
+    content = block.get("content")
+    if content is None or isinstance(content, str):
+        return (Text(content or ""),)
+    if not isinstance(content, list):
+        raise ApiError(400, f"{place}.content must be a string or a list of blocks.", f"{place}.content")
     found: list[Text | Image] = []
     for at, each in enumerate(content):
         match each:
@@ -219,11 +234,9 @@ async def _image(source: dict[str, Any], place: str, parts: Parts) -> Image:
 class Reply:
     """One reply as a client of messages reads it."""
 
-    def __init__(self, loaded: LoadedModel, reader: ReplyReader, params: SamplingParams) -> None:
+    def __init__(self, model: str, reader: ReplyReader) -> None:
         self.reader = reader
-        self._loaded = loaded
-        self._stops = params.stop
-        self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": loaded.name}
+        self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
 
     def whole(self) -> dict[str, Any]:
         """All of it, once it is finished."""
@@ -271,15 +284,8 @@ class Reply:
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         if self.reader.calls:
             return {"stop_reason": "tool_use", "stop_sequence": None}
-        stop = self._stop(result)
+        stop = result.stopped_by
         return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
-
-    def _stop(self, result: Result) -> str | None:
-        """The stop string that ended a reply; None where the model ended it."""
-        if not result.token_ids or result.token_ids[-1] in self._loaded.eos_ids:
-            return None
-        said = self._loaded.tokenizer.decode(result.token_ids)
-        return next((stop for stop in self._stops if result.text + stop in said), None)
 
 
 def _begun(found: Piece | ToolCall) -> dict[str, Any]:
@@ -319,7 +325,7 @@ def _named(name: str, **values: Any) -> bytes:
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's form."""
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    return {"type": "error", "error": {"type": kind, "message": short(error.message)}}
 
 
 def error_frame(error: ApiError) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from qwen35mm.engine import Event, Finished, Result
+from qwen35mm.engine import Event, Finished, PromptRead, Result
 from qwen35mm.server.asked import Backend
 from qwen35mm.server.line import FairLine
 
@@ -57,6 +57,9 @@ class Metrics:
             self._generated.inc(result.num_generated_tokens)
             if result.ttft_s is not None:
                 self._first.observe(result.ttft_s)
+        elif counted.read is not None:
+            self._prompt.labels("cached").inc(counted.read.cache.num_cached_tokens)
+            self._prompt.labels("computed").inc(counted.read.cache.num_prefilled_tokens)
 
 
 class RequestMetrics:
@@ -64,11 +67,16 @@ class RequestMetrics:
 
     def __init__(self) -> None:
         self.result: Result | None = None
+        self.read: PromptRead | None = None
 
     @property
     def finish_reason(self) -> str | None:
-        return None if self.result is None else self.result.finish_reason
+        if self.result is None:
+            return None if self.read is None else "read"
+        return self.result.finish_reason
 
     def take(self, event: Event) -> None:
         if isinstance(event, Finished):
             self.result = event.result
+        elif isinstance(event, PromptRead):
+            self.read = event

@@ -21,6 +21,10 @@ _DETAILS = ("low", "high", "auto", "original")
 # vLLM's names, and those of Qwen's own processors.
 _KWARGS = ("fps", "num_frames", "max_frames", "max_pixels")
 
+# Whoever sends one small request has these sent to somebody else, and held here.
+MAX_FETCHED = 32
+MAX_FETCHED_BYTES = 700 * 2**20
+
 Fetch = Callable[[str, str], Awaitable[bytes]]
 
 
@@ -44,6 +48,7 @@ class Parts:
         self._sources = sources
         self._budget = media.budget
         self._base = _budget(media, kwargs or {})
+        self._num_fetched = self._fetched_bytes = 0
         self.options: list[MediumOptions] = []
 
     async def message(self, values: dict[str, Any], place: str) -> Message:
@@ -55,11 +60,12 @@ class Parts:
         """
         content = values.get("content")
         if isinstance(content, list):
-            parts = [await self._part(part, f"{place}.content.{at}") for at, part in enumerate(content)]
+            parts = [await self.part(part, f"{place}.content.{at}") for at, part in enumerate(content)]
             return replace(Message.from_dict({**values, "content": None}), content=tuple(parts))
         return Message.from_dict(values, allow_paths=False)
 
-    async def _part(self, part: Any, place: str) -> Text | Image | Video:
+    async def part(self, part: Any, place: str) -> Text | Image | Video:
+        """One content part. Raises ApiError: 400, what is wrong and where."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("text", "input_text", "output_text"):
             return Text(_text(part.get("text"), f"{place}.text"))
@@ -81,6 +87,10 @@ class Parts:
             return Video(source or await self.source(address, f"{place}.{kind}"))
         known = "text, image_url, video_url or input_video"
         raise ApiError(400, f"{place} must be an object with a type: {known}; got {kind!r}.", f"{place}.type")
+
+    def keep(self) -> None:
+        """Counts a medium in that is read as it was before."""
+        self.options.append(MediumOptions())
 
     def image(self, source: str | bytes | Path, how: MediumOptions | None = None) -> Image:
         """An image, read in this way, or as all of the request."""
@@ -109,10 +119,21 @@ class Parts:
             if self._sources.fetch is None:
                 message = "Addresses are not fetched here. Send the file as a data: URI, or start with --allow-urls."
                 raise ApiError(400, f"{place}: {message}", place)
-            return await self._sources.fetch(address, place)
+            return await self._fetched(self._sources.fetch, address, place)
         if scheme == "file":
             return _file(address, self._sources.root, place)
         raise ApiError(400, f"{place} must be a data:, https: or file: address; got {address[:40]!r}.", place)
+
+    async def _fetched(self, fetch: Fetch, address: str, place: str) -> bytes:
+        self._num_fetched += 1
+        if self._num_fetched > MAX_FETCHED:
+            raise ApiError(400, f"{place}: at most {MAX_FETCHED} addresses of one request are fetched.", place)
+        data = await fetch(address, place)
+        self._fetched_bytes += len(data)
+        if self._fetched_bytes > MAX_FETCHED_BYTES:
+            most = f"{MAX_FETCHED_BYTES / 2**20:,.0f} MiB"
+            raise ApiError(413, f"{place}: what this request's addresses lead to is more than {most}.", place)
+        return data
 
 
 def _budget(media: MediaProcessor, kwargs: dict[str, Any]) -> MediumOptions:
@@ -157,6 +178,10 @@ def _file(address: str, root: Path | None, place: str) -> Path:
     parts = urlsplit(address)
     if root is None:
         raise ApiError(400, f"{place}: files are not read here. Start with --media-root FOLDER.", place)
+    named = unquote(parts.path).replace("\\", "/")
+    if named.startswith("//"):
+        # Another machine's, on Windows, which would be told who asks.
+        raise refused
     try:
         path = Path(unquote(parts.path)).resolve(strict=True)
     except (OSError, ValueError, RuntimeError):

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qwen35mm.engine import Event, Finished, Result, TextDelta
+from qwen35mm.engine import Event, Finished, MediaPlanned, Result, TextDelta, TokenLogprob
 from qwen35mm.prompt import ToolCall
 from qwen35mm.prompt.calls import CallParser
+from qwen35mm_preprocess import MediaPlan
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class ReplyReader:
 
     Attributes:
         calls: those that were made so far.
+        plans: as which the media were read, in order of appearance.
         num_thinking: tokens that were thought.
         result: None until the reply is finished.
     """
@@ -35,10 +37,12 @@ class ReplyReader:
     def __init__(self, tools: Sequence[dict[str, Any]] = (), most_calls: int | None = None) -> None:
         self._parser = CallParser(tools) if tools else None
         self._most_calls = most_calls
-        self._text: list[str] = []
         self.calls: list[ToolCall] = []
+        self.plans: tuple[MediaPlan, ...] = ()
         self.num_thinking = 0
         self.result: Result | None = None
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
 
     @property
     def text(self) -> str:
@@ -50,12 +54,22 @@ class ReplyReader:
         if isinstance(event, Finished):
             self.result = event.result
             yield from self._known(self._parser.flush() if self._parser else [])
-        elif isinstance(event, TextDelta) and event.text:
+        elif isinstance(event, MediaPlanned):
+            self.plans = event.plans
+        elif isinstance(event, TextDelta):
+            self._logprobs += event.logprobs if event.channel == "answer" else ()
+            if not event.text:
+                return
             if event.channel == "reasoning":
                 self.num_thinking = event.num_generated_tokens or self.num_thinking
                 yield Piece("thinking", event.text)
             else:
                 yield from self._known(self._parser.push(event.text) if self._parser else [event.text])
+
+    def take_logprobs(self) -> list[TokenLogprob]:
+        """Those of the answer's tokens since the last call, calls included; none where they weren't asked for."""
+        taken, self._logprobs = self._logprobs, []
+        return taken
 
     def _known(self, found: list[str | ToolCall]) -> Iterator[Piece | ToolCall]:
         for each in found:

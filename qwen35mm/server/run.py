@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from qwen35mm.errors import ConfigError
+from qwen35mm.server.connection import Connection
+from qwen35mm.server.ends import end_signals, interrupt
 
 # A reply in the middle may go on so long after Ctrl-C.
 _GRACE_S = 3
 
 
-def run(app: FastAPI, *, host: str, port: int, name: str) -> None:
+def run(app: Starlette, *, host: str, port: int, name: str) -> None:
     """Serves until Ctrl-C or SIGTERM; prints the address.
 
     Args:
@@ -32,9 +35,15 @@ def run(app: FastAPI, *, host: str, port: int, name: str) -> None:
         except OSError as error:
             message = f"Port {port} on {host} can't be used ({error.strerror}). Take another one with --port."
             raise ConfigError(message) from None
+        # Whoever reads the line may ask at once.
+        listener.listen(128)
         address = f"http://{f'[{host}]' if family == socket.AF_INET6 else host}:{listener.getsockname()[1]}"
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, access_log=False)
+        config = uvicorn.Config(
+            app, http=Connection, log_level="warning", timeout_graceful_shutdown=_GRACE_S, access_log=False
+        )
         print(f"qwen35mm serves {name} on {address}/v1 (Ctrl-C ends it)", flush=True)
-        uvicorn.Server(config).run(sockets=[listener])
+        # uvicorn sends what ended it once more when it has ended: what comes behind here is to be done all the same.
+        with end_signals(interrupt), contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
     finally:
         listener.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -10,12 +11,14 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from qwen35mm.engine import Event, MediaPlanned, Progress
+from qwen35mm.server.choices import OfChoice
 from qwen35mm.server.errors import ApiError, api_error
 
 # Proxies and clients give up on connections that say nothing.
 KEEP_ALIVE_S = 10.0
 
 T = TypeVar("T")
+E = TypeVar("E", Event, OfChoice)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
@@ -42,24 +45,50 @@ async def _disconnect(request: Request) -> None:
         pass
 
 
-async def first_of(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+async def first_of(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
     """The events again, once there is one by which a request is known to be one that can be answered: what is refused
     gets a status of its own."""
     async for first in events:
-        is_early = isinstance(first, MediaPlanned) or (isinstance(first, Progress) and first.phase in ("wait", "read"))
+        event = first.event if isinstance(first, OfChoice) else first
+        is_early = isinstance(event, MediaPlanned) or (isinstance(event, Progress) and event.phase in ("wait", "read"))
         if not is_early:
             return _again(first, events)
     raise AssertionError("a stream ends with its result")
 
 
-async def _again(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+async def _again(first: E, events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
     yield first
     async for event in events:
         yield event
 
 
+async def read_ahead(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
+    """The events again. They are taken as they come: a client that reads slowly holds up nobody else's turn, and what
+    waits for it is no more than its replies."""
+    ready: asyncio.Queue[E | Exception | None] = asyncio.Queue()
+
+    async def read() -> None:
+        try:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    ready.put_nowait(event)
+            ready.put_nowait(None)
+        except Exception as error:
+            ready.put_nowait(error)
+
+    reading = asyncio.ensure_future(read())
+    try:
+        while (event := await ready.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
 async def server_sent(
-    frames: AsyncIterator[bytes], events: AsyncGenerator[Event, None], failed: Callable[[ApiError], bytes]
+    frames: AsyncIterator[bytes], events: AsyncGenerator[E, None], failed: Callable[[ApiError], bytes]
 ) -> AsyncIterator[bytes]:
     """A stream of server-sent events, with a comment where there is nothing to say for long.
 

@@ -77,5 +77,5 @@ def test_damaged_weights_are_named(weights: str, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_whole_or_gone_is_not_called_damaged(tmp_path: Path) -> None:
-    assert "Its weights are numbers" in english(damage(demo_model_path()))
-    assert "can't be read" in english(damage(tmp_path))
+    assert "Its weights are numbers" in english(damage(demo_model_path(), None))
+    assert "can't be read" in english(damage(tmp_path, None))

@@ -171,3 +171,32 @@ def test_closing_twice_changes_nothing(tokenizer: Tokenizer) -> None:
     assert joined(output.close("length"), "answer") == "circ"
     assert output.close("stop") == []
     assert output.finish_reason == "length"
+
+
+def test_the_stop_string_that_ended_it_is_told(tokenizer: Tokenizer) -> None:
+    output = make(tokenizer, stop=("top", "red"))
+    feed(output, ids(tokenizer, "A red circle at the top.", "<|im_end|>"))
+    assert output.stopped_by == "red"
+    output = make(tokenizer, stop=("top", "red"))
+    feed(output, ids(tokenizer, "A circle.", "<|im_end|>"))
+    assert (output.finish_reason, output.stopped_by) == ("stop", None)
+
+
+def test_the_fewest_tokens_are_not_searched_for_stop_strings(tokenizer: Tokenizer) -> None:
+    first = ids(tokenizer, "A red circle")
+    output = make(tokenizer, stop=("red",), min_tokens=len(first))
+    feed(output, [*first, *ids(tokenizer, " and a red square.", "<|im_end|>")])
+    assert (output.text, output.stopped_by) == ("A red circle and a ", "red")
+
+
+def test_stop_ids_end_the_thinking_too(tokenizer: Tokenizer) -> None:
+    (stop,) = ids(tokenizer, "</think>")
+    output = make(tokenizer, num_thought=0, stop_token_ids=(stop,))
+    feed(output, [*ids(tokenizer, "Hm."), stop])
+    assert (output.reasoning, output.text, output.finish_reason, output.stopped_by) == ("Hm.", "", "stop", stop)
+
+
+def test_an_end_that_is_ignored_gives_no_text(tokenizer: Tokenizer) -> None:
+    output = make(tokenizer, ignore_eos=True, max_tokens=40)
+    feed(output, ids(tokenizer, "One.", "<|im_end|>", " Two."))
+    assert (output.text, output.finish_reason) == ("One. Two.", None)

@@ -148,6 +148,32 @@ def test_presence_penalty_counts_the_reply_once_and_not_the_prompt() -> None:
     assert [sampler.sample(logits) for _ in range(4)] == [3, 4, 3, 3]
 
 
+def test_frequency_penalty_counts_each_time_in_the_reply() -> None:
+    """As OpenAI's documentation has it: the logit less the penalty times the number of times so far."""
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4)) * 0.3
+    sampler, said = make(SamplingParams(temperature=0.0, frequency_penalty=0.2, presence_penalty=0.05)), [0] * VOCAB
+    for _ in range(60):
+        counts = torch.tensor(said)
+        expected = (logits - 0.05 * (counts > 0) - 0.2 * counts).argmax().item()
+        assert sampler.sample(logits) == expected
+        said[int(expected)] += 1
+    assert max(said) >= 3
+
+
+def test_counts_go_on_where_a_reply_is_admitted_again_and_end_at_their_most() -> None:
+    logits = torch.full((VOCAB,), -10.0)
+    logits[20], logits[21] = 2.0, 0.0
+    params = SamplingParams(temperature=0.0, frequency_penalty=0.5)
+    sampler = make(params)
+    sampler.sampler.admit(0, params, 0, np.array(PROMPT), [20, 21, 20, 20, 20, 20, 20])
+    assert sampler.sample(logits) == 21
+    sampler.sampler.observe(0, 21)
+    sampler.sampler.admit(0, params, 0, np.array(PROMPT), [20] * 300)
+    for _ in range(3):
+        sampler.sampler.observe(0, 20)
+    assert sampler.sampler._counts[0, 20] == 255
+
+
 def test_repetition_penalty_counts_forced_tokens() -> None:
     logits = torch.zeros(VOCAB)
     logits[20], logits[21] = 2.0, 1.5

@@ -37,7 +37,7 @@ def engine_of(spec: TinySpec, *, slots: int) -> Engine:
 
 def requests(spec: TinySpec) -> list[Request]:
     chat = Chat(chat_model(spec))
-    sampled = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=3, max_tokens=4)
+    sampled = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, frequency_penalty=1.0, seed=3, max_tokens=4)
     return [
         chat.request([user(words("one", count=16))], params=SamplingParams(temperature=0.0, max_tokens=2)),
         chat.request([user(Image(picture(1)), "What is it?")], params=SamplingParams(temperature=0.0, max_tokens=2)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import socket
 import threading
@@ -13,13 +14,14 @@ from typing import Any
 import openai
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from qwen35mm.assets import asset_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.engine import EngineSettings, Finished, TextDelta
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
+from qwen35mm.server.connection import Connection
 
 # Only reached where a test fails.
 PATIENCE_S = 60
@@ -56,11 +58,33 @@ class Scripted:
                 yield event
 
 
+class Endless:
+    """The model's backend, but its replies go on until they are let end."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        self.begun, self.ended = threading.Semaphore(0), threading.Semaphore(0)
+        self.go_on = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def stream(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        self.begun.release()
+        try:
+            async for event in self._backend.stream(*args, **options):
+                yield event
+                while not self.go_on.is_set():
+                    await asyncio.sleep(0.01)
+        finally:
+            self.ended.release()
+
+
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
+def serving(app: Starlette) -> Iterator[str]:
     """Serves in a thread until the end of the block; gives the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, http=Connection))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
@@ -76,6 +100,13 @@ def backend(demo: LoadedModel) -> Iterator[LocalBackend]:
     backend = LocalBackend(demo, settings=EngineSettings(slots=2), min_segment=16)
     yield backend
     backend.close()
+
+
+@pytest.fixture
+def endless(backend: LocalBackend) -> Iterator[Endless]:
+    endless = Endless(backend)
+    yield endless
+    endless.go_on.set()
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 
+import httpx
 import pytest
 
-from qwen35mm.server import fetch
+from qwen35mm.model import LoadedModel
+from qwen35mm.server import fetch, parts
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.fetch import fetch_media
-from qwen35mm_preprocess import MediaLimits
+from qwen35mm.server.parts import Parts, Sources
+from qwen35mm_preprocess import MediaLimits, MediaProcessor
 from tests.http_server import QuietHandler, serving
 
 LIMITS = MediaLimits(max_image_bytes=1000, max_video_bytes=2000)
@@ -44,6 +50,20 @@ def port() -> Iterator[int]:
         "http://[::1]/",
         "http://[::ffff:127.0.0.1]/",
         "http://[2002:7f00:1::]/",
+        "http://[64:ff9b::7f00:1]/",
+        "http://[64:ff9b::a00:1]/",
+        "http://[64:ff9b:1::7f00:1]/",
+        "http://[::7f00:1]/",
+        "http://[::ffff:0:7f00:1]/",
+        "http://[fec0::1]/",
+        "http://[fe80::1%25lo]/",
+        "http://[ff0e::1]/",
+        "http://127.1/",
+        "http://0177.0.0.1/",
+        "http://127.0.0.1.:80/",
+        "http://\uff11\uff12\uff17.0.0.1/",
+        "http://localhost:80\\@8.8.8.8/",
+        "http://8.8.8.8@127.0.0.1/",
         "http://10.0.0.1/",
         "http://169.254.169.254/latest/meta-data",
         "http://100.64.0.1/",
@@ -57,7 +77,8 @@ def port() -> Iterator[int]:
         "http://8.8.8.8:0/",
     ],
 )
-async def test_only_addresses_of_the_internet_are_read(address: str) -> None:
+async def test_only_addresses_of_the_internet_are_read(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpx.AsyncClient, "send", None)  # none of them is called
     with pytest.raises(ApiError, match=r"messages\.0 can't be fetched: ") as caught:
         await fetch_media(LIMITS)(address, "messages.0")
     assert "127.0.0.1" not in caught.value.message
@@ -86,3 +107,109 @@ async def test_a_file_is_read_within_limits(port: int, monkeypatch: pytest.Monke
     ):
         with pytest.raises(ApiError, match=words):
             await read(f"{base}/{path}", "x")
+
+
+async def test_an_address_within_another_one_counts_and_a_name_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    found: dict[str, list[str]] = {
+        "plain": ["8.8.8.8"],
+        "nat64": ["64:ff9b::808:808"],
+        "sixtofour": ["2002:808:808::1"],
+        "six": ["2606:4700::1111"],
+        "nat64-inside": ["64:ff9b::c0a8:1"],
+        "nobodys": ["::7f00:1"],
+        "one-inside": ["8.8.8.8", "192.168.0.1"],
+        "nowhere": [],
+    }
+
+    async def look_up(_: object, host: str, port: int, **__: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        return [(0, 0, 0, "", (address, port)) for address in found[host]]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
+    for host in ("plain", "nat64", "sixtofour", "six"):
+        assert await fetch._global_address(host, 80) == found[host][0]
+    for host in ("nat64-inside", "nobodys", "one-inside", "nowhere"):
+        with pytest.raises(fetch._RefusedError):
+            await fetch._global_address(host, 80)
+    assert asked == list(found)
+
+
+async def test_a_request_may_not_have_any_number_of_addresses_fetched(
+    demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fetch(address: str, place: str) -> bytes:
+        return b"x" * 100
+
+    media = MediaProcessor(demo.image_processing, demo.video_processing)
+    reader = Parts(Sources(fetch=fetch), media, None)
+    for _ in range(parts.MAX_FETCHED):
+        assert await reader.source("https://a.example/", "here") == b"x" * 100
+    with pytest.raises(ApiError, match="at most 32 addresses"):
+        await reader.source("https://a.example/", "here")
+    monkeypatch.setattr(parts, "MAX_FETCHED_BYTES", 250)
+    reader = Parts(Sources(fetch=fetch), media, None)
+    await reader.source("https://a.example/", "here")
+    await reader.source("https://a.example/", "here")
+    with pytest.raises(ApiError, match="more than") as caught:
+        await reader.source("https://a.example/", "there")
+    assert (caught.value.status, caught.value.param) == (413, "there")
+
+
+def test_a_file_is_one_under_the_root(demo: LoadedModel, tmp_path: Path) -> None:
+    root, secret = tmp_path / "root", tmp_path / "root-not" / "secret.png"
+    for folder in (root / "in", secret.parent):
+        folder.mkdir(parents=True)
+    (root / "in" / "a b.png").write_bytes(b"a")
+    secret.write_bytes(b"s")
+    (root / "out.png").symlink_to(secret)
+    (root / "within.png").symlink_to(root / "in" / "a b.png")
+    (root / "loop.png").symlink_to(root / "loop.png")
+    os.mkfifo(root / "pipe.png")
+    for address in (
+        f"file://{root}/in/a%20b.png",
+        f"FILE://localhost{root}/in/../in/a b.png",
+        f"file:{root}/within.png",
+    ):
+        assert parts._file(address, root, "here") == (root / "in" / "a b.png").resolve()
+    for name in (
+        *(
+            "out.png",
+            "loop.png",
+            "pipe.png",
+            "in",
+            "",
+            ".",
+            "nothing.png",
+            "../root-not/secret.png",
+            "a%00b",
+            "a" * 5000,
+        ),
+        *("%2e%2e/root-not/secret.png", "..%2froot-not%2fsecret.png", "%252e%252e/root-not/secret.png", "IN/A B.PNG"),
+        *("..\\root-not\\secret.png", "in/a%20b.png%3f"),
+    ):
+        with pytest.raises(ApiError, match="here: there is no such file under --media-root"):
+            parts._file(f"file://{root}/{name}", root, "here")
+    for address in (
+        *(f"file://example.org{root}/in/a%20b.png", f"file:///{secret}", "file:in/a%20b.png", "file:"),
+        *(
+            "file:////server/share/a.png",
+            "file:///%5c%5cserver/a.png",
+            "file:%5c%5cserver%5ca.png",
+            "file:///etc/passwd",
+        ),
+    ):
+        with pytest.raises(ApiError, match="there is no such file"):
+            parts._file(address, root, "here")
+
+
+@pytest.mark.parametrize(
+    "path", ["//server/share/a.png", "/%5c%5cserver/share", "%5c%5cserver%5cshare%5ca.png", "/%2fserver/a"]
+)
+def test_a_path_to_another_machine_is_not_even_looked_for(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows would tell the other machine who asks."""
+    monkeypatch.setattr(Path, "resolve", lambda self, strict=False: pytest.fail(f"{self} was looked for"))
+    with pytest.raises(ApiError, match="there is no such file"):
+        parts._file(f"file://{path}" if path.startswith("/") else f"file:{path}", Path("/"), "here")

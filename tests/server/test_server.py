@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,45 +15,17 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+from starlette.routing import Route
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.errors import ConfigError, QueueFullError
 from qwen35mm.server.app import create_app
 from qwen35mm.server.keys import Keys
 from qwen35mm.server.line import FairLine
-from tests.server.conftest import PATIENCE_S, serving
+from tests.server.conftest import PATIENCE_S, Endless, serving
 
 FIRST, SECOND = "first-key-of-sixteen", "second-key-of-sixteen"
 ASKED = {"messages": [{"role": "user", "content": "Hello " * 40}], "temperature": 0, "max_tokens": 4}
-
-
-class Endless:
-    """The model's backend, but its replies go on until they are let end."""
-
-    def __init__(self, backend: LocalBackend) -> None:
-        self._backend = backend
-        self.begun, self.ended = threading.Semaphore(0), threading.Semaphore(0)
-        self.go_on = threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    async def stream(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
-        self.begun.release()
-        try:
-            async for event in self._backend.stream(*args, **options):
-                yield event
-                while not self.go_on.is_set():
-                    await asyncio.sleep(0.01)
-        finally:
-            self.ended.release()
-
-
-@pytest.fixture
-def endless(backend: LocalBackend) -> Iterator[Endless]:
-    endless = Endless(backend)
-    yield endless
-    endless.go_on.set()
 
 
 def post(address: str, body: Any = ASKED, **headers: str) -> httpx.Response:
@@ -63,13 +35,17 @@ def post(address: str, body: Any = ASKED, **headers: str) -> httpx.Response:
 
 
 def test_every_route_but_health_needs_a_key(backend: LocalBackend) -> None:
-    with serving(create_app(backend, keys=Keys([FIRST, SECOND]))) as address:
-        paths = httpx.get(f"{address}/openapi.json").json()["paths"]
-        assert {"/v1/chat/completions", "/v1/models", "/metrics", "/ready"} <= set(paths)
-        for path, methods in paths.items():
-            for method in methods:
-                answer = httpx.request(method, f"{address}{path.replace('{name}', 'demo')}", json={})
+    app = create_app(backend, keys=Keys([FIRST, SECOND]))
+    with serving(app) as address:
+        routes = [route for route in app.routes if isinstance(route, Route)]
+        assert {"/v1/chat/completions", "/v1/models", "/docs", "/openapi.json"} <= {route.path for route in routes}
+        for route in routes:
+            for method in route.methods or ():
+                path = route.path.replace("{name:path}", "demo")
+                answer = httpx.request(method, f"{address}{path}", json={})
                 assert answer.status_code == (200 if path == "/health" else 401), path
+        document = httpx.get(f"{address}/openapi.json", headers={"authorization": f"Bearer {FIRST}"}).json()
+        assert "/v1/chat/completions" in document["paths"]
         assert post(address, authorization="Bearer wrong").json()["error"]["code"] == "invalid_api_key"
         for headers in ({"authorization": f"Bearer {SECOND}"}, {"x_api_key": SECOND}):
             assert post(address, **headers).status_code == 200
@@ -102,44 +78,14 @@ def test_other_names_and_other_sites_are_refused(address: str) -> None:
     assert post(address, origin=address).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b"{",
-        b"\xff\xfe",
-        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": 1e400}',
-        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
-        b"[" * 10_000,
-        b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
-        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
-        b'{"messages": [{"role": ["user"], "content": "hi"}]}',
-        b'{"messages": [{"role": "user", "content": {"type": "text"}}]}',
-        b'{"messages": [{"role": "user", "content": [null]}]}',
-        b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]}',
-    ],
-)
-def test_a_damaged_body_is_told_so(body: bytes, address: str) -> None:
-    answer = post(address, body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
-    assert set(error) == {"message", "type", "param", "code"}
-
-
-def test_a_body_that_is_too_large_is_not_read(backend: LocalBackend) -> None:
-    with serving(create_app(backend, max_body_bytes=1000)) as address:
-        assert post(address, b" " * 2000).status_code == 413
-        assert post(address).status_code == 200
-
-
 def test_a_client_that_hangs_up_frees_its_place(endless: Endless) -> None:
     with serving(create_app(endless, num_places=1, max_waiting=1)) as address:  # pyright: ignore[reportArgumentType]
         place = urlsplit(address)
-        for stream in (True, False):
-            body = json.dumps({**ASKED, "stream": stream})
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+        said = ASKED["messages"]
+        bodies = [("chat/completions", ASKED), ("responses", {"input": said})]
+        for stream, (path, asked) in itertools.product((True, False), bodies):
+            body = json.dumps({**asked, "stream": stream})
+            head = f"POST /v1/{path} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
             with socket.create_connection(("127.0.0.1", place.port or 0)) as client:
                 client.sendall((head + body).encode())
                 assert endless.begun.acquire(timeout=PATIENCE_S)
@@ -224,6 +170,7 @@ def test_tokens_and_back(client: openai.OpenAI, address: str) -> None:
     assert httpx.post(f"{address}/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
     for path, body, param in (
         ("tokenize", {"prompt": 3}, "prompt"),
+        ("tokenize", {"prompt": "a" * 2_000_001}, "prompt"),
         ("detokenize", {"tokens": [10**9]}, "tokens"),
         ("detokenize", {"tokens": [1, "x"]}, "tokens.1"),
     ):

@@ -1,0 +1,250 @@
+"""Replies that call tools in the form that a checkpoint's template has models write calls in, as a grammar.
+
+In the XML form a parameter that may be a text is free text up to `</parameter>`, or one of the texts that its schema
+lists; every other parameter is JSON that follows its schema. In the JSON form the arguments follow the whole schema.
+Parameters come in the schema's order, in either. After the calls the reply ends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qwen35mm.engine.grammar import check_json_schema, embedded
+from qwen35mm.errors import RequestError
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt.calls import CLOSE, OPEN, CallForm, form_of, kinds_of, resolved
+from qwen35mm.sampling import MAX_JSON_SCHEMA_CHARS, SamplingParams
+from qwen35mm.tokenizer import Tokenizer
+
+MAX_CHARS = 500_000
+# What a name must be for a call of it to be read again.
+_NAME = re.compile(r"[^>\s]([^>\n]*[^>\s])?")
+_END = "</parameter>"
+# What a schema of parameters may say besides, where each is held by itself.
+_TOP = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
+_NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
+_OF_TEXTS = {"minLength", "maxLength", "pattern", "format", "not", "if", "allOf", "contentEncoding", "contentMediaType"}
+_ANY_PARAMETER = '("<parameter=" /[A-Za-z_][A-Za-z0-9_.-]*/ ">\\n" text "\\n")*'
+
+
+def held_calls(
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str,
+    params: SamplingParams,
+    loaded: LoadedModel,
+    *,
+    parallel: bool = True,
+) -> str | None:
+    """The grammar that an answer follows for its calls; None where it is free, or has no tools.
+
+    It is held to calls by the choices "required", one or more, and by a tool's name, one call of that tool. By "auto"
+    it is held where a tool is strict or where it follows a JSON schema: its calls, if it makes some, are calls of
+    these tools, and all else is free or follows that schema.
+
+    Args:
+        tools: in OpenAI's form. What the schema of one that isn't strict says is held as far as that can be.
+        choice: "auto", "none", "required" or a tool's name.
+        parallel: whether it may make several calls.
+
+    Raises:
+        RequestError: there is no such choice, or what `grammar_of_calls` raises.
+        MissingExtraError: llguidance isn't installed.
+    """
+    tools, functions = tools or (), [tool.get("function", tool) for tool in tools or ()]
+    named = [tool for tool, function in zip(tools, functions, strict=True) if function.get("name") == choice]
+    if choice not in ("auto", "none", "required") and not named:
+        raise RequestError(f"tool_choice must be auto, none, required or a tool's name; got {choice[:80]!r}.")
+    is_held = any(function.get("strict") for function in functions) or params.json_schema is not None
+    if choice == "none" or (choice == "auto" and not (tools and is_held)):
+        return None
+    if not tools:
+        raise RequestError("tool_choice is required, and there are no tools to call.")
+    form = form_of(loaded.template.source)
+    if form is None:
+        raise RequestError("This model's chat template knows no tools, so that a reply can't be held to calls.")
+    if params.moves_end:
+        names = ", ".join(params.moves_end)
+        raise RequestError(f"{names} must be left out: a reply whose calls are held ends where they do.")
+    chosen = tools if choice in ("auto", "required") else named[:1]
+    several = parallel and chosen is tools
+    schema = params.json_schema
+    return grammar_of_calls(
+        chosen, form, loaded.tokenizer, several=several, only_calls=choice != "auto", json_schema=schema
+    )
+
+
+def grammar_of_calls(
+    tools: Sequence[Mapping[str, Any]],
+    form: CallForm,
+    tokenizer: Tokenizer,
+    *,
+    several: bool,
+    only_calls: bool,
+    json_schema: str | None = None,
+) -> str:
+    """The grammar, in llguidance's dialect of Lark.
+
+    Args:
+        several: whether there may be several calls.
+        only_calls: whether there is at least one, and nothing else.
+        json_schema: what an answer without calls follows; None where that is free text, behind which calls may stand.
+
+    Raises:
+        RequestError: a tool that can't be called this way, or, of a strict one, a schema that can't be held.
+        MissingExtraError: llguidance isn't installed.
+    """
+    write = {"xml": _xml_function, "json": _json_function}[form]
+    functions = [_Function.of(tool) for tool in tools]
+    marks = [_mark(mark, tokenizer) for mark in (OPEN, CLOSE)]
+    call = f'"\\n" ({" | ".join(f"f{at}" for at in range(len(functions)))}) "\\n" {marks[1]}'
+    more = '("\\n" call)*' if several else ""
+    lines = [f"call: {marks[0]} {call}", f"calls: call {more}", f"text[suffix={_quoted(_END)}]: /(?s:.*)/"]
+    if only_calls:
+        lines.insert(0, "start: calls")
+    elif json_schema is not None:
+        check_json_schema(json_schema)
+        answer = embedded(json.loads(json_schema), lenient=False)
+        lines[:0] = ["start: answer | calls", f"answer: {answer}"]
+    else:
+        # What is text may not look like a call that nothing holds.
+        free = f"TEXT: /(?s:.+)/ & ~/(?s:.*){OPEN}(?s:.*)/"
+        before = f"before[suffix={_quoted(OPEN)}]: /(?s:.*)/"
+        as_text = marks[0] == _quoted(OPEN)
+        start = f"TEXT? | before {call} {more}" if as_text else "TEXT? calls?"
+        lines[:0] = [f"start: {start}", free, *([before] if as_text else [])]
+    for at, function in enumerate(functions):
+        lines += write(f"f{at}", function)
+    grammar = "\n".join(lines)
+    if len(grammar) > MAX_CHARS:
+        raise RequestError(f"Replies can't be held to tools of so many words: {MAX_CHARS:,} characters are the most.")
+    return grammar
+
+
+@dataclass(frozen=True)
+class _Function:
+    name: str
+    schema: Mapping[str, Any]
+    strict: bool
+
+    @classmethod
+    def of(cls, tool: Mapping[str, Any]) -> _Function:
+        function = tool.get("function", tool)
+        name, schema = function.get("name"), function.get("parameters")
+        _check_name(name, f"The tool {name!r}")
+        schema = {"type": "object", "properties": {}, "additionalProperties": False} if schema is None else schema
+        if not _is_of_object(schema):
+            raise RequestError(f"The tool {name!r}: its parameters must be a JSON schema of an object.")
+        return cls(name, schema, bool(function.get("strict")))
+
+
+def _is_of_object(schema: Any) -> bool:
+    if not isinstance(schema, Mapping) or kinds_of(schema, schema) not in ({"object"}, set()):
+        return False
+    required = schema.get("required", [])
+    names = isinstance(required, list) and all(isinstance(each, str) for each in required)
+    return names and isinstance(schema.get("properties", {}), Mapping)
+
+
+def _json_function(rule: str, function: _Function) -> list[str]:
+    schema = dict(function.schema) | {"type": "object"}
+    value = _held(schema, function, f"The tool {function.name!r}")
+    before = f'{{"name": {json.dumps(function.name, ensure_ascii=False)}, "arguments": '
+    return [f'{rule}: {_quoted(before)} {rule}a "}}"', f"{rule}a: {value}"]
+
+
+def _xml_function(rule: str, function: _Function) -> list[str]:
+    schema = function.schema
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if function.strict and (left := schema.keys() - _TOP - _NOTES):
+        named = ", ".join(sorted(left))
+        raise RequestError(
+            f"The tool {function.name!r} can't be strict here: {named} of its parameters can't be held, only what is "
+            "said of each. Leave that out, or strict."
+        )
+    lines, parts = [], []
+    for at, name in enumerate(dict.fromkeys([*properties, *required])):
+        place = f"The parameter {name!r} of the tool {function.name!r}"
+        _check_name(name, place)
+        if properties.get(name) is False:
+            if name in required:
+                raise RequestError(f"{place} is required, and its schema is one that nothing follows.")
+            continue
+        lines.append(
+            f"{rule}p{at}: {_quoted(f'<parameter={name}>')} {_xml_value(properties.get(name), function, place)}"
+        )
+        parts.append(f"{rule}p{at}" if name in required else f"{rule}p{at}?")
+    if not parts and schema.get("additionalProperties", True) is not False:
+        parts = [_ANY_PARAMETER]
+    return [f'{rule}: {_quoted(f"<function={function.name}>")} "\\n" {" ".join(parts)} "</function>"', *lines]
+
+
+def _xml_value(given: Any, function: _Function, place: str) -> str:
+    """A parameter's value with the line ends and the mark behind it."""
+    schema = resolved(given, function.schema)
+    schema = schema if isinstance(schema, Mapping) else {}
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(listed, list) and listed:
+        texts = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in listed]
+        if unreadable := next((text for text in texts if _END in text), None):
+            raise RequestError(f"{place}: no call can hold the value {unreadable[:80]!r}.")
+        return f'"\\n" ({" | ".join(map(_quoted, texts))}) "\\n{_END}\\n"'
+    kinds = kinds_of(schema, function.schema)
+    if kinds and "string" not in kinds:
+        return f'"\\n" {_nested(given, function, place)} "\\n{_END}\\n"'
+    if function.strict and (left := _said_of_texts(schema, function.schema)):
+        raise RequestError(
+            f"{place} can't be strict here: {', '.join(left)} can't be held of a text. Leave that out, or strict."
+        )
+    if function.strict and isinstance(given, Mapping):
+        _nested(given, function, place)  # that it is a schema at all
+    return '"\\n" text "\\n"'
+
+
+def _nested(given: Mapping[str, Any], function: _Function, place: str) -> str:
+    """A parameter's schema by itself, with the definitions that it may refer to."""
+    definitions = {name: function.schema[name] for name in ("$defs", "definitions") if name in function.schema}
+    return _held({**definitions, **given}, function, place)
+
+
+def _held(schema: dict[str, Any], function: _Function, place: str) -> str:
+    lenient = not function.strict
+    try:
+        text = json.dumps(schema)
+        if len(text) > MAX_JSON_SCHEMA_CHARS:
+            raise RequestError(f"its schema may have {MAX_JSON_SCHEMA_CHARS:,} characters; it has {len(text):,}.")
+        check_json_schema(text, lenient=lenient)
+    except RequestError as error:
+        raise RequestError(f"{place}: {error}") from None
+    except RecursionError:
+        raise RequestError(f"{place}: its schema is nested too deeply.") from None
+    return embedded(schema, lenient=lenient)
+
+
+def _said_of_texts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[str]:
+    """The keywords about texts that aren't held, those of choices among them."""
+    choices = [each for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list) for each in schema[name]]
+    found = set(schema) & _OF_TEXTS
+    for choice in choices:
+        choice = resolved(choice, root)
+        if isinstance(choice, Mapping) and kinds_of(choice, root) & {"string"}:
+            found |= set(choice) & (_OF_TEXTS | {"enum", "const"})
+    return sorted(found)
+
+
+def _check_name(name: Any, place: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(f"{place} can't be called: its name must be a line without '>', and no space at its ends.")
+
+
+def _mark(mark: str, tokenizer: Tokenizer) -> str:
+    """A mark as the token that it is, where it is one."""
+    token_id = tokenizer.control_ids.get(mark)
+    return _quoted(mark) if token_id is None else f"<[{token_id}]>"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)

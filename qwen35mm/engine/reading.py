@@ -1,0 +1,102 @@
+"""What is read of a prompt's own tokens while it is prefilled: their log-probabilities, or hidden states.
+
+Of a vocabulary of 248,320 a prompt's logits would be a megabyte a token, so that few are there at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from qwen35mm.cache.report import CacheReport
+from qwen35mm.engine.events import PromptRead, TokenLogprob
+from qwen35mm.engine.logprobs import token_logprobs
+from qwen35mm.model import LoadedModel
+from qwen35mm.prompt import Prompt
+
+# Numbers of logits at a time: 64 MiB of float32.
+LOGITS_AT_ONCE = 1 << 24
+
+What = Literal["logprobs", "states", "last", "mean"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is wanted of a prompt's own tokens.
+
+    Attributes:
+        what: `logprobs` of the tokens from `start` on; the final hidden `states` that these are foretold from; the
+            hidden state of the `last` token, or the `mean` of all of them.
+        start: the first token that is foretold: 1, or later.
+        num_top: likeliest tokens to be told beside each.
+    """
+
+    what: What
+    start: int = 1
+    num_top: int = 0
+
+    def first_row(self, num_tokens: int) -> int:
+        """The first token of a prompt whose hidden state is needed: what is cached may reach up to there."""
+        return {"mean": 0, "last": num_tokens - 1}.get(self.what, self.start - 1)
+
+
+class PromptReader:
+    """Reads one prompt, piece by piece.
+
+    Args:
+        check: called with logits that are to be used; raises where they are no numbers.
+
+    Attributes:
+        first_row: the first token whose hidden state is needed.
+    """
+
+    def __init__(
+        self, reading: Reading, prompt: Prompt, loaded: LoadedModel, check: Callable[[torch.Tensor], None]
+    ) -> None:
+        self.first_row = reading.first_row(len(prompt.token_ids))
+        self._reading = reading
+        self._token_ids = torch.tensor(prompt.token_ids)
+        self._model, self._tokenizer = loaded.model, loaded.tokenizer
+        self._check = check
+        self._logprobs: list[TokenLogprob] = []
+        self._states: list[torch.Tensor] = []
+        self._sum: torch.Tensor | None = None
+
+    def take(self, hidden: torch.Tensor, begin: int) -> Iterator[None]:
+        """Takes the final hidden states [N, hidden] of the tokens from `begin` on, in bounded pieces of work."""
+        foretells = self._reading.what in ("logprobs", "states")
+        stop = min(begin + len(hidden), len(self._token_ids) - foretells)
+        rows = hidden[max(self.first_row - begin, 0) : stop - begin]
+        if not len(rows):
+            return
+        if self._reading.what == "logprobs":
+            yield from self._score(rows, stop - len(rows))
+        elif self._reading.what == "mean":
+            # In float64: many are added.
+            added = rows.double().sum(dim=0)
+            self._sum = added if self._sum is None else self._sum + added
+        else:
+            self._states.append(rows.clone())  # not a view, which would hold all of them
+
+    def _score(self, rows: torch.Tensor, begin: int) -> Iterator[None]:
+        size = max(1, LOGITS_AT_ONCE // self._model.head.out_features)
+        for start in range(0, len(rows), size):
+            logits = self._model.logits(rows[start : start + size])
+            self._check(logits)
+            first = begin + start + 1
+            token_ids = self._token_ids[first : first + len(logits)]
+            self._logprobs += token_logprobs(logits, token_ids, self._reading.num_top, self._tokenizer)
+            del logits
+            yield
+
+    def result(self, report: CacheReport) -> PromptRead:
+        """What was read, once the prompt is done."""
+        states = torch.cat(self._states) if self._states else None
+        if self._sum is not None:
+            states = (self._sum / len(self._token_ids))[None]
+        if states is not None and self._reading.what != "states":
+            states = states.float().cpu()
+        return PromptRead(tuple(self._token_ids.tolist()), tuple(self._logprobs), states, report)

@@ -1,0 +1,81 @@
+"""Several replies to one request: each has its turn in the line, and finds what the first computed of the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+
+from qwen35mm.engine import Event, Finished, MediaPlanned, Prefilled, TextDelta
+from qwen35mm.prompt import pin_plans
+from qwen35mm.server.asked import Asked
+from qwen35mm_preprocess import MediaPlan
+
+MAX_CHOICES = 8
+
+
+@dataclass(frozen=True)
+class OfChoice:
+    """An event of one of a request's replies."""
+
+    index: int
+    event: Event
+
+
+async def events_of_choices(
+    asked: Asked, num_choices: int, answer: Callable[[Asked, bool], AsyncGenerator[Event, None]]
+) -> AsyncGenerator[OfChoice, None]:
+    """The events of all replies as they come. Leaving the iterator ends the work on all of them.
+
+    The others begin when the prompt of the first is computed, with its media as that read them. Their seeds follow its.
+
+    Args:
+        answer: the events of a reply in its turn; its second argument is whether it is one more of a request that was
+            let in, which isn't refused for a long line any more.
+    """
+    if num_choices == 1:
+        async with contextlib.aclosing(answer(asked, False)) as events:
+            async for event in events:
+                yield OfChoice(0, event)
+        return
+    told: asyncio.Queue[OfChoice | Exception | None] = asyncio.Queue()
+
+    async def tell(index: int, one: Asked) -> None:
+        error = None
+        try:
+            async with contextlib.aclosing(answer(one, index > 0)) as events:
+                async for event in events:
+                    told.put_nowait(OfChoice(index, event))
+        except Exception as failed:
+            error = failed
+        told.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(tell(0, asked))]
+    plans: tuple[MediaPlan, ...] = ()
+    num_ended = 0
+    try:
+        while num_ended < num_choices:
+            item = await told.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_ended += 1
+                continue
+            if isinstance(item.event, MediaPlanned) and item.index == 0:
+                plans = item.event.plans
+            elif isinstance(item.event, Prefilled | TextDelta | Finished) and len(tasks) == 1:
+                tasks += [asyncio.ensure_future(tell(at, _another(asked, at, plans))) for at in range(1, num_choices)]
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _another(asked: Asked, index: int, plans: tuple[MediaPlan, ...]) -> Asked:
+    seed = asked.params.seed
+    params = asked.params if seed is None else replace(asked.params, seed=(seed + index) % 2**63)
+    return replace(
+        asked, params=params, messages=pin_plans(asked.messages, plans) if plans else asked.messages, media=()
+    )

@@ -1,0 +1,29 @@
+"""The signals that end a server: each end is as clean as Ctrl-C. Nothing here needs Gradio, or a server's libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def end_signals(handler: Callable[..., object], *others: signal.Signals) -> Iterator[None]:
+    """Has `handler` answer what a service manager, or closing the terminal, sends, and `others`; in the main thread,
+    since no other may set signals."""
+    # Windows has no SIGHUP; nohup ignores it, and that stands.
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    taken = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = [(number, signal.signal(number, handler)) for number in (*taken, *others) if is_main]
+    try:
+        yield
+    finally:
+        for number, old in previous:
+            signal.signal(number, old)
+
+
+def interrupt(*_: object) -> None:
+    """A handler by which a signal is as Ctrl-C."""
+    raise KeyboardInterrupt

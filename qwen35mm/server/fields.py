@@ -1,0 +1,178 @@
+"""Fields that requests of OpenAI's protocols share, with vLLM's and llama.cpp's additions, and what they ask for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from qwen35mm.engine import check_json_schema, check_token_ids
+from qwen35mm.errors import ConfigError, RequestError
+from qwen35mm.model import LoadedModel
+from qwen35mm.sampling import MAX_STOP_STRINGS, SamplingParams
+from qwen35mm.server.errors import ApiError
+
+MAX_TOOLS = 256
+STRICT = ConfigDict(extra="forbid", strict=True)
+Number = Annotated[float, Field(allow_inf_nan=False)]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# The tokens that may be thought.
+_EFFORTS = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
+# Of SamplingParams by the same names.
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
+    *("min_tokens", "ignore_eos"),
+)
+
+
+def _chosen(choice: Any) -> Any:
+    """A choice of tools in OpenAI's forms as a word, or as the name of the tool that must be called."""
+    match choice:
+        case {"type": "function", "function": {"name": str(name)}, **more} if not more:
+            pass
+        case {"type": "function", "name": str(name), **more} if not more:
+            pass
+        case "auto" | "none" | "required":
+            return choice
+        case _:
+            name = ""
+    if name in ("", "auto", "none", "required"):
+        raise ValueError('it must be "auto", "none", "required", or of type function with the name of a tool')
+    return name
+
+
+_NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "function": {"type": "object"}}}
+_WHOLE = {"type": "integer", "minimum": 1, "exclusiveMaximum": 1e12}
+_MEDIA = {
+    "properties": {
+        "fps": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e12},
+        **dict.fromkeys(("num_frames", "max_frames", "max_pixels"), _WHOLE),
+    },
+    "additionalProperties": False,
+}
+# A word, or a tool's name.
+ToolChoice = Annotated[
+    str,
+    BeforeValidator(_chosen),
+    WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required"]}, _NAMED]}),
+]
+
+
+def told(**limits: Any) -> Any:
+    """What the document says of a field; it is looked at where replies are sampled."""
+    return Field(json_schema_extra=limits)
+
+
+class TemplateOptions(BaseModel):
+    model_config = STRICT
+
+    enable_thinking: bool | None = None
+
+
+class RequestFields(BaseModel):
+    """What isn't known or can't be done is refused by its name."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: Annotated[Number, told(minimum=0, maximum=100)] | None = None
+    top_p: Annotated[Number, told(exclusiveMinimum=0, maximum=1)] | None = None
+    top_k: Annotated[int, told(minimum=-1)] | None = None
+    min_p: Annotated[Number, told(minimum=0, maximum=1)] | None = None
+    presence_penalty: Annotated[Number, told(minimum=-10, maximum=10)] | None = None
+    frequency_penalty: Annotated[Number, told(minimum=-10, maximum=10)] | None = None
+    repetition_penalty: Annotated[Number, told(exclusiveMinimum=0, maximum=10)] | None = None
+    seed: Annotated[int, told(minimum=0, maximum=2**63 - 1)] | None = None
+    stop: str | Annotated[list[Annotated[str, told(minLength=1)]], told(maxItems=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: Annotated[int, told(minimum=0)] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: Annotated[dict[str, Number], told(propertyNames={"pattern": "^[0-9]{1,9}$"})] | None = None
+    parallel_tool_calls: bool = True
+    thinking_budget: Annotated[int, told(minimum=0)] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    mm_processor_kwargs: Annotated[dict[str, Any], told(**_MEDIA)] | None = None
+    cache_salt: Annotated[str, Field(max_length=200)] | None = None
+    # Said of the request, and nothing to the model.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def thinks(self, effort: Effort | None) -> bool | None:
+        """Whether the model is to think first; None is as its template has it."""
+        said = None if self.chat_template_kwargs is None else self.chat_template_kwargs.enable_thinking
+        if said is None and effort is not None:
+            return effort != "none"
+        return said
+
+    def params(
+        self,
+        loaded: LoadedModel,
+        *,
+        max_tokens: int | None,
+        effort: Effort | None,
+        json_schema: str | None,
+        logprobs: int | None = None,
+    ) -> SamplingParams:
+        """How the reply is sampled; what isn't given is as the checkpoint has it.
+
+        Raises:
+            ApiError: 400, which field can't be used, and why.
+            RequestError: the schema can't be used.
+        """
+        changes: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
+        # llama.cpp's and vLLM's word for all.
+        changes["top_k"] = 0 if self.top_k == -1 else self.top_k
+        changes["max_tokens"] = max_tokens
+        changes["thinking_budget"] = (
+            _EFFORTS[effort or "high"] if self.thinking_budget is None else self.thinking_budget
+        )
+        if self.stop:
+            changes["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        changes |= {"stop_token_ids": _tuple(self.stop_token_ids), "logit_bias": self._biases()}
+        changes |= {"json_schema": json_schema, "logprobs": logprobs}
+        try:
+            params = loaded.generation.with_overrides(**changes)
+            check_token_ids(params, loaded.config.text.vocab_size)
+        except (ConfigError, RequestError) as error:
+            named = max((name for name in changes if str(error).startswith(name)), key=len, default=None)
+            raise ApiError(400, str(error), named) from None
+        if params.json_schema is not None:
+            check_json_schema(params.json_schema)
+        return params
+
+    def _biases(self) -> dict[int, float] | None:
+        if self.logit_bias is None:
+            return None
+        for token_id in self.logit_bias:
+            if not (token_id.isascii() and token_id.isdecimal() and len(token_id) < 10):
+                raise ApiError(400, f"logit_bias must have token ids for names; got {token_id[:40]!r}.", "logit_bias")
+        return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+
+
+def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def known_fields(body: dict[str, Any], nothing: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The body without what asks for nothing.
+
+    Args:
+        nothing: the fields that clients send with every request, and the values with which they ask for nothing.
+
+    Raises:
+        ApiError: 400, a field asks for what can't be had here.
+    """
+    for name, harmless in nothing.items():
+        value = body.pop(name, None)
+        # For Python true is 1, too.
+        if value is not None and not any(value == each and _is_bool(value) == _is_bool(each) for each in harmless):
+            raise ApiError(400, f"{name} can't be had here: leave it out.", name, "unsupported_field")
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)

@@ -67,7 +67,7 @@ class Ours:
         """Seconds of a square picture of so many pixels a side in the vision tower."""
         pixels, grid = random_picture(self._config.vision, side)
         started_s = time.perf_counter()
-        float(self.model.visual(pixels, grid)[-1, -1])
+        float(self.model.tower(pixels, grid)[-1, -1])
         return {"tower_s": time.perf_counter() - started_s}
 
     def _prefill(self, token_ids: torch.Tensor) -> tuple[SequenceCache, int]:

@@ -234,7 +234,8 @@ class Cases:
     def sample(self, batch: int) -> Case:
         """Rows with the samplings that Qwen recommends, and one without filters."""
         logits = self._randn(batch, self.shapes.vocab) * 3
-        seen = torch.zeros(2, batch, self.shapes.vocab, dtype=torch.bool, device=self.device).unbind()
+        seen = torch.zeros(batch, self.shapes.vocab, dtype=torch.bool, device=self.device)
+        tables = seen, torch.zeros_like(seen, dtype=torch.uint8)
         row = torch.arange(batch, device=self.device)
         filtered = row % 4 != 3
         rows = SamplingRows(
@@ -244,12 +245,15 @@ class Cases:
             min_p=row * 0.0,
             repetition_penalty=row * 0.0 + 1,
             presence_penalty=row * 0.0 + 1.5,
+            frequency_penalty=row * 0.0,
             seeds=row * 0x1234567890AB,
             steps=row * 7919,
             slots=row,
         )
         banned = torch.zeros(self.shapes.vocab, dtype=torch.bool, device=self.device)
-        return self._case("sample", (logits, rows, *seen, banned), f"B={batch}", 2 * num_bytes(logits), changed=seen)
+        return self._case(
+            "sample", (logits, rows, *tables, banned), f"B={batch}", 2 * num_bytes(logits), changed=tables
+        )
 
     def _case(
         self,

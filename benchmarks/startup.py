@@ -1,17 +1,18 @@
 """How long each surface takes from its command to an answer's first token, and where the time goes.
 
-    python -m benchmarks.startup [--model DIR] [--surfaces ask,caption,chat] [--repeats 3]
+    python -m benchmarks.startup [--model DIR] [--surfaces ask,caption,serve,chat] [--repeats 3]
 
 Starts the command in a process of its own each time. `ask` is asked for text, and its first word counts; `caption` gets
-one small picture and one token, and the caption's file counts; `chat` is opened in a headless Chromium that runs
-already, and the first word of its answer to a typed question counts. A first round, not counted, compiles Python's
-files and has the system read the weights from the disk.
+one small picture and one token, and the caption's file counts; `serve` is asked over HTTP, and its first word counts;
+`chat` is opened in a headless Chromium that runs already, and the first word of its answer to a typed question counts.
+A first round, not counted, compiles Python's files and has the system read the weights from the disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 from playwright.sync_api import Browser, sync_playwright
 
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
@@ -71,16 +73,28 @@ def caption(model: str, folder: Path) -> Times:
         return times | {"the command's end": time.perf_counter() - began}
 
 
+def serve(model: str, folder: Path) -> Times:
+    """Seconds from the command to its address, to an answer to `/ready`, and to the first word of a reply."""
+    with _started(folder, "serve", "--port", "0", "--model", model) as (process, began):
+        address = _address(process)
+        httpx.get(f"{address}/ready").raise_for_status()
+        times = {"the server answers": time.perf_counter() - began}
+        asked = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 4, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=asked, timeout=_PATIENCE_S) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+                    return times | {"first token": time.perf_counter() - began}
+        raise AssertionError("no answer came")
+
+
 def chat(browser: Browser, model: str, folder: Path) -> Times:
     """Seconds from the command to its address, to the page's box, and to the first word of an answer."""
     with _started(folder, "chat", "--port", "0", "--model", model) as (process, began):
-        assert process.stdout is not None
-        found = re.search(rb"(http://\S+)", process.stdout.readline())
-        assert found, "no address was printed"
+        address = _address(process)
         times = {"the server answers": time.perf_counter() - began}
         page = browser.new_page()
         page.set_default_timeout(1000 * _PATIENCE_S)
-        page.goto(found[1].decode())
+        page.goto(address)
         box = page.locator(".composer textarea")
         box.wait_for()
         times["the page can be used"] = time.perf_counter() - began
@@ -111,6 +125,13 @@ def _started(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[b
         process.stdout.close()
 
 
+def _address(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    found = re.search(rb"(http://\S+?)(/v1)?\s", process.stdout.readline())
+    assert found, "no address was printed"
+    return found[1].decode()
+
+
 def import_times() -> list[tuple[float, str]]:
     """Seconds that the heaviest imports of the page take, with what they import, as a command imports them."""
     code = (
@@ -129,22 +150,23 @@ def import_times() -> list[tuple[float, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=demo_model_path(), help="a checkpoint's folder; the bundled demo")
-    parser.add_argument("--surfaces", default="ask,caption,chat", help="which of ask, caption and chat")
+    parser.add_argument("--surfaces", default="ask,caption,serve,chat", help="which of ask, caption, serve and chat")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     model = str(options.model.resolve())
     with contextlib.ExitStack() as stack:
         surfaces: dict[str, Callable[[Path], Times]] = {}
+        commands = {"ask": ask, "caption": caption, "serve": serve}
         for name in options.surfaces.split(","):
             if name == "chat":
                 playwright = stack.enter_context(sync_playwright())
                 browser = playwright.chromium.launch(executable_path=find_chromium(), args=list(FLAGS))
                 stack.callback(browser.close)
                 surfaces[name] = lambda folder, browser=browser: chat(browser, model, folder)
-            elif name in ("ask", "caption"):
-                surfaces[name] = lambda folder, measure={"ask": ask, "caption": caption}[name]: measure(model, folder)
+            elif name in commands:
+                surfaces[name] = lambda folder, measure=commands[name]: measure(model, folder)
             else:
-                parser.error(f"--surfaces takes ask, caption and chat, with commas between; got '{name}'.")
+                parser.error(f"--surfaces takes ask, caption, serve and chat, with commas between; got '{name}'.")
         rounds: dict[tuple[str, str], list[float]] = {}
         for number in range(options.repeats + 1):
             for name, measure in surfaces.items():

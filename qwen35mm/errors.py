@@ -9,6 +9,7 @@
     │   ├── RefusedError
     │   ├── QueueFullError
     │   ├── QuotaError
+    │   ├── BatchError
     │   └── RequestTimeoutError
     ├── EngineError
     ├── StorageError
@@ -18,14 +19,14 @@
     │   └── ArchiveError
     ├── CaptioningError
     │   └── OutputError
+    ├── ClusterError
     ├── DocumentError
     │   ├── EncryptedDocumentError
     │   ├── DamagedDocumentError
     │   ├── DocumentTooLargeError
     │   └── NoTextError
-    └── MissingExtraError
-
-An image or a video that can't be used is a MediaError, whose family is in qwen35mm_preprocess.errors.
+    ├── MissingExtraError
+    └── MediaError: an image or a video that can't be used; its family is in qwen35mm_preprocess.errors
 
 A message says what was expected, what came and what to do. It is fit to be shown to a person:
 no stack, no library's own message, no path of the server beyond a file's name.
@@ -35,12 +36,18 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
+
+from qwen35mm_preprocess.errors import MediaError, Qwen35mmError
+from qwen35mm_preprocess.say import say
 
 __all__ = [
     "ArchiveError",
+    "BatchError",
     "CaptioningError",
     "CheckpointError",
+    "ClusterError",
     "ConfigError",
     "ContextTooLongError",
     "ConversationDataError",
@@ -50,6 +57,7 @@ __all__ = [
     "EncryptedDocumentError",
     "EngineError",
     "FileTooLargeError",
+    "MediaError",
     "MissingExtraError",
     "NoTextError",
     "NotFoundError",
@@ -63,10 +71,6 @@ __all__ = [
     "RequestTimeoutError",
     "StorageError",
 ]
-
-
-class Qwen35mmError(Exception):
-    """Root of the errors that qwen35mm raises on purpose."""
 
 
 class ConfigError(Qwen35mmError):
@@ -86,7 +90,17 @@ class RequestError(Qwen35mmError):
 
 
 class ContextTooLongError(RequestError):
-    """The prompt, or the prompt and its reply, has more tokens than the context holds."""
+    """The prompt, or the prompt and its reply, has more tokens than the context holds.
+
+    Attributes:
+        num_tokens: of the prompt, as far as they were counted; None where that isn't known.
+    """
+
+    num_tokens: int | None = None
+
+    def __init__(self, message: object = "", num_tokens: int | None = None) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
 
 
 class RefusedError(RequestError):
@@ -99,6 +113,18 @@ class QueueFullError(RequestError):
 
 class QuotaError(RequestError):
     """One person, or all of them, have taken as much of a server as they may."""
+
+
+class BatchError(RequestError):
+    """Some of many prompts could not be answered; nothing of the others is lost.
+
+    Attributes:
+        results: in the prompts' order: a Result, or the error in its place.
+    """
+
+    def __init__(self, message: str, results: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.results = list(results)
 
 
 class RequestTimeoutError(RequestError):
@@ -145,6 +171,10 @@ class OutputError(CaptioningError):
         self.errno = errno
 
 
+class ClusterError(Qwen35mmError):
+    """There is no such Ray cluster, or it has less than was asked for."""
+
+
 class DocumentError(Qwen35mmError):
     """A text or PDF file that can't be used."""
 
@@ -175,8 +205,6 @@ class MissingExtraError(Qwen35mmError):
 
 def report_bug(logger: logging.Logger, what: str, error: BaseException) -> dict[str, Any]:
     """Logs an error that nobody foresaw, with its traceback; what a person is told, with the number to find it by."""
-    from qwen35mm_preprocess.say import say  # here, since the package takes long to import
-
     number = os.urandom(3).hex()
     logger.error("%s (%s)", what, number, exc_info=error)
     return say(

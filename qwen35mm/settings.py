@@ -9,17 +9,17 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.checkpoints.shards import model_name
 from qwen35mm.errors import ConfigError
+from qwen35mm.option_values import Logins, parse_folder, parse_logins, parse_size, parse_token
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
@@ -33,81 +33,12 @@ DEMO_NOTE = (
     "This is the bundled demo model: it knows coloured shapes and nothing else. For a real one: --model Qwen/Qwen3.5-2B"
 )
 
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
-# Twelve digits and three after the point say all that is of use, and are quickly read.
-_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "8GiB", "8G" (the same), "8GB" (of 1,000 MB), "0.5 GiB", "1000000" or "0".
-
-    Raises:
-        typer.BadParameter: it is no such size.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    unit = _UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None:
-        raise typer.BadParameter(f"expected a size such as 8GiB, 500MB or 0; got '{text}'.")
-    return int(Decimal(found[1]) * unit)
-
-
-class Logins(tuple[tuple[str, str], ...]):
-    """Names and passwords; a class, since typer takes no nested types."""
-
-
-def parse_logins(text: str) -> Logins:
-    """Names and passwords of `name:password` pairs, one a line or with commas between.
-
-    Raises:
-        typer.BadParameter: they are no such pairs; the message repeats none of them.
-    """
-    pairs = []
-    for entry in re.split(r"[\n,]", text):
-        if not entry.strip():
-            continue
-        name, colon, password = entry.strip().partition(":")
-        if not (name and colon and password):
-            raise typer.BadParameter(
-                f"expected name:password pairs, one a line or with commas between them; pair {len(pairs) + 1} is none. "
-                "A password can hold colons, but no commas."
-            )
-        pairs.append((name, password))
-    if text.strip() and not pairs:
-        raise typer.BadParameter("it holds no name:password pair; empty it to let everybody in.")
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise typer.BadParameter("it names a person twice; give each a name of their own.")
-    return Logins(pairs)
-
-
-def parse_token(text: str) -> str:
-    """A token of the page's address; "" for "none".
-
-    Raises:
-        typer.BadParameter: it can't be one; the message doesn't repeat it.
-    """
-    if text == "none":
-        return ""
-    if not re.fullmatch(r"[A-Za-z0-9._~-]{8,200}", text):
-        raise typer.BadParameter("expected at least 8 letters, digits or any of . _ ~ - or the word none.")
-    return text
-
-
-def parse_folder(text: str) -> Path:
-    """A folder; in a variable no shell has replaced its "~"."""
-    folder = Path(text)
-    try:
-        return folder.expanduser()
-    except RuntimeError:  # there is no such user
-        return folder
-
-
 # The help shows them under these headings.
 _model = functools.partial(typer.Option, rich_help_panel="Model")
 _media = functools.partial(typer.Option, rich_help_panel="Media")
 _cache = functools.partial(typer.Option, rich_help_panel="Cache")
 _page = functools.partial(typer.Option, rich_help_panel="Page")
+_server = functools.partial(typer.Option, rich_help_panel="A model on a server")
 _size = functools.partial(typer.Option, parser=parse_size, metavar="SIZE")
 _folder = functools.partial(typer.Option, parser=parse_folder, metavar="FOLDER")
 
@@ -184,8 +115,8 @@ class ModelOptions:
 
     @property
     def name(self) -> str:
-        """What to call it: its folder's name or the Hub id."""
-        return Path(self.source).resolve().name if Path(self.source).is_dir() else str(self.source)
+        """What to call it: its folder's name, its file's, or the Hub id."""
+        return model_name(self.source)
 
     def load(self) -> LocalBackend:
         """Loads the model in the format that fits and starts its engine, with a disk cache only where one is named.
@@ -197,6 +128,15 @@ class ModelOptions:
 
         options, folder = fit_source(self.backend_options(), self.source, self.name)
         return options.load(folder, name=self.name)
+
+    def for_another_folder(self) -> ModelOptions:
+        """The same for a process that is started in another folder, as those of a cluster are."""
+        changes: dict[str, Any] = {}
+        if self.model is not None and Path(self.model).exists():
+            changes["model"] = str(Path(self.model).absolute())
+        if self.cache_dir is not None:
+            changes["cache_dir"] = self.cache_dir.absolute()
+        return replace(self, **changes)
 
     def backend_options(self, default_cache_dir: Path | None = None) -> BackendOptions:
         """What a backend is made with, apart from its checkpoint; sets this process's number of threads.
@@ -308,6 +248,34 @@ class PageOptions:
         ),
     ] = None
     data_dir: Annotated[Path | None, data_dir_option] = None
+    api_key_file: Annotated[
+        Path | None,
+        _page(
+            parser=parse_folder,
+            metavar="FILE",
+            help="Keys for programs, one a line: they may then use the model as with `qwen35mm serve`. On one's own "
+            "page its token is a key already.",
+        ),
+    ] = None
+    no_api: Annotated[
+        bool, _page("--no-api", help="Answer no programs beside the page, not Gradio's clients either.")
+    ] = False
+    mcp: Annotated[
+        bool, _page("--mcp", help="Offer the endpoint /chat as a tool, too, to programs that speak MCP.")
+    ] = False
+    backend: Annotated[
+        str | None,
+        _server(metavar="URL", help="An OpenAI-compatible server that answers; no model is loaded here then."),
+    ] = None
+    backend_model: Annotated[str | None, _server(metavar="NAME", help="The server's model, where it has several.")] = (
+        None
+    )
+    backend_key_file: Annotated[
+        Path | None, _server(parser=parse_folder, metavar="FILE", help="A file that holds the server's key.")
+    ] = None
+    backend_key: Annotated[
+        str | None, _server(metavar="KEY", help="The key itself. The variable keeps it out of the list of processes.")
+    ] = None
     max_upload: Annotated[
         int | None,
         _size(rich_help_panel="Page", help="Most bytes of a video; 512MiB without it, 100MB where strangers share."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +19,23 @@ import tokenizers
 from tokenizers import AddedToken, decoders
 
 from qwen35mm.errors import CheckpointError
+
+# Characters of a text that are read at first, for each token that it may have: most texts have fewer a token.
+_CHARS_PER_TOKEN = 4
+# Texts up to here are read whole.
+_LEAST_CHARS = 1024
+
+
+class TooManyTokensError(Exception):
+    """A text has more tokens than are of use.
+
+    Attributes:
+        at_least: it has so many, or more.
+    """
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__(f"at least {at_least:,} tokens")
+        self.at_least = at_least
 
 
 class Tokenizer:
@@ -49,7 +67,10 @@ class Tokenizer:
         self.control_ids: Mapping[str, int] = MappingProxyType({t.content: i for i, t in sorted(added.items())})
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.control_first_chars = frozenset(text[0] for text in self.control_ids)
-        self.vocab_size = 1 + max(full.get_vocab(with_added_tokens=True).values())
+        vocab = full.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocab.values())
+        # In bytes: each is a character of a byte-level token.
+        self._longest = max(map(len, vocab))
         for text in self.control_ids:
             if not self._control_id_set.isdisjoint(self._encode(text)):
                 raise CheckpointError(f"tokenizer.json: the plain text {text!r} can't be told from the control token.")
@@ -71,13 +92,19 @@ class Tokenizer:
         _add_configured_tokens(full, read_tokenizer_config(folder))
         return cls(full)
 
-    def encode_plain(self, text: str) -> list[int]:
+    def encode_plain(self, text: str, most: int | None = None) -> list[int]:
         """Token ids of `text` taken literally: `<|im_end|>` comes out as the ordinary text that it is here.
+
+        Args:
+            most: tokens that are of use. A long text that has more isn't read to its end; a short one is given whole.
 
         Raises:
             ValueError: the text holds a lone surrogate, which has no UTF-8 form.
+            TooManyTokensError: it is long, and has more than `most` tokens.
         """
         try:
+            if most is not None:
+                self._check_beginnings(text, most)
             return self._encode(text)
         except TypeError as error:
             raise ValueError("The text holds a lone surrogate.") from error
@@ -109,6 +136,32 @@ class Tokenizer:
 
     def _encode(self, text: str) -> list[int]:
         return self._plain.encode(text, add_special_tokens=False).ids
+
+    def _check_beginnings(self, text: str, most: int) -> None:
+        """Raises TooManyTokensError where a long text certainly has more than `most` tokens: by its bytes and the
+        longest token that there is, or by its beginnings.
+
+        Texts are parted into words from the left, looking one character ahead, and words become tokens by themselves.
+        So all words of a beginning but its last are words of the whole text; one more is left out, to be safe.
+        """
+        if most < 0:
+            raise TooManyTokensError(0)
+        size = max(_CHARS_PER_TOKEN * most, _LEAST_CHARS)
+        if len(text) <= size:
+            return
+        normalizer = self._plain.normalizer
+        # A normalizer may leave fewer bytes of a text than it has.
+        normalized = text if normalizer is None else normalizer.normalize_str(text)
+        fewest = -(-len(normalized.encode()) // self._longest)
+        if fewest > most:
+            raise TooManyTokensError(fewest)
+        while size < len(text):
+            words = self._plain.encode(text[:size], add_special_tokens=False).word_ids
+            last = words[-1] if words else None
+            at_least = 0 if last is None else bisect_left(words, last - 1, key=lambda word: word or 0)
+            if at_least > most:
+                raise TooManyTokensError(at_least)
+            size *= 2
 
     def _split(self, pattern: re.Pattern[str] | None, text: str) -> list[str | int]:
         if pattern is None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 from qwen35mm.errors import CheckpointError, ConfigError
@@ -50,12 +51,31 @@ def test_a_damaged_generation_config_is_refused(values: dict[str, Any]) -> None:
         {"max_tokens": 0},
         {"max_tokens": True},
         {"thinking_budget": -1},
-        {"stop": "word"},
+        {"stop": 3},
+        {"stop": {"word"}},
+        {"stop": ["a", 3]},
+        {"frequency_penalty": 11},
+        {"min_tokens": -1},
+        {"min_tokens": 6, "max_tokens": 5},
+        {"ignore_eos": 1},
+        {"stop_token_ids": 7},
+        {"stop_token_ids": (-1,)},
+        {"stop_token_ids": (1.0,)},
+        {"stop_token_ids": tuple(range(129))},
+        {"logit_bias": [1, 2]},
+        {"logit_bias": {"1": 2}},
+        {"logit_bias": {1: 101}},
+        {"logit_bias": {1: float("nan")}},
+        {"logit_bias": dict.fromkeys(range(1025), 1)},
+        {"logprobs": 21},
+        {"logprobs": True},
         {"stop": ("",)},
         {"stop": ("x",) * 17},
         {"json_schema": "{"},
         {"json_schema": "[1]"},
-        {"json_schema": {"type": "string"}},
+        {"json_schema": 3},
+        {"json_schema": str},
+        {"json_schema": {"const": {1, 2}}},
         {"json_schema": "[" * 60_000},
         {"json_schema": f'{{"const": "{"x" * 65_536}"}}'},
     ],
@@ -65,9 +85,18 @@ def test_a_bad_value_is_named(bad: dict[str, Any]) -> None:
         SamplingParams(**bad)
 
 
-def test_a_schema_and_stop_strings_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="leave out stop"):
-        SamplingParams(json_schema='{"type": "string"}', stop=("x",))
+@pytest.mark.parametrize("moved", [{"stop": ("x",)}, {"stop_token_ids": (1,)}, {"min_tokens": 1}, {"ignore_eos": True}])
+def test_a_schema_ends_the_reply_and_nothing_else_does(moved: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(moved))} must be left out"):
+        SamplingParams(json_schema='{"type": "string"}', **moved)
+
+
+def test_biases_are_kept_in_one_form() -> None:
+    params = SamplingParams(logit_bias={7: 1, 3: -2.5}, stop_token_ids=(9,))
+    assert params.logit_bias == ((3, -2.5), (7, 1))
+    assert params.token_ids == (9, 3, 7)
+    assert hash(params) == hash(SamplingParams(logit_bias=((3, -2.5), (7, 1.0)), stop_token_ids=(9,)))
+    assert params.with_overrides(seed=1).logit_bias == params.logit_bias
 
 
 def test_overrides_skip_what_is_not_given() -> None:
@@ -86,3 +115,18 @@ def test_generation_config_file(tmp_path: Path) -> None:
         path.write_text(broken)
         with pytest.raises(CheckpointError, match=r"generation_config\.json"):
             read_generation_config(tmp_path)
+
+
+class Weather(pydantic.BaseModel):
+    place: str
+    degrees: int | None = None
+
+
+def test_what_can_only_mean_one_thing_is_taken() -> None:
+    schema = Weather.model_json_schema()
+    given = SamplingParams(json_schema=schema)  # pyright: ignore[reportArgumentType]
+    of_class = SamplingParams(json_schema=Weather)  # pyright: ignore[reportArgumentType]
+    assert given == of_class == SamplingParams(json_schema=json.dumps(schema, ensure_ascii=False))
+    for stop in ("END", ["END"]):
+        assert SamplingParams(stop=stop).stop == ("END",)  # pyright: ignore[reportArgumentType]
+        assert hash(SamplingParams().with_overrides(stop=stop))

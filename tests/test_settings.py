@@ -233,3 +233,13 @@ def test_an_unusable_folder_that_was_asked_for_is_an_error(default: Path | None)
     Path("c").write_text("not a folder")
     with pytest.raises(ConfigError, match="The cache folder 'c' can't be used"):
         ModelOptions(cache_dir=Path("c")).backend_options(default)
+
+
+def test_a_model_is_called_by_its_folder_its_file_or_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Some-4B").mkdir()
+    (tmp_path / "Q4-00001-of-00002.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    names = {model: ModelOptions(model=model).name for model in ("Some-4B", "./Q4-00001-of-00002.gguf", "org/model")}
+    assert list(names.values()) == ["Some-4B", "Q4", "org/model"]
+    elsewhere = [ModelOptions(model=model).for_another_folder().model for model in names]
+    assert elsewhere == [str(tmp_path / "Some-4B"), str(tmp_path / "Q4-00001-of-00002.gguf"), "org/model"]

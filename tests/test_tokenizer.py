@@ -4,6 +4,7 @@ import json
 import shutil
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -11,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+import qwen35mm.tokenizer
 from qwen35mm.assets import demo_model_path
 from qwen35mm.errors import CheckpointError
-from qwen35mm.tokenizer import StreamDecoder, Tokenizer
+from qwen35mm.tokenizer import StreamDecoder, Tokenizer, TooManyTokensError
 
 # A busy machine is no failure.
 settings.register_profile("unhurried", deadline=None)
@@ -118,6 +120,65 @@ def test_ids_outside_the_vocabulary_have_no_text():
 def test_a_lone_surrogate_is_refused():
     with pytest.raises(ValueError, match="surrogate"):
         tokenizer().encode_plain("\ud83d")
+
+
+class Counting:
+    """The library's tokenizer, but it counts the characters that it is given to tokenize."""
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        self.num_chars = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.num_chars += len(text)
+        return self._library.encode(text, **options)
+
+
+def least_of(text: str, most: int) -> int:
+    """What a text is known to have at least: all of it where it isn't refused."""
+    try:
+        return len(tokenizer().encode_plain(text, most))
+    except TooManyTokensError as error:
+        return error.at_least
+
+
+# As long as texts are in which a beginning is looked at.
+long_texts = st.tuples(texts, texts, st.integers(1, 40)).map(lambda parts: parts[0] * parts[2] + parts[1])
+
+
+@given(long_texts, st.integers(0, 60))
+@example("a" * 50, 3)
+@example(" triangle", 1)  # one token, whose first characters are several
+@example(" " * 30 + "\n a", 3)
+@example("e\u0301" * 40, 70)
+def test_a_text_that_is_refused_has_too_many_tokens_and_no_other_is(text: str, most: int) -> None:
+    ids = tokenizer().encode_plain(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qwen35mm.tokenizer, "_LEAST_CHARS", 4)
+        assert least_of(text, most) in range(min(most + 1, len(ids)), len(ids) + 1)
+
+
+@pytest.mark.parametrize("word", ["word ", "a", "\n", "你", " " * 7 + "1"])
+def test_a_megabyte_is_refused_by_its_bytes(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(tokenizer()._plain)
+    monkeypatch.setattr(tokenizer(), "_plain", counting)
+    with pytest.raises(TooManyTokensError, match="at least"):
+        tokenizer().encode_plain(word * (1_000_000 // len(word)), 4096)
+    assert counting.num_chars == 0
+
+
+@pytest.mark.parametrize("word", ["word ", "x=1;\n", " " * 7 + "1"])
+def test_a_megabyte_is_refused_by_its_beginning(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the vocabulary has a token so long that bytes tell nothing."""
+    counting = Counting(tokenizer()._plain)
+    monkeypatch.setattr(tokenizer(), "_plain", counting)
+    monkeypatch.setattr(tokenizer(), "_longest", 1000)
+    with pytest.raises(TooManyTokensError):
+        tokenizer().encode_plain(word * (1_000_000 // len(word)), 4096)
+    assert 0 < counting.num_chars <= 3 * 4 * 4096
 
 
 def copy_of_demo(folder: Path) -> Path:

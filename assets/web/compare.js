@@ -7,6 +7,7 @@
 import { copy } from "./blocks.js";
 import { ask, button, cancel, h, icon, iconButton, redraw, select, showDialog } from "./dom.js";
 import { AnswerRow } from "./message.js";
+import { changeTo, modelOptions } from "./models.js";
 import { SettingsPanel } from "./settings.js";
 import { number, said, t } from "./words.js";
 
@@ -60,16 +61,13 @@ class OwnSettings extends SettingsPanel {
   }
 
   /** The model and the format of its weights, of which one can be another than now. */
-  model(/** @type {Reply<"models">} */ { models, formats }) {
+  model(/** @type {Reply<"models">} */ found) {
+    const { formats } = found;
     const hint = h("p.quiet", { hidden: true }, t("It is loaded first, for all conversations."));
     const take = (/** @type {ModelChange | null} */ change) => {
       this.change = change;
       hint.hidden = !change;
     };
-    const listed = models.map(({ source, current, reason, name, size }) => {
-      const words = `${name} (${reason ? t("not usable") : said(size)})`;
-      return h("option", { value: current ? "" : source, selected: current, disabled: Boolean(reason) }, words);
-    });
     const weights = formats.map(({ weights, label, chosen }) =>
       h("option", { value: chosen ? "" : weights, selected: chosen }, said(label)),
     );
@@ -78,11 +76,13 @@ class OwnSettings extends SettingsPanel {
     const takeWeights = (/** @type {string} */ chosen) => take(chosen ? { weights: chosen, context_length } : null);
     const weightsRow = h("label.block-field", h("span", t("Weights")), select({}, takeWeights, weights));
     weightsRow.hidden = weights.length < 2;
-    const takeModel = (/** @type {string} */ source) => {
-      weightsRow.hidden = Boolean(source) || weights.length < 2;
-      take(source ? { source } : null);
+    const takeModel = (/** @type {string} */ chosen) => {
+      const change = changeTo(chosen, found);
+      weightsRow.hidden = Boolean(change) || weights.length < 2;
+      take(change);
     };
-    return [h("label.block-field", h("span", t("Model")), select({}, takeModel, listed)), weightsRow, hint];
+    const choice = select({}, takeModel, modelOptions(found));
+    return [h("label.block-field", h("span", t("Model")), choice), weightsRow, hint];
   }
 }
 

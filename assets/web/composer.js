@@ -10,6 +10,7 @@ import { arrange, button, h, icon, iconButton, isComposing, redraw } from "./dom
 import { Draft } from "./draft.js";
 import { Offers } from "./offers.js";
 import { Quick } from "./quick.js";
+import { estimated } from "./servers.js";
 import { Sliders } from "./sliders.js";
 import { ClipEditor } from "./strip.js";
 import { textTools } from "./texts.js";
@@ -308,10 +309,12 @@ export class Composer {
     this.offers.drawCost(cost);
     this.page.context.drawCost(cost);
     if (!cost) return;
-    const { all, history, room, context } = cost.tokens;
+    const { all, history, room, context, exact } = cost.tokens;
     const [a, c] = [number(all), number(context)];
-    this.room.textContent = t("{n} {n|token|tokens}, room for {r}", { n: all - history, r: room });
+    const words = t("{n} {n|token|tokens}, room for {r}", { n: all - history, r: room });
+    this.room.textContent = exact ? words : `≈ ${words}`;
     this.room.title = t("The prompt will have {a} of the context's {c} tokens", { a, c });
+    if (!exact) this.room.title += `. ${estimated()}`;
   }
 
   drawTrouble(/** @type {string} */ words, /** @type {Offer[]} */ offers) {

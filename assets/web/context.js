@@ -4,6 +4,7 @@
 /** @import { Page } from "./main.js" */
 
 import { h, redraw } from "./dom.js";
+import { estimated } from "./servers.js";
 import { number, said, t } from "./words.js";
 
 // Of the context; from here on it warns.
@@ -62,7 +63,8 @@ export class ContextGauge {
     const history = this.#next?.history ?? this.#used;
     const used = this.#next?.all ?? this.#used;
     const share = used / length;
-    this.numbers.textContent = `${number(used)} / ${number(length)}`;
+    const isExact = this.#next?.exact ?? true;
+    this.numbers.textContent = `${isExact ? "" : "≈ "}${number(used)} / ${number(length)}`;
     this.words.textContent = t("{u} of {l} tokens of context", { u: number(used), l: number(length) });
     this.fill.style.width = `${Math.min(100 * share, 100).toFixed(1)}%`;
     this.fill.classList.toggle("full", share > NEARLY_FULL);
@@ -79,6 +81,7 @@ export class ContextGauge {
         "dl",
         rows.map(([name, tokens]) => [h("dt", String(name)), h("dd", number(Number(tokens)))]),
       ),
+      !isExact && h("p.quiet", estimated()),
       this.#memory && h("p.quiet", this.#memory),
     );
   }

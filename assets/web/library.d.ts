@@ -23,8 +23,30 @@ export interface Download {
   suggested: boolean;
 }
 
+/** A model behind a server. */
+export interface Server {
+  id: string;
+  name: string;
+  host: string;
+  has_key: boolean;
+  current: boolean;
+  /** Not the one that the program was started with. */
+  kept: boolean;
+}
+
+/** Where a server's model answers, and what it can't do; null is what nobody knows before it was tried. */
+export interface ServerInfo {
+  host: string;
+  notes: Said[];
+  thinking: boolean | null;
+  continues: boolean | null;
+}
+
 export interface ModelsFound {
   models: Model[];
+  servers: Server[];
+  /** Why their file can't be read. */
+  servers_problem: Said | null;
   downloads: Download[];
   formats: Format[];
 }
@@ -41,6 +63,7 @@ export interface ModelChange {
   context_length?: number;
   weights?: string;
   is_new?: boolean;
+  server?: string;
 }
 
 export interface ChangeState extends Work {

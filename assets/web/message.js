@@ -171,7 +171,8 @@ export class AnswerRow extends Row {
     this.update(message);
     if (message.status === "running") return this.tools.replaceChildren();
     if (isEdited(message.id)) this.edit(message);
-    const canGoOn = message.status !== "finished" && (message.text || message.reasoning.length > 0);
+    const isCutOff = message.status !== "finished" && (message.text || message.reasoning.length > 0);
+    const canGoOn = isCutOff && this.page.app.server?.continues !== false;
     this.drawTools(
       message,
       message.edited && h("span.edited", t("Edited")),

@@ -1,12 +1,36 @@
 // Which model answers: those of this machine, and others by their Hugging Face id.
 
-/** @import { ChangeState, Model, ModelChange } from "./types.d.ts" */
+/** @import { ChangeState, ModelChange, ModelsFound } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
 import { askText, button, h, redraw, select, setProgress, showDialog } from "./dom.js";
+import { addServer, serverNotes } from "./servers.js";
 import { said, t } from "./words.js";
 
 const LOOK_MS = 400;
+// What stands before a server's id, among folders and Hugging Face ids, and in place of one that is to be added.
+const SERVER = "server:";
+
+/** The options of a choice among all models: `changeTo` says what each value means. */
+export const modelOptions = (/** @type {ModelsFound} */ { models, servers }) => [
+  models.map(({ source, current, reason, name, size }) =>
+    h(
+      "option",
+      { value: source, selected: current, disabled: Boolean(reason), title: said(reason ?? "") },
+      `${name} (${reason ? t("not usable") : said(size)})`,
+    ),
+  ),
+  servers.map(({ id, name, host, current }) =>
+    h("option", { value: SERVER + id, selected: current }, `${name} (${host})`),
+  ),
+];
+
+/** The change that takes what was chosen; null where it answers now. @returns {ModelChange | null} */
+export function changeTo(/** @type {string} */ chosen, /** @type {ModelsFound} */ { models, servers }) {
+  const server = servers.find(({ id }) => SERVER + id === chosen);
+  if (server) return server.current ? null : { server: server.id };
+  return models.find(({ source }) => source === chosen)?.current ? null : { source: chosen };
+}
 
 export class Models {
   constructor(/** @type {Page} */ page) {
@@ -18,15 +42,10 @@ export class Models {
   async load() {
     const found = await this.requests.ask("models", {}, "models");
     if (!found) return;
-    const options = found.models.map(({ source, current, reason, name, size }) =>
-      h(
-        "option",
-        { value: source, selected: current, disabled: Boolean(reason), title: said(reason ?? "") },
-        `${name} (${reason ? t("not usable") : said(size)})`,
-      ),
-    );
     const another = h("option", { value: "" }, t("Another one from Hugging Face"));
-    const choose = (/** @type {string} */ source) => this.choose(source, found.models);
+    const onServer = h("option", { value: SERVER }, t("One on a server"));
+    const choose = (/** @type {string} */ chosen) => this.choose(chosen, found);
+    const options = [modelOptions(found), another, onServer];
     const formats = found.formats.map(({ weights, label, chosen }) =>
       h("option", { value: weights, selected: chosen }, said(label)),
     );
@@ -36,13 +55,24 @@ export class Models {
     const hint = h("small", t("Fewer bits take less memory; answers lose a little of their accuracy."));
     redraw(
       this.element,
-      h("label.block-field", h("span", t("Model")), select({}, choose, [options, another])),
+      h("label.block-field", h("span", t("Model")), select({}, choose, options)),
+      serverNotes(this.page),
       formats.length > 0 && h("label.block-field", h("span", t("Weights")), select({}, take, formats), hint),
     );
   }
 
-  async choose(/** @type {string} */ source, /** @type {Model[]} */ models) {
-    if (source) return models.find((each) => each.source === source)?.current ? null : this.change({ source });
+  /** Takes what was chosen, or asks for what isn't there yet; afterwards the old choice is shown, or the new one. */
+  async choose(/** @type {string} */ chosen, /** @type {ModelsFound} */ found) {
+    if (chosen === SERVER) {
+      addServer(this.page);
+      return this.load();
+    }
+    const change = chosen && changeTo(chosen, found);
+    if (chosen) return change && this.change(change);
+    return this.getAnother();
+  }
+
+  async getAnother() {
     const field = { "aria-label": t("Hugging Face id"), placeholder: "Qwen/Qwen3.5-2B" };
     const words = h("p", t("It is downloaded once, and kept."));
     const id = await askText(t("Get a model from Hugging Face"), words, field, t("Download"));

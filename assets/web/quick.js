@@ -18,6 +18,7 @@ export class Quick {
   constructor(/** @type {Page} */ page) {
     this.page = page;
     this.thinking = button("pill", t("Think first"), () => this.set("thinking", !this.thinks), {
+      hidden: page.app.server?.thinking === false,
       title: t("Slower, and better at hard questions."),
     });
     this.system = button("pill", t("System prompt"), () => {});

@@ -98,6 +98,7 @@ export class SettingsPanel {
   }
 
   thinking() {
+    if (this.page.app.server?.thinking === false) return null;
     const box = h("input", { type: "checkbox", checked: this.values.thinking ?? this.defaults.thinking });
     box.addEventListener("change", () => this.set("thinking", box.checked));
     const hint = h("small", t("Slower, and better at hard questions."));

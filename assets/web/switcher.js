@@ -1,22 +1,25 @@
 // Another model, from the name of the one that answers: those of this machine, and those that can be downloaded.
 
+/** @import { Server } from "./library.d.ts" */
 /** @import { Child, Download, Model, ModelsFound } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
 import { ask, button, h, icon, iconButton, redraw } from "./dom.js";
 import { popover } from "./popover.js";
+import { addServer, forgetButton } from "./servers.js";
 import { said, t } from "./words.js";
 
 export class Switcher {
   constructor(/** @type {Page} */ page) {
     this.page = page;
-    const { model, models } = page.app;
+    const { model, models, server } = page.app;
     this.element = h("div.switcher");
+    const name = [h("span", model), server && h("small", server.host)];
     if (models) {
-      const trigger = h("button.model.card.quiet", { type: "button", title: t("Choose another model") }, model);
+      const trigger = h("button.model.card.quiet", { type: "button", title: t("Choose another model") }, name);
       this.content = popover(trigger, t("Models"), (content) => this.draw(content));
       this.element.append(trigger, this.content);
-    } else this.element.append(h("span.model.card.quiet", { title: t("The model that answers") }, model));
+    } else this.element.append(h("span.model.card.quiet", { title: t("The model that answers") }, name));
   }
 
   async draw(/** @type {HTMLElement} */ content) {
@@ -30,11 +33,16 @@ export class Switcher {
         t("On this machine"),
         found.models.map((model) => this.installed(model)),
       ),
+      section(t("On servers"), [
+        found.servers_problem !== null && h("p.refused", said(found.servers_problem)),
+        ...found.servers.map((server) => this.server(server)),
+        button("link", t("Add a server"), () => this.#close(() => addServer(this.page))),
+      ]),
       section(
         t("To download"),
         found.downloads.map((model) => this.downloadable(model)),
       ),
-      button("link", t("Another one from Hugging Face"), () => this.#close(() => this.page.models.choose("", []))),
+      button("link", t("Another one from Hugging Face"), () => this.#close(() => this.page.models.getAnother())),
     );
     if (hadFocus) content.querySelector("button")?.focus();
   }
@@ -43,6 +51,14 @@ export class Switcher {
     const note = current ? t("Answers now") : said(reason ?? "");
     const choose = () => this.#close(() => current || this.page.models.change({ source }));
     return line(name, said(size), note, choose, { "aria-current": current && "true", disabled: Boolean(reason) });
+  }
+
+  server(/** @type {Server} */ server) {
+    const { id, name, host, current, kept } = server;
+    const choose = () => this.#close(() => current || this.page.models.change({ server: id }));
+    const note = current ? t("Answers now") : "";
+    const attributes = { "aria-current": current && "true" };
+    return h("div.server", line(name, host, note, choose, attributes), kept && forgetButton(this.page, server));
   }
 
   downloadable(/** @type {Download} */ download) {

@@ -1,6 +1,6 @@
 // What the program and the page tell each other (qwen35mm/web says it in Python). Only for tsc.
 
-import type { ChangeState, ModelChange, ModelsFound } from "./library.d.ts";
+import type { ChangeState, ModelChange, ModelsFound, ServerInfo } from "./library.d.ts";
 
 /** A text apart from its values, or a value by itself: see preprocess/qwen35mm_preprocess/say.py. */
 export type Said =
@@ -196,8 +196,8 @@ export type Offer = { label: Said } & (
 
 export interface Cost {
   media: { digest: string; label: Said; notes: Said[]; error: Said | null }[];
-  /** `reserve` are kept for an answer. */
-  tokens: { history: number; all: number; context: number; room: number; reserve: number };
+  /** `reserve` are kept for an answer; where they aren't `exact`, they are estimates. */
+  tokens: { history: number; all: number; context: number; room: number; reserve: number; exact: boolean };
   fits: boolean;
   offers: Offer[];
 }
@@ -256,6 +256,8 @@ export interface App {
   titles: boolean;
   /** Whether another model can be chosen. */
   models: boolean;
+  /** Null where the model is in the program itself. */
+  server: ServerInfo | null;
   examples: Example[];
 }
 
@@ -339,6 +341,11 @@ export interface Methods {
   change_model(args: ModelChange): ChangeState;
   change_state(args: object): ChangeState;
   cancel_change(args: object): object;
+  add_server(args: { address: string; key: string | null; model: string | null }): {
+    names: string[];
+    server: string | null;
+  };
+  remove_server(args: { server: string }): object;
   mermaid(args: object): { entry: string; modules: Record<string, string> };
   preview(args: { digest: string; name: string }): { rows: string[][] | null; html: string | null; more: boolean };
   memory(args: Partial<OfChat>): { words: Said; share: number };

@@ -2,12 +2,19 @@
 
 A message says what was expected, what came and what to do. It is fit to be shown to a person: it names a file by its
 last component only, and quotes no library.
+
+The root of all of qwen35mm's errors is here, since this package imports nothing of the other; qwen35mm.errors
+has the tree.
 """
 
 from __future__ import annotations
 
 
-class MediaError(ValueError):
+class Qwen35mmError(Exception):
+    """Root of the errors that qwen35mm raises on purpose."""
+
+
+class MediaError(Qwen35mmError, ValueError):
     """Root of the errors about images, videos and the settings that they are read with."""
 
 

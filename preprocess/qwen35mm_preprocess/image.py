@@ -100,6 +100,22 @@ def load_image(source: MediaSource, limits: MediaLimits) -> Image.Image:
     return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
 
 
+def check_same_image(picture: Image.Image, plan: MediaPlan, source: MediaSource) -> None:
+    """Raises MediaChangedError where the picture isn't the one that the plan was made for."""
+    if (picture.height, picture.width) != plan.source_size:
+        raise MediaChangedError(
+            say(
+                "{name} is not the image that was planned: {w} x {h} pixels were expected, {width} x {height} came. "
+                "Bring the old file back, or send the new one in a new message.",
+                name=describe(source),
+                w=str(plan.source_size[1]),
+                h=str(plan.source_size[0]),
+                width=str(picture.width),
+                height=str(picture.height),
+            )
+        )
+
+
 def image_patches(
     source: MediaSource, plan: MediaPlan, processing: ImageProcessing, limits: MediaLimits
 ) -> tuple[Patches, str]:
@@ -113,18 +129,7 @@ def image_patches(
         MediaError: see `load_image`.
     """
     picture = load_image(source, limits)
-    if (picture.height, picture.width) != plan.source_size:
-        raise MediaChangedError(
-            say(
-                "{name} is not the image that was planned: {w} x {h} pixels were expected, {width} x {height} came. "
-                "Bring the old file back, or send the new one in a new message.",
-                name=describe(source),
-                w=str(plan.source_size[1]),
-                h=str(plan.source_size[0]),
-                width=str(picture.width),
-                height=str(picture.height),
-            )
-        )
+    check_same_image(picture, plan, source)
     height, width = plan.size
     frame = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
     patches = empty_patches(plan.grid_thw, processing, num_frames=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from qwen35mm_preprocess.errors import (
     MediaBudgetError,
     MediaChangedError,
-    MediaConfigError,
+    MediaError,
     MediaLimitError,
     MediaPlanError,
 )
@@ -38,6 +37,7 @@ from qwen35mm_preprocess.types import (
     Size,
     VideoClip,
     VideoProcessing,
+    read_processing,
 )
 from qwen35mm_preprocess.video import video_patches
 from qwen35mm_preprocess.video_probe import VideoInfo, count_frames, probe_video, sample_frames
@@ -47,7 +47,8 @@ from qwen35mm_preprocess.video_probe import VideoInfo, count_frames, probe_video
 class MediaProcessor:
     """A checkpoint's processing with a budget and limits: plans media and prepares them.
 
-    `cache_bytes_per_token` is the model's KV bytes for a token; it only feeds `MediaPlan.cache_bytes`.
+    `cache_bytes_per_token` is the model's KV bytes for a token; it only feeds `MediaPlan.cache_bytes`. `blind` is the
+    name of a model that reads text alone: every medium is refused.
     """
 
     image_processing: ImageProcessing
@@ -55,6 +56,7 @@ class MediaProcessor:
     budget: MediaBudget = field(default_factory=MediaBudget.for_cpu)
     limits: MediaLimits = field(default_factory=MediaLimits)
     cache_bytes_per_token: int = 0
+    blind: str | None = None
 
     @classmethod
     def from_pretrained(
@@ -91,6 +93,7 @@ class MediaProcessor:
             MediaLimitError: the clip begins after the video's end.
             MediaError: it can't be read, is of another kind or format, or is over a limit.
         """
+        self._look()
         if (kind or detect_kind(source, self.limits)) == "image":
             return self._plan_image(source)
         return self._plan_video(source, clip or VideoClip())
@@ -145,6 +148,40 @@ class MediaProcessor:
             final = plan
         return PreparedMedia(final, patches, warnings)
 
+    def kept(self, plan: MediaPlan | None, source: MediaSource) -> MediaPlan | None:
+        """The plan by which a medium is read again; None where a new one has to be made.
+
+        One without a digest promises no pixels. If it was made for a server it may be none of this checkpoint's.
+        """
+        if plan is None or plan.digest is not None:
+            return plan
+        check_source_size(plan.source_size, describe(source), self.limits)
+        is_own = plan.processing == self._processing(plan).fingerprint() and not self._is_larger(plan)
+        return plan if is_own else None
+
+    def _processing(self, plan: MediaPlan) -> ImageProcessing | VideoProcessing:
+        return self.image_processing if plan.kind == "image" else self.video_processing
+
+    def _is_larger(self, plan: MediaPlan) -> bool:
+        """Whether it has more pixels than are made of such a medium."""
+        processing, (height, width) = self._processing(plan), plan.size
+        if isinstance(processing, ImageProcessing):
+            most = image_size(plan.source_size, processing)
+            return height > most[0] or width > most[1]
+        # Frames keep their size where others are left out, and rounding isn't monotonic: hence not the exact size.
+        most = video_size(plan.source_size, len(plan.frame_indices or ()), processing)
+        return height * width > 2 * most[0] * most[1]
+
+    def _look(self) -> None:
+        """Raises MediaError for a model that can't."""
+        if self.blind is not None:
+            raise MediaError(
+                say(
+                    "{name} reads text alone, and no pictures or videos. Choose another model, or leave them out.",
+                    name=self.blind,
+                )
+            )
+
     def check(self, plan: MediaPlan, source: MediaSource) -> None:
         """Refuses a plan that can't have come from `plan`, whatever the budget was: a record may say anything, and what
         it says is allocated before the medium is read.
@@ -154,7 +191,8 @@ class MediaProcessor:
             MediaPlanError: it is for a checkpoint with other processing, it contradicts itself, or it makes more of its
                 medium than is ever made.
         """
-        processing = self.image_processing if plan.kind == "image" else self.video_processing
+        self._look()
+        processing = self._processing(plan)
         if plan.processing != processing.fingerprint():
             raise MediaPlanError(
                 say(
@@ -173,8 +211,7 @@ class MediaProcessor:
         in_prompt = num_prompt_tokens(plan.num_tokens, plan.timestamps_s)
         require_plan(plan.num_prompt_tokens == in_prompt, "another number of tokens than its prompt's")
         if isinstance(processing, ImageProcessing):
-            most = image_size(plan.source_size, processing)
-            require_plan(height <= most[0] and width <= most[1], "more pixels than are made of such a picture")
+            require_plan(not self._is_larger(plan), "more pixels than are made of such a picture")
             return
         num_frames, num_source = len(plan.frame_indices or ()), plan.source_frames or 0
         num_read = num_frames + len(plan.similar_indices)
@@ -182,9 +219,7 @@ class MediaProcessor:
         require_plan(
             grid.t == -(-num_frames // processing.temporal_patch_size), "another number of frames than its grid's"
         )
-        # Frames keep their size where others are left out, and rounding isn't monotonic: hence not the exact size.
-        most = video_size(plan.source_size, num_frames, processing)
-        require_plan(height * width <= 2 * most[0] * most[1], "more pixels than are made of such a video")
+        require_plan(not self._is_larger(plan), "more pixels than are made of such a video")
 
     def _plan_image(self, source: MediaSource) -> MediaPlan:
         processing, limit = self.image_processing, self.budget.max_image_tokens
@@ -281,40 +316,6 @@ class MediaProcessor:
             timestamps_s=timestamps_s,
             **fields,
         )
-
-
-def read_processing(folder: str | Path) -> tuple[ImageProcessing, VideoProcessing]:
-    """The processing that a checkpoint's folder asks for.
-
-    Read from preprocessor_config.json and video_preprocessor_config.json, or from the processor_config.json that
-    newer versions of transformers write. Raises MediaConfigError.
-    """
-    folder = Path(folder)
-    joint = _read_json(folder / "processor_config.json") or {}
-    image = _read_json(folder / "preprocessor_config.json") or joint.get("image_processor")
-    video = _read_json(folder / "video_preprocessor_config.json") or joint.get("video_processor")
-    if not isinstance(image, dict) or not isinstance(video, dict):
-        name = "video_preprocessor_config.json" if isinstance(image, dict) else "preprocessor_config.json"
-        raise MediaConfigError(
-            say("The checkpoint lacks {name}: it can't read media. Download it completely.", name=name)
-        )
-    return ImageProcessing.from_dict(image), VideoProcessing.from_dict(video)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise MediaConfigError(
-            say("{name} of the checkpoint is not readable JSON. Download it again.", name=path.name)
-        ) from None
-    if not isinstance(content, dict):
-        raise MediaConfigError(
-            say("{name} of the checkpoint must hold a JSON object. Download it again.", name=path.name)
-        )
-    return content
 
 
 def _fit_video(

@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from qwen35mm_preprocess.errors import MediaConfigError
+from qwen35mm_preprocess.say import say
 
 MediaKind = Literal["image", "video"]
 Size = tuple[int, int]
@@ -270,3 +272,44 @@ def _pixel_bounds(config: Mapping[str, Any], name: str) -> tuple[int, int]:
             raise MediaConfigError(f"{name} lacks size.{new}, a number of pixels: the checkpoint's copy is incomplete.")
         bounds.append(value)
     return bounds[0], bounds[1]
+
+
+def family_processing() -> tuple[ImageProcessing, VideoProcessing]:
+    """The processing that all of the family's own checkpoints ask for."""
+    shared: dict[str, Any] = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
+    shared |= {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}
+    return ImageProcessing(**shared), VideoProcessing(**shared)
+
+
+def read_processing(folder: str | Path) -> tuple[ImageProcessing, VideoProcessing]:
+    """The processing that a checkpoint's folder asks for.
+
+    Read from preprocessor_config.json and video_preprocessor_config.json, or from the processor_config.json that
+    newer versions of transformers write. Raises MediaConfigError.
+    """
+    folder = Path(folder)
+    joint = _read_json(folder / "processor_config.json") or {}
+    image = _read_json(folder / "preprocessor_config.json") or joint.get("image_processor")
+    video = _read_json(folder / "video_preprocessor_config.json") or joint.get("video_processor")
+    if not isinstance(image, dict) or not isinstance(video, dict):
+        name = "video_preprocessor_config.json" if isinstance(image, dict) else "preprocessor_config.json"
+        raise MediaConfigError(
+            say("The checkpoint lacks {name}: it can't read media. Download it completely.", name=name)
+        )
+    return ImageProcessing.from_dict(image), VideoProcessing.from_dict(video)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise MediaConfigError(
+            say("{name} of the checkpoint is not readable JSON. Download it again.", name=path.name)
+        ) from None
+    if not isinstance(content, dict):
+        raise MediaConfigError(
+            say("{name} of the checkpoint must hold a JSON object. Download it again.", name=path.name)
+        )
+    return content

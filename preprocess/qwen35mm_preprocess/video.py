@@ -47,7 +47,7 @@ def video_patches(
         MediaError: the source can't be opened.
     """
     info = probe_video(source, limits)
-    _check_same_video(info, plan, source)
+    check_same_video(info, plan, source)
     frames = _resized_frames(source, info, plan, plan.frame_indices or (), limits, progress)
     temporal = processing.temporal_patch_size
     units = iter(lambda: list(itertools.islice(frames, temporal)), [])
@@ -118,7 +118,7 @@ def sampled_frames(
         MediaError: the source can't be opened.
     """
     info = probe_video(source, limits)
-    _check_same_video(info, plan, source)
+    check_same_video(info, plan, source)
     indices = sorted((*(plan.frame_indices or ()), *plan.similar_indices))
     frames = _resized_frames(source, info, plan, indices, limits, progress)
     units = iter(lambda: list(itertools.islice(frames, processing.temporal_patch_size)), [])
@@ -127,7 +127,8 @@ def sampled_frames(
             yield SampledFrame(index, float(info.times_s[index]), pixels, not keep)
 
 
-def _check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> None:
+def check_same_video(info: VideoInfo, plan: MediaPlan, source: MediaSource) -> None:
+    """Raises MediaChangedError where the file isn't the one that the plan was made for."""
     assert plan.frame_indices is not None
     assert plan.frame_times_s is not None
     same = info.size == plan.source_size and info.num_frames == plan.source_frames

@@ -12,23 +12,39 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from qwen35mm.backends.model_backend import ModelBackend, Turn
+from qwen35mm.backends.model_backend import ModelBackend
+from qwen35mm.backends.scripting.texts import TextModel
+from qwen35mm.backends.turn import Turn
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Event, Finished, Request, TextDelta
 from qwen35mm.model import load
 from qwen35mm.model.weights_cache import WeightsCache
-from qwen35mm.prompt import Message
+from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, Message
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 logger = logging.getLogger(__name__)
 
 
-class LocalBackend(ModelBackend):
+class LocalBackend(ModelBackend, TextModel):
     """Answers with a model in this process, and commits histories while nothing else is to do. See `ModelBackend`.
 
-    Its engine ends by `close()`, with the last reference to it, or with the program.
+    Its engine ends by `close()`, at the end of a `with`, with the last reference to it, or with the program.
     """
 
+    _refuses_when_full = True
+
+    @property
+    def default_params(self) -> SamplingParams:
+        return self.loaded.generation
+
+    @property
+    def most_at_once(self) -> int:
+        return self._most_at_once
+
     def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
+        # While some are answered, the media of as many others are read.
+        self._most_at_once = settings.slots + min(settings.slots, settings.max_waiting)
         self.engine = AsyncEngine(
             lambda reader, writer: Engine(self.loaded, settings, cache, reader=reader, writer=writer)
         )
@@ -44,16 +60,29 @@ class LocalBackend(ModelBackend):
         dtype: str = "auto",
         device: str = "auto",
         weights: str = "auto",
-        **options: Any,
+        budget: MediaBudget | None = None,
+        limits: MediaLimits | None = None,
+        settings: EngineSettings | None = None,
+        cache: CacheSettings | str | Path | None = None,
+        commit_history: bool = True,
+        min_segment: int = DEFAULT_MIN_SEGMENT,
     ) -> LocalBackend:
-        """Loads a checkpoint as `load` does and starts its engine; `options` are the constructor's.
+        """Loads a checkpoint as `load` does and starts its engine; from `budget` on, options are the constructor's.
 
         Raises:
             CheckpointError, ConfigError: the checkpoint or a setting can't be used.
         """
-        kept = weights_cache(options.get("cache") or CacheSettings())
-        loaded = load(path_or_hub_id, dtype=dtype, device=device, weights=weights, weights_cache=kept)
-        return cls(loaded, **options)
+        cache = CacheSettings.of(cache)
+        loaded = load(path_or_hub_id, dtype=dtype, device=device, weights=weights, weights_cache=weights_cache(cache))
+        return cls(
+            loaded,
+            budget=budget,
+            limits=limits,
+            settings=settings,
+            cache=cache,
+            commit_history=commit_history,
+            min_segment=min_segment,
+        )
 
     async def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
         events = self.engine.stream(request)
@@ -92,7 +121,7 @@ class LocalBackend(ModelBackend):
         `stream` does this by itself; it is for replies that came from elsewhere. Arguments are `stream`'s.
 
         Raises:
-            MediaError, PromptError: the messages can't become a prompt.
+            MediaError, PromptError, ContextTooLongError: the messages can't become a prompt.
         """
         thinking = self._thinks(self.loaded.generation, enable_thinking)
         self.engine.commit(self.history(Turn(tuple(messages), thinking, tools, conversation, tenant)))

@@ -10,27 +10,34 @@ import contextlib
 import functools
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.options import check_options
+from qwen35mm.backends.plain import PlainPrompts
+from qwen35mm.backends.turn import Turn, with_calls
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import (
     CachedPrompt,
     DeferredMedia,
     EngineSettings,
     Event,
+    Finished,
     MediaPlanned,
+    ModelInfo,
     Progress,
     Request,
     Retain,
     check_call,
     check_json_schema,
     check_num_tokens,
+    check_token_ids,
+    held_calls,
 )
 from qwen35mm.model import LoadedModel
 from qwen35mm.pools import MEDIA, PROMPTS
@@ -40,53 +47,16 @@ from qwen35mm.prompt import (
     Image,
     Message,
     PromptBuilder,
-    Text,
     Video,
     iter_media,
     pin_plans,
 )
-from qwen35mm.prompt.calls import read_calls
 from qwen35mm.prompt.messages import check_conversation
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, MediaProcessor, MediaSourceError, PreparedMedia
 
 
-@dataclass(frozen=True, eq=False)
-class Turn:
-    """A conversation that a reply will end, or has ended, for the history commit behind it.
-
-    Attributes:
-        messages: with a plan for each medium.
-        commits: whether its history is to be computed as the next turn will see it.
-        retain: what stays cached of that.
-        continues: the last message is the beginning of the reply.
-    """
-
-    messages: tuple[Message, ...]
-    thinking: bool
-    tools: Sequence[dict[str, Any]] | None = None
-    conversation: str | None = None
-    tenant: str | None = None
-    commits: bool = True
-    continues: bool = False
-    retain: Retain = "conversation"
-
-    def ended_by(self, text: str, reasoning: str) -> Turn | None:
-        """The conversation with the whole reply; None where nothing is to be computed of it."""
-        messages = self.messages
-        if self.continues:
-            *messages, before = messages
-            text, reasoning = before.text + text, (before.reasoning or "") + reasoning
-        if not self.commits or not text:
-            return None
-        # As the next turn's messages have it, in the control tokens that only a template may write.
-        text, calls = read_calls(text, self.tools) if self.tools else (text, ())
-        content = (Text(text),) if text or not calls else ()
-        reply = Message("assistant", content, reasoning=reasoning or None, tool_calls=calls)
-        return replace(self, messages=(*messages, reply), continues=False)
-
-
-class ModelBackend(ABC):
+class ModelBackend(PlainPrompts):
     """Answers with a model in this process, however it computes.
 
     Args:
@@ -94,16 +64,13 @@ class ModelBackend(ABC):
         budget: what media may cost; None takes the defaults of the model's device.
         limits: what media are refused; None takes the defaults.
         settings: the engine's.
-        cache: how much is kept of finished requests, and whether on disk too; None keeps it in memory.
+        cache: how much is kept of finished requests, and whether on disk too; a folder keeps it there, None in memory.
         commit_history: whether a finished turn of a conversation is computed as its next turn will see it.
         min_segment: fewest tokens between two places where a conversation is gone on from.
 
     Raises:
         ConfigError: a setting can't be used.
     """
-
-    # Most tokens of a conversation.
-    context_length: int
 
     def __init__(
         self,
@@ -112,29 +79,36 @@ class ModelBackend(ABC):
         budget: MediaBudget | None = None,
         limits: MediaLimits | None = None,
         settings: EngineSettings | None = None,
-        cache: CacheSettings | None = None,
+        cache: CacheSettings | str | Path | None = None,
         commit_history: bool = True,
         min_segment: int = DEFAULT_MIN_SEGMENT,
     ) -> None:
+        check_options(
+            budget=(budget, MediaBudget),
+            limits=(limits, MediaLimits),
+            settings=(settings, EngineSettings),
+            commit_history=(commit_history, bool),
+        )
+        cache = CacheSettings.of(cache)
         self.loaded = loaded
+        self.info = ModelInfo(
+            loaded.name, loaded.generation, loaded.template.default_enable_thinking, weights=loaded.weights
+        )
         self.media = MediaProcessor(
             loaded.image_processing,
             loaded.video_processing,
             budget=budget or default_budget(loaded.model.device),
             limits=limits or MediaLimits(),
             cache_bytes_per_token=loaded.config.kv_bytes_per_token(loaded.model.dtype),
+            blind=loaded.name if loaded.config.tower is None else None,
         )
         self._prompts = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config, min_segment=min_segment)
         self._commits_history = commit_history
-        self._start(settings or EngineSettings(), cache or CacheSettings())
+        self._start(settings or EngineSettings(), cache)
 
     @abstractmethod
     def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
         """Prepares for answers."""
-
-    @abstractmethod
-    def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
-        """The events of a request from here on; whoever leaves them ends the work."""
 
     # Whether what nobody waits for may be asked while there is nothing else to do: not where each request is paid for.
     idles = True
@@ -151,6 +125,8 @@ class ModelBackend(ABC):
         *,
         enable_thinking: bool | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
         conversation: str | None = None,
         retain: Retain = "conversation",
         tenant: str | None = None,
@@ -165,6 +141,9 @@ class ModelBackend(ABC):
             params: None takes the checkpoint's defaults.
             enable_thinking: None takes the checkpoint's default; a `thinking_budget` of 0 turns it off.
             tools: definitions in OpenAI's form, rendered by the checkpoint's template.
+            tool_choice: "auto" leaves it to the model, "none" tells it of no tool; "required" and a tool's name hold
+                the answer to calls, of any tool or to one of this: see `held_calls`, which needs the extra `schema`.
+            parallel_tool_calls: whether an answer that is held to calls may have several.
             conversation: a name for it; a newer turn takes the place of an older one's unfinished history.
             retain: "conversation" keeps what the next turn, an edit or another answer will need, and computes the
                 history with the reply in the background; "memory" does the same, and writes nothing of it to the disk;
@@ -183,10 +162,14 @@ class ModelBackend(ABC):
         """
         arrival_s = time.monotonic()
         check_conversation(messages)
-        check_call(params, retain, timeout_s)
+        named = {"tools": tools, "conversation": conversation, "tenant": tenant}
+        check_call(params, retain, timeout_s, enable_thinking=enable_thinking, **named)
         params = params or self.loaded.generation
+        check_token_ids(params, self.loaded.config.text.vocab_size)
         if params.json_schema is not None:
             check_json_schema(params.json_schema)
+        tools = None if tool_choice == "none" else tools
+        calls = await PROMPTS.run(held_calls, tools, tool_choice, params, self.loaded, parallel=parallel_tool_calls)
         media: list[PreparedMedia | DeferredMedia] = []
         async with contextlib.aclosing(self._read_media(messages, media)) as updates:
             async for progress in updates:
@@ -196,7 +179,7 @@ class ModelBackend(ABC):
             yield MediaPlanned(plans, tuple(w for m in media if isinstance(m, PreparedMedia) for w in m.warnings))
         thinking = self._thinks(params, enable_thinking)
         how = {"enable_thinking": thinking, "tools": tools, "continue_reply": continue_reply}
-        prompt = await PROMPTS.run(self._prompts.prompt, messages, plans, **how)
+        prompt = await PROMPTS.run(self._prompt, messages, plans, **how)
         turn = Turn(
             tuple(pin_plans(messages, plans)),
             thinking,
@@ -217,13 +200,14 @@ class ModelBackend(ABC):
             params=params,
             arrival_s=arrival_s,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+            calls=calls,
         )
         answering = self._answer(request, turn)
         # Their pixels are large, and the answer may take long.
         del request, media
         async with contextlib.aclosing(answering) as events:
             async for event in events:
-                yield event
+                yield with_calls(event, tools) if tools and isinstance(event, Finished) else event
 
     def count_tokens(
         self,
@@ -236,22 +220,26 @@ class ModelBackend(ABC):
 
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
+            ContextTooLongError: they have more tokens than two contexts hold; they aren't counted to the end.
         """
         check_conversation(messages)
         plans = [self._plan_of(part) for part in iter_media(messages)]
         thinking = self._thinks(self.loaded.generation, enable_thinking)
-        return len(self._prompts.prompt(messages, plans, enable_thinking=thinking, tools=tools).token_ids)
+        return len(self._prompt(messages, plans, enable_thinking=thinking, tools=tools).token_ids)
 
     def history(self, turn: Turn) -> CachedPrompt:
         """A conversation that ends with a reply, as its next turn will see it. Media without a plan are read.
 
         Raises:
             MediaError, PromptError: the messages can't become a prompt.
+            ContextTooLongError: they have more tokens than two contexts hold; they aren't counted to the end.
         """
         check_conversation(turn.messages)
         media = [self.find(part) or self.media_of(part) for part in iter_media(turn.messages)]
         plans = [medium.plan for medium in media]
-        prompt = self._prompts.history(turn.messages, plans, enable_thinking=turn.thinking, tools=turn.tools)
+        how = {"enable_thinking": turn.thinking, "tools": turn.tools, "most_tokens": self._most_tokens}
+        with self._counting():
+            prompt = self._prompts.history(turn.messages, plans, **how)
         return CachedPrompt(
             prompt,
             tuple(media),
@@ -283,7 +271,8 @@ class ModelBackend(ABC):
             return part.source
         if isinstance(part.source, EncodedMedium):
             raise MediaSourceError("A medium that was encoded for a server can't be read here. Pass its file.")
-        return self.media.prepare(part.source, plan=part.plan, kind=part.kind, progress=report, clip=part.clip)
+        plan = self.media.kept(part.plan, part.source)
+        return self.media.prepare(part.source, plan=plan, kind=part.kind, progress=report, clip=part.clip)
 
     def _thinks(self, params: SamplingParams, enable_thinking: bool | None) -> bool:
         """Whether the model thinks first: as asked, else as its template does by itself."""
@@ -295,10 +284,11 @@ class ModelBackend(ABC):
         if isinstance(part.source, PreparedMedia | EncodedMedium):
             assert part.plan is not None
             return part.plan
-        if part.plan is not None:
-            self.media.check(part.plan, part.source)
-            return part.plan
-        return self.media.plan(part.source, kind=part.kind, clip=part.clip)
+        plan = self.media.kept(part.plan, part.source)
+        if plan is None:
+            return self.media.plan(part.source, kind=part.kind, clip=part.clip)
+        self.media.check(plan, part.source)
+        return plan
 
     async def _read_media(
         self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +55,12 @@ class Chain:
 
     def __len__(self) -> int:
         return len(self.addresses)
+
+    def up_to(self, num_tokens: int) -> Chain:
+        """The chain of those first segments that hold no more than so many tokens."""
+        num = bisect_right(self.segments, num_tokens, key=lambda segment: segment.stop)
+        prompt = replace(self.prompt, segments=self.segments[:num])
+        return replace(self, prompt=prompt, addresses=self.addresses[:num], rope_deltas=self.rope_deltas[:num])
 
     def parent(self, index: int) -> bytes:
         """The address before segment `index`: the root for the first."""

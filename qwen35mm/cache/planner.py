@@ -31,7 +31,7 @@ class CacheSettings:
         state_bytes: cached checkpoints' conv and recurrent states, in host memory.
         vision_bytes: cached vision embeddings, in host memory.
         host_kv_bytes: KV of segments that had to leave a GPU's memory; a CPU's KV is in host memory anyway.
-        directory: where checkpoints outlive the process; None keeps nothing on disk.
+        directory: where checkpoints outlive the process, also as a string; None keeps nothing on disk.
         disk_bytes: the most that the directory may hold.
         reuse: whether anything is kept after a request at all.
     """
@@ -49,6 +49,25 @@ class CacheSettings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise ConfigError(f"{name} must be a number of bytes, 0 or more; got {value!r}.")
+        if not isinstance(self.reuse, bool):
+            raise ConfigError(f"reuse must be True or False; got {self.reuse!r}.")
+        if isinstance(self.directory, str) and self.directory:
+            object.__setattr__(self, "directory", Path(self.directory).expanduser())
+        if not isinstance(self.directory, Path | None):
+            raise ConfigError(f"directory must be a folder, or None; got {self.directory!r}.")
+
+    @classmethod
+    def of(cls, given: CacheSettings | str | Path | None) -> CacheSettings:
+        """Settings as they are, or those that keep what they can in a folder.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        if isinstance(given, CacheSettings):
+            return given
+        if not isinstance(given, str | Path | None):
+            raise ConfigError(f"cache must be CacheSettings, a folder, or None; got {given!r}.")
+        return cls(directory=given)  # pyright: ignore[reportArgumentType] - a string becomes a path
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from qwen35mm.engine import Event, Finished, Result
 from qwen35mm.errors import CaptioningError, Qwen35mmError
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaError, MediaProcessor
+from qwen35mm_preprocess import MediaProcessor
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
@@ -89,7 +89,7 @@ class Captioner:
         assert prepared is not None
         try:
             return await self._caption(request, prepared)
-        except (Qwen35mmError, MediaError) as error:
+        except Qwen35mmError as error:
             return Failed(failure_kind(error), str(error))
 
     async def _caption(self, request: CaptionRequest, prepared: Prepared) -> Caption | Failed:

@@ -9,11 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
-import os
-import re
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +20,9 @@ from qwen35mm.captioning.items import Failed, FileSlice
 from qwen35mm.captioning.media.workers import MediaWorkers, MediumForm, Prepared
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest
-from qwen35mm.errors import CaptioningError, EngineError, MissingExtraError
+from qwen35mm.errors import EngineError
+from qwen35mm.ray_cluster import RayActorError, RayError, connect, engine_resources, last_line, ray
 
-try:
-    import ray  # pyright: ignore[reportMissingImports] - an extra
-    from ray.exceptions import RayActorError, RayError  # pyright: ignore[reportMissingImports]
-except ImportError as error:
-    raise MissingExtraError("Captioning on a Ray cluster", "ray") from error
-
-_ADDRESS = re.compile(r"([^/]+):(\d{1,5})")
-_CONNECTING_S = 10.0
 # An item at which so many engines died is left alone.
 _MAX_BEGUN = 3
 
@@ -80,26 +69,18 @@ async def open_cluster(
     """Connects to a Ray cluster and starts engines there.
 
     Args:
-        address: `local` for a cluster on this machine that ends with the run, `auto` for the one that this machine
-            belongs to, or HOST:PORT of that.
+        address: see `connect`; a local cluster ends with the run.
         load: starts an engine; it is called on the machines of the cluster.
         num_engines: see `engine_resources`.
         slots: captions that an engine writes at one time.
         num_workers: processes that read media for an engine.
 
     Raises:
-        CaptioningError: there is no such cluster, or it hasn't the resources.
+        ClusterError: there is no such cluster, or it hasn't the resources.
         EngineError: the engines can't be started.
     """
-    # Ray would report each cluster to its makers; what is wrong is said here.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    machines = await asyncio.to_thread(connect, address)
     try:
-        await asyncio.to_thread(_connect, address)
-    except Exception as error:  # where a machine is too busy to start one in time, Ray raises just that
-        raise CaptioningError(f"There is no Ray cluster at '{address}': {_last_line(error)}") from error
-    try:
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        machines = [machine for machine in alive if machine.get("CPU", 0) >= 1]
         num_engines, num_cpus, num_gpus = engine_resources(machines, num_engines)
         # Each slot has its next medium decoded.
         num_an_engine = 2 * slots
@@ -116,7 +97,7 @@ async def open_cluster(
         try:
             model = await described[0]
         except RayError as error:
-            raise EngineError(_last_line(error)) from error
+            raise EngineError(last_line(error)) from error
         free = asyncio.Queue[Any]()
         for actor in actors * num_an_engine:
             free.put_nowait(actor)
@@ -149,7 +130,7 @@ class RayCaptioner(Captioner):
         except RayActorError:
             return Failed("worker", f"{_MAX_BEGUN} engines of the cluster ended while they worked on this.")
         except RayError as error:
-            return Failed("engine", _last_line(error))
+            return Failed("engine", last_line(error))
         finally:
             self.free.put_nowait(actor)
 
@@ -159,43 +140,3 @@ def _absolute(source: Path | FileSlice | bytes) -> Path | FileSlice | bytes:
     if isinstance(source, FileSlice):
         return replace(source, path=source.path.absolute())
     return source if isinstance(source, bytes) else source.absolute()
-
-
-def _connect(address: str) -> None:
-    if address not in ("local", "auto"):
-        found = _ADDRESS.fullmatch(address)
-        if found is None:
-            raise ValueError("an address is 'local', 'auto' or HOST:PORT, on a machine of the cluster.")
-        # Ray would wait for minutes.
-        socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECTING_S).close()
-    dashboard = False if address == "local" else None
-    ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False, include_dashboard=dashboard)
-
-
-def engine_resources(machines: Sequence[Mapping[str, float]], num_engines: int | None) -> tuple[int, int, int]:
-    """How many engines there are, and the processors and GPUs of each.
-
-    Each has a GPU, or as many processors as leave the other engines as many.
-
-    Args:
-        machines: what each machine of the cluster has, as `CPU` and `GPU`.
-        num_engines: None is one a GPU, or one a machine where there are no GPUs.
-
-    Raises:
-        CaptioningError: there aren't enough.
-    """
-    num_gpus = int(sum(machine.get("GPU", 0) for machine in machines))
-    num_engines = num_engines or num_gpus or len(machines)
-    if num_gpus >= num_engines:
-        return num_engines, 1, 1
-    cpus = [int(machine["CPU"]) for machine in machines]
-    for num_cpus in range(max(cpus, default=0), 0, -1):
-        if not num_gpus and sum(each // num_cpus for each in cpus) >= num_engines:
-            return num_engines, num_cpus, 0
-    has = f"{num_gpus} GPUs" if num_gpus else f"{sum(cpus)} processors"
-    raise CaptioningError(f"The Ray cluster has {has}, too few for {num_engines} engines. Ask for fewer.")
-
-
-def _last_line(error: Exception) -> str:
-    """Where Ray shows a whole traceback, its cause."""
-    return str(error).strip().rsplit("\n", 1)[-1]

@@ -19,6 +19,8 @@ from qwen35mm_preprocess import MediaPlan
 # A change in how captions are made from replies is other work; then this is counted up.
 _FORM = 1
 _ASKED_BYTES = 8
+# Parameters that came after captions had been made.
+_LATER = ("frequency_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,16 @@ class CaptionSettings:
         schema = None if style.schema is None else style.schema.text
         words = [style.words.required, style.words.forbidden]
         return {
-            "params": asdict(self.params),
+            "params": _described(self.params),
             "thinking": self.thinking,
             "style": {**vars(style), "schema": schema, "words": words},
         }
+
+
+def _described(params: SamplingParams) -> dict[str, Any]:
+    # What came later is told where it does something: captions that were made before stay as they are.
+    defaults = asdict(SamplingParams())
+    return {name: value for name, value in asdict(params).items() if name not in _LATER or value != defaults[name]}
 
 
 @dataclass(frozen=True)

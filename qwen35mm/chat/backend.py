@@ -1,4 +1,4 @@
-"""What the page needs of a backend. `LocalBackend` has it; tests bring their own."""
+"""What the page needs of a backend. Each of `qwen35mm.backends` has it; tests bring their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, Protocol
 
 from qwen35mm.engine.events import Event
-from qwen35mm.model import LoadedModel
+from qwen35mm.engine.model_info import ModelInfo
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor
@@ -16,7 +16,7 @@ class ChatBackend(Protocol):
     """Answers conversations; see `qwen35mm.backends.LocalBackend` for what each member means."""
 
     @property
-    def loaded(self) -> LoadedModel: ...
+    def info(self) -> ModelInfo: ...
 
     @property
     def media(self) -> MediaProcessor: ...

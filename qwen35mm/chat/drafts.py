@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import bisect
 import functools
-import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
-from qwen35mm.chat.documents import MAX_KEPT_TEXT_BYTES
 from qwen35mm.chat.media import MediaStore
 from qwen35mm.chat.past import Past
+from qwen35mm.chat.plans import completed
 from qwen35mm.chat.prompting import prompt_messages, with_names
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.settings import Settings
-from qwen35mm.errors import ArchiveError, DocumentTooLargeError, PromptError
+from qwen35mm.errors import ContextTooLongError, PromptError
 from qwen35mm_preprocess import (
     MediaBudget,
     MediaError,
     MediaPlan,
-    MediaPlanError,
     MediaProcessor,
     VideoClip,
-    VideoProcessing,
 )
-from qwen35mm_preprocess.say import Said, decimal, said_of, say, size, tokens
+from qwen35mm_preprocess.say import Said, said_of, say, size, tokens
 
 # Less room than this for an answer isn't worth sending for.
 _LEAST_ANSWER = 128
 _LEAST_MEDIUM = 64
 # What a summary may take, with the answer after it.
 _SUMMARY = 512
+_BLIND = say("This model sees neither pictures nor videos: take this out, or choose another model.")
 # Any message: what stands before one is counted with it, and without.
 _NEXT = Node("0" * 32, None, "user", 0.0, "...")
 
@@ -95,7 +91,8 @@ class Drafts:
             try:
                 (attachment,) = self._planned(draft, [attachment])
                 planned.append(attachment)
-                views.append(_cost(attachment))
+                blind = self._backend.info.images is False and attachment.kind != "text"
+                views.append({**_cost(attachment), **({"error": _BLIND} if blind else {})})
             except MediaError as error:
                 views.append({**_cost(attachment), "error": said_of(error)})
         node = replace(draft.node, attachments=tuple(planned))
@@ -119,6 +116,7 @@ class Drafts:
                 "context": context,
                 "room": max(room, 0),
                 "reserve": reserve,
+                "exact": self._backend.info.exact_counts,
             },
             "fits": fits,
             "offers": [] if fits else self._offers(draft, num_all),
@@ -191,11 +189,11 @@ class Drafts:
 
     def _estimate(self, draft: Draft) -> tuple[int, int]:
         """Tokens before a planned draft, and of its whole prompt; 0 where it can't become one."""
-        settings, template = draft.settings, self._backend.loaded.template
-        alone = Settings({"thinking": settings.enable_thinking(template.default_enable_thinking)})
+        settings, model = draft.settings, self._backend.info
+        alone = Settings({"thinking": settings.enable_thinking(model)})
         try:
             num_history = self._count_past(
-                draft.past, draft.start, settings.system, alone.values["thinking"], template, self._backend.media
+                draft.past, draft.start, settings.system, alone.values["thinking"], model, self._backend.media
             )
             if draft.growing:
                 num_history += self._count([*draft.growing, _NEXT], alone) - self._count([_NEXT], alone)
@@ -212,10 +210,12 @@ class Drafts:
         return with_them - self._count([_NEXT], Settings({"thinking": thinking}))
 
     def _count(self, path: Sequence[Node], settings: Settings) -> int:
-        messages = prompt_messages(path, self._media, settings.system)
-        thinking = settings.enable_thinking(self._backend.loaded.template.default_enable_thinking)
+        messages = prompt_messages(path, self._media, settings.system, self._backend.media)
+        thinking = settings.enable_thinking(self._backend.info)
         try:
             return self._backend.count_tokens(messages, enable_thinking=thinking)
+        except ContextTooLongError as error:
+            return error.num_tokens or self._backend.context_length  # it doesn't fit, whatever it is counted for
         except MediaError as error:
             files = [attachment for node in path for attachment in node.attachments]
             raise type(error)(with_names(said_of(error), files)) from None
@@ -252,107 +252,6 @@ def answer_reserve(context_length: int) -> int:
 
 def _alone(draft: Draft) -> Draft:
     return replace(draft, start=len(draft.past.path), growing=())
-
-
-def admitted(attachment: Attachment, path: Path, processor: MediaProcessor) -> Attachment:
-    """A file that a record from elsewhere names, as it may be kept: it is looked at, and within the limits here.
-
-    A plan for another checkpoint's processing is left out: a new one can be made.
-
-    Raises:
-        ArchiveError: the file is of another kind than its record says, or its plan is another medium's.
-        MediaError, DocumentError: the file can't be read, or is over a limit.
-    """
-    if attachment.kind == "text":
-        if attachment.num_bytes > MAX_KEPT_TEXT_BYTES:
-            raise DocumentTooLargeError(
-                say(
-                    "The text file '{name}' has {n} MiB; at most {most} are taken.",
-                    name=attachment.name,
-                    n=decimal(attachment.num_bytes / 2**20, 1),
-                    most=decimal(MAX_KEPT_TEXT_BYTES / 2**20, 1),
-                )
-            )
-        return replace(attachment, plan=None)
-    plan = attachment.plan
-    try:
-        found = processor.plan(path, attachment.kind, attachment.clip)
-        if plan is None or plan.processing != found.processing:
-            return replace(attachment, plan=None)
-        if plan.kind != found.kind:
-            raise ArchiveError(
-                say("The file '{name}' is kept as one kind with a plan for another.", name=attachment.name)
-            )
-        processor.check(plan, path)
-    except MediaPlanError as error:
-        raise ArchiveError(
-            say("The file '{name}' can't be taken: its plan is damaged, or of another version.", name=attachment.name)
-        ) from error
-    except MediaError as error:
-        raise type(error)(with_names(said_of(error), [attachment])) from None
-    if attachment.clip is not None and not _is_within(plan, attachment.clip):
-        raise ArchiveError(
-            say("The file '{name}' has frames outside of the part that was chosen of it.", name=attachment.name)
-        )
-    if (plan.source_size, plan.source_frames) != (found.source_size, found.source_frames):
-        raise ArchiveError(
-            say(
-                "The file '{name}' is not the one that its record was made for: its size in pixels, or its number of "
-                "frames, is another.",
-                name=attachment.name,
-            )
-        )
-    return attachment
-
-
-def _is_within(plan: MediaPlan, clip: VideoClip) -> bool:
-    """Whether the frames are of the part that was chosen; where none begins in it, it is the one on the screen."""
-    times, end_s = plan.frame_times_s or (), math.inf if clip.end_s is None else clip.end_s
-    return len(times) == 1 or all(clip.start_s - 0.01 <= time_s <= end_s + 0.01 for time_s in times)
-
-
-def completed(plan: MediaPlan, digest: str, known: Iterable[Attachment], processing: VideoProcessing) -> MediaPlan:
-    """What a new plan of a file became when the file was read before, by the files that are known; else itself.
-
-    Args:
-        digest: of the file.
-        processing: of the checkpoint's videos.
-    """
-    for attachment in known:
-        before = attachment.plan
-        if attachment.digest == digest and before is not None and _came_of(before, plan, processing):
-            return before
-    return plan
-
-
-def _came_of(complete: MediaPlan, plan: MediaPlan, processing: VideoProcessing) -> bool:
-    """Whether reading by `plan` gave `complete`: the same, but for digests, and frames left out with a note.
-
-    Where similar frames are to be left out and none was, nobody knows whether any was looked for.
-    """
-    if complete.digest is None or complete.kind != plan.kind:
-        return False
-    if (plan.similar_difference is not None) != bool(complete.similar_indices):
-        return False
-    bare = complete.unpinned()
-    if plan.frame_indices is None or bare.frame_indices is None:
-        return bare == plan
-    if not set(bare.frame_indices) <= set(plan.frame_indices):
-        return False
-    notes = bare.notes[len(plan.notes) :]
-    reduced = plan.with_frames(bare.frame_indices, processing.temporal_patch_size, notes)
-    num_missing = len(plan.frame_indices) - len(bare.frame_indices)
-    reduced = replace(reduced, similar_difference=None, similar_indices=bare.similar_indices)
-    return bare == reduced and sum(map(_num_told, notes)) == num_missing
-
-
-def _num_told(note: Said) -> int:
-    """Frames that a note says are left out; one of an earlier version begins with their number."""
-    if isinstance(note, dict):
-        number = note.get("values", {}).get("n")
-        return number if isinstance(number, int) else 0
-    found = re.match(r"\d+", str(note))
-    return int(found[0]) if found else 0
 
 
 def _limit_offer(kinds: Sequence[str], num_tokens: int) -> Said:

@@ -29,7 +29,7 @@ _HELD_S = 24 * 3600.0
 # Writers wait while files are deleted, so not for many at once.
 _DELETED_AT_ONCE = 64
 # The first doesn't read the text.
-_NUM_BYTES = "OCTET_LENGTH({})" if sqlite3.sqlite_version_info >= (3, 43) else "LENGTH(CAST({} AS BLOB))"
+SIZE_IN_BYTES = "OCTET_LENGTH({})" if sqlite3.sqlite_version_info >= (3, 43) else "LENGTH(CAST({} AS BLOB))"
 _TEMPORARY = ".writing-"
 # A file that is written has been touched within this time; an older one was left by a process that is gone.
 _LEFTOVER_AGE_S = 3600.0
@@ -165,28 +165,29 @@ class MediaStore:
                 (owner,),
             ).fetchone()
             (num_texts,) = connection.execute(
-                f"SELECT COALESCE(SUM({_NUM_BYTES.format('n.text')} + {_NUM_BYTES.format('n.reasoning')}), 0) "
+                f"SELECT COALESCE(SUM({SIZE_IN_BYTES.format('n.text')} + {SIZE_IN_BYTES.format('n.reasoning')}), 0) "
                 "FROM nodes AS n JOIN present AS c ON c.id = n.conversation WHERE c.owner = ?",
                 (owner,),
             ).fetchone()
             num_settings = 0
             for table in ("presets", "preferences"):
-                size = f"SELECT COALESCE(SUM({_NUM_BYTES.format('value')}), 0) FROM {table} WHERE owner = ?"
+                size = f"SELECT COALESCE(SUM({SIZE_IN_BYTES.format('value')}), 0) FROM {table} WHERE owner = ?"
                 num_settings += connection.execute(size, (owner,)).fetchone()[0]
         num_held = sum(_size(self.path(digest)) for (digest,) in held)
         return Kept(num_files + num_texts + num_settings + num_held, len(held), num_conversations)
 
     def num_bytes(self) -> int:
-        """Of the database and of all files that somebody has."""
+        """Of the database, without the room in it that was given up, and of all files that somebody has."""
         with self._database.reading() as connection:
             (num_files,) = connection.execute(
                 "SELECT COALESCE(SUM(num_bytes), 0) FROM (SELECT DISTINCT digest, num_bytes FROM attachments)"
             ).fetchone()
-            num_pages, page_bytes = (
-                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")
+            num_pages, num_free, page_bytes = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
             )
             held = connection.execute("SELECT DISTINCT digest FROM held").fetchall()
-        return num_files + num_pages * page_bytes + sum(_size(self.path(digest)) for (digest,) in held)
+        return num_files + (num_pages - num_free) * page_bytes + sum(_size(self.path(digest)) for (digest,) in held)
 
     def collect_garbage(self, min_age_s: float = 3600.0) -> int:
         """Deletes the files that no message has and nobody holds, and what killed writers left.

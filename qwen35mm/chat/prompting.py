@@ -11,6 +11,7 @@ from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.tree import Tree
 from qwen35mm.errors import PromptError, RequestError
 from qwen35mm.prompt import Image, Message, Part, Text, Video
+from qwen35mm_preprocess import MediaPlan, MediaProcessor
 from qwen35mm_preprocess.say import Said, renamed, say
 
 _SUMMARY = "A summary of the conversation so far:\n\n"
@@ -69,10 +70,15 @@ def prompt_path_before(tree: Tree, parent: str | None, *firsts: str | None) -> l
     return kept
 
 
-def prompt_messages(path: Sequence[Node], media: MediaStore, system: str = "") -> list[Message]:
+def prompt_messages(
+    path: Sequence[Node], media: MediaStore, system: str = "", processor: MediaProcessor | None = None
+) -> list[Message]:
     """The messages of a prompt; `path` is `prompt_path`'s.
 
     An answer that stands first is a summary of what was left out, and goes into the system prompt.
+
+    Args:
+        processor: the model's; a plan that was made for another one's processing is left out, and made anew.
 
     Raises:
         StorageError: an attached file is gone.
@@ -83,7 +89,7 @@ def prompt_messages(path: Sequence[Node], media: MediaStore, system: str = "") -
     messages = [Message("system", (Text(system),))] if system else []
     for node in path:
         if node.role == "user":
-            messages.append(Message("user", tuple(_parts(node, media))))
+            messages.append(Message("user", tuple(_parts(node, media, processor))))
         else:
             messages.append(Message("assistant", (Text(node.text),), reasoning=node.reasoning or None))
     return messages
@@ -100,13 +106,13 @@ def with_names(words: Said, attachments: Sequence[Attachment]) -> Said:
     return renamed(words, rename)
 
 
-def _parts(node: Node, media: MediaStore) -> list[Part]:
+def _parts(node: Node, media: MediaStore, processor: MediaProcessor | None) -> list[Part]:
     parts: list[Part] = []
     for attachment in node.attachments:
         if attachment.kind == "image":
-            parts.append(Image(media.path(attachment.digest), attachment.plan))
+            parts.append(Image(media.path(attachment.digest), _plan(attachment, processor)))
         elif attachment.kind == "video":
-            parts.append(Video(media.path(attachment.digest), attachment.plan, attachment.clip))
+            parts.append(Video(media.path(attachment.digest), _plan(attachment, processor), attachment.clip))
         else:
             with media.open(attachment.digest) as file:
                 text = file.read().decode("utf-8", "replace")
@@ -114,3 +120,11 @@ def _parts(node: Node, media: MediaStore) -> list[Part]:
     if node.text:
         parts.append(Text(node.text))
     return parts
+
+
+def _plan(attachment: Attachment, processor: MediaProcessor | None) -> MediaPlan | None:
+    plan = attachment.plan
+    if plan is None or processor is None:
+        return plan
+    processing = processor.image_processing if plan.kind == "image" else processor.video_processing
+    return plan if plan.processing == processing.fingerprint() else None

@@ -19,7 +19,6 @@ from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError, S
 from qwen35mm.pools import SAVING
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import Said, said_of
 
 logger = logging.getLogger(__name__)
@@ -122,7 +121,7 @@ class Reply:
         try:
             if not self._stopped:
                 await self._follow()
-        except (Qwen35mmError, MediaError) as error:
+        except Qwen35mmError as error:
             self.too_long = isinstance(error, ContextTooLongError)
             files = [attachment for node in self.work.path for attachment in node.attachments]
             self.node = replace(self.node, status="failed", error=with_names(said_of(error), files))

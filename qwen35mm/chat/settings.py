@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.engine.model_info import ModelInfo
 from qwen35mm.errors import ConfigError
-from qwen35mm.model import LoadedModel
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
 from qwen35mm_preprocess.say import Said, decimal, say
@@ -108,37 +108,41 @@ class Settings:
         """The system prompt; empty for none."""
         return str(self.values.get("system", "")).strip()
 
-    def params(self, defaults: SamplingParams) -> SamplingParams:
-        """How to choose tokens, with a checkpoint's defaults where nothing is set."""
-        return defaults.with_overrides(**{name: self.values.get(name) for name in (*SAMPLING, *LENGTHS)})
+    def params(self, model: ModelInfo) -> SamplingParams:
+        """How to choose tokens, with the model's defaults where nothing is set, or where it can't be asked for it."""
+        names = {*SAMPLING, *LENGTHS} - model.unsupported
+        return model.generation.with_overrides(**{name: self.values.get(name) for name in names})
 
-    def enable_thinking(self, default: bool) -> bool:
+    def enable_thinking(self, model: ModelInfo) -> bool:
         """Whether to think first."""
-        return bool(self.values.get("thinking", default)) and self.values.get("thinking_budget") != 0
+        if model.thinking is False:
+            return model.default_enable_thinking
+        thinks = self.values.get("thinking", model.default_enable_thinking)
+        return bool(thinks) and self.values.get("thinking_budget") != 0
 
     def budget(self, default: MediaBudget) -> MediaBudget:
         """What media may cost, with the machine's defaults where nothing is set."""
         return replace(default, **{name: self.values[name] for name in MEDIA if name in self.values})
 
 
-def made_with(settings: Settings, loaded: LoadedModel) -> dict[str, Any]:
+def made_with(settings: Settings, model: ModelInfo) -> dict[str, Any]:
     """What an answer is made with, as it is kept with it: in full, since a model's defaults are another one's settings.
 
     Returns:
         the names of `Settings` but those of media, which are kept with the question, and the format of the `weights`;
         what isn't set, nor has a default, is left out. Of a system prompt it is the beginning.
     """
-    params = settings.params(loaded.generation)
+    params = settings.params(model)
     values: dict[str, Any] = {name: getattr(params, name) for name in (*SAMPLING, *LENGTHS)}
-    values["thinking"] = settings.enable_thinking(loaded.template.default_enable_thinking)
+    values["thinking"] = settings.enable_thinking(model)
     values["system"] = settings.system[:_SHOWN_SYSTEM_CHARS] or None
-    values["weights"] = loaded.weights
+    values["weights"] = model.weights
     return {name: value for name, value in values.items() if value is not None}
 
 
 def describe_settings(backend: ChatBackend) -> dict[str, Any]:
     """Ranges, words and defaults of the settings for a model, as JSON values for the page."""
-    defaults = backend.loaded.generation
+    defaults = backend.info.generation
     budget, video = backend.media.budget, backend.media.video_processing
     shown = {
         **{name: getattr(defaults, name) for name in (*SAMPLING, *LENGTHS)},
@@ -146,7 +150,7 @@ def describe_settings(backend: ChatBackend) -> dict[str, Any]:
         "fps": budget.fps or video.fps,
         "max_image_tokens": budget.max_image_tokens,
         "max_video_tokens": budget.max_video_tokens,
-        "thinking": backend.loaded.template.default_enable_thinking,
+        "thinking": backend.info.default_enable_thinking,
     }
     groups = {"sampling": SAMPLING, "length": LENGTHS, "media": MEDIA}
     fields = {
@@ -162,6 +166,7 @@ def describe_settings(backend: ChatBackend) -> dict[str, Any]:
         }
         for group, members in groups.items()
         for name, field in members.items()
+        if name not in backend.info.unsupported
     }
     return {"fields": fields, "defaults": shown}
 

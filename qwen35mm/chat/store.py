@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwen35mm.chat.bounds import Bounds, find_beyond
 from qwen35mm.chat.database import Database
 from qwen35mm.chat.media import MediaStore
 from qwen35mm.chat.records import Conversation, Node, dump_object, load_object
@@ -214,6 +215,16 @@ class ConversationStore:
             num_deleted = connection.execute("DELETE FROM conversations WHERE deleted_s <= ?", values).rowcount
         self.media.discard([digest for (digest,) in digests], min_age_s=_SENT_AGAIN_S)
         return num_deleted
+
+    def trim(self, bounds: Bounds) -> int:
+        """Removes what is beyond bounds, what nobody went on with for longest first, and all that was deleted; how many
+        conversations these were."""
+        num_bytes = self.media.num_bytes()
+        with self._database.writing() as connection:
+            now_s = self._clock()
+            ids = find_beyond(connection, bounds, now_s, num_bytes)
+            connection.executemany("UPDATE conversations SET deleted_s = ? WHERE id = ?", [(now_s, id_) for id_ in ids])
+        return self.purge()
 
     def delete_owner(self, owner: str) -> None:
         """Deletes everything of an owner; files that nobody else has go with `media.collect_garbage`."""

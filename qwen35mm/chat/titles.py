@@ -131,7 +131,7 @@ class Titles:
         question = next((node.text for node in reversed(reply.work.path) if node.role == "user"), "")
         shown = [("Question", question), ("Answer", reply.node.text)]
         parts = [_ASK, *(f"{name}: {text.strip()[:_SHOWN_CHARS]}" for name, text in shown if text.strip())]
-        params = self._backend.loaded.generation.with_overrides(
+        params = self._backend.info.generation.with_overrides(
             temperature=0.0, max_tokens=_MAX_TOKENS, thinking_budget=0
         )
         events = self._backend.stream(

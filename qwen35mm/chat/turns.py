@@ -188,6 +188,8 @@ class Turns:
 
     async def go_on(self, person: Person, conversation_id: str, reply_id: str) -> str:
         """Continues a reply that was stopped or cut off; its id. Raises what `send` does."""
+        if self._backend.info.continues is False:
+            raise PromptError(say("This model can't go on with an answer: have the question answered again."))
 
         def store() -> Work:
             conversation, tree = self._store.read(person.owner, conversation_id)
@@ -332,20 +334,20 @@ class Turns:
         return _node(None, "user", text=_SUMMARISE, attachments=(Attachment(digest, "text", title, num_bytes),))
 
     def _reply_to(self, question: Node, settings: Settings) -> Node:
-        loaded, how = self._backend.loaded, made_with(settings, self._backend.loaded)
-        return _node(question.id, "assistant", status="running", model=loaded.name, settings=how)
+        model, how = self._backend.info, made_with(settings, self._backend.info)
+        return _node(question.id, "assistant", status="running", model=model.name, settings=how)
 
     def _work(self, person: Person, conversation: Conversation, path: Sequence[Node], reply: Node) -> Work:
         settings = Settings.kept(conversation.settings)
-        loaded = self._backend.loaded
+        model = self._backend.info
         work = self._works[reply.id] = Work(
             person.owner,
             conversation.id,
             reply,
             tuple(path),
-            tuple(prompt_messages(path, self._store.media, settings.system)),
-            settings.params(loaded.generation),
-            settings.enable_thinking(loaded.template.default_enable_thinking),
+            tuple(prompt_messages(path, self._store.media, settings.system, self._backend.media)),
+            settings.params(model),
+            settings.enable_thinking(model),
             person.tenant,
         )
         return work

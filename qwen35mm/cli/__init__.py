@@ -57,11 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         app(arguments)
-    except Exception as error:
-        # Imported here, because it brings PyAV and NumPy.
-        from qwen35mm_preprocess import MediaError
-
-        if not isinstance(error, Qwen35mmError | MediaError):
-            raise
+    except Qwen35mmError as error:
         typer.echo(f"qwen35mm: {error}", err=True)
         sys.exit(1)

@@ -8,7 +8,6 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -94,15 +93,18 @@ async def _open_captioner(job: Job, model: ModelOptions, options: CaptionOptions
         api_key=options.api_key,
         max_concurrent=job.run.slots,
         video=options.remote_video,
+        # A caption is of use when it is complete, so that one that breaks off can be asked for again.
+        whole=True,
     )
     async with contextlib.aclosing(server):
         await server.connect()
+        # Else each medium would be refused by itself.
+        server.check(SamplingParams(thinking_budget=options.thinking_budget), enable_thinking=options.think)
         yield Captioner(
             backend=server,
             name=server.name,
             identity={"server": server.fingerprint, "video": options.remote_video},
-            # What the family's authors advise without thinking; a server doesn't say what its model's are.
-            params=SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
+            params=server.info.generation,
             processor=server.media,
             form=options.remote_video,
         )
@@ -113,12 +115,8 @@ def _open_cluster(
 ) -> contextlib.AbstractAsyncContextManager[RayCaptioner]:
     from qwen35mm.captioning.ray_cluster import open_cluster
 
-    # Engines don't start in this program's folder.
-    if model.model is not None and Path(model.model).is_dir():
-        model = replace(model, model=str(Path(model.model).absolute()))
-    if model.cache_dir is not None:
-        model = replace(model, cache_dir=model.cache_dir.absolute())
-    return open_cluster(address, model.load, num_engines=num_engines, slots=job.run.slots, num_workers=job.num_workers)
+    load = model.for_another_folder().load
+    return open_cluster(address, load, num_engines=num_engines, slots=job.run.slots, num_workers=job.num_workers)
 
 
 @contextlib.contextmanager

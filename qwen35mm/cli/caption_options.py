@@ -196,13 +196,7 @@ class CaptionOptions:
             keep_unfinished=self.keep_unfinished,
             one_line=self.one_line,
         )
-        if self.backend is not None:
-            from qwen35mm.backends.remote.wire import sampling_fields
-            from qwen35mm.sampling import SamplingParams
-
-            # What no server can be asked for.
-            sampling_fields(SamplingParams(thinking_budget=self.thinking_budget), enable_thinking=self.think)
-        elif style.schema is not None:
+        if self.backend is None and style.schema is not None:
             from qwen35mm.engine import check_json_schema
 
             check_json_schema(style.schema.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import os
@@ -23,9 +24,12 @@ from qwen35mm.strangers import is_shared
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
+    from qwen35mm.backends.remote.backend import RemoteBackend
     from qwen35mm.backends.zero_gpu import ZeroGpuBackend
+    from qwen35mm.engine import EngineSettings
     from qwen35mm.model_library import BackendSwitch
-    from qwen35mm_preprocess import MediaLimits
+    from qwen35mm.web.serving.programs import ProgramAccess
+    from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 # Where strangers share the page, what isn't set is tight.
 _FOR_STRANGERS = {"slots": 2, "max_image_tokens": 1_280, "max_video_tokens": 4_096, "max_frames": 64}
@@ -51,15 +55,20 @@ def chat(
 @contextlib.contextmanager
 def open_page(
     model: ModelOptions, page: PageOptions
-) -> Iterator[tuple[LocalBackend | BackendSwitch | ZeroGpuBackend, dict[str, Any]]]:
+) -> Iterator[tuple[LocalBackend | BackendSwitch | RemoteBackend | ZeroGpuBackend, dict[str, Any]]]:
     """Loads the model; gives what answers, closed at the end, and the other arguments of `qwen35mm.web.serve`.
 
     One person's page keeps its cache and its conversations, and can change its model. What strangers say is nobody's
     to keep, and their caches can't be found again once their pages are gone. On ZeroGPU each reply is a GPU call.
+    Where a server answers, no model is loaded.
 
     Raises:
-        Qwen35mmError: the model or a setting can't be used.
+        Qwen35mmError: the model, the server or a setting can't be used.
     """
+    if page.backend is not None:
+        with _open_server(page.backend, model, page) as opened:
+            yield opened
+        return
     # `spaces` comes before everything that might touch CUDA.
     gpu = zero_gpu()
     shared = is_shared(page.host)
@@ -82,6 +91,7 @@ def open_page(
         options = model.backend_options(None if shared else user_folder("cache"))
         engine = replace(options.settings, **given(max_waiting=page.max_queue))
         options = replace(options, limits=_limits(page, shared), settings=engine)
+        programs = _programs(page, shared, gpu is not None, options.settings)
         source = model.source
         if shared and model.context_length is None:
             config = ModelConfig.from_pretrained(source := find_checkpoint(source))
@@ -102,10 +112,73 @@ def open_page(
             local = fitted.start(loaded)
             backend = local if shared else BackendSwitch(local, options)
         stack.callback(backend.close)
-        data_dir = page.data_dir or (None if shared else user_folder("data"))
-        address = {"host": page.host, "port": page.port, "token": page.token}
-        who = {"auth": page.auth or (), "auth_file": page.auth_file, "guests": page.guests}
-        yield backend, {**address, **who, "data_dir": data_dir}
+        yield backend, {**_how(page, shared), "programs": programs}
+
+
+@contextlib.contextmanager
+def _open_server(
+    address: str, model: ModelOptions, page: PageOptions
+) -> Iterator[tuple[BackendSwitch | RemoteBackend, dict[str, Any]]]:
+    shared = is_shared(page.host)
+    if model.model is not None:
+        raise ConfigError("--model and --backend are two places for one model: give one of them.")
+    if shared and page.api_key_file is not None:
+        raise ConfigError("--api-key-file is for a model of this machine; programs can ask the server of --backend.")
+    with quick_imports():
+        import qwen35mm.web  # noqa: F401 - what it lacks is told first
+        from qwen35mm.model_library import BackendSwitch
+        from qwen35mm.model_library.switch import CONNECT_S
+        from qwen35mm.web.serving.servers import Server
+
+    if shared:
+        model = replace(model, **{name: n for name, n in _FOR_STRANGERS.items() if getattr(model, name) is None})
+    limits = _limits(page, shared)
+    server = Server(address, page.backend_model, _backend_key(page))
+    remote = server.backend(limits, _server_budget(model), model.slots or 4)
+    with contextlib.ExitStack() as stack:
+        backend = stack.enter_context(contextlib.closing(remote))
+        asyncio.run(remote.connect(CONNECT_S))
+        programs = None
+        if not shared:
+            options = replace(model.backend_options(user_folder("cache")), limits=limits)
+            programs = _programs(page, shared, False, options.settings)
+            backend = stack.enter_context(contextlib.closing(BackendSwitch(remote, options)))
+        yield backend, {**_how(page, shared), "programs": programs, "server": server}
+
+
+def _how(page: PageOptions, shared: bool) -> dict[str, Any]:
+    """Where the page is, and for whom."""
+    data_dir = page.data_dir or (None if shared else user_folder("data"))
+    address = {"host": page.host, "port": page.port, "token": page.token, "calls": not page.no_api, "mcp": page.mcp}
+    who = {"auth": page.auth or (), "auth_file": page.auth_file, "guests": page.guests}
+    return {**address, **who, "data_dir": data_dir}
+
+
+def _backend_key(page: PageOptions) -> str | None:
+    if page.backend_key_file is None:
+        return page.backend_key
+    if page.backend_key is not None:
+        raise ConfigError("--backend-key and --backend-key-file both hold the server's key: give one of them.")
+    try:
+        key = page.backend_key_file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"The key in {page.backend_key_file} can't be read ({reason}).") from None
+    if not key:
+        raise ConfigError(f"{page.backend_key_file} holds no key: write the server's key into it, and nothing else.")
+    return key
+
+
+def _server_budget(model: ModelOptions) -> MediaBudget:
+    from qwen35mm.backends.remote.media import default_media
+
+    chosen = given(
+        max_image_tokens=model.max_image_tokens,
+        max_video_tokens=model.max_video_tokens,
+        max_frames=model.max_frames,
+        fps=model.fps,
+    )
+    return replace(default_media(None, None, "frames").budget, **chosen)
 
 
 def zero_gpu() -> Callable[..., Any] | None:
@@ -123,6 +196,25 @@ def zero_gpu() -> Callable[..., Any] | None:
             "SPACES_ZERO_GPU is set, and the package `spaces` isn't installed (Hugging Face installs it on every "
             f"Gradio Space; missing here: {error.name}). Install it, or take the variable away."
         ) from None
+
+
+def _programs(page: PageOptions, shared: bool, on_zero_gpu: bool, engine: EngineSettings) -> ProgramAccess | None:
+    """Which programs may use the model beside the page: on one's own those that have its token, elsewhere none that
+    wasn't given a key."""
+    from qwen35mm.server.keys import Keys
+    from qwen35mm.web.serving.programs import ProgramAccess
+
+    if page.no_api or (page.api_key_file is None and (shared or page.auth or page.auth_file)):
+        return None
+    if on_zero_gpu:
+        raise ConfigError(
+            "On ZeroGPU each reply is paid for by whoever asks on the page, so --api-key-file can't be used. Programs "
+            "can call the endpoint /chat with gradio_client."
+        )
+    keys = Keys([]) if page.api_key_file is None else Keys.read(page.api_key_file)
+    data_dir = _how(page, shared)["data_dir"]
+    responses = None if data_dir is None else data_dir / "responses"
+    return ProgramAccess(keys, engine.slots, responses_dir=responses, **given(max_waiting=page.max_queue))
 
 
 def _limits(page: PageOptions, shared: bool) -> MediaLimits:

@@ -1,34 +1,11 @@
-"""The person's own folders."""
+"""Where a program of this person keeps what can be made again."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
-from typing import Literal
 
+from qwen35mm.folders import user_folder
 from qwen35mm.settings import ModelOptions
-
-
-def user_folder(kind: Literal["cache", "data"]) -> Path | None:
-    """The person's folder for what can be made again (`cache`) or can't (`data`), where each platform has it.
-
-    It isn't made here; None for a user without a home.
-    """
-    try:
-        if sys.platform == "win32":
-            local = os.environ.get("LOCALAPPDATA")
-            folder = Path(local) if local else Path.home() / "AppData" / "Local"
-        elif sys.platform == "darwin":
-            folder = Path.home() / "Library" / ("Caches" if kind == "cache" else "Application Support")
-        else:
-            # The XDG base directory specification: a relative path is invalid and to be ignored.
-            folder = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", ""))
-            if not folder.is_absolute():
-                folder = Path.home() / (".cache" if kind == "cache" else ".local/share")
-    except RuntimeError:  # Path.home() finds none
-        return None
-    return folder / "qwen35mm"
 
 
 def cache_folder(model: ModelOptions) -> Path | None:

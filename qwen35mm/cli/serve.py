@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import functools
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -12,8 +16,17 @@ from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder, user_folder
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError, MissingExtraError
-from qwen35mm.settings import ModelOptions, parse_folder, with_options
+from qwen35mm.settings import ModelOptions, given, parse_folder, with_options
 from qwen35mm.strangers import is_shared
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.applications import Starlette
+
+    from qwen35mm.backends.local import LocalBackend
+    from qwen35mm.server.keys import Keys
+
+_ray = functools.partial(typer.Option, rich_help_panel="Ray cluster")
 
 
 @dataclass(frozen=True)
@@ -39,44 +52,117 @@ class ServerOptions:
     allow_urls: Annotated[
         bool, typer.Option("--allow-urls", help="Fetch media from `https:` and `http:` addresses of the internet.")
     ] = False
+    responses_dir: Annotated[
+        Path | None,
+        typer.Option(
+            parser=parse_folder,
+            metavar="FOLDER",
+            help="Where responses are kept for /v1/responses; a folder of yours without it.",
+        ),
+    ] = None
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Keep responses in memory alone: after a restart there are none.")
+    ] = False
     max_queue: Annotated[int, typer.Option(help="Requests that may wait for the model.", min=1, max=10_000)] = 64
 
 
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Engines on a Ray cluster, where one machine or card isn't enough."""
+
+    ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
+
+    ray: Annotated[
+        str | None,
+        _ray(help="local, auto (the cluster of this machine) or HOST:PORT; needs the extra 'ray'.", metavar="ADDRESS"),
+    ] = None
+    replicas: Annotated[
+        int | None, _ray(help="Engines at least; as many as the GPUs suffice for, or one a machine, without it.", min=1)
+    ] = None
+    max_replicas: Annotated[
+        int | None, _ray(help="Engines at most: further ones are started while requests wait.", min=1)
+    ] = None
+    gpus_per_replica: Annotated[int, _ray(help="GPUs that an engine's model is split over.", min=1)] = 1
+    cpus_per_replica: Annotated[
+        int | None, _ray(help="Processors of an engine; its share of a machine's without it.", min=1)
+    ] = None
+
+
 @with_options
-def serve(model: ModelOptions, server: ServerOptions) -> None:
+def serve(model: ModelOptions, server: ServerOptions, cluster: ClusterOptions) -> None:
     """Serve the model to other programs, in OpenAI's protocol; it runs until Ctrl-C."""
-    shared = is_shared(server.host)
-    if shared and server.api_key_file is None:
+    if is_shared(server.host) and server.api_key_file is None:
         raise ConfigError(
             f"Other machines may reach {server.host}: name a file with API keys, one a line, by --api-key-file."
         )
-    begin_digest(model.source, cache_folder(model))
+    if cluster.ray is None:
+        begin_digest(model.source, cache_folder(model))
     with quick_imports():
         try:
-            from qwen35mm.server.app import create_app
-            from qwen35mm.server.fetch import fetch_media
+            import qwen35mm.server.app  # noqa: F401 - with all that it needs
             from qwen35mm.server.keys import Keys
-            from qwen35mm.server.parts import Sources
             from qwen35mm.server.run import run
         except ModuleNotFoundError as error:
             raise MissingExtraError("Serving other programs", "serve") from error
-        from qwen35mm.model_library import fit_source
 
     keys = None if server.api_key_file is None else Keys.read(server.api_key_file)
     if server.media_root is not None and not server.media_root.is_dir():
         raise ConfigError(f"--media-root: there is no folder {server.media_root}.")
+    with contextlib.ExitStack() as stack:
+        if cluster.ray is None:
+            app, backend = _load(model, server, keys)
+            stack.callback(backend.close)
+        else:
+            app = stack.enter_context(_cluster(model, server, cluster, keys))
+        run(app, host=server.host, port=server.port, name=model.name)
+
+
+def _load(model: ModelOptions, server: ServerOptions, keys: Keys | None) -> tuple[FastAPI, LocalBackend]:
+    """The application, and the backend that it has."""
+    with quick_imports():
+        from qwen35mm.model_library import fit_source
+        from qwen35mm.server.app import create_app
+        from qwen35mm.server.fetch import fetch_media
+        from qwen35mm.server.parts import Sources
+        from qwen35mm.server.responses.kept import KeptResponses
+
+    data = user_folder("data")
+    responses = server.responses_dir or (None if data is None else data / "responses")
     options, folder = fit_source(model.backend_options(user_folder("cache")), model.source, model.name)
     backend = options.load(folder, name=model.name)
-    try:
-        fetch = fetch_media(backend.media.limits) if server.allow_urls else None
-        app = create_app(
-            backend,
-            keys=keys,
-            sources=Sources(server.media_root, fetch),
-            num_places=options.settings.slots,
-            max_waiting=server.max_queue,
-            only_this_machine=not shared,
-        )
-        run(app, host=server.host, port=server.port, name=backend.loaded.name)
-    finally:
-        backend.close()
+    fetch = fetch_media(backend.media.limits) if server.allow_urls else None
+    app = create_app(
+        backend,
+        keys=keys,
+        sources=Sources(server.media_root, fetch),
+        kept=None if server.no_store or responses is None else KeptResponses.on_disk(responses),
+        num_places=options.settings.slots,
+        max_waiting=server.max_queue,
+        only_this_machine=not is_shared(server.host),
+    )
+    return app, backend
+
+
+def _load_app(model: ModelOptions, server: ServerOptions, keys: Keys | None) -> FastAPI:
+    return _load(model, server, keys)[0]
+
+
+@contextlib.contextmanager
+def _cluster(
+    model: ModelOptions, server: ServerOptions, cluster: ClusterOptions, keys: Keys | None
+) -> Iterator[Starlette]:
+    """The application in front of engines on a Ray cluster."""
+    from qwen35mm.engine import EngineSettings
+    from qwen35mm.server.front import create_front
+    from qwen35mm.server.replicas import ClusterSettings, open_cluster
+
+    assert cluster.ray is not None
+    folders = {"media_root": server.media_root, "responses_dir": server.responses_dir}
+    server = replace(server, **{name: each.absolute() for name, each in folders.items() if each is not None})
+    settings = ClusterSettings(
+        cluster.ray, cluster.replicas, cluster.max_replicas, cluster.gpus_per_replica, cluster.cpus_per_replica
+    )
+    load = functools.partial(_load_app, model.for_another_folder(), server, keys)
+    slots = EngineSettings(**given(slots=model.slots)).slots
+    with open_cluster(settings, load, name=f"qwen35mm {socket.gethostname()} {server.port}", slots=slots) as engines:
+        yield create_front(engines, keys=keys, only_this_machine=not is_shared(server.host))

@@ -4,11 +4,12 @@ The keys are those of transformers' Qwen3_5Config and Qwen3_5MoeConfig. A key th
 type, or with a value that our code does not implement is a ConfigError which names the key.
 """
 
-from qwen35mm.config.model import SUPPORTED_MODEL_TYPES, ElementType, ModelConfig
+from qwen35mm.config.model import MEDIA_TOKENS, SUPPORTED_MODEL_TYPES, ElementType, ModelConfig
 from qwen35mm.config.text import LayerType, MoEConfig, RopeConfig, TextConfig
 from qwen35mm.config.vision import VisionConfig
 
 __all__ = [
+    "MEDIA_TOKENS",
     "SUPPORTED_MODEL_TYPES",
     "ElementType",
     "LayerType",

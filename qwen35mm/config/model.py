@@ -13,7 +13,17 @@ from qwen35mm.config.text import TextConfig, read_text
 from qwen35mm.config.vision import VisionConfig, read_vision
 from qwen35mm.errors import CheckpointError, ConfigError
 
-SUPPORTED_MODEL_TYPES = ("qwen3_5", "qwen3_5_moe")
+_TEXT_ALONE = "_text"
+SUPPORTED_MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", f"qwen3_5{_TEXT_ALONE}", f"qwen3_5_moe{_TEXT_ALONE}")
+# What stands for pictures and videos in a prompt, and around them, by the names of their ids.
+MEDIA_TOKENS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+# By `quant_method`; `checkpoints.quantised` reads them.
+QUANTIZATION_METHODS = ("fp8", "gptq", "awq", "compressed-tensors", "modelopt", "bitsandbytes")
 _RECURRENT_STATE_BYTES = 4
 
 
@@ -29,18 +39,21 @@ class ModelConfig:
     """Everything that the code needs from a checkpoint's config.json.
 
     Attributes:
+        tower: the vision tower; None where the model reads text alone, and has no ids of media, either.
         eos_token_ids: as config.json has them, perhaps none; generation_config.json may add to them.
+        quantization: config.json's `quantization_config`, for whoever reads the tensors; None where they are floats.
     """
 
     model_type: str
     text: TextConfig
-    vision: VisionConfig
-    image_token_id: int
-    video_token_id: int
-    vision_start_token_id: int
-    vision_end_token_id: int
+    tower: VisionConfig | None
+    image_token_id: int | None
+    video_token_id: int | None
+    vision_start_token_id: int | None
+    vision_end_token_id: int | None
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...] = ()
+    quantization: Mapping[str, Any] | None = None
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> ModelConfig:
@@ -67,31 +80,42 @@ class ModelConfig:
         top = Section("", data)
         model_type = top.value("model_type")
         if model_type not in SUPPORTED_MODEL_TYPES:
-            supported = " and ".join(SUPPORTED_MODEL_TYPES)
-            what = f"is {model_type!r}; supported are {supported} (the multimodal Qwen3.5 checkpoints)."
+            what = f"is {model_type!r}; supported are {', '.join(SUPPORTED_MODEL_TYPES)} (Qwen3.5 checkpoints)."
             raise top.error("model_type", what)
-        text_section, vision_section = top.section("text_config"), top.section("vision_config")
-        for section in (top, text_section):
-            _refuse_quantized(section)
-        text = read_text(text_section, is_moe=model_type == "qwen3_5_moe")
-        vision = read_vision(vision_section)
-        if vision.out_hidden_size != text.hidden_size:
-            what = f"({vision.out_hidden_size}) must equal text_config.hidden_size ({text.hidden_size})."
-            raise vision_section.error("out_hidden_size", what)
-        names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-        ids = {name: top.integer(name, minimum=0) for name in names}
+        is_text = model_type.endswith(_TEXT_ALONE)
+        text_section = top if is_text else top.section("text_config")
+        text = read_text(text_section, is_moe=model_type.startswith("qwen3_5_moe"))
+        tower = None if is_text else _read_vision(top, text)
+        ids = {name: None if is_text else top.integer(name, minimum=0) for name in MEDIA_TOKENS}
         for name, token_id in ids.items():
-            if token_id >= text.vocab_size:
+            if token_id is not None and token_id >= text.vocab_size:
                 raise top.error(name, f"is {token_id}, outside the vocabulary of {text.vocab_size}.")
         return cls(
             model_type=model_type,
             text=text,
-            vision=vision,
+            tower=tower,
             # transformers' default is untied; only the top level counts there.
             tie_word_embeddings=top.flag("tie_word_embeddings", default=False),
             eos_token_ids=_read_eos(top, text_section),
+            quantization=_read_quantization(top, text_section),
             **ids,
         )
+
+    @property
+    def vision(self) -> VisionConfig:
+        """The vision tower of a model that reads media."""
+        assert self.tower is not None, "this model reads text alone"
+        return self.tower
+
+    @property
+    def media_ids(self) -> frozenset[int]:
+        """Ids that stand for pictures and videos, and around them."""
+        return frozenset(id_ for name in MEDIA_TOKENS if (id_ := getattr(self, name)) is not None)
+
+    @property
+    def spatial_merge_size(self) -> int:
+        """Patches, along a side, that are one token of the prompt."""
+        return 1 if self.tower is None else self.tower.spatial_merge_size
 
     def kv_bytes_per_token(self, dtype: ElementType) -> int:
         """Bytes of K and V that one token takes over all full-attention layers."""
@@ -106,15 +130,29 @@ class ModelConfig:
         return len(text.linear_layers) * (recurrent + conv)
 
 
-def _refuse_quantized(section: Section) -> None:
-    quantization = section.data.get("quantization_config")
-    if quantization is None:
-        return
-    method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-    raise ConfigError(
-        f"This checkpoint is quantized ({method}): FP8, AWQ, GPTQ and the like are not supported yet. "
-        "Use the bf16 checkpoint."
-    )
+def _read_vision(top: Section, text: TextConfig) -> VisionConfig:
+    section = top.section("vision_config")
+    vision = read_vision(section)
+    if vision.out_hidden_size != text.hidden_size:
+        what = f"({vision.out_hidden_size}) must equal text_config.hidden_size ({text.hidden_size})."
+        raise section.error("out_hidden_size", what)
+    return vision
+
+
+def _read_quantization(*sections: Section) -> Mapping[str, Any] | None:
+    for section in sections:
+        quantization = section.data.get("quantization_config")
+        if not isinstance(quantization, Mapping | None):
+            raise section.error("quantization_config", f"must be an object; got {quantization!r}.")
+        if quantization is not None:
+            method = quantization.get("quant_method")
+            if method not in QUANTIZATION_METHODS:
+                raise ConfigError(
+                    f"This checkpoint is quantised by {method!r}, which can't be read here: "
+                    f"{', '.join(QUANTIZATION_METHODS)} can. Use one of those, or the bf16 checkpoint."
+                )
+            return quantization
+    return None
 
 
 def _read_eos(top: Section, text: Section) -> tuple[int, ...]:

@@ -102,7 +102,7 @@ def compare(
             elif test is not None:
                 passages.extend(test.passages(loaded))
         told(f"{weights}: reading")
-        hidden = list(hidden_states(loaded.model, passages))
+        hidden = list(hidden_states(loaded, passages))
         right = []
         if test is not None:
             told(f"{weights}: answering {len(test.skills):,} questions")

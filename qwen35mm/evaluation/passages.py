@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from qwen35mm.cache import CachePools
-from qwen35mm.engine.batches import prefill_batch
-from qwen35mm.engine.settings import CPU_PIECE_TOKENS
-from qwen35mm.engine.vision import encode, needed_units, place
-from qwen35mm.errors import ConfigError
+from qwen35mm.cache import CacheSettings
+from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
+from qwen35mm.engine import Engine, EngineSettings, PromptRead, Reading, Request
+from qwen35mm.errors import ConfigError, Qwen35mmError
 from qwen35mm.evaluation.divergence import Divergence, TokenScores, score_tokens, summarise
-from qwen35mm.model import LoadedModel, Qwen35Model
+from qwen35mm.model import LoadedModel
 from qwen35mm.model.weight_formats import Weight
-from qwen35mm.prompt import Prompt
+from qwen35mm.prompt import Prompt, PromptBuilder
 from qwen35mm_preprocess import PreparedMedia
 
 # Tokens that a text is cut into: each window begins anew.
@@ -54,52 +52,33 @@ def text_passages(loaded: LoadedModel, text: str, max_tokens: int) -> list[Passa
     Raises:
         ConfigError: it has less than two tokens.
     """
-    ids = np.array(loaded.tokenizer.encode_plain(text)[:max_tokens], dtype=np.int64)
+    builder = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config)
+    ids = loaded.tokenizer.encode_plain(text)[:max_tokens]
     size = min(WINDOW_TOKENS, loaded.config.text.max_position_embeddings)
-    windows = [ids[start : start + size].copy() for start in range(0, len(ids), size)]
-    passages = [_plain_passage(window) for window in windows if len(window) > 1]
+    windows = [ids[start : start + size] for start in range(0, len(ids), size)]
+    passages = [Passage(builder.plain(window), start=1) for window in windows if len(window) > 1]
     if not passages:
         raise ConfigError("The text has less than two tokens: there is nothing to foretell. Give a longer one.")
     return passages
 
 
-def _plain_passage(token_ids: np.ndarray) -> Passage:
-    positions = np.tile(np.arange(len(token_ids), dtype=np.int64), (3, 1))
-    return Passage(Prompt(token_ids, (), positions, rope_delta=0, segments=(), tail_start=0), start=1)
-
-
-def hidden_states(model: Qwen35Model, passages: Sequence[Passage]) -> Iterator[torch.Tensor]:
+def hidden_states(loaded: LoadedModel, passages: Sequence[Passage]) -> Iterator[torch.Tensor]:
     """Of each passage the final hidden states [T, hidden] that its targets are foretold from."""
     longest = max(len(passage.prompt.token_ids) for passage in passages)
-    pools = CachePools(model.config, num_slots=1, num_tokens=longest, dtype=model.dtype, device=model.layer_devices)
+    # One passage at a time, and nothing is kept of it.
+    kv_bytes = (longest + DEFAULT_BLOCK_SIZE) * loaded.config.kv_bytes_per_token(loaded.model.dtype)
+    settings = EngineSettings(context_length=longest, slots=1)
+    engine = Engine(loaded, settings, CacheSettings(kv_bytes=kv_bytes, reuse=False))
     for passage in passages:
-        yield _hidden_states(model, pools, passage)
-
-
-@torch.inference_mode()
-def _hidden_states(model: Qwen35Model, pools: CachePools, passage: Passage) -> torch.Tensor:
-    """In the engine's pieces, since products' last bits depend on how many rows there are."""
-    prompt, num_tokens = passage.prompt, len(passage.prompt.token_ids)
-    token_ids = torch.tensor(prompt.token_ids, device=model.device)
-    positions = torch.tensor(prompt.positions, device=model.device)
-    plans = [medium.plan for medium in passage.media]
-    units = needed_units(prompt, plans, 0, num_tokens, root=b"", salt=b"")
-    features = {
-        unit.address: features
-        for unit in units.values()
-        for _, features in encode(model.visual, unit, passage.media[unit.media_index])
-        if features is not None
-    }
-    cache, parts = pools.new_sequence(), []
-    for begin in range(0, num_tokens, CPU_PIECE_TOKENS):
-        piece = slice(begin, min(begin + CPU_PIECE_TOKENS, num_tokens))
-        cache.prepare(piece.stop - begin)
-        embeds = model.embed_tokens(token_ids[piece])
-        place(prompt, units, features, embeds, begin)
-        parts.append(model(prefill_batch(cache, embeds, positions[:, piece])))
-        cache.advance(piece.stop - begin)
-    cache.free()
-    return torch.cat(parts)[passage.start - 1 : -1].clone()
+        reading = Reading("states", passage.start)
+        engine.add(Request(passage.prompt, passage.media, "nothing", reading=reading, replies=False))
+        while engine.has_work:
+            for output in engine.step():
+                if isinstance(output.event, Qwen35mmError):
+                    raise output.event
+                if isinstance(output.event, PromptRead):
+                    assert output.event.states is not None
+                    yield output.event.states
 
 
 def diverge(

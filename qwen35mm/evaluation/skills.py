@@ -88,12 +88,7 @@ class SkillTest:
         for question, answer in zip(self._questions, self._answers, strict=True):
             media = tuple(backend.media_of(part) for part in iter_media(question))
             plans = [medium.plan for medium in media]
-            reply = Message("assistant", (Text(answer),))
-            asked = builder.prompt(question, plans, enable_thinking=False).token_ids
-            prompt = builder.prompt([*question, reply], plans, enable_thinking=False, continue_reply=True)
-            # The answer's first characters may have become one token with what the template writes before them.
-            same = prompt.token_ids[: len(asked)] == asked
-            start = len(asked) if same.all() else int(same.argmin())
+            prompt, start = builder.reply(question, plans, answer, enable_thinking=False)
             passages.append(Passage(prompt, start, media))
         backend.close()
         return passages

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from qwen35mm.checkpoints.safetensors_files import read_headers
-from qwen35mm.checkpoints.shards import find_shards
+from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
 from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
@@ -44,7 +43,8 @@ def fit(
     dtype = choose_dtype(options.dtype)
     asked = choose_integers(options.weights, dtype)
     check_integers(asked, devices)
-    config, stored = ModelConfig.from_pretrained(folder), read_headers(find_shards(folder))
+    config = ModelConfig.from_pretrained(folder)
+    stored = read_checkpoint(folder, config.quantization)
     on_cpu = all(device.type == "cpu" for device in devices)
     sizes = {each: weights_bytes(stored, dtype, each) for each in (None, *INTEGER_FORMATS)}
     smaller = [each for each in INTEGER_FORMATS if on_cpu and sizes[each] < sizes[asked]]
@@ -108,7 +108,8 @@ def offered_formats(folder: Path, dtype: torch.dtype) -> list[FormatOffer]:
     Raises:
         CheckpointError, ConfigError: the checkpoint can't be read.
     """
-    config, stored = ModelConfig.from_pretrained(folder), read_headers(find_shards(folder))
+    config = ModelConfig.from_pretrained(folder)
+    stored = read_checkpoint(folder, config.quantization)
     own = bytes_read_per_token(config, stored, dtype, None)
     offers = [FormatOffer(weights_name(dtype), weights_bytes(stored, dtype, None), None)]
     for integers in INTEGER_FORMATS:

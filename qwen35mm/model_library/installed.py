@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.checkpoints.shards import find_shards
+from qwen35mm.checkpoints.shards import (
+    GGUF_ARCHITECTURES,
+    check_folder,
+    find_shards,
+    gguf_architecture,
+    gguf_parts,
+    gguf_stem,
+)
 from qwen35mm.config import SUPPORTED_MODEL_TYPES, ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm_preprocess.say import Said, said_of, say
@@ -66,6 +73,7 @@ def find_model(source: str | Path) -> InstalledModel:
     name = str(source)
     path = Path(source).expanduser()
     if path.is_dir():
+        check_folder(path)
         model = _inspect(path, path.name, name, tell_damage=True)
         if model is None:
             raise CheckpointError(
@@ -76,6 +84,12 @@ def find_model(source: str | Path) -> InstalledModel:
                     types=", ".join(SUPPORTED_MODEL_TYPES),
                 )
             )
+        return model
+    if path.suffix == ".gguf" and path.is_file():
+        from qwen35mm.checkpoints.gguf_folder import gguf_folder
+
+        model = _inspect(gguf_folder(path), gguf_stem(path), name, tell_damage=True)
+        assert model is not None, "its config.json is ours"
         return model
     if not is_hub_id(name):
         raise CheckpointError(
@@ -109,12 +123,15 @@ def _places() -> Iterator[tuple[Path, str, str, bool]]:
             folder = Path(name.strip()).expanduser()
             with contextlib.suppress(OSError):
                 for child in (folder, *sorted(folder.iterdir())):
-                    yield child, child.name, str(child), True
+                    name = gguf_stem(child) if child.suffix == ".gguf" else child.name
+                    yield child, name, str(child), True
 
 
 def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> InstalledModel | None:
     """None where this is no checkpoint of the family, or (unless `tell_damage`) an incomplete one."""
     num_bytes = 0
+    if folder.suffix == ".gguf":
+        return _inspect_gguf(folder, name, source)
     try:
         folder = folder.resolve()
         if not is_family(folder / "config.json"):
@@ -130,6 +147,22 @@ def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> Inst
     except (ConfigError, CheckpointError) as error:
         return InstalledModel(name, source, folder, num_bytes, False, said_of(error))
     except (OSError, ValueError, RuntimeError):  # unreadable folders, names with NUL, links in a circle
+        return None
+    return InstalledModel(name, source, folder, num_bytes, True)
+
+
+def _inspect_gguf(path: Path, name: str, source: str) -> InstalledModel | None:
+    """None where a file, the first of several, isn't a text model of the family."""
+    if gguf_architecture(path) not in GGUF_ARCHITECTURES:
+        return None
+    from qwen35mm.checkpoints.gguf_folder import place_of
+
+    try:
+        folder = place_of(path)
+        num_bytes = sum(each.stat().st_size for each in gguf_parts(path))
+    except CheckpointError as error:
+        return InstalledModel(name, source, path, 0, False, said_of(error))
+    except (OSError, RuntimeError):
         return None
     return InstalledModel(name, source, folder, num_bytes, True)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import torch
 
 from qwen35mm.backends.local import LocalBackend, weights_cache
 from qwen35mm.cache import CacheSettings
@@ -53,6 +56,18 @@ class BackendOptions:
             cache=self.cache,
             commit_history=self.commit_history,
         )
+
+    def make(self, source: str | Path, name: str, loaded: LoadedModel | None) -> LocalBackend:
+        """What takes the place of a backend that was just closed; `loaded` is its model, where it is the same.
+
+        Raises:
+            Qwen35mmError: see `load`.
+        """
+        # It holds itself in circles; its memory is wanted now.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return self.load(source, name=name) if loaded is None else self.start(loaded)
 
     def with_context(self, context_length: int | None) -> BackendOptions:
         """The same with another context length; None leaves it to the model."""

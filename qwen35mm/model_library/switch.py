@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine import Event
-from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
+from qwen35mm.engine import Event, ModelInfo
+from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model.load import choose_dtype
 from qwen35mm.model_library.catalogue import HUB_MODELS, SUGGESTED_ON_CPU, SUGGESTED_ON_GPU, HubModel
+from qwen35mm.model_library.changes import Changes
 from qwen35mm.model_library.fit import FormatOffer, fit, offered_formats
 from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import (
@@ -38,12 +37,16 @@ from qwen35mm_preprocess.say import Said, said_of, say
 
 logger = logging.getLogger(__name__)
 
-SwitchPhase = Literal["check", "close", "load", "restore"]
+# Somebody looks on.
+CONNECT_S = 20.0
+Answering = LocalBackend | RemoteBackend
+SwitchPhase = Literal["check", "connect", "close", "load", "restore"]
 OnProgress = Callable[[SwitchPhase], None]
 
 
 class BackendSwitch:
-    """Owns the running backend, and replaces it by one with another model, format of weights or context length.
+    """Owns the running backend, and replaces it by one with another model, format of weights or context length, or by
+    a server's.
 
     It has what a page uses of a backend, and hands it on. All calls of `stream` and `switch` come from one event loop.
 
@@ -55,27 +58,28 @@ class BackendSwitch:
 
     def __init__(
         self,
-        backend: LocalBackend,
+        backend: Answering,
         options: BackendOptions | None = None,
         *,
         available: Available = available_bytes,
     ) -> None:
         self._options = options or BackendOptions()
         self._available = available
-        self._backend: LocalBackend | None = backend
-        self._last: LoadedModel = backend.loaded
-        self._media: MediaProcessor = backend.media
+        self._backend: Answering | None = backend
+        # None while a server answers.
+        self._last: LoadedModel | None = None
         # The options are the same for every model, and so are what they lead to.
         self._devices = DeviceRequest.parse(self._options.device).devices
         # What the current backend can be made again with.
-        self._fitted = replace(self._options, weights=backend.loaded.model.integers or "auto")
-        self._context_length = backend.context_length
-        self._num_streams = 0
-        self._switched: asyncio.Event | None = None
+        self._fitted = self._options
+        if isinstance(backend, LocalBackend):
+            self._fitted = replace(self._options, weights=backend.loaded.model.integers or "auto")
+        self._changes = Changes()
         self._closed = False
+        self._take(backend)
 
     @property
-    def current(self) -> LocalBackend:
+    def current(self) -> Answering:
         """The backend that answers now.
 
         Raises:
@@ -86,9 +90,30 @@ class BackendSwitch:
         return self._backend
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a model is loaded, and no other one is being loaded in its place."""
+        return self._backend is not None and not self._changes.is_going_on
+
+    @property
     def loaded(self) -> LoadedModel:
-        """The current model; between two models the last one, without its weights."""
+        """The current model; between two models the last one, without its weights.
+
+        Raises:
+            EngineError: it answers on a server.
+        """
+        if self._last is None:
+            raise EngineError(say("The model isn't on this machine: {host} answers.", host=self._info.host or ""))
         return self._last
+
+    @property
+    def folder(self) -> Path | None:
+        """The current model's; None where a server answers."""
+        return None if self._last is None else self._last.path
+
+    @property
+    def info(self) -> ModelInfo:
+        """The current model's; between two models the last one's."""
+        return self._info if self._backend is None else self._backend.info
 
     @property
     def media(self) -> MediaProcessor:
@@ -96,11 +121,11 @@ class BackendSwitch:
 
     @property
     def is_demo(self) -> bool:
-        return self._last.path == demo_model_path()
+        return self.folder == demo_model_path()
 
     @property
     def idles(self) -> bool:
-        return True
+        return self._info.host is None
 
     @property
     def context_length(self) -> int:
@@ -112,12 +137,12 @@ class BackendSwitch:
         return self._options.weights
 
     def formats(self) -> list[FormatOffer]:
-        """What the current model can be taken in; nothing on a GPU.
+        """What the current model can be taken in; nothing on a GPU, or of a server.
 
         Raises:
             CheckpointError, ConfigError: its files can't be read any more.
         """
-        if not self.on_cpu:
+        if not self.on_cpu or self._last is None:
             return []
         return offered_formats(self._last.path, choose_dtype(self._options.dtype))
 
@@ -134,7 +159,7 @@ class BackendSwitch:
         formats = [self.weights] if self.weights in model.weights_bytes else ["bf16"]
         if self.on_cpu and self.weights == "auto":
             formats = [*model.weights_bytes]
-        memory_bytes = measure_room(self._backend, self._devices, self._available).after_bytes
+        memory_bytes = measure_room(self._local, self._devices, self._available).after_bytes
         return model.format_that_fits(formats, memory_bytes=memory_bytes, context_length=self.context_length)
 
     def suggestion(self) -> HubModel | None:
@@ -148,6 +173,11 @@ class BackendSwitch:
         """Whether models lie in the machine's own memory."""
         return all(device.type == "cpu" for device in self._devices)
 
+    @property
+    def _local(self) -> LocalBackend | None:
+        """The backend in this process, if that is what answers."""
+        return self._backend if isinstance(self._backend, LocalBackend) else None
+
     def count_tokens(self, messages: Sequence[Message], **options: Any) -> int:
         """The current backend's."""
         return self.current.count_tokens(messages, **options)
@@ -159,9 +189,9 @@ class BackendSwitch:
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """The current backend's; while a model is being changed there is no rest."""
         backend = self._backend
-        return backend is not None and self._switched is None and backend.wait_idle(timeout_s)
+        return backend is not None and not self._changes.is_going_on and backend.wait_idle(timeout_s)
 
-    async def stream(
+    def stream(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[Event]:
         """The current backend's `stream`; while a model is being changed it waits for the new one.
@@ -169,18 +199,22 @@ class BackendSwitch:
         Raises:
             EngineError: there is no model; besides what the backend raises.
         """
-        while self._switched is not None:
-            await self._switched.wait()
-        events = self.current.stream(messages, params, **options)
-        self._num_streams += 1
-        try:
-            async for event in events:
-                yield event
-        finally:
-            try:
-                await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-            finally:
-                self._num_streams -= 1
+        return self._streamed(lambda backend: backend.stream(messages, params, **options))
+
+    def stream_prompt(self, prompt: Any, params: SamplingParams | None = None, **options: Any) -> AsyncIterator[Event]:
+        """The current backend's, as `stream`."""
+        return self._streamed(lambda backend: backend.stream_prompt(prompt, params, **options))
+
+    def stream_score(self, text: Any, given: Any = None, **options: Any) -> AsyncIterator[Event]:
+        """The current backend's, as `stream`."""
+        return self._streamed(lambda backend: backend.stream_score(text, given, **options))
+
+    def stream_embedding(self, given: Any, **options: Any) -> AsyncIterator[Event]:
+        """The current backend's, as `stream`."""
+        return self._streamed(lambda backend: backend.stream_embedding(given, **options))
+
+    def _streamed(self, begin: Callable[[Any], AsyncIterator[Event]]) -> AsyncIterator[Event]:
+        return self._changes.stream(lambda: begin(self.current))
 
     async def switch(
         self,
@@ -189,7 +223,7 @@ class BackendSwitch:
         context_length: int | None = None,
         weights: str | None = None,
         on_progress: OnProgress | None = None,
-    ) -> LocalBackend:
+    ) -> Answering:
         """Answers with another model, or with the same one in another format or with another context length.
 
         Everything that can be checked is checked before the old backend is closed, and when the new one fails to load,
@@ -208,25 +242,42 @@ class BackendSwitch:
             RequestError: replies are in progress, or another model is being loaded.
             EngineError: neither the new model nor the old one could be loaded.
         """
-        if self._closed:
-            raise EngineError(say("The program is ending."))
-        if self._switched is not None:
-            raise RequestError(say("Another model is being loaded already: wait until it is there."))
-        if self._num_streams:
-            raise RequestError(
-                say(
-                    "{n} {n|reply is|replies are} being written: stop or wait, then change the model.",
-                    n=self._num_streams,
-                )
-            )
-        self._switched = asyncio.Event()
-        report = on_progress or (lambda phase: None)
+        self._check_open()
         options = self._options.with_context(context_length)
         options = options if weights is None else replace(options, weights=weights)
-        keeps = weights is None or weights == self._last.weights
-        change = asyncio.ensure_future(self._change(source, options, keeps, report))
-        change.add_done_callback(self._end_switch)
-        return await asyncio.shield(change)
+        keeps = weights is None or (self._last is not None and weights == self._last.weights)
+        report = on_progress or (lambda phase: None)
+        await self._changes.make(lambda: self._change(source, options, keeps, report))
+        return self.current
+
+    async def connect(self, server: RemoteBackend, *, on_progress: OnProgress | None = None) -> None:
+        """Answers with a server's model; one in this process gives its memory back.
+
+        Args:
+            server: connected to here, and closed where it can't be used; from then on the switch closes it.
+
+        Raises:
+            ConfigError, RequestError, EngineError: it can't be used; what answered before answers on. Besides what
+                `switch` raises.
+        """
+
+        async def change() -> None:
+            report = on_progress or (lambda phase: None)
+            report("connect")
+            try:
+                await server.connect(CONNECT_S)
+            except BaseException:
+                server.close()
+                raise
+            await self._close_old(report)
+            self._take(server)
+
+        self._check_open()
+        await self._changes.make(change)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError(say("The program is ending."))
 
     async def larger_context(self, limit: int | None = None) -> int | None:
         """The largest context length above the current one that the model and the memory allow.
@@ -235,6 +286,8 @@ class BackendSwitch:
             limit: the most that is wanted.
         """
         backend = self.current
+        if not isinstance(backend, LocalBackend):
+            return None
         return await asyncio.to_thread(largest_context, backend, self._options, limit, self._available)
 
     def close(self) -> None:
@@ -243,34 +296,28 @@ class BackendSwitch:
         if self._backend is not None:
             self._backend.close()
 
-    def _end_switch(self, change: asyncio.Future[Any]) -> None:
-        switched, self._switched = self._switched, None
-        assert switched is not None
-        switched.set()
-        if not change.cancelled():
-            change.exception()  # the caller may be gone
-
     async def _change(
         self, source: str | Path | None, options: BackendOptions, keeps_weights: bool, report: OnProgress
-    ) -> LocalBackend:
+    ) -> None:
         """keeps_weights: whether those of the current model will do, where it is the one that is asked for."""
         report("check")
-        model = _installed(self._last) if source is None else await asyncio.to_thread(find_model, source)
-        same = self._backend is not None and model.folder == self._last.path and keeps_weights
+        model = _installed(self.loaded) if source is None else await asyncio.to_thread(find_model, source)
+        same = self._local is not None and model.folder == self.folder and keeps_weights
         fitted, need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
         if same and need.cache.context_length == self._context_length:
-            return self.current
+            return
 
         # Beside the old one where both fit: it then answers on whatever happens. With the same weights only the
         # engine is made again. Nothing here may refer to the old backend, or its memory stays.
-        kept = self.current.loaded if same else None
+        kept = self.loaded if same else None
         was_running = self._backend is not None
-        fits_beside = fits_beside and not same
+        # A server takes nothing here.
+        fits_beside = (fits_beside or (was_running and self._local is None)) and not same
         if not fits_beside:
             await self._close_old(report)
         report("load")
         try:
-            new = await asyncio.to_thread(_make, model, fitted, kept)
+            new = await asyncio.to_thread(fitted.make, model.folder, model.name, kept)
         except BaseException:
             if was_running and not fits_beside:
                 await self._restore(kept, report)
@@ -278,14 +325,15 @@ class BackendSwitch:
         if fits_beside:
             await self._close_old(report)
         self._options, self._fitted = options, fitted
-        return self._take(new)
+        self._take(new)
 
     async def _close_old(self, report: OnProgress) -> None:
         if self._backend is None:
             return
         report("close")
         # What a page shows of the model stays; its weights have to go.
-        self._last = replace(self._last, model=None)  # pyright: ignore[reportArgumentType]
+        if self._last is not None:
+            self._last = replace(self._last, model=None)  # pyright: ignore[reportArgumentType]
         # A thread holds what it ran for a moment longer than its caller waits, so it gets something to empty.
         old, self._backend = [self._backend], None
         await asyncio.to_thread(lambda: old.pop().close())
@@ -294,23 +342,23 @@ class BackendSwitch:
         report("restore")
         options = self._fitted.with_context(self._context_length)
         try:
-            self._take(await asyncio.to_thread(_make, _installed(self._last), options, kept))
+            self._take(await asyncio.to_thread(options.make, self.loaded.path, self.loaded.name, kept))
         except Exception as error:
             logger.exception("the model before could not be loaded again")
             raise EngineError(
                 say(
                     "The new model can't be used, and '{name}' couldn't be loaded again. Choose another model, or "
                     "start the program again.",
-                    name=self._last.name,
+                    name=self._info.name,
                 )
             ) from error
 
-    def _take(self, backend: LocalBackend) -> LocalBackend:
-        self._backend, self._last, self._media = backend, backend.loaded, backend.media
+    def _take(self, backend: Answering) -> None:
+        self._backend, self._info, self._media = backend, backend.info, backend.media
+        self._last = backend.loaded if isinstance(backend, LocalBackend) else None
         self._context_length = backend.context_length
         if self._closed:
             backend.close()
-        return backend
 
     def _check(
         self, model: InstalledModel, options: BackendOptions, *, keep_weights: bool
@@ -318,8 +366,9 @@ class BackendSwitch:
         """What it is made with and takes, and whether that fits beside the current one; raises where it doesn't fit."""
         if not model.usable:
             raise CheckpointError(say("'{name}' can't be used: {reason}", name=model.name, reason=model.reason or ""))
-        devices = self._backend.loaded.model.devices if keep_weights and self._backend else self._devices
-        room = measure_room(self._backend, devices, self._available, keep_weights=keep_weights)
+        local = self._local
+        devices = local.loaded.model.devices if keep_weights and local is not None else self._devices
+        room = measure_room(self._local, devices, self._available, keep_weights=keep_weights)
         where = {"devices": devices, "memory_bytes": room.after_bytes}
         if keep_weights:
             config, dtype = ModelConfig.from_pretrained(model.folder), choose_dtype(options.dtype)
@@ -328,14 +377,6 @@ class BackendSwitch:
         else:
             fitted, need = fit(options, model.folder, model.name, **where)
         return fitted, need, need.total_bytes <= room.beside_bytes
-
-
-def _make(model: InstalledModel, options: BackendOptions, loaded: LoadedModel | None) -> LocalBackend:
-    # What was just closed holds itself in circles; its memory is wanted now.
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return options.load(model.folder, name=model.name) if loaded is None else options.start(loaded)
 
 
 def _installed(loaded: LoadedModel) -> InstalledModel:

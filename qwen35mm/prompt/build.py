@@ -16,7 +16,7 @@ from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS, StandIns, check_texts, te
 from qwen35mm.prompt.parts import Text, check_json
 from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT, MAX_RUN, Segment, cut_segments
 from qwen35mm.prompt.template import ChatTemplate
-from qwen35mm.tokenizer import Tokenizer
+from qwen35mm.tokenizer import Tokenizer, TooManyTokensError
 from qwen35mm_preprocess import MediaPlan
 from qwen35mm_preprocess.say import say
 
@@ -93,6 +93,7 @@ class PromptBuilder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_reply: bool = False,
+        most_tokens: int | None = None,
     ) -> Prompt:
         """Renders and tokenizes a conversation.
 
@@ -105,9 +106,11 @@ class PromptBuilder:
             tools: definitions of functions, in OpenAI's form.
             continue_reply: the last message is a reply that ended early; the prompt ends with its text, or with its
                 reasoning where it has no text yet, and not with its end.
+            most_tokens: a longer prompt is of no use, and isn't read to its end.
 
         Raises:
             PromptError: the messages can't become a prompt; says why.
+            TooManyTokensError: it would have more than `most_tokens`.
         """
         reply = None
         if continue_reply:
@@ -115,8 +118,11 @@ class PromptBuilder:
             if reply is None or reply.role != "assistant" or reply.tool_calls or not (reply.text or reply.reasoning):
                 raise PromptError("Only a conversation that ends with the text of a reply can be continued there.")
         generate = add_generation_prompt or continue_reply
-        ids, spans = self._encode(messages, media, tools, enable_thinking, add_generation_prompt=generate, reply=reply)
-        return self._cut(messages, ids, spans, reply_text="" if reply is None else reply.text)
+        how = {"add_generation_prompt": generate, "reply": reply, "most_tokens": most_tokens}
+        ids, spans = self._encode(messages, media, tools, enable_thinking, **how)
+        starts = self._turn_starts(ids)
+        reply_text = "" if reply is None else reply.text
+        return self._cut(ids, spans, starts, system_stop=_system_stop(messages, starts), reply_text=reply_text)
 
     def history(
         self,
@@ -125,6 +131,7 @@ class PromptBuilder:
         *,
         enable_thinking: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        most_tokens: int | None = None,
     ) -> Prompt:
         """A conversation that ends with a reply, as the prompt of its next turn will begin.
 
@@ -133,15 +140,108 @@ class PromptBuilder:
 
         Raises:
             PromptError: the messages can't become a prompt, or don't end with an assistant's message.
+            TooManyTokensError: it would have more than `most_tokens`.
         """
         if not messages or messages[-1].role != "assistant":
             raise PromptError("A history must end with an assistant's message.")
         following = Message("tool" if messages[-1].tool_calls else "user", (Text("..."),))
-        ids, spans = self._encode([*messages, following], media, tools, enable_thinking, add_generation_prompt=False)
+        how = {"add_generation_prompt": False, "most_tokens": most_tokens}
+        ids, spans = self._encode([*messages, following], media, tools, enable_thinking, **how)
         turn_starts = self._turn_starts(ids)
         if not turn_starts:
             raise PromptError(f"The model's chat template marks no turns with {TURN_START}.")
-        return self._cut(messages, ids[: turn_starts[-1]].copy(), spans, at_turn_end=True)
+        *starts, stop = turn_starts
+        ids = ids[:stop].copy()
+        return self._cut(ids, spans, starts, more_ends=[stop], system_stop=_system_stop(messages, starts))
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        media: Sequence[MediaPlan],
+        text: str,
+        *,
+        enable_thinking: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        most_tokens: int | None = None,
+    ) -> tuple[Prompt, int]:
+        """A conversation with the answer to its last message, without that one's end, and the answer's first token.
+
+        Its first characters may have become one token with what the template writes before them. Arguments are
+        `prompt`'s.
+
+        Raises:
+            PromptError: the messages can't become a prompt, or there is no text.
+            TooManyTokensError: it would have more than `most_tokens`.
+        """
+        how = {"enable_thinking": enable_thinking, "tools": tools, "most_tokens": most_tokens}
+        asked = self.prompt(messages, media, **how)
+        answer = Message("assistant", (Text(text),))
+        answered = self.prompt([*messages, answer], media, continue_reply=True, **how)
+        return answered, num_in_common(asked.token_ids, answered.token_ids)
+
+    def plain(self, token_ids: Sequence[int] | np.ndarray, *, ends: Sequence[int] = ()) -> Prompt:
+        """A prompt that came as token ids, of a template or of none. A rendered conversation's are cut as it is.
+
+        Args:
+            token_ids: a list of ids, or an array of whole numbers `[T]`.
+            ends: further places where it may be cut, if `min_segment` tokens stand before: where what it has in common
+                with others ends.
+
+        Raises:
+            PromptError: it has no tokens, or one that isn't of the vocabulary, or that stands for a medium.
+        """
+        ids = self._checked(token_ids)
+        return self._cut(ids, (), self._turn_starts(ids), more_ends=ends)
+
+    def text_ids(self, text: str, *, control_tokens: bool = False, most_tokens: int | None = None) -> list[int]:
+        """Token ids of a text without a template.
+
+        Args:
+            control_tokens: whether a control token's text in it is that token, as for transformers' tokenizers; else
+                it is a text like others.
+            most_tokens: a longer text is of no use, and isn't read to its end.
+
+        Raises:
+            PromptError: it holds half of a surrogate pair.
+            TooManyTokensError: it has more than `most_tokens`.
+        """
+        check_texts([text], "The prompt")
+        ids: list[int] = []
+        for item in self._tokenizer.split_controls(text) if control_tokens else [text]:
+            if isinstance(item, int):
+                ids.append(item)
+                continue
+            most = None if most_tokens is None else most_tokens - len(ids)
+            try:
+                ids += self._tokenizer.encode_plain(item, most)
+            except TooManyTokensError as error:
+                raise TooManyTokensError(len(ids) + error.at_least) from None
+        return ids
+
+    def _checked(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """A copy of a prompt's ids, int64 `[T]`."""
+        given: Any = token_ids
+        is_array = isinstance(given, np.ndarray)
+        if is_array and not (given.ndim == 1 and given.dtype.kind in "iu"):
+            raise PromptError(
+                f"Token ids must be an array of whole numbers in one dimension; got {given.dtype} {given.shape}."
+            )
+        if not is_array and not isinstance(given, list | tuple):
+            raise PromptError(f"Token ids must be a list, or an array of whole numbers; got {type(given).__name__}.")
+        if not len(given):
+            raise PromptError("The prompt has no tokens.")
+        largest = self._tokenizer.vocab_size - 1
+        for at, token_id in enumerate(given.tolist() if is_array else given, start=1):
+            if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
+                raise PromptError(f"Token {at} of the prompt must be a whole number; got {token_id!r}.")
+            if not 0 <= token_id <= largest:
+                raise PromptError(f"Token {at} of the prompt must be an id from 0 to {largest:,}; got {token_id:,}.")
+            if token_id in (self._config.image_token_id, self._config.video_token_id):
+                raise PromptError(
+                    f"Token {at} of the prompt ({token_id:,}) holds the place of a picture or video, which token ids "
+                    "don't bring along. Send messages with the media in them."
+                )
+        return np.array(given, dtype=np.int64)
 
     def _encode(
         self,
@@ -152,6 +252,7 @@ class PromptBuilder:
         *,
         add_generation_prompt: bool,
         reply: Message | None = None,
+        most_tokens: int | None = None,
     ) -> tuple[np.ndarray, tuple[Span, ...]]:
         """Token ids `[T]` int64 and the media spans in them; behind the generation prompt the reply that goes on."""
         check_conversation(messages)
@@ -169,32 +270,50 @@ class PromptBuilder:
             raise PromptError(stand_ins.restore(str(error))) from error
         if reply is not None:
             rendered += _continuation(reply, stand_ins, in_thinking=rendered.rstrip().endswith(THINKING_START))
-        return lay_out(rendered, media, tokenizer=self._tokenizer, config=self._config, restore=stand_ins.restore)
+        return lay_out(
+            rendered,
+            media,
+            tokenizer=self._tokenizer,
+            config=self._config,
+            restore=stand_ins.restore,
+            most_tokens=most_tokens,
+        )
 
     def _cut(
         self,
-        messages: Sequence[Message],
         ids: np.ndarray,
         spans: tuple[Span, ...],
+        turn_starts: Sequence[int],
         *,
-        at_turn_end: bool = False,
+        more_ends: Sequence[int] = (),
+        system_stop: int = 0,
         reply_text: str = "",
     ) -> Prompt:
-        turn_starts = self._turn_starts(ids)
         segments, tail_start = cut_segments(
             len(ids),
-            [*turn_starts, len(ids)] if at_turn_end else turn_starts,
+            sorted({*turn_starts, *more_ends}),
             [(span.start, span.stop) for span in spans],
             min_segment=self._min_segment,
         )
-        positions, rope_delta = span_positions(len(ids), spans, self._config.vision.spatial_merge_size)
-        has_system = messages[0].role == "system" and turn_starts[:1] == [0] and len(turn_starts) > 1
-        system_stop = turn_starts[1] if has_system else 0
+        positions, rope_delta = span_positions(len(ids), spans, self._config.spatial_merge_size)
         return Prompt(ids, spans, positions, rope_delta, segments, tail_start, system_stop, reply_text)
 
     def _turn_starts(self, ids: np.ndarray) -> list[int]:
         turn_start_id = self._tokenizer.control_ids.get(TURN_START)
         return [] if turn_start_id is None else np.flatnonzero(ids == turn_start_id).tolist()
+
+
+def num_in_common(first: np.ndarray, second: np.ndarray) -> int:
+    """How many tokens two prompts begin with that are the same."""
+    size = min(len(first), len(second))
+    same = first[:size] == second[:size]
+    return size if same.all() else int(same.argmin())
+
+
+def _system_stop(messages: Sequence[Message], turn_starts: Sequence[int]) -> int:
+    """Where the system message ends; 0 without one."""
+    has_system = messages[0].role == "system" and turn_starts[:1] == [0] and len(turn_starts) > 1
+    return turn_starts[1] if has_system else 0
 
 
 def _continuation(reply: Message, stand_ins: StandIns, *, in_thinking: bool) -> str:

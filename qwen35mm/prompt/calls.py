@@ -13,18 +13,27 @@ What looks like a call and can't be read as one stays text: nothing of a reply i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import unquote
 
 from qwen35mm.errors import PromptError
 from qwen35mm.prompt.parts import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+CallForm = Literal["xml", "json"]
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 # A value may hold the closing mark itself: the one that counts stands before another parameter, or at the end.
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+_BEGINNING = re.compile(r"\s*<parameter=([^>\n]+)>\s*")
+_CLOSING = re.compile(r"\s*</parameter>(?=\s*(?:<parameter=|\Z))")
+_JSON = json.JSONDecoder()
+_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+# Schemas may refer to themselves.
+_MAX_REFERENCES = 16
 
 
 class CallParser:
@@ -35,7 +44,7 @@ class CallParser:
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._properties = dict(_properties(tool) for tool in tools)
+        self._schemas = dict(_schema(tool) for tool in tools)
         self._rest = ""
 
     def push(self, text: str) -> list[str | ToolCall]:
@@ -74,7 +83,7 @@ class CallParser:
         stop = self._rest.find(CLOSE, start)
         while stop >= 0:
             # An argument may hold the mark itself.
-            call = _read(self._rest[start:stop], self._properties)
+            call = _read(self._rest[start:stop], self._schemas)
             if call is not None:
                 return call, stop + len(CLOSE)
             stop = self._rest.find(CLOSE, stop + 1)
@@ -96,11 +105,52 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, tupl
     return "".join(each for each in found if isinstance(each, str)), calls
 
 
-def _properties(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """A tool's name, and the schemas of its parameters."""
+def form_of(template: str) -> CallForm | None:
+    """The form in which a template has models write calls; None where it knows none."""
+    return None if OPEN not in template else "xml" if "<function=" in template else "json"
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A schema, or what it refers to within `root`; None where that isn't there."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            return schema
+        schema = root
+        for name in reference.removeprefix("#").split("/")[1:]:
+            name = unquote(name).replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return None
+
+
+def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """The JSON types that values of a schema may have; none where it says nothing of them."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+        return set()
+    kinds = schema.get("type")
+    if isinstance(kinds, str | list):
+        return {kinds} if isinstance(kinds, str) else {each for each in kinds if isinstance(each, str)}
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        return {_kind(each) for each in ([schema["const"]] if "const" in schema else schema["enum"])}
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            choices = [kinds_of(each, root, depth + 1) for each in schema[name]]
+            return set().union(*choices) if all(choices) else set()
+    parts = schema.get("allOf")
+    known = [kinds for each in parts if (kinds := kinds_of(each, root, depth + 1))] if isinstance(parts, list) else []
+    return set.intersection(*known) if known else set()
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else _KINDS.get(type(value), "object")
+
+
+def _schema(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """A tool's name, and the schema of its parameters."""
     function = tool.get("function", tool)
-    parameters = function.get("parameters") or {}
-    return str(function.get("name")), parameters.get("properties") or {}
+    parameters = function.get("parameters")
+    return str(function.get("name")), parameters if isinstance(parameters, Mapping) else {}
 
 
 def _may_be_call(beginning: str) -> bool:
@@ -109,7 +159,7 @@ def _may_be_call(beginning: str) -> bool:
     return beginning.startswith("{") or beginning.startswith("<function=") or "<function=".startswith(beginning)
 
 
-def _read(inside: str, properties: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
+def _read(inside: str, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
     function = _FUNCTION.fullmatch(inside)
     try:
         if function is None:
@@ -117,22 +167,48 @@ def _read(inside: str, properties: Mapping[str, Mapping[str, Any]]) -> ToolCall 
             arguments = values.get("arguments", {})
             return ToolCall(values["name"], json.loads(arguments) if isinstance(arguments, str) else arguments)
         name, body = function[1].strip(), function[2].rstrip()
-        arguments, end = {}, 0
-        for found in _PARAMETER.finditer(body):
-            if found.start() != end:
-                return None
-            key, end = found[1].strip(), found.end()
-            arguments[key] = _value(found[2], properties.get(name, {}).get(key))
+        arguments, end, root = {}, 0, schemas.get(name, {})
+        properties = root.get("properties") or {}
+        while begun := _BEGINNING.match(body, end):
+            key = begun[1].strip()
+            found = _json_value(body, begun.end(), properties.get(key), root)
+            if found is None:
+                whole = _PARAMETER.match(body, end)
+                if whole is None:
+                    return None
+                found = _value(whole[2], properties.get(key), root), whole.end()
+            arguments[key], end = found
         return ToolCall(name, arguments) if not body[end:].strip() else None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError, PromptError):
         return None
 
 
-def _value(text: str, schema: Any) -> Any:
+def _json_value(body: str, start: int, schema: Any, root: Mapping[str, Any]) -> tuple[Any, int] | None:
+    """A value that is no text, and where its parameter ends; None where none is there.
+
+    It says itself where it ends, and may hold the closing mark.
+    """
+    kinds = kinds_of(schema, root)
+    if not kinds or "string" in kinds:
+        return None
+    try:
+        value, stop = _JSON.raw_decode(body, start)
+    except ValueError:
+        return None
+    closing = _CLOSING.match(body, stop)
+    return None if closing is None else (value, closing.end())
+
+
+def _value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     """A parameter's value; a text where its schema allows one, or says nothing."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else set()
+    kinds, schema = kinds_of(schema, root), resolved(schema, root)
     if "string" in kinds or not kinds:
+        listed = schema.get("enum") if isinstance(schema, Mapping) else None
+        others = [each for each in listed if not isinstance(each, str)] if isinstance(listed, list) else []
+        if text not in (listed or ()) and (kinds > {"null"} or others):
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(text)
+                return value if (value is None and "null" in kinds) or value in others else text
         return text
     if "boolean" in kinds and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"

@@ -9,7 +9,7 @@ import numpy as np
 
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import PromptError
-from qwen35mm.tokenizer import Tokenizer
+from qwen35mm.tokenizer import Tokenizer, TooManyTokensError
 from qwen35mm_preprocess import GridTHW, MediaPlan, TextRun, VisionRun, mrope_positions, timestamp_text
 
 
@@ -39,6 +39,7 @@ def lay_out(
     tokenizer: Tokenizer,
     config: ModelConfig,
     restore: Callable[[str], str],
+    most_tokens: int | None = None,
 ) -> tuple[np.ndarray, tuple[Span, ...]]:
     """Token ids `[T]` int64, and the media spans in them.
 
@@ -50,9 +51,11 @@ def lay_out(
         rendered: the template's text, with stand-ins for what came from outside (see `outside`).
         media: the plans, in order of appearance.
         restore: takes the stand-ins out again.
+        most_tokens: a longer prompt is of no use, and isn't read to its end.
 
     Raises:
         PromptError: the template wrote other placeholders than there are media.
+        TooManyTokensError: there are more than `most_tokens`.
     """
     items = tokenizer.split_controls(rendered)
     _check_placeholders(items, media, config)
@@ -64,14 +67,18 @@ def lay_out(
 
     def end_text() -> None:
         # Adjacent texts are tokenized together, as they would be in one string.
-        ids.extend(tokenizer.encode_plain("".join(texts)))
+        most = None if most_tokens is None else most_tokens - len(ids)
+        try:
+            ids.extend(tokenizer.encode_plain("".join(texts), most))
+        except TooManyTokensError as error:
+            raise TooManyTokensError(len(ids) + error.at_least) from None
         texts.clear()
 
     def add_span(placeholder_id: int, unit_index: int) -> None:
         plan = media[media_index]
         grid_thw = GridTHW(1, plan.grid_thw.h, plan.grid_thw.w)
         digest = None if plan.unit_digests is None else plan.unit_digests[unit_index]
-        stop = len(ids) + grid_thw.num_tokens(config.vision.spatial_merge_size)
+        stop = len(ids) + grid_thw.num_tokens(config.spatial_merge_size)
         spans.append(Span(len(ids), stop, grid_thw, digest, media_index, unit_index))
         ids.extend([placeholder_id] * (stop - len(ids)))
 
@@ -79,6 +86,8 @@ def lay_out(
         if isinstance(item, str):
             texts.append(restore(item))
         elif item == video_id:
+            assert start_id is not None, "who has the one id has all of them"
+            assert end_id is not None
             for unit_index, time_s in enumerate(media[media_index].timestamps_s or ()):
                 texts.append(timestamp_text(time_s))
                 end_text()

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+from PIL import Image as PILImage
+
 from qwen35mm.errors import PromptError
 from qwen35mm.prompt.parts import Image, Part, Text, ToolCall, Video
 from qwen35mm_preprocess import MediaPlan
@@ -17,12 +20,19 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", *_REASONING_KEYS})
+# What a message's content may be given as; see Message.
+Piece = str | Part | PILImage.Image | np.ndarray | Mapping[str, Any]
+Content = Piece | Sequence[Piece] | None
+
 _MEDIA_TYPES = {"image": Image, "image_url": Image, "video": Video, "video_url": Video}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Message:
     """One turn.
+
+    Its content may be given as a string, which is a text, as a part, a picture (PIL's, or an array of uint8
+    [height, width, 3]) or a part in OpenAI's form, or as a list of these.
 
     Attributes:
         role: "system" (first message only, no media), "user", "assistant" or "tool" (a result).
@@ -39,14 +49,21 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise PromptError(f"Unknown message role {self.role!r}; expected {', '.join(ROLES)}.")
-        if not isinstance(self.content, tuple):
-            raise PromptError("A message's content must be a tuple of Text, Image and Video parts.")
-        for part in self.content:
-            if not isinstance(part, Text | Image | Video):
-                raise PromptError(f"Unknown content part {type(part).__name__}; expected Text, Image or Video.")
+    def __init__(
+        self,
+        role: Role,
+        content: Content = (),
+        reasoning: str | None = None,
+        tool_calls: Sequence[ToolCall | Mapping[str, Any]] = (),
+        tool_call_id: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        if role not in ROLES:
+            raise PromptError(f"Unknown message role {role!r}; expected {', '.join(ROLES)}.")
+        values = {"role": role, "content": _parts(content), "reasoning": reasoning}
+        values |= {"tool_calls": _tool_calls(tool_calls), "tool_call_id": tool_call_id, "name": name}
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
         if self.role == "system" and self.media:
             raise PromptError("The system message can't hold images or videos; put them into a user message.")
         for key in ("reasoning", "tool_call_id", "name"):
@@ -104,8 +121,11 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[M
     """The same messages with a plan for each medium, in order of appearance: later prompts see the same pixels.
 
     Raises:
-        PromptError: there are more or fewer plans than media.
+        PromptError: there are more or fewer plans than media, or what is no message, or no plan.
     """
+    _check_messages(messages)
+    if not isinstance(plans, list | tuple) or not all(isinstance(plan, MediaPlan) for plan in plans):
+        raise PromptError(f"The plans must be a list of MediaPlan; got {type(plans).__name__}.")
     num_media = sum(1 for _ in iter_media(messages))
     if len(plans) != num_media:
         raise PromptError(f"There must be a plan for each medium, {num_media} in all; got {len(plans)}.")
@@ -123,15 +143,42 @@ def pin_plans(messages: Sequence[Message], plans: Sequence[MediaPlan]) -> list[M
 
 def check_conversation(messages: Sequence[Message]) -> None:
     """Raises PromptError where these are no messages, or can't stand in this order."""
-    if isinstance(messages, Message | str) or not isinstance(messages, Sequence):
-        raise PromptError(f"The messages must be a list of Message; got one {type(messages).__name__}. Put it in [ ].")
+    _check_messages(messages)
     if not messages:
         raise PromptError("There are no messages: send at least one.")
     for number, message in enumerate(messages, start=1):
-        if not isinstance(message, Message):
-            raise PromptError(f"Message {number} is a {type(message).__name__}; expected a Message (see from_dict).")
         if message.role == "system" and number > 1:
             raise PromptError(f"The system message must be the first; message {number} is one too.")
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    if isinstance(messages, Message | str) or not isinstance(messages, Sequence):
+        raise PromptError(f"The messages must be a list of Message; got one {type(messages).__name__}. Put it in [ ].")
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, Message):
+            raise PromptError(f"Message {number} is a {type(message).__name__}; expected a Message (see from_dict).")
+
+
+def _parts(content: Any) -> tuple[Part, ...]:
+    """A content as a script gives it."""
+    if content is None:
+        return ()
+    pieces = content if isinstance(content, list | tuple) else (content,)
+    return tuple(_piece(piece) for piece in pieces)
+
+
+def _piece(piece: Any) -> Part:
+    match piece:
+        case Text() | Image() | Video():
+            return piece
+        case str():
+            return Text(piece)
+        case PILImage.Image() | np.ndarray():
+            return Image(piece)
+        case Mapping():
+            return _part(piece, allow_paths=True)
+    expected = "a string, Text, Image or Video, a picture, or a part in OpenAI's form"
+    raise PromptError(f"A message's content can't hold a {type(piece).__name__}; expected {expected}.")
 
 
 def _content(content: Any, allow_paths: bool) -> tuple[Part, ...]:
@@ -175,6 +222,8 @@ def _tool_calls(calls: Any) -> tuple[ToolCall, ...]:
 
 
 def _tool_call(call: Any) -> ToolCall:
+    if isinstance(call, ToolCall):
+        return call
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or "name" not in function:
         raise PromptError("A tool call must be an object with a function's name and arguments.")

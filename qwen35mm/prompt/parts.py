@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from PIL import Image as PILImage
 
 from qwen35mm.errors import PromptError
@@ -49,15 +50,23 @@ class _Medium:
 
     def __post_init__(self) -> None:
         _check_source(self.source, self.kind)
+        if not isinstance(self.plan, MediaPlan | None):
+            raise PromptError(f"The {self.kind}'s plan must be a MediaPlan, or None; got {type(self.plan).__name__}.")
         if isinstance(self.source, PreparedMedia | EncodedMedium):
             object.__setattr__(self, "plan", self.source.plan)
 
 
 class Image(_Medium):
-    """An image: a path, bytes, a PIL image or a `data:` URI; `plan` pins how it is read."""
+    """An image: a path, bytes, a PIL image, an array of uint8 [height, width, 3], or a `data:` URI; `plan` pins how it
+    is read. Of an array there is a copy: what is written into it later changes no message."""
 
     kind = "image"
     clip: ClassVar[None] = None
+
+    def __init__(
+        self, source: MediaSource | PreparedMedia | EncodedMedium | np.ndarray, plan: MediaPlan | None = None
+    ) -> None:
+        super().__init__(_picture(source) if isinstance(source, np.ndarray) else source, plan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +75,11 @@ class Video(_Medium):
 
     kind = "video"
     clip: VideoClip | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.clip, VideoClip | None):
+            raise PromptError(f"The video's clip must be a VideoClip, or None; got {type(self.clip).__name__}.")
 
 
 Part = Text | Image | Video
@@ -88,6 +102,9 @@ class ToolCall:
             raise PromptError(f"The arguments of the tool call {self.name!r} must be an object of names and values.")
         check_json(self.arguments, f"The arguments of the tool call {self.name!r}")
 
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+
 
 def check_json(value: Any, what: str, depth: int = 0) -> None:
     """Raises PromptError unless `value` is made of JSON types, at most 64 deep."""
@@ -107,6 +124,15 @@ def check_json(value: Any, what: str, depth: int = 0) -> None:
         raise PromptError(f"{what}: a {type(value).__name__} is not a JSON value.")
 
 
+def _picture(values: np.ndarray) -> PILImage.Image:
+    """A picture of numbers: [height, width], or with 3 or 4 channels behind."""
+    is_picture = values.ndim == 2 or (values.ndim == 3 and values.shape[2] in (3, 4))
+    if values.dtype != np.uint8 or not is_picture or not values.size:
+        came = f"{values.dtype} of shape {list(values.shape)}"
+        raise PromptError(f"The image is an array of {came}; expected uint8 of shape [height, width, 3].")
+    return PILImage.fromarray(values.copy())
+
+
 def _check_source(source: object, kind: str) -> None:
     if isinstance(source, str):
         scheme, mark, _ = source[:64].partition("://")
@@ -123,7 +149,7 @@ def _check_source(source: object, kind: str) -> None:
     elif not isinstance(source, Path | bytes | PILImage.Image):
         raise PromptError(
             f"The {kind} is a {type(source).__name__}; expected a path, bytes, a data: URI"
-            f"{' or a PIL image' if kind == 'image' else ''}."
+            f"{', a PIL image or an array of uint8' if kind == 'image' else ''}."
         )
     elif kind == "video" and isinstance(source, PILImage.Image):
         raise PromptError("A video can't be a PIL image; use Image for it.")

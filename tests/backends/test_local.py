@@ -9,23 +9,22 @@ import shutil
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.backends.model_backend import Turn
 from qwen35mm.backends.remote.media import encode_medium
+from qwen35mm.backends.turn import Turn
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import EngineSettings, Event, MediaPlanned, Progress
-from qwen35mm.errors import CheckpointError, ConfigError, ContextTooLongError, PromptError, RequestError
+from qwen35mm.engine import Event, Finished, MediaPlanned, Progress
+from qwen35mm.errors import CheckpointError, ContextTooLongError, PromptError
 from qwen35mm.model import LoadedModel
-from qwen35mm.prompt import EncodedMedium, Image, Message, Text, ToolCall, Video, pin_plans
+from qwen35mm.prompt import EncodedMedium, Image, Message, Text, ToolCall, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget, MediaError, MediaPlanError, PreparedMedia, VideoClip
 from tests import forked
@@ -33,9 +32,10 @@ from tests.backends.events import collect, result_of
 from tests.engine.exact import clip as short_clip
 from tests.engine.exact import picture
 from tests.oracle import greedy_reply, load_demo_oracle
+from tests.test_tokenizer import Counting
 
 # Pools of the whole program.
-LASTING = ("qwen35mm-media", "qwen35mm-prompts")
+LASTING = ("qwen35mm-media", "qwen35mm-prompts", "qwen35mm-scripts")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
@@ -192,6 +192,32 @@ async def test_leaving_while_a_medium_is_read_stops_the_reading(
     assert not caplog.records, "nobody is told of an error that is none"
 
 
+async def test_whoever_waits_no_longer_for_a_picture_leaves_nothing_in_the_log(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, given_up, failed = threading.Event(), threading.Event(), threading.Event()
+
+    def fails_late(*_: object, **__: object) -> object:
+        begun.set()
+        try:
+            assert given_up.wait(30)
+            raise MediaError("it can't be read")
+        finally:
+            failed.set()
+
+    monkeypatch.setattr(type(backend.media), "prepare", fails_late)
+    asking = asyncio.ensure_future(collect(backend.stream([Message("user", (Image(picture(0)), Text("hi")))], GREEDY)))
+    assert await asyncio.to_thread(begun.wait, 30)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(asking, 0)
+    given_up.set()
+    assert await asyncio.to_thread(failed.wait, 30)
+    # The loop hears of the thread's end, and lets go of what came of it.
+    await asyncio.to_thread(lambda: None)
+    gc.collect()
+    assert not caplog.records, "Task exception was never retrieved"
+
+
 async def test_no_more_media_are_read_than_the_context_holds(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +236,36 @@ async def test_no_more_media_are_read_than_the_context_holds(
         await collect(backend.stream([Message("user", (Image(source, pinned),))], GREEDY))
 
 
+@pytest.mark.parametrize("num_messages", [1, 200])
+async def test_a_megabyte_of_text_is_refused_before_it_is_tokenized(
+    num_messages: int, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(backend.loaded.tokenizer._plain)
+    monkeypatch.setattr(backend.loaded.tokenizer, "_plain", counting)
+    monkeypatch.setattr(backend.loaded.tokenizer, "_longest", 1000)
+    part = Text("word " * (200_000 // num_messages))
+    messages = [Message("assistant" if at % 2 else "user", (part,)) for at in range(num_messages)]
+    for count in (
+        lambda: backend.count_tokens(messages, enable_thinking=False),
+        lambda: asyncio.run(collect(backend.stream(messages, GREEDY))),
+        lambda: backend.commit_history([*messages, Message("assistant", "Yes.")]),
+    ):
+        counting.num_chars = 0
+        with pytest.raises(ContextTooLongError, match=r"has [\d,]+ tokens or more") as refused:
+            await asyncio.to_thread(count)
+        assert refused.value.num_tokens is not None
+        assert 2 * backend.context_length < refused.value.num_tokens <= 1_000_000
+        assert counting.num_chars <= 32 * backend.context_length
+
+
+async def test_what_is_a_little_too_long_is_told_to_the_token(backend: LocalBackend) -> None:
+    messages = [Message("user", (Text("word " * (backend.context_length // 2)),))]
+    num_tokens = backend.count_tokens(messages)
+    assert backend.context_length < num_tokens < 2 * backend.context_length
+    with pytest.raises(ContextTooLongError, match=f"has {num_tokens:,} tokens and the context"):
+        await collect(backend.stream(messages, GREEDY))
+
+
 async def test_a_broken_medium_leaves_the_backend_working(backend: LocalBackend) -> None:
     with pytest.raises(MediaError):
         await collect(backend.stream([Message("user", (Image(b"not a picture"), Text("hi")))], GREEDY))
@@ -221,42 +277,6 @@ async def test_a_broken_medium_leaves_the_backend_working(backend: LocalBackend)
 HELLO = Message("user", (Text("hello"),))
 
 
-@pytest.mark.parametrize(
-    ("messages", "options", "error", "words"),
-    [
-        (HELLO, {}, PromptError, r"got one Message\. Put it in \["),
-        ("hello", {}, PromptError, "got one str"),
-        ([{"role": "user", "content": "hello"}], {}, PromptError, "Message 1 is a dict"),
-        ([HELLO], {"params": {"temperature": 0}}, RequestError, "params must be SamplingParams.*got {'temperature'"),
-        (
-            [HELLO],
-            {"retain": "all"},
-            RequestError,
-            "retain must be one of conversation, memory, shared, nothing; got 'all'",
-        ),
-        ([HELLO], {"timeout_s": float("nan")}, RequestError, "timeout_s must be a number of seconds above 0.*got nan"),
-        ([HELLO], {"timeout_s": "5"}, RequestError, "timeout_s .*got '5'"),
-    ],
-)
-async def test_what_was_meant_for_something_else_is_refused_in_words(
-    messages: Any, options: dict[str, Any], error: type[Exception], words: str, backend: LocalBackend
-) -> None:
-    with pytest.raises(error, match=words):
-        await collect(backend.stream(messages, **options))
-    if error is PromptError:
-        with pytest.raises(error, match=words):
-            backend.count_tokens(messages)
-
-
-def test_settings_of_another_kind_are_refused_in_words(demo: LoadedModel) -> None:
-    with pytest.raises(ConfigError, match="slots must be a whole number, 1 or more; got '4'"):
-        EngineSettings(slots="4")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match=r"min_segment must be a whole number from 1 to .*got 0"):
-        LocalBackend(demo, min_segment=0)
-    with pytest.raises(PromptError, match=r"a plan for each medium, 1 in all; got 0\."):
-        pin_plans([Message("user", (Image(picture(0)),))], [])
-
-
 def test_a_history_holds_calls_as_the_next_turn_has_them() -> None:
     reply = "I look.\n\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
     for tools, calls, text in (
@@ -266,6 +286,22 @@ def test_a_history_holds_calls_as_the_next_turn_has_them() -> None:
         ended = Turn((HELLO,), thinking=False, tools=tools).ended_by(reply, "")
         assert ended is not None
         assert (ended.messages[-1].tool_calls, ended.messages[-1].text) == (calls, text)
+
+
+async def test_a_result_has_its_calls_apart(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = "I look.\n\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    told = result_of(await collect(backend.stream([HELLO], GREEDY)))
+
+    async def answer(*_: object) -> AsyncIterator[Event]:
+        yield Finished(replace(told, text=written))
+
+    monkeypatch.setattr(backend, "_answer", answer)
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
+    for given, text, calls in ((tools, "I look.", (ToolCall("f", {"a": 1}),)), (None, written, ())):
+        (event,) = await collect(backend.stream([HELLO], GREEDY, tools=given))
+        assert isinstance(event, Finished)
+        assert (event.result.text, event.result.tool_calls) == (text, calls)
+    assert str(replace(told, text="I look.", tool_calls=(ToolCall("f", {"a": 1}),))) == "I look.\nf(a=1)"
 
 
 def test_an_end_that_is_no_token_is_refused_in_words(tmp_path: Path) -> None:
@@ -344,8 +380,10 @@ async def leave(folder: Path) -> str:
     backend = LocalBackend.load(demo_model_path(), cache=CacheSettings(directory=folder))
     question = Message("user", (Text("hello " * 600),))
     events = await collect(backend.stream([question], GREEDY, conversation="chat"))
-    # As a script's own name would, until the very end.
-    globals()["backend"] = backend
+    answer = backend.chat().stream("Hello.")
+    next(answer)
+    # As a script's own names would, until the very end.
+    globals().update(backend=backend, answer=answer)
     return " ".join(result_of(events).cache.cached_from)
 
 

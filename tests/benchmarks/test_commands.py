@@ -37,6 +37,8 @@ def test_a_table_comes_first_and_one_json_line_last(name: str, run_here: Callabl
         ("multi_turn", ["--peer-url", "http://x"], "go together"),
         ("multi_turn", ["--turns", "1"], "at least 2"),
         ("prefill_decode", ["--peer", "another"], "invalid choice"),
+        ("serving", ["--peer", "llama.cpp", "--gguf", "x"], "go together"),
+        ("serving", ["--peer", "llama.cpp", "--gguf", "x", "--llama-server", __file__], "x is no file"),
         ("prefill_decode", ["--peer", "llama.cpp", "--gguf", "x"], "go together"),
         ("prefill_decode", ["--gguf", "x", "--llama-bench", "y"], "go together"),
         ("prefill_decode", [*LLAMA_CPP, "--gguf", "x"], "x is no file"),

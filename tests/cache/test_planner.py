@@ -198,3 +198,14 @@ def test_container_limits(tmp_path: Path, own, files, limits):
     if own is not None:
         (tmp_path / "own").write_text(own)
     assert list(cgroup_limits(tmp_path, tmp_path / "own")) == limits
+
+
+def test_a_folder_may_be_a_string(tmp_path: Path) -> None:
+    assert CacheSettings.of(str(tmp_path)) == CacheSettings.of(tmp_path) == CacheSettings(directory=tmp_path)
+    assert CacheSettings.of("~/x").directory == Path.home() / "x"
+    assert CacheSettings.of(None) == CacheSettings()
+    for wrong in (3, True, ""):
+        with pytest.raises(ConfigError, match="must be"):
+            CacheSettings.of(wrong)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ConfigError, match="directory must be a folder"):
+            CacheSettings(directory=wrong)  # pyright: ignore[reportArgumentType]

@@ -17,6 +17,7 @@ from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, CaptionStyle
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words
+from qwen35mm.sampling import SamplingParams
 from tests.captioning.fake_model import Asked, FakeModel, picture
 
 SCHEMA = JsonSchema.read('{"type": "object", "required": ["colour"]}')
@@ -102,3 +103,12 @@ async def test_no_usable_reply_is_a_failure_that_says_why(
     failed, _ = await ask(tmp_path, style, *[reply] * 3)
     assert isinstance(failed, Failed)
     assert (failed.kind, message in failed.message) == ("unmet", True)
+
+
+def test_parameters_that_came_later_name_other_work_only_where_they_are_used() -> None:
+    """A finished run would else begin anew with the next version."""
+    plain = CaptionSettings(SamplingParams(max_tokens=9)).describe()["params"]
+    names = "temperature top_k top_p min_p presence_penalty repetition_penalty seed max_tokens stop thinking_budget"
+    assert list(plain) == [*names.split(), "json_schema"]
+    other = CaptionSettings(SamplingParams(max_tokens=9, frequency_penalty=0.5)).describe()["params"]
+    assert other == plain | {"frequency_penalty": 0.5}

@@ -21,14 +21,13 @@ from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.job import Job, carry_out
 from qwen35mm.engine import EngineSettings, Event
-from qwen35mm.errors import CaptioningError
 from qwen35mm.prompt import Message
 from tests.captioning.fake_model import picture
 from tests.captioning.runs import failures, job, listed, settings, texts
 
 pytest.importorskip("ray")
 
-from qwen35mm.captioning.ray_cluster import engine_resources, open_cluster
+from qwen35mm.captioning.ray_cluster import open_cluster
 from tests.children import ROOT, environment
 
 NUM_ITEMS = 40
@@ -90,43 +89,6 @@ async def test_an_engine_that_dies_is_started_again_and_nothing_is_lost(media: P
     with closing(load()) as backend:
         outcome = await carry_out(one, Captioner.local(backend, None))
     assert (outcome.counts.num_present, outcome.counts.num_captioned) == (3, 0)
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [("127.0.0.1:1", "There is no Ray cluster at '127.0.0.1:1'"), ("somewhere", "'local', 'auto' or HOST:PORT")],
-)
-async def test_an_address_without_a_cluster_is_said(tmp_path: Path, address: str, words: str) -> None:
-    load = functools.partial(load_deadly, tmp_path)
-    with pytest.raises(CaptioningError, match=words):
-        async with open_cluster(address, load, num_engines=1, slots=1, num_workers=1):
-            pass
-
-
-SMALL, LARGE, WITH_GPUS = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 8.0, "GPU": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("machines", "num_engines", "expected"),
-    [
-        ([SMALL], None, (1, 4, 0)),
-        ([SMALL, LARGE], None, (2, 4, 0)),
-        ([SMALL, LARGE], 3, (3, 4, 0)),
-        ([LARGE], 3, (3, 2, 0)),
-        ([WITH_GPUS, WITH_GPUS], None, (4, 1, 1)),
-        ([WITH_GPUS, SMALL], 1, (1, 1, 1)),
-    ],
-)
-def test_each_engine_has_a_gpu_or_its_share_of_processors(
-    machines: list[dict[str, float]], num_engines: int | None, expected: tuple[int, int, int]
-) -> None:
-    assert engine_resources(machines, num_engines) == expected
-
-
-@pytest.mark.parametrize(("machine", "words"), [(SMALL, "4 processors, too few for 5"), (WITH_GPUS, "2 GPUs, too few")])
-def test_more_engines_than_a_cluster_has_room_for_are_refused(machine: dict[str, float], words: str) -> None:
-    with pytest.raises(CaptioningError, match=words):
-        engine_resources([machine], 5)
 
 
 def start(media: Path, *options: str) -> subprocess.Popen[str]:

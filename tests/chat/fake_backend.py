@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.engine.events import (
@@ -36,6 +35,7 @@ from qwen35mm.engine.events import (
     Result,
     TextDelta,
 )
+from qwen35mm.engine.model_info import ModelInfo
 from qwen35mm.errors import ContextTooLongError, RequestError
 from qwen35mm.prompt import Message, Text, Video
 from qwen35mm.sampling import SamplingParams
@@ -83,12 +83,7 @@ class FakeBackend:
     title: str | None = None
 
     def __post_init__(self) -> None:
-        self.loaded: Any = SimpleNamespace(
-            name="Fake-1B",
-            weights="bf16",
-            generation=SamplingParams(temperature=0.7, top_k=20),
-            template=Mock(default_enable_thinking=False),
-        )
+        self.info = ModelInfo("Fake-1B", SamplingParams(temperature=0.7, top_k=20), False, weights="bf16")
         self.media = MediaProcessor.from_pretrained(
             demo_model_path(),
             budget=MediaBudget(max_image_tokens=1280, max_video_tokens=4096),
@@ -104,7 +99,7 @@ class FakeBackend:
         self, messages: Sequence[Message], params: SamplingParams | None = None, **how: Any
     ) -> AsyncIterator[Event]:
         """The answer that the last message asks for."""
-        self.calls.append(SimpleNamespace(messages=messages, params=params or self.loaded.generation, **how))
+        self.calls.append(SimpleNamespace(messages=messages, params=params or self.info.generation, **how))
         self.active += 1
         try:
             if plans := tuple(make_plan(part) for message in messages for part in message.media):

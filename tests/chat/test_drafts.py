@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qwen35mm.chat.drafts import Draft, completed
+from qwen35mm.chat.drafts import Draft
 from qwen35mm.chat.past import Past
+from qwen35mm.chat.plans import completed
 from qwen35mm.chat.records import Attachment, Node
 from qwen35mm.chat.settings import Settings
 from qwen35mm.chat.store import new_id
@@ -47,6 +48,13 @@ def large_pictures(kit: ChatKit, folder: Path, number: int) -> list[Attachment]:
     for at in range(number):
         Image.new("RGB", (1600 + at, 1200), "teal").save(folder / f"{at}.png")
     return [kit.attach(folder / f"{at}.png") for at in range(number)]
+
+
+def test_what_a_server_cannot_see_or_count_is_said_before_sending(kit: ChatKit) -> None:
+    kit.backend.info = replace(kit.backend.info, images=False, exact_counts=False, host="cellar:8000")
+    measured = kit.turns.drafts.measure(draft("look", kit.attach(PICTURE), kit.attach(CLIP, kind="video")))
+    assert ["neither pictures nor videos" in english(view["error"]) for view in measured["media"]] == [True, True]
+    assert measured["tokens"]["exact"] is False
 
 
 def test_a_cost_is_counted_before_sending(kit: ChatKit, tmp_path: Path) -> None:

@@ -31,10 +31,9 @@ class TokenBackend(FakeBackend):
     def __post_init__(self) -> None:
         super().__post_init__()
         folder = demo_model_path()
-        self.loaded.template = ChatTemplate.from_pretrained(folder)
-        self._prompts = PromptBuilder(
-            Tokenizer.from_pretrained(folder), self.loaded.template, ModelConfig.from_pretrained(folder)
-        )
+        template = ChatTemplate.from_pretrained(folder)
+        self._prompts = PromptBuilder(Tokenizer.from_pretrained(folder), template, ModelConfig.from_pretrained(folder))
+        self.info = replace(self.info, default_enable_thinking=template.default_enable_thinking)
 
     def count_tokens(self, messages: Sequence[Message], *, enable_thinking: bool | None = None) -> int:
         plans = [part.plan for part in iter_media(messages) if part.plan is not None]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.chat.settings import MAX_SYSTEM_CHARS, NUMBERS, Settings, describe_settings
+from qwen35mm.engine import ModelInfo
 from qwen35mm.errors import ConfigError
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaBudget
@@ -60,12 +61,25 @@ def test_what_is_not_set_is_the_checkpoint_s() -> None:
         {"temperature": 0, "top_k": None, "max_tokens": 7.0, "max_frames": 4, "system": " Be short.\n"}
     )
     defaults = SamplingParams(temperature=0.7, top_k=20)
-    assert settings.params(defaults) == SamplingParams(temperature=0.0, top_k=20, max_tokens=7)
+    assert settings.params(ModelInfo("m", defaults, False)) == SamplingParams(temperature=0.0, top_k=20, max_tokens=7)
     assert settings.budget(MediaBudget(max_image_tokens=9)) == MediaBudget(max_image_tokens=9, max_frames=4)
     assert settings.system == "Be short."
-    assert [settings.enable_thinking(default) for default in (False, True)] == [False, True]
-    assert Settings.read({"thinking": False}).enable_thinking(True) is False
+    models = [ModelInfo("m", defaults, default) for default in (False, True)]
+    assert [settings.enable_thinking(model) for model in models] == [False, True]
+    assert Settings.read({"thinking": False}).enable_thinking(models[1]) is False
     assert Settings.read({"system": ""}).values == {}
+
+
+def test_what_a_model_cannot_be_asked_for_is_left_out() -> None:
+    """A chat goes on with another model, whose settings are fewer."""
+    defaults = SamplingParams(temperature=0.7)
+    model = ModelInfo("m", defaults, False, thinking=False, unsupported=frozenset({"seed", "top_k"}))
+    settings = Settings.read({"seed": 5, "top_k": 3, "min_p": 0.5, "thinking": True})
+    assert settings.params(model) == SamplingParams(temperature=0.7, min_p=0.5)
+    assert settings.enable_thinking(model) is False
+    backend = FakeBackend()
+    backend.info = model
+    assert set(describe_settings(backend)["fields"]) == set(NUMBERS) - {"seed", "top_k"}
 
 
 def test_the_page_is_told_ranges_and_defaults() -> None:

@@ -139,6 +139,15 @@ async def test_an_answer_that_was_cut_in_its_thinking_goes_on(kit: ChatKit) -> N
     assert kit.node(asked.conversation, asked.reply).text == "and its end."
 
 
+async def test_where_the_model_cannot_go_on_that_is_said_and_the_answer_stays(kit: ChatKit) -> None:
+    asked = await kit.ask("length")
+    before = kit.node(asked.conversation, asked.reply)
+    kit.backend.info = replace(kit.backend.info, continues=False)
+    with pytest.raises(PromptError, match="answered again"):
+        await kit.turns.go_on(ME, asked.conversation, asked.reply)
+    assert kit.node(asked.conversation, asked.reply) == before
+
+
 async def test_a_reply_that_a_killed_process_left_can_be_continued(kit: ChatKit) -> None:
     asked = await kit.ask("echo half")
     kit.change(asked, status="running")

@@ -38,7 +38,9 @@ def test_json_is_one_object_that_transformers_agrees_with(qwen35mm: Run) -> None
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     numbers = "num_prompt_tokens num_generated_tokens ttft_s decode_tokens_per_s seed"
-    names = f"text reasoning finish_reason token_ids prompt_token_ids {numbers} media cache"
+    names = (
+        f"text reasoning finish_reason token_ids prompt_token_ids {numbers} media cache tool_calls stopped_by logprobs"
+    )
     assert list(result) == names.split()
     assert result["text"] == PICTURE["answer"]
     assert (result["reasoning"], result["finish_reason"], result["seed"]) == (None, "stop", None)

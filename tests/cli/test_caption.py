@@ -144,6 +144,17 @@ def test_another_server_captions_with_bounded_requests_and_its_failures(caption:
         assert len(server.bodies) == 6 + 2
 
 
+def test_what_a_server_cannot_do_is_said_once_and_not_for_each_picture(caption: Caption, tmp_path: Path) -> None:
+    for seed in range(2):
+        picture(seed).save(tmp_path / f"{seed}.png")
+    with running_server() as server:
+        done = caption(tmp_path, "--backend", server.url, "--thinking-budget", "50")
+        assert done.returncode == 1, done.stderr
+        assert "can't be asked for thinking_budget" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert server.bodies == []
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -156,7 +167,6 @@ def test_another_server_captions_with_bounded_requests_and_its_failures(caption:
         ([".", "--require", "re:("], "regular expression"),
         ([".", "--schema", "nowhere.json"], "nowhere.json"),
         ([".", "--backend", "ftp://example.com"], "http"),
-        ([".", "--backend", "http://localhost:1", "--thinking-budget", "50"], "thinking budget"),
     ],
 )
 def test_what_cannot_be_meant_is_said_before_a_model_is_looked_for(

@@ -69,6 +69,9 @@ def test_one_persons_page_is_not_limited_and_keeps_what_was_said(home: Path) -> 
             "auth_file": None,
             "guests": False,
             "data_dir": home / "data" / "qwen35mm",
+            "programs": None,
+            "calls": True,
+            "mcp": False,
         }
         assert how.keys() <= inspect.signature(serve).parameters.keys()
     assert (home / "caches" / "qwen35mm").is_dir()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.assets import asset_path, demo_model_path
+from qwen35mm.config import MEDIA_TOKENS
 from tests.cli.conftest import Run
 from tests.tiny import DENSE, MOE, TinyCheckpoints, TinySpec
 
@@ -24,6 +25,10 @@ def with_tokenizer(folder: Path) -> Path:
     for path in demo_model_path().iterdir():
         if path.suffix in (".json", ".jinja") and not (folder / path.name).exists():
             shutil.copy(path, folder)
+    config = json.loads((folder / "config.json").read_text())
+    demo = json.loads((demo_model_path() / "config.json").read_text())
+    ids = {name: demo[name] for name in MEDIA_TOKENS}
+    (folder / "config.json").write_text(json.dumps(config | ids))
     return folder
 
 

@@ -20,7 +20,7 @@ TEXT = "A red circle at the top left, a blue star in the center and a green cros
 def test_a_texts_perplexity_is_transformers(demo: LoadedModel) -> None:
     found = text_passages(demo, TEXT, max_tokens=700)
     assert [len(each.prompt.token_ids) for each in found] == [700]  # more than one piece of the engine
-    head, hidden = demo.model.head, list(hidden_states(demo.model, found))
+    head, hidden = demo.model.head, list(hidden_states(demo, found))
     ours = diverge(found, (head, hidden), (head, hidden))
     ids = torch.tensor(found[0].prompt.token_ids)[None]
     oracle: Any = load_demo_oracle()
@@ -35,8 +35,8 @@ def test_windows_begin_anew(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(passages, "_LOGITS_AT_ONCE", 960 * 20)
     # One token is left, and nothing to foretell it from.
     first, second = text_passages(demo, TEXT, max_tokens=101)
-    alone = next(hidden_states(demo.model, [second]))
-    both = list(hidden_states(demo.model, [first, second]))
+    alone = next(hidden_states(demo, [second]))
+    both = list(hidden_states(demo, [first, second]))
     assert torch.equal(both[1], alone)
     assert torch.cat([first.targets, second.targets]).tolist() == [
         *first.prompt.token_ids[1:].tolist(),

@@ -33,7 +33,7 @@ def test_right_answers_are_foretold_after_their_questions(demo: LoadedModel) -> 
     # What the model answers by itself is what it holds for likeliest here: both ways see the same pictures.
     right = test.run(demo)
     assert sum(right) >= 17
-    for passage, hidden, is_right in zip(found, hidden_states(demo.model, found), right, strict=True):
+    for passage, hidden, is_right in zip(found, hidden_states(demo, found), right, strict=True):
         likeliest = demo.model.logits(hidden).argmax(dim=-1)
         assert bool((likeliest == passage.targets).all()) or not is_right
 

@@ -12,8 +12,10 @@ import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.errors import CheckpointError
+from qwen35mm.model.load import load
 from qwen35mm.model_library import find_model, installed_models
 from qwen35mm_preprocess.say import english
+from tests.checkpoints import ggufs
 
 NUM_BYTES = 1 << 40
 
@@ -73,9 +75,9 @@ def test_a_model_is_listed_once(hub_cache: Path, tmp_path: Path, monkeypatch: py
     assert sources() == []
 
 
-def test_a_quantised_one_is_listed_with_the_reason(hub_cache: Path) -> None:
-    cached(hub_cache, "org/model-fp8", quantization_config={"quant_method": "fp8"})
-    assert "quantized (fp8)" in reason_of_the_only_one()
+def test_one_that_is_quantised_in_an_unknown_way_is_listed_with_the_reason(hub_cache: Path) -> None:
+    cached(hub_cache, "org/model-quip", quantization_config={"quant_method": "quip"})
+    assert "quantised by 'quip'" in reason_of_the_only_one()
 
 
 def test_the_snapshot_that_main_names_comes_first(hub_cache: Path) -> None:
@@ -185,3 +187,18 @@ def test_what_isnt_there_is_said(hub_cache: Path, source: str, words: str) -> No
 def test_a_folder_of_something_else_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no Qwen3.5 checkpoint"):
         find_model(tmp_path)
+
+
+def test_gguf_files_are_listed_by_their_text_models(
+    hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("QWEN35MM_MODELS", str(ggufs.FOLDER))
+    found = {model.name: model for model in installed_models() if not model.source.endswith("demo")}
+    assert set(found) == {"dense", "moe"}
+    for name, model in found.items():
+        assert model.usable
+        assert model.num_bytes == (ggufs.FOLDER / f"{name}.gguf").stat().st_size
+        chosen = find_model(model.source)
+        assert (chosen.name, chosen.folder, chosen.usable) == (name, model.folder, True)
+        assert load(chosen.folder).path == model.folder

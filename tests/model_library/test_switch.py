@@ -19,7 +19,7 @@ import torch
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import EngineSettings, Event, TextDelta
+from qwen35mm.engine import EngineSettings, Event, Finished, PromptRead, TextDelta
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
 from qwen35mm.model_library import BackendOptions, BackendSwitch, memory
 from qwen35mm.prompt import Message, Text
@@ -73,7 +73,7 @@ async def first_words(switch: BackendSwitch) -> AsyncIterator[Event]:
     return events
 
 
-async def begun(switch: BackendSwitch, source: Path) -> asyncio.Future[LocalBackend]:
+async def begun(switch: BackendSwitch, source: Path) -> asyncio.Future[Any]:
     """A change of models that is under way."""
     started = asyncio.Event()
     change = asyncio.ensure_future(switch.switch(source, on_progress=lambda phase: started.set()))
@@ -87,6 +87,28 @@ async def test_it_answers_as_what_it_holds(make: Make) -> None:
     assert switch.media is switch.current.media
     alone = result_of(await collect(switch.current.stream(QUESTION, GREEDY)))
     assert await answer(switch) == alone.text != ""
+
+
+async def test_texts_are_read_and_gone_on_with_as_by_what_it_holds(make: Make) -> None:
+    switch = make()
+    for begin in (
+        lambda backend: backend.stream_prompt("A red", GREEDY),
+        lambda backend: backend.stream_score(" circle", "A red"),
+        lambda backend: backend.stream_embedding("A red circle"),
+    ):
+        (*_, own), (*_, alone) = await collect(begin(switch)), await collect(begin(switch.current))
+        if isinstance(own, PromptRead):
+            assert isinstance(alone, PromptRead)
+            assert (own.token_ids, own.logprobs) == (alone.token_ids, alone.logprobs)
+        else:
+            assert isinstance(own, Finished)
+            assert isinstance(alone, Finished)
+            assert own.result.token_ids == alone.result.token_ids
+    reading = switch.stream_score("A red circle")
+    await anext(reading)
+    with pytest.raises(RequestError, match="1 reply is being written"):
+        await switch.switch()
+    await reading.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +132,7 @@ async def test_the_old_weights_are_gone_before_the_new_ones_come(
     make: Make, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     switch = make(0)
+    assert isinstance(switch.current, LocalBackend)
     weights = weakref.ref(switch.current.loaded.model)
     load, held = BackendOptions.load, []
 
@@ -216,11 +239,11 @@ async def test_what_can_be_known_before_is_said_before(make: Make, other: Path, 
     switch = make(0)
     old = switch.current
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    (other / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "quip"}}))
     for source, context, error, words in [
         (tmp_path / "gone", None, CheckpointError, "There is no folder 'gone'"),
         ("Qwen/Qwen3.5-2B", None, CheckpointError, "download it first"),
-        (other, None, CheckpointError, r"'other' can't be used: .*quantized \(awq\)"),
+        (other, None, CheckpointError, r"'other' can't be used: .*quantised by 'quip'"),
         (None, 10**9, ConfigError, "demo has 8,192"),
         (None, 65_536, ConfigError, "demo has 8,192"),
     ]:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image as PILImage
 
@@ -138,11 +141,65 @@ def test_conversations_are_checked(messages, error):
         check_conversation(messages)
 
 
-def test_parts_must_be_parts():
-    with pytest.raises(PromptError, match="must be a tuple"):
-        Message("user", "hi")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(PromptError, match="Unknown content part str"):
-        Message("user", ("hi",))  # pyright: ignore[reportArgumentType]
+PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("hi", (Text("hi"),)),
+        (["hi", Image("a.png")], (Text("hi"), Image("a.png"))),
+        (("hi",), (Text("hi"),)),
+        (Video("a.mp4"), (Video("a.mp4"),)),
+        (PICTURE, (Image(PICTURE),)),
+        ([{"type": "image_url", "image_url": {"url": DATA_URI}}, "hi"], (Image(DATA_URI), Text("hi"))),
+        ({"type": "text", "text": "hi"}, (Text("hi"),)),
+        (None, ()),
+    ],
+)
+def test_a_content_is_taken_as_it_is_meant(content: Any, parts: tuple[Any, ...]) -> None:
+    assert Message("user", content) == Message("user", parts)
+    assert Message("user", content).content == parts
+    assert replace(Message("user", content), role="assistant").content == parts
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (3, "can't hold a int; expected a string"),
+        (["hi", Path("a.png")], "can't hold a PosixPath|can't hold a WindowsPath"),
+        ([["hi"]], "can't hold a list"),
+        ({"type": "audio"}, "Unknown content part type 'audio'"),
+        (PIXELS.astype(np.float32), r"array of float32 of shape \[4, 6, 3\]; expected uint8 of shape \[height, width"),
+        (PIXELS[..., :2], r"uint8 of shape \[4, 6, 2\]"),
+        (PIXELS[:0], r"uint8 of shape \[0, 6, 3\]"),
+    ],
+)
+def test_a_content_that_can_be_anything_is_refused(content: Any, words: str) -> None:
+    with pytest.raises(PromptError, match=words):
+        Message("user", content)
+
+
+def test_a_picture_of_numbers_is_a_picture_and_stays_as_it_was() -> None:
+    pixels = PIXELS.copy()
+    (part,) = Message("user", pixels).media
+    pixels[:] = 0
+    assert isinstance(part.source, PILImage.Image)
+    assert (np.asarray(part.source) == PIXELS).all()
+
+
+def test_a_plan_and_a_clip_must_be_such() -> None:
+    with pytest.raises(PromptError, match="The image's plan must be a MediaPlan, or None; got dict"):
+        Image("a.png", {"kind": "image"})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PromptError, match="The video's clip must be a VideoClip, or None; got tuple"):
+        Video("a.mp4", clip=(0.0, 1.0))  # pyright: ignore[reportArgumentType]
+
+
+def test_calls_are_taken_in_both_forms() -> None:
+    given = [ToolCall("f", {"a": 1}), {"function": {"name": "f", "arguments": '{"a": 1}'}}]
+    assert Message("assistant", tool_calls=given).tool_calls == (ToolCall("f", {"a": 1}),) * 2
+    with pytest.raises(PromptError, match="tool_calls must be a list; got str"):
+        Message("assistant", tool_calls="f")  # pyright: ignore[reportArgumentType]
 
 
 def test_text_and_media_of_messages():

@@ -30,21 +30,26 @@ PLURAL = re.compile(r"\{\w+\|([^{}]*)\}")
 NUM_CATEGORIES = {"en": 2, "de": 2, "es": 3, "fr": 3, "zh": 1}
 # What raises the errors that a person may read on the page.
 HEARD = (
-    *(PYTHON / name for name in ("backends/zero_gpu", "chat", "model_library", "web")),
+    *(PYTHON / name for name in ("backends/remote", "backends/zero_gpu", "chat", "model_library", "web")),
     *(PYTHON / name for name in ("engine/engine.py", "engine/request.py", "engine/settings.py", "model/devices.py")),
     PYTHON / "checkpoints/shards.py",
     PREPROCESS,
 )
 # Those that nobody reads there: how many sentences, and why they stay English.
 ENGLISH_ONLY = {
+    "qwen35mm/backends/remote/backend.py": (3, "options of the command line and of scripts, by their names"),
+    "qwen35mm/backends/remote/deadline.py": (1, "a script's options, by their names"),
+    "qwen35mm/backends/remote/media.py": (1, "a caller's sources; the page passes files only"),
+    "qwen35mm/backends/remote/request.py": (1, "a caller's arguments; the page asks with no tools"),
+    "qwen35mm/backends/remote/served.py": (3, "a program's mistake: a page connects before it asks"),
     "qwen35mm/backends/zero_gpu/duration.py": (1, "options of the command line, checked before there is a page"),
-    "qwen35mm/engine/request.py": (3, "a caller's arguments; the page passes checked ones"),
-    "qwen35mm/engine/settings.py": (1, "options of the command line, checked before there is a page"),
+    "qwen35mm/engine/request.py": (7, "a caller's arguments; the page passes checked ones"),
+    "qwen35mm/engine/settings.py": (2, "options of the command line and of scripts, checked before there is a page"),
     "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),
     "qwen35mm/web/__init__.py": (1, "without the extra there is no page"),
     "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),
     "qwen35mm/web/serving/page_token.py": (1, "answered in the page's place; the page itself has words of its own"),
-    "qwen35mm/web/serving/server.py": (5, "options of the command line, checked before there is a page"),
+    "qwen35mm/web/serving/server.py": (7, "options of the command line, checked before there is a page"),
     "preprocess/qwen35mm_preprocess/media.py": (4, "a caller's sources; the page passes files only"),
     "preprocess/qwen35mm_preprocess/media_plan.py": (3, "a caller's plans; of stored ones the records speak"),
     "preprocess/qwen35mm_preprocess/processor.py": (1, "a caller's plans; of stored ones the records speak"),

@@ -1,8 +1,16 @@
 """A model behind an OpenAI-compatible server, asked as one in this process is: `stream(messages, params)` -> events.
 
-backend.py      RemoteBackend: turns, attempts, deadlines
-connection.py   one request over HTTP
-wire.py         a request's parameters, and a streamed answer gathered into a Result
+backend.py      RemoteBackend: turns, attempts, events
+attempts.py     when a request is made again
+served.py       the model behind an address: its name, and what is known of it
+programs.py     what servers tell of themselves, and what can be asked of each kind
+counting.py     tokens of a conversation, counted by the server or estimated
+request.py      what goes out: the fields of a request
 media.py        messages with their media as data: URIs; needs neither torch nor HTTP
-faults.py       what a server can do wrong, in words for a person, and how long to wait before it is asked again
+connection.py   one request over HTTP
+sse.py          server-sent events out of bytes
+reply.py        a streamed answer: pieces for whoever waits, and a Result
+deadline.py     how long a server may take, and be silent
+faults.py       what a server can do wrong, and how long to wait before it is asked again
+words.py        what a person is told of that
 """

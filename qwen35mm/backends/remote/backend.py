@@ -7,22 +7,32 @@ import contextlib
 import json
 import math
 import random
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar, get_args
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar, get_args
 
 import anyio
 
-from qwen35mm.backends.remote.connection import Connection, RemoteTimeouts
-from qwen35mm.backends.remote.faults import Fault, delay_s
-from qwen35mm.backends.remote.media import VideoMode, default_media, encode_medium, encode_message
-from qwen35mm.backends.remote.wire import Reply, sampling_fields
-from qwen35mm.engine import Event, Finished, MediaPlanned, Progress, Result, Retain, TextDelta, check_call
+from qwen35mm.backends.options import check_options
+from qwen35mm.backends.remote import words
+from qwen35mm.backends.remote.attempts import Attempts
+from qwen35mm.backends.remote.connection import Connection
+from qwen35mm.backends.remote.counting import estimate
+from qwen35mm.backends.remote.deadline import Deadline, RemoteTimeouts, num_waiting, place, until
+from qwen35mm.backends.remote.faults import Fault
+from qwen35mm.backends.remote.media import VideoMode, default_media, encode_medium, pinned_plan
+from qwen35mm.backends.remote.reply import Reply
+from qwen35mm.backends.remote.request import Asked, request_body, without
+from qwen35mm.backends.remote.served import ServedModel
+from qwen35mm.backends.scripting.model import ScriptedModel
+from qwen35mm.engine import Event, Finished, MediaPlanned, ModelInfo, Progress, Retain, check_call
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
 from qwen35mm.prompt import EncodedMedium, Image, Message, Video, iter_media
 from qwen35mm.prompt.messages import check_conversation
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaBudget, MediaLimits
+from qwen35mm_preprocess import MediaBudget, MediaLimits, MediaPlan, PreparedMedia
+from qwen35mm_preprocess.say import say
 
 # A request's media are read while as many requests as are answered at once are under way.
 _READ_AHEAD = 2
@@ -30,11 +40,12 @@ _READ_AHEAD = 2
 _T = TypeVar("_T")
 
 
-class RemoteBackend:
-    """Answers with a model behind an OpenAI-compatible server: vLLM, SGLang, llama-server, `transformers serve`.
+class RemoteBackend(ScriptedModel):
+    """Answers with a model behind an OpenAI-compatible server: vLLM, SGLang, llama-server, `transformers serve`, ours.
 
     `max_concurrent` requests are out at a time; the media of as many more are read meanwhile. They go out in the order
-    in which their media are read; without media, in the order of asking. To be used from one event loop.
+    in which their media are read; without media, in the order of asking. To be used from one event loop at a time;
+    what doesn't wait for an answer, from any thread. `connect` finds out what is told by `info`.
 
     Args:
         url: the server's address, with or without `/v1`.
@@ -43,6 +54,7 @@ class RemoteBackend:
         max_concurrent: most requests that the server has at once.
         timeout_s: the most that a request may take from its turn on, all attempts included; and before, its media.
         max_attempts: how often a request is tried where another attempt can help.
+        whole: whether a reply's text comes when it is complete. Then one that breaks off is asked for again, too.
         video: "frames" sends a video as pictures with their times as text between them, which every server reads;
             "video_url" sends the file, which vLLM, SGLang and `transformers serve` sample by themselves.
         budget: how large pictures are and which frames are sent; None takes a GPU's, with at most 32 frames.
@@ -55,6 +67,8 @@ class RemoteBackend:
     """
 
     is_demo = False
+    # Each request may be paid for, and somebody else may be waiting.
+    idles = False
 
     def __init__(
         self,
@@ -65,6 +79,7 @@ class RemoteBackend:
         max_concurrent: int = 4,
         timeout_s: float = 900.0,
         max_attempts: int = 5,
+        whole: bool = False,
         video: VideoMode = "frames",
         budget: MediaBudget | None = None,
         limits: MediaLimits | None = None,
@@ -75,29 +90,59 @@ class RemoteBackend:
         for name, value in (("max_concurrent", max_concurrent), ("max_attempts", max_attempts)):
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}.")
-        if not timeout_s > 0:
+        if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise ConfigError(f"timeout_s must be a number of seconds above 0; got {timeout_s!r}.")
         if video not in get_args(VideoMode):
             raise ConfigError(f"video must be one of {', '.join(get_args(VideoMode))}; got {video!r}.")
+        check_options(
+            model=(model, str),
+            api_key=(api_key, str),
+            budget=(budget, MediaBudget),
+            limits=(limits, MediaLimits),
+            timeouts=(timeouts, RemoteTimeouts),
+        )
         self.media = default_media(budget, limits, video)
-        self._model = model
         self._video: VideoMode = video
         self._timeout_s = timeout_s
-        self._max_attempts = max_attempts
+        self._whole = whole
         self._connection = Connection(url, api_key, timeouts or RemoteTimeouts())
-        self._sleep = sleep
-        self._jitter = jitter
+        self._model = ServedModel(self._connection, model)
+        self._attempts = Attempts(self._connection, max_attempts, sleep, jitter)
         # Who finds a place free takes it at once: else those behind couldn't tell how many are before them.
+        self._most_at_once = _READ_AHEAD * max_concurrent
         self._places = anyio.Semaphore(_READ_AHEAD * max_concurrent, fast_acquire=True)
         self._turns = anyio.Semaphore(max_concurrent, fast_acquire=True)
         self._connecting = anyio.Semaphore(1)
+        self._num_streams = 0
+        self._idle = threading.Condition()
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model, as far as the server tells of it. Raises ConfigError before `connect`."""
+        return self._model.info
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a conversation; 131,072 where the server doesn't say. Raises ConfigError before `connect`."""
+        return self._model.context_length
+
+    @property
+    def default_params(self) -> None:
+        return None
+
+    @property
+    def most_at_once(self) -> int:
+        return self._most_at_once
 
     @property
     def name(self) -> str:
         """The model's name. Raises ConfigError before `connect`, where none was given."""
-        if self._model is None:
-            raise ConfigError("The server's model isn't known yet: connect first, or name it.")
-        return self._model
+        return self._model.name
+
+    @property
+    def host(self) -> str:
+        """The server as host and port."""
+        return self._connection.host
 
     @property
     def fingerprint(self) -> str:
@@ -108,36 +153,68 @@ class RemoteBackend:
         """
         return f"{self._connection.base_url} {self.name}"
 
-    async def connect(self) -> None:
-        """Finds out whether the server answers and lets us in, and its model where none was named.
+    async def list_models(self, timeout_s: float = math.inf) -> list[str]:
+        """The names of the server's models. Raises RequestError, EngineError."""
+        deadline = Deadline.after(min(timeout_s, self._timeout_s))
+        with self._faults_in_words():
+            async with until(deadline):
+                return list(await self._attempts.make(self._connection.list_models, deadline))
+
+    async def connect(self, timeout_s: float = math.inf) -> None:
+        """Finds out whether the server answers and lets us in, its model where none was named, and what it can do.
+
+        Args:
+            timeout_s: the most that this may take, where that is less than a request may.
 
         Raises:
             ConfigError: it has no model, or several and none was named.
             RequestError, EngineError: it refused, or can't be reached.
         """
-        deadline = Deadline.after(self._timeout_s)
         with self._faults_in_words():
-            async with _until(deadline):
-                await self._connect(deadline)
+            await self._connect(Deadline.after(min(timeout_s, self._timeout_s)))
 
     async def _connect(self, deadline: Deadline) -> None:
-        async def list_models() -> list[str]:
-            try:
-                return await self._connection.list_models()
-            except Fault as fault:
-                # Some servers list no models, and the one of transformers only those of its cache, if it has one.
-                if self._model is None or fault.status in (None, 401, 403):
-                    raise
-                return [self._model]
+        async with until(deadline):
+            await self._model.connect(lambda request: self._attempts.make(request, deadline))
 
-        models = await self._attempt(list_models, deadline)
-        if self._model is not None:
-            return
-        if len(models) != 1:
-            names = self._connection.safe(", ".join(f"'{name}'" for name in models[:20]))
-            found = f"it has {names}" if models else "it has none"
-            raise ConfigError(f"Name the model to use of the server at {self._connection.host}: {found}.")
-        self._model = models[0]
+    def check(self, params: SamplingParams | None = None, **how: Any) -> None:
+        """Raises RequestError, in words, for what the server is known not to do; arguments are those of `stream`."""
+        self._check(Asked(params, **{**how, "tools": tuple(how.get("tools") or ())}))
+
+    def count_tokens(
+        self,
+        messages: Sequence[Message],
+        *,
+        enable_thinking: bool | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> int:
+        """Tokens of the prompt that these messages become. What the server counts itself are the texts, see
+        `info.exact_counts`; media count as their plans say, and tools as the text of their definitions.
+
+        Raises:
+            MediaError, PromptError: the messages can't be sent.
+            ConfigError: before `connect`.
+        """
+        check_conversation(messages)
+        counter = self._model.counter
+        plans = [self._plan(part) for part in iter_media(messages)]
+        num_tools = estimate(json.dumps(tools)) if tools else 0
+        num_media = sum(plan.num_prompt_tokens for plan in plans)
+        return counter.count(messages, enable_thinking) + num_media + num_tools
+
+    def memory(self) -> dict[str, int]:
+        """Nothing: the server's memory is its own."""
+        return {}
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Blocks until no answer is awaited; False where the time was over first."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._num_streams == 0, timeout_s)
+
+    def close(self) -> None:
+        """Closes the connections, from any thread; running streams end with an error."""
+        self._connection.close()
+        self._model.close()
 
     async def stream(
         self,
@@ -146,44 +223,51 @@ class RemoteBackend:
         *,
         enable_thinking: bool | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
         conversation: str | None = None,
         retain: Retain = "conversation",
         tenant: str | None = None,
         timeout_s: float | None = None,
         continue_reply: bool = False,
     ) -> AsyncGenerator[Event, None]:
-        """Answers the last message; its text comes when it is complete, since what breaks off is asked for again.
+        """Answers the last message. Until its first text a request that breaks off is made again; after that its
+        failure is an error, and the text stays (see `whole`).
 
         Args:
-            messages: the conversation. Plans of its media aren't looked at.
+            messages: the conversation; a medium with a plan is read by that plan.
             params: None takes the server's defaults; see `sampling_fields` for what goes out.
             enable_thinking: None takes the server's default.
-            tools, continue_reply: can't be had of a server.
+            tools: definitions in OpenAI's form; calls are in the Result.
+            tool_choice, parallel_tool_calls: as `LocalBackend.stream` has them; what comes of them is the server's.
             conversation, retain, tenant: a server's cache is its own; these change nothing.
             timeout_s: the most that this may take, waiting for its turn and reading its media included.
+            continue_reply: the last message is a reply that ended early; what comes is the rest of its text.
 
         Yields:
             Progress, one MediaPlanned where there are media, TextDelta, and at last Finished. Leaving the iterator
-            closes the connection.
+            closes the connection. Prefilled, and numbers of tokens so far, come where the server tells them.
 
         Raises:
             MediaError, PromptError: the messages can't be sent.
-            RequestError: the server refuses the request, has too many, or took too long.
-            EngineError: it can't be reached, or failed, at each attempt; or this was closed.
+            RequestError: the server refuses the request, has too many, took too long, or can't do what is asked for.
+            EngineError: it can't be reached, or failed, at each attempt or amid its answer; or this was closed.
         """
-        if tools or continue_reply:
-            what = "Tools" if tools else "The rest of a reply"
-            raise RequestError(f"{what} can't be asked of a server. Use a model in this process.")
         check_conversation(messages)
-        check_call(params, retain, timeout_s)
-        fields = sampling_fields(params, enable_thinking=enable_thinking)
+        named = {"tools": tools, "conversation": conversation, "tenant": tenant}
+        check_call(params, retain, timeout_s, enable_thinking=enable_thinking, **named)
+        asked = Asked(params, enable_thinking, tuple(tools or ()), tool_choice, parallel_tool_calls, continue_reply)
         asked_s = time.monotonic()
         deadline = Deadline.after(math.inf if timeout_s is None else timeout_s)
-        with self._faults_in_words():
+        with self._faults_in_words(), self._counted():
+            if continue_reply and not self._model.is_known:
+                async with self._connecting:
+                    await self._connect(min(deadline, Deadline.after(self._timeout_s)))
+            self._check(asked)
             if not self._places.value:
-                before = _num_waiting(self._places) + _num_waiting(self._turns)
+                before = num_waiting(self._places) + num_waiting(self._turns)
                 yield Progress("wait", before + 1, before + 1)
-            async with _place(self._places, deadline):
+            async with place(self._places, deadline):
                 media: list[EncodedMedium] = []
                 parts = list(iter_media(messages))
                 reading = min(deadline, Deadline.after(self._timeout_s))
@@ -195,53 +279,78 @@ class RemoteBackend:
                         tuple(medium.plan for medium in media), tuple(text for m in media for text in m.warnings)
                     )
                 if not self._turns.value:
-                    before = _num_waiting(self._turns)
+                    before = num_waiting(self._turns)
                     yield Progress("wait", before + 1, before + 1)
-                async with _place(self._turns, deadline):
+                async with place(self._turns, deadline):
                     turn = min(deadline, Deadline.after(self._timeout_s))
-                    async with _until(turn):
-                        result = await self._answer(messages, media, fields, turn, asked_s)
-            if result.reasoning:
-                yield TextDelta(result.reasoning, "reasoning")
-            if result.text:
-                yield TextDelta(result.text)
-            yield Finished(result)
+                    async with contextlib.aclosing(self._answer(messages, media, asked, turn, asked_s)) as events:
+                        async for event in events:
+                            yield event
 
     async def aclose(self) -> None:
         """Closes the connections; running streams end with an error."""
+        self._model.close()
         await self._connection.aclose()
+
+    def _check(self, asked: Asked) -> None:
+        asked.fields(self._model.program)
+        if asked.tools and self._model.is_known and self.info.tools is False:
+            raise RequestError(words.no_tools(words.Where(self._connection.host)))
 
     async def _answer(
         self,
         messages: Sequence[Message],
         media: list[EncodedMedium],
-        fields: dict[str, Any],
+        asked: Asked,
         deadline: Deadline,
         asked_s: float,
-    ) -> Result:
+    ) -> AsyncGenerator[Event, None]:
         """`media` is used up by it: what goes out is large, and is there once."""
-        async with self._connecting:
-            if self._model is None:
-                await self._connect(deadline)
-        body = await asyncio.to_thread(_body, self.name, messages, media, fields)
-        return await self._attempt(lambda: self._connection.chat(body, Reply(asked_s, fields)), deadline)
-
-    async def _attempt(self, request: Callable[[], Awaitable[_T]], deadline: Deadline) -> _T:
-        """Makes a request as often as it can help. Raises the last Fault."""
+        async with until(deadline):
+            async with self._connecting:
+                if not self._model.is_named:
+                    await self._connect(deadline)
+            program = self._model.program
+            sent = self._model.spare({**asked.fields(program), **program.stream_fields})
+            # What a refusal may be about, though it isn't a field.
+            about = {**sent, **({"images": True} if media else {})}
+            body = await asyncio.to_thread(request_body, self.name, messages, media, sent)
         num_failed = 0
         while True:
+            reply = Reply(asked_s, about, asked.tools)
             try:
-                return await request()
+                async with contextlib.aclosing(self._connection.chat(body, reply, deadline)) as pieces:
+                    async for piece in pieces:
+                        if not self._whole:
+                            yield piece
+                for piece in reply.end():
+                    if not self._whole:
+                        yield piece
+                break
             except Fault as fault:
-                self._connection.check_open()
-                if not fault.is_passing:
-                    raise
+                fault.was_begun = reply.has_text and not self._whole
+                if self._model.learn(fault, about):
+                    about = {name: value for name, value in about.items() if name not in fault.unknown}
+                    body = await asyncio.to_thread(without, body, fault.unknown)
+                    continue
                 num_failed += 1
-                pause_s = delay_s(num_failed, self._jitter(), fault.retry_after_s)
-                if num_failed >= self._max_attempts or pause_s >= deadline.left_s():
-                    fault.words += f" It was tried {'once' if num_failed == 1 else f'{num_failed} times'}."
-                    raise
-            await self._sleep(pause_s)
+                pause_s = self._attempts.pause_s(fault, num_failed, deadline)
+            await self._attempts.sleep(pause_s)
+        if self._whole:
+            for piece in reply.texts():
+                yield piece
+        yield Finished(reply.result())
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._idle:
+            self._num_streams += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._num_streams -= 1
+                self._idle.notify_all()
 
     @contextlib.contextmanager
     def _faults_in_words(self) -> Iterator[None]:
@@ -250,6 +359,13 @@ class RemoteBackend:
         except Fault as fault:
             raise self._connection.error_of(fault) from None
 
+    def _plan(self, part: Image | Video) -> MediaPlan:
+        plan = pinned_plan(part, self.media)
+        if plan is None:
+            assert not isinstance(part.source, PreparedMedia | EncodedMedium), "these have a plan"
+            plan = self.media.plan(part.source, kind=part.kind, clip=part.clip)
+        return plan
+
     async def _encode(self, part: Image | Video, deadline: Deadline) -> EncodedMedium:
         encoding = asyncio.to_thread(encode_medium, part, self.media, self._video)
         try:
@@ -257,60 +373,9 @@ class RemoteBackend:
                 return await encoding
         except TimeoutError:
             raise RequestTimeoutError(
-                f"The request's images and videos were not read within {deadline.timeout_s:g} s. Send fewer or smaller "
-                f"ones, or allow more time."
+                say(
+                    "The request's images and videos were not read within {seconds} s. Send fewer or smaller ones, or "
+                    "allow more time.",
+                    seconds=f"{deadline.timeout_s:g}",
+                )
             ) from None
-
-
-class Deadline(NamedTuple):
-    """When something must be over, by `time.monotonic`, and how long that was from the beginning."""
-
-    at_s: float
-    timeout_s: float
-
-    @classmethod
-    def after(cls, timeout_s: float) -> Deadline:
-        return cls(time.monotonic() + timeout_s, timeout_s)
-
-    def left_s(self) -> float:
-        return max(self.at_s - time.monotonic(), 0.0)
-
-
-@contextlib.asynccontextmanager
-async def _until(deadline: Deadline) -> AsyncIterator[None]:
-    """Ends what is in it at the deadline. Raises Fault."""
-    try:
-        # Not asyncio's wait_for, which up to Python 3.11 loses a cancellation that comes with the result.
-        with anyio.fail_after(deadline.left_s()):
-            yield
-    except TimeoutError:
-        words = f"gave no whole answer within {deadline.timeout_s:g} s. "
-        words += "Allow more time, or send it fewer requests at a time."
-        raise Fault(RequestTimeoutError, words) from None
-
-
-@contextlib.asynccontextmanager
-async def _place(places: anyio.Semaphore, deadline: Deadline) -> AsyncIterator[None]:
-    """Waits for one of so many places, in the order of asking, and holds it."""
-    async with _until(deadline):
-        await places.acquire()
-    try:
-        yield
-    finally:
-        places.release()
-
-
-def _num_waiting(places: anyio.Semaphore) -> int:
-    return places.statistics().tasks_waiting
-
-
-def _body(model: str, messages: Sequence[Message], media: list[EncodedMedium], fields: dict[str, Any]) -> bytes:
-    values = {
-        "model": model,
-        "messages": [encode_message(message, media) for message in messages],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **fields,
-    }
-    # A file's name in a prompt may hold halves of characters, which no server reads.
-    return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")

@@ -11,7 +11,18 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
-from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RefusedError, RequestError, RequestTimeoutError
+from qwen35mm.backends.remote import words
+from qwen35mm.backends.remote.words import Where, Words
+from qwen35mm.errors import (
+    ContextTooLongError,
+    EngineError,
+    QueueFullError,
+    Qwen35mmError,
+    RefusedError,
+    RequestError,
+    RequestTimeoutError,
+)
+from qwen35mm_preprocess.say import Saying
 
 # Waits double from the first up to the longest, so that a server that is down isn't pressed.
 FIRST_DELAY_S = 0.5
@@ -22,20 +33,33 @@ MAX_RETRY_AFTER_S = 120.0
 # JSON may be nested deeper than Python can follow.
 _MAX_DEPTH = 8
 _UNKNOWN = re.compile(r"unexpected|unknown|unrecogni[sz]ed|(not |un)supported|extra|not permitted", re.IGNORECASE)
+_LACKING = re.compile(
+    r"not? (be )?(support|multi-?modal|enabled)|unsupported|at most 0|requires? -|doesn't", re.IGNORECASE
+)
+_TOO_LONG = re.compile(
+    r"context (length|size|window)|(exceed|longer|maximum)[^.]* context|max_model_len", re.IGNORECASE
+)
+# What a server may turn out to lack, by the field of `ModelInfo`: the request's field that asks for it, the server's
+# words for it, and ours.
+_ABILITIES = {
+    "images": ("images", re.compile(r"image|vision|multi-?modal|mmproj|media", re.IGNORECASE), words.no_pictures),
+    "tools": ("tools", re.compile(r"\btools?\b|tool[_ -](choice|call)|jinja", re.IGNORECASE), words.no_tools),
+    "schemas": (
+        "response_format",
+        re.compile(r"response_format|json_schema|structured|guided|grammar", re.IGNORECASE),
+        words.no_schemas,
+    ),
+}
 _PASSING = frozenset({408, 409, 425, 429})
 # What a server says of one request and not of whoever asks.
 _OF_THIS_REQUEST = frozenset({400, 415, 422, 451})
-_NO_ACCESS = (RequestError, "refused access with {status}{quoted} Check the API key.")
-_OF_STATUS: dict[int, tuple[type[Qwen35mmError], str]] = {
-    401: _NO_ACCESS,
-    403: _NO_ACCESS,
-    404: (
-        RequestError,
-        "answered {status}{quoted} Check the address, which usually ends in /v1, and the model's name.",
-    ),
-    408: (RequestTimeoutError, "gave up waiting{quoted} Send it fewer requests at a time."),
-    413: (RefusedError, "refused the request as too large{quoted} Send smaller or fewer media."),
-    429: (QueueFullError, "has too many requests already{quoted} Send it fewer at a time."),
+_OF_STATUS: dict[int, tuple[type[Qwen35mmError], Words]] = {
+    401: (RequestError, words.no_access),
+    403: (RequestError, words.no_access),
+    404: (RequestError, words.not_there),
+    408: (RequestTimeoutError, words.gave_up),
+    413: (RefusedError, words.too_large),
+    429: (QueueFullError, words.busy),
 }
 
 
@@ -44,44 +68,62 @@ class Fault(Exception):
 
     Attributes:
         kind: the class of the error that it becomes if it isn't tried again.
-        words: what follows the server's name; `{said}` stands for the server's own words, `{quoted}` for a colon and
-            them in quotes, or nothing, and a full stop.
+        words: what is said of it, given who is spoken of.
         said: the server's own words, as they came: not fit to be shown before `Connection.error_of` has been over them.
         is_passing: whether another attempt can go better.
         status: the answer's status; None where none came.
         retry_after_s: how long the server asked to be left alone.
+        lacks: what the server turned out not to have, as a field of `ModelInfo`.
+        unknown: parameters of the request that it doesn't know.
+        num_attempts: how often it was tried; None where it wasn't to be tried again.
+        was_begun: whether some of the answer had been given already.
     """
 
     def __init__(
         self,
         kind: type[Qwen35mmError],
-        words: str,
+        words: Words,
         *,
         said: str = "",
         is_passing: bool = False,
         status: int | None = None,
         retry_after_s: float | None = None,
+        lacks: str | None = None,
+        unknown: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(words)
+        super().__init__(kind.__name__)
         self.kind = kind
         self.words = words
         self.said = said
         self.is_passing = is_passing
         self.status = status
         self.retry_after_s = retry_after_s
+        self.lacks = lacks
+        self.unknown = unknown
+        self.num_attempts: int | None = None
+        self.was_begun = False
+
+    def saying(self, host: str, said: str) -> Saying:
+        """What it is for a person.
+
+        Args:
+            said: the server's own words, made safe.
+        """
+        status = "" if self.status is None else _words(self.status)
+        told = self.words(Where(host, status, said, f': "{said}".' if said else "."))
+        if self.was_begun:
+            return words.kept(told)
+        return told if self.num_attempts is None else words.tried(told, self.num_attempts)
 
 
 def damaged(what: str) -> Fault:
     """An answer that isn't what an OpenAI-compatible server sends."""
-    return Fault(EngineError, "sent a damaged answer: {said}. Look at its log.", said=what, is_passing=True)
+    return Fault(EngineError, words.damaged, said=what, is_passing=True)
 
 
 def foreign(status: int, content_type: str) -> Fault:
     """Something else answers at that address."""
-    what = f"doesn't speak OpenAI's API at this address: it answered {_words(status)} with {{said}}."
-    return Fault(
-        RequestError, f"{what} Check the address; it usually ends in /v1.", said=content_type or "no content type"
-    )
+    return Fault(RequestError, words.foreign, said=content_type or "no content type", status=status)
 
 
 def refused(status: int, said: str, sent: Collection[str], retry_after_s: float | None = None) -> Fault:
@@ -89,24 +131,36 @@ def refused(status: int, said: str, sent: Collection[str], retry_after_s: float 
 
     Args:
         said: the server's own words.
-        sent: names of the parameters that the request had and that a server may not know.
+        sent: names of the parameters that the request had and that a server may not know; "images" where it had some.
     """
     is_passing = status in _PASSING or status >= 500
+    lacks = None if status in _OF_STATUS else _lacking(sent, said)
+    names: list[str] = []
     if status in _OF_STATUS:
-        kind, words = _OF_STATUS[status]
-    elif is_passing:
-        kind, words = EngineError, "failed with {status}{quoted} Look at its log."
+        kind, told = _OF_STATUS[status]
     elif 300 <= status < 400:
-        kind, words = RequestError, "points to another address ({status}). Give that one instead."
+        kind, told = RequestError, words.elsewhere
+    elif lacks is not None:
+        # llama-server fails with 500 on a picture that its model can't see.
+        kind, told, is_passing = RequestError, _ABILITIES[lacks][2], False
+    elif is_passing:
+        kind, told = EngineError, words.failed
     elif names := _unknown(sent, said):
-        kind = RequestError
-        words = f"doesn't know {' and '.join(names)}"
-        words += "{quoted} Leave that setting at its default, or use a server that knows it."
+        kind, told = RequestError, words.unknown(" and ".join(names))
+    elif _TOO_LONG.search(said):
+        kind, told = ContextTooLongError, words.refused
     else:
-        kind = RefusedError if status in _OF_THIS_REQUEST else RequestError
-        words = "refused the request with {status}{quoted}"
-    words = words.replace("{status}", _words(status))
-    return Fault(kind, words, said=said, is_passing=is_passing, status=status, retry_after_s=retry_after_s)
+        kind, told = (RefusedError if status in _OF_THIS_REQUEST else RequestError), words.refused
+    return Fault(
+        kind,
+        told,
+        said=said,
+        is_passing=is_passing,
+        status=status,
+        retry_after_s=retry_after_s,
+        lacks=lacks,
+        unknown=tuple(names),
+    )
 
 
 def stream_error(error: Any, sent: Collection[str]) -> Fault:
@@ -163,6 +217,13 @@ def _unknown(sent: Collection[str], message: str) -> list[str]:
     if not _UNKNOWN.search(message):
         return []
     return [name for name in sent if re.search(rf"\b{re.escape(name)}\b", message)]
+
+
+def _lacking(sent: Collection[str], message: str) -> str | None:
+    """What the server says that it, or its model, doesn't have, of what was asked for."""
+    if not _LACKING.search(message):
+        return None
+    return next((lacks for lacks, (name, said, _) in _ABILITIES.items() if name in sent and said.search(message)), None)
 
 
 def _words(status: int) -> str:

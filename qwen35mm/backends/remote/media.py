@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from PIL import Image as PILImage
 
-from qwen35mm.errors import RequestError
-from qwen35mm.prompt import EncodedMedium, Image, Message, Text, Video
+from qwen35mm.prompt import EncodedMedium, Image, Message, Text, ToolCall, Video
 from qwen35mm_preprocess import (
     ImageProcessing,
     MediaBudget,
@@ -25,15 +26,16 @@ from qwen35mm_preprocess import (
     MediaSource,
     MediaSourceError,
     PreparedMedia,
-    VideoClip,
     VideoProcessing,
     describe,
     timestamp_text,
 )
-from qwen35mm_preprocess.image import load_image, probe_image
+from qwen35mm_preprocess.image import check_same_image, load_image, probe_image
 from qwen35mm_preprocess.media import open_stream, read_format
+from qwen35mm_preprocess.say import say
+from qwen35mm_preprocess.sizes import image_size
 from qwen35mm_preprocess.types import Size
-from qwen35mm_preprocess.video import decode_frames, lost_note
+from qwen35mm_preprocess.video import check_same_video, decode_frames, lost_note
 from qwen35mm_preprocess.video_probe import probe_video
 
 VideoMode = Literal["frames", "video_url"]
@@ -56,36 +58,81 @@ def default_media(budget: MediaBudget | None, limits: MediaLimits | None, video:
 
 
 def encode_medium(part: Image | Video, media: MediaProcessor, video: VideoMode) -> EncodedMedium:
-    """Reads, checks and encodes one medium, unless it is encoded. A plan by which it was read isn't looked at.
+    """Reads, checks and encodes one medium, unless it is encoded; by its plan, where it has one of Qwen3.5's.
 
     Raises:
-        MediaError: it can't be read, is damaged, or is over a limit.
+        MediaError: it can't be read, is damaged, is over a limit, or isn't the one of its plan.
     """
     source = part.source
     if isinstance(source, EncodedMedium):
         return source
     if isinstance(source, PreparedMedia):
         raise MediaSourceError("A medium that was prepared for a model in this process can't be sent. Pass its file.")
+    plan = pinned_plan(part, media)
     if isinstance(part, Image):
-        plan = media.plan(source, "image")
+        plan = plan or media.plan(source, "image")
         return EncodedMedium((_picture_part(_picture_uri(source, plan, media)),), plan)
     if video == "video_url":
         if part.clip is not None:
-            raise MediaSourceError("A part of a video can't be sent as a whole file. Send the video as its frames.")
-        plan = media.plan(source, "video")
+            raise MediaSourceError(
+                say("A part of a video can't be sent as a whole file. Send the video as its frames.")
+            )
+        plan = plan or media.plan(source, "video")
         return EncodedMedium((_video_part(source, media.limits),), plan)
-    return _encode_frames(source, media, part.clip)
+    return _encode_frames(source, media, plan or media.plan(source, "video", part.clip))
 
 
-def encode_message(message: Message, media: list[EncodedMedium]) -> dict[str, Any]:
-    """A message in OpenAI's form; takes the encoded forms of its media off the front of `media`.
+def pinned_plan(part: Image | Video, media: MediaProcessor) -> MediaPlan | None:
+    """The plan that a medium has, if it is Qwen3.5's, made for a server or for a model in a process.
 
     Raises:
-        RequestError: it is about a tool.
+        MediaPlanError: it can't have been made of such a medium.
     """
-    if message.tool_calls or message.role == "tool":
-        raise RequestError("Tool calls can't be sent to a server. Leave them out of the conversation.")
+    plan, source = part.plan, part.source
+    if plan is None or isinstance(source, PreparedMedia | EncodedMedium):
+        return plan
+    for temporal_patch_size in (1, 2):
+        videos = replace(media.video_processing, temporal_patch_size=temporal_patch_size)
+        processing = videos if part.kind == "video" else media.image_processing
+        if plan.kind == part.kind and plan.processing == processing.fingerprint():
+            replace(media, video_processing=videos).check(plan, source)
+            return plan
+    return None
+
+
+def encode_messages(messages: Sequence[Message], media: list[EncodedMedium]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's form; takes the encoded forms of their media off the front of `media`.
+
+    There a call has an id, and its result names it: those without one are numbered, and results answer in order.
+    """
+    encoded: list[dict[str, Any]] = []
+    unanswered: list[str] = []
+    num_calls = 0
+    for message in messages:
+        values = _encode_message(message, media)
+        if message.tool_calls:
+            ids = [call.id or f"call_{number}" for number, call in enumerate(message.tool_calls, num_calls)]
+            num_calls += len(ids)
+            unanswered += ids
+            values["tool_calls"] = [_call(call, name) for call, name in zip(message.tool_calls, ids, strict=True)]
+            values["content"] = values["content"] or None
+        if message.role == "tool":
+            answered = message.tool_call_id or next(iter(unanswered), "call_0")
+            unanswered = [name for name in unanswered if name != answered]
+            values["tool_call_id"] = answered
+        encoded.append(values)
+    return encoded
+
+
+def _call(call: ToolCall, name: str) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {"id": name, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _encode_message(message: Message, media: list[EncodedMedium]) -> dict[str, Any]:
     values: dict[str, Any] = {"role": message.role}
+    if message.name is not None:
+        values["name"] = message.name
     if message.reasoning is not None:
         values["reasoning_content"] = message.reasoning
     if not message.media:
@@ -100,8 +147,11 @@ def _picture_uri(source: MediaSource, plan: MediaPlan, media: MediaProcessor) ->
     """The file's own bytes where every server makes the same picture of them, else the picture encoded anew."""
     # Decoded in any case: a damaged file is a failure here, with words, and not a server's.
     picture = load_image(source, media.limits)
+    check_same_image(picture, plan, source)
     info = probe_image(source, media.limits)
-    is_small = picture.width * picture.height <= _max_pixels(media)
+    # As it is where the plan makes it no smaller than any plan would; however large it is, its plan says what is seen.
+    full = image_size(info.size, media.image_processing)
+    is_small = plan.size == full and picture.width * picture.height <= media.image_processing.max_pixels
     # No WebP, which llama-server doesn't read.
     if is_small and info.is_plain and info.format in ("JPEG", "PNG") and not isinstance(source, PILImage.Image):
         with open_stream(source, "image", media.limits) as stream:
@@ -111,12 +161,12 @@ def _picture_uri(source: MediaSource, plan: MediaPlan, media: MediaProcessor) ->
     return _encoded(picture, "JPEG" if info.format in ("JPEG", "MPO") else "PNG")
 
 
-def _encode_frames(source: MediaSource, media: MediaProcessor, clip: VideoClip | None) -> EncodedMedium:
-    plan = media.plan(source, "video", clip)
+def _encode_frames(source: MediaSource, media: MediaProcessor, plan: MediaPlan) -> EncodedMedium:
     assert plan.frame_indices is not None
     assert plan.frame_times_s is not None
     times = dict(zip(plan.frame_indices, plan.frame_times_s, strict=True))
     info = probe_video(source, media.limits)
+    check_same_video(info, plan, source)
     parts: list[dict[str, Any]] = []
     used: list[int] = []
     for index, frame in decode_frames(source, info, plan.frame_indices, media.limits):
@@ -126,13 +176,18 @@ def _encode_frames(source: MediaSource, media: MediaProcessor, clip: VideoClip |
         used.append(index)
     if not used:
         raise MediaDecodeError(
-            f"{describe(source)} could not be decoded: none of its frames is readable. Copy or upload it again."
+            say(
+                "{name} could not be decoded: none of its frames is readable. Copy or upload it again.",
+                name=describe(source),
+            )
         )
     warnings = list(info.warnings)
     if lost := len(plan.frame_indices) - len(used):
         note = lost_note(lost, len(plan.frame_indices))
         warnings.append(note)
-        plan = plan.with_frames(used, media.video_processing.temporal_patch_size, [note])
+        # One that was made for a model in a process stays as that model needs it.
+        if plan.processing == media.video_processing.fingerprint():
+            plan = plan.with_frames(used, media.video_processing.temporal_patch_size, [note])
     return EncodedMedium(tuple(parts), plan, tuple(warnings))
 
 
@@ -141,12 +196,6 @@ def _video_part(source: MediaSource, limits: MediaLimits) -> dict[str, Any]:
     with open_stream(source, "video", limits) as stream:
         media_type = read_format(stream, source).media_type
         return {"type": "video_url", "video_url": {"url": _data_uri(media_type, stream.read())}}
-
-
-def _max_pixels(media: MediaProcessor) -> int:
-    processing, max_tokens = media.image_processing, media.budget.max_image_tokens
-    most = processing.max_pixels
-    return most if max_tokens is None else min(most, max_tokens * processing.factor**2)
 
 
 def _resized(picture: PILImage.Image, size: Size) -> PILImage.Image:

@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
-from qwen35mm.backends.model_backend import ModelBackend, Turn
+from qwen35mm.backends.model_backend import ModelBackend
+from qwen35mm.backends.turn import Turn
 from qwen35mm.backends.zero_gpu.call import Call, RunJob
 from qwen35mm.backends.zero_gpu.child import Child, Failure, Job
 from qwen35mm.backends.zero_gpu.duration import DurationModel
 from qwen35mm.cache import CacheSettings, DiskStore
 from qwen35mm.checkpoints.weights_digest import weights_digest
-from qwen35mm.engine import EngineSettings, Event, Finished, Progress, Request
+from qwen35mm.engine import EngineSettings, Event, Progress, Request
 from qwen35mm.errors import QueueFullError
 from qwen35mm.model import LoadedModel
 from qwen35mm_preprocess.say import say
@@ -87,7 +88,7 @@ class ZeroGpuBackend(ModelBackend):
                 if isinstance(item, Failure):
                     raise item.error()
                 yield item
-                if isinstance(item, Finished):
+                if call.ends_with(item):
                     return
         finally:
             if not call.answered:

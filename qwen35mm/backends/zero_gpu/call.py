@@ -11,9 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator
 
 from qwen35mm.backends.zero_gpu.child import Failure, Item, Job
-from qwen35mm.engine import Finished
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError
-from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import Saying, say
 
 logger = logging.getLogger(__name__)
@@ -59,6 +57,7 @@ class Call:
 
     def __init__(self, run: RunJob, job: Job, on_end: Callable[[Call], None]) -> None:
         self.conversation = job.request.conversation
+        self.ends_with = job.request.ends_with
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue()
@@ -89,7 +88,7 @@ class Call:
         await self._ended.wait()
 
     async def items(self) -> AsyncIterator[Item]:
-        """The child's events up to its `Finished` or a `Failure`, which is what every other end becomes."""
+        """The child's events up to its last one or a `Failure`, which is what every other end becomes."""
         while (batch := await self._batches.get()) is not None:
             for item in batch:
                 yield item
@@ -102,7 +101,7 @@ class Call:
                     if self._stop.is_set():
                         break
             failure = Failure(EngineError, say("The GPU call ended before the reply did. Try again."))
-        except (Qwen35mmError, MediaError) as error:
+        except Qwen35mmError as error:
             failure = Failure.of(error)
         except Exception as error:
             logger.exception("a GPU call failed")
@@ -115,7 +114,8 @@ class Call:
     def _put(self, batch: tuple[Item, ...]) -> None:
         if self.answered or not batch:
             return
-        self.answered = isinstance(batch[-1], Finished | Failure)
+        last = batch[-1]
+        self.answered = isinstance(last, Failure) or self.ends_with(last)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._batches.put_nowait, batch)
 

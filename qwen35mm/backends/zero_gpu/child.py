@@ -11,7 +11,8 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
-from qwen35mm.backends.model_backend import ModelBackend, Turn
+from qwen35mm.backends.model_backend import ModelBackend
+from qwen35mm.backends.turn import Turn
 from qwen35mm.backends.zero_gpu.duration import RESERVE_S
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Request, Result, TextDelta
@@ -19,7 +20,7 @@ from qwen35mm.engine.request import failed_on
 from qwen35mm.errors import EngineError, Qwen35mmError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Message, Text, iter_media
-from qwen35mm_preprocess import MediaError, PreparedMedia
+from qwen35mm_preprocess import PreparedMedia
 from qwen35mm_preprocess.say import Said, said_of
 
 logger = logging.getLogger(__name__)
@@ -61,14 +62,14 @@ class Job:
 class Failure:
     """An error of ours on its way to the parent: its class and its words."""
 
-    kind: type[Qwen35mmError] | type[MediaError]
+    kind: type[Qwen35mmError]
     message: Said
 
     @classmethod
-    def of(cls, error: Qwen35mmError | MediaError) -> Failure:
+    def of(cls, error: Qwen35mmError) -> Failure:
         return cls(type(error), said_of(error))
 
-    def error(self) -> Qwen35mmError | MediaError:
+    def error(self) -> Qwen35mmError:
         # Past `__init__`, which may want other arguments than the words.
         return self.kind.__new__(self.kind, self.message)
 
@@ -107,7 +108,8 @@ class Child:
                     add_item(batch, item)
                 # The first word is waited for.
                 begins = not has_begun and isinstance(item, TextDelta)
-                if begins or isinstance(item, Finished | Failure) or time.monotonic() - sent_s >= BATCH_S:
+                ends = isinstance(item, Failure) or (item is not None and job.request.ends_with(item))
+                if begins or ends or time.monotonic() - sent_s >= BATCH_S:
                     yield tuple(batch)
                     batch.clear()
                     sent_s, has_begun = time.monotonic(), has_begun or begins
@@ -116,7 +118,7 @@ class Child:
         """What comes of each step; None at its end."""
         try:
             yield from self._answer(job)
-        except (Qwen35mmError, MediaError) as error:
+        except Qwen35mmError as error:
             yield Failure.of(error)
         except Exception as error:
             logger.exception("a GPU call failed")
@@ -136,16 +138,17 @@ class Child:
         )
         engine.add(request)
         try:
-            result: Result | None = None
-            while result is None:
+            last: Event | None = None
+            while last is None:
                 for output in engine.step():
-                    if isinstance(output.event, (Qwen35mmError, MediaError)):
+                    if isinstance(output.event, Qwen35mmError):
                         raise output.event
                     yield output.event
-                    if isinstance(output.event, Finished):
-                        result = output.event.result
+                    if request.ends_with(output.event):
+                        last = output.event
                 yield None
-            self._commit(engine, job.turn, result)
+            if isinstance(last, Finished):
+                self._commit(engine, job.turn, last.result)
             while engine.has_work and time.monotonic() < deadline_s + RESERVE_S / 2:
                 engine.step()
                 yield None
@@ -166,6 +169,6 @@ def add_item(batch: list[Item], item: Item) -> None:
     """Appends an event; text goes on where the last piece of its channel ended."""
     last = batch[-1] if batch else None
     if isinstance(item, TextDelta) and isinstance(last, TextDelta) and last.channel == item.channel:
-        batch[-1] = replace(item, text=last.text + item.text)
+        batch[-1] = replace(item, text=last.text + item.text, logprobs=last.logprobs + item.logprobs)
     else:
         batch.append(item)

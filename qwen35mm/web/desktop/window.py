@@ -20,8 +20,9 @@ from typing import Any
 
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.errors import ConfigError, MissingExtraError
+from qwen35mm.server.ends import end_signals
 from qwen35mm.web.serving.app import TITLE
-from qwen35mm.web.serving.server import Server, end_signals, serve
+from qwen35mm.web.serving.server import Server, serve
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def run_window(backend: ChatBackend, *, storage: Path | None = None, data_dir: P
     try:
         # From the moment that the address is known, every end is a clean one.
         with end_signals(_close, signal.SIGINT), contextlib.suppress(KeyboardInterrupt):
-            print(f"qwen35mm chats with {backend.loaded.name} in a window, and on {server.address}", flush=True)
+            print(f"qwen35mm chats with {backend.info.name} in a window, and on {server.address}", flush=True)
             show_window(server.address, storage)
     finally:
         server.close()

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qwen35mm.chat.records import Node
+from qwen35mm.chat.settings import LENGTHS, SAMPLING
 from qwen35mm.chat.stats import Tally
+from qwen35mm.engine import ModelInfo
 from qwen35mm.engine.events import Progress
 from qwen35mm_preprocess.say import Said, decimal, percent, say, size, tokens
 
@@ -73,7 +75,29 @@ def describe_memory(memory: Mapping[str, int]) -> dict[str, Any]:
         if budget:
             parts.append(_held(name, size(used), size(budget)))
             shares.append(used / budget)
-    return {"words": say("Cache: {parts}", parts=_listed(parts)), "share": min(max(shares), 1.0)}
+    words = say("Cache: {parts}", parts=_listed(parts)) if parts else ""
+    return {"words": words, "share": min(max(shares), 1.0)}
+
+
+def describe_server(model: ModelInfo) -> dict[str, Any] | None:
+    """Where a server's model answers, and what it can't do; None for one in this process."""
+    if model.host is None:
+        return None
+    notes = []
+    if not model.exact_counts:
+        notes.append(say("What a message costs is an estimate: the server doesn't count tokens."))
+    if model.images is False:
+        notes.append(say("It sees neither pictures nor videos."))
+    elif model.videos is not True:
+        notes.append(say("Videos are sent as frames, each with its time."))
+    if model.thinking is False:
+        notes.append(say("Its thinking can't be turned on or off."))
+    if model.continues is False:
+        notes.append(say("It can't go on with an answer that ended early."))
+    missing = [field.label for name, field in {**SAMPLING, **LENGTHS}.items() if name in model.unsupported]
+    if missing:
+        notes.append(say("These can't be set there: {names}", names=_listed(missing)))
+    return {"host": model.host, "notes": notes, "thinking": model.thinking, "continues": model.continues}
 
 
 def _pace(tally: Tally | None) -> list[Said]:

@@ -37,7 +37,9 @@ from qwen35mm.chat.turns import Person, Turns
 from qwen35mm.errors import NotFoundError, QuotaError
 from qwen35mm.model_library import BackendSwitch
 from qwen35mm.web.rendering.view import ReplyDrawing
+from qwen35mm.web.rendering.wording import describe_server
 from qwen35mm.web.serving.api import Api
+from qwen35mm.web.serving.calls import Calls
 from qwen35mm.web.serving.examples import choose_examples, load_samples
 from qwen35mm.web.serving.files import Files
 from qwen35mm.web.serving.logins import Logins
@@ -45,6 +47,7 @@ from qwen35mm.web.serving.models import Models
 from qwen35mm.web.serving.people import People, name_of
 from qwen35mm.web.serving.previews import Previews, show_preview
 from qwen35mm.web.serving.requests import Handler, TemporaryApi, answer_requests, in_words
+from qwen35mm.web.serving.servers import Servers
 from qwen35mm.web.serving.texts import Texts
 from qwen35mm_preprocess.say import said_of
 
@@ -106,6 +109,8 @@ def build_app(
     max_replies: int = 4,
     max_waiting: int = MAX_WAITING_EVENTS,
     grace_s: float = GRACE_S,
+    calls: bool = True,
+    servers: Servers | None = None,
 ) -> Page:
     """The chat page over a backend; `serve` launches it.
 
@@ -118,6 +123,8 @@ def build_app(
         max_replies: a person's answers in progress at one time.
         max_waiting: requests in line before more are refused.
         grace_s: seconds after which an answer that no page watches any more is ended.
+        calls: whether Gradio's own clients find an endpoint.
+        servers: those whose models can be chosen, where the model can be changed.
     """
     replies = Replies(store, backend, grace_s=grace_s)
     switch = backend if isinstance(backend, BackendSwitch) and not shared else None
@@ -130,16 +137,18 @@ def build_app(
         max_replies=max_replies,
     )
     examples = choose_examples(load_samples())
+    models = None if switch is None or servers is None else Models(switch, titles.rest, servers)
 
     def describe() -> dict[str, Any]:
         return {
-            "model": backend.loaded.name,
+            "model": backend.info.name,
             "is_demo": backend.is_demo,
             "context_length": backend.context_length,
             "encodings": ENCODINGS,
             "answer_reserve": answer_reserve(backend.context_length),
             "settings": describe_settings(backend),
-            "models": switch is not None,
+            "models": models is not None,
+            "server": describe_server(backend.info),
             "titles": titles.enabled,
             "examples": [
                 {
@@ -158,7 +167,7 @@ def build_app(
         return None if logins is None else logins.describe(name_of(person))
 
     api_of_chats = Api(backend, store, replies, turns, describe, usage, examples, titles, account_of)
-    services = [api_of_chats, Previews(), Texts(store), *([Models(switch, titles.rest)] if switch else [])]
+    services = [api_of_chats, Previews(), Texts(store), *([models] if models else [])]
     files = Files(store, people, backend, usage, examples)
     turns_in_memory = Turns(backend, temporary, replies.beside(temporary), switch.larger_context if switch else None)
     chats_in_memory = TemporaryChats(temporary, lambda owner, each: turns_in_memory.stop(Person(owner), each))
@@ -169,6 +178,8 @@ def build_app(
     temporary_api = TemporaryApi(chats_in_memory, (api_in_memory, Texts(temporary)))
     services.append(temporary_api)
     files_in_memory = Files(temporary, people, backend, usage_in_memory, examples, chats=chats_in_memory)
+
+    called = Calls(backend, store, replies, people, usage)
 
     async def watch(answers: list[str], request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
         person = None if request.request is None else people.asking(request.request)
@@ -191,12 +202,15 @@ def build_app(
     with _no_routes_yet():
         with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
             api(watch, concurrency_limit=MAX_WATCHED, api_visibility="private")
+            if calls:
+                called.offer()
         app.queue(max_size=max_waiting)
     app._queue.sleep_when_free = LOOK_WHEN_IDLE_S
     app._queue.progress_update_sleep_when_free = LOOK_FOR_PROGRESS_S
     routes = [
         Route("/", show),
         *_login_routes(logins),
+        *([Route("/gradio_api/upload", in_words(called.upload), methods=["POST"])] if calls else []),
         *_routes(answer_requests(people, *services, temporary=temporary_api), files, files_in_memory),
     ]
     return Page(app, routes, replies, people, Middleware(QueuePace, queue=app._queue))

@@ -21,9 +21,9 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from qwen35mm.chat.archive import export_zip, import_zip
 from qwen35mm.chat.backend import ChatBackend
 from qwen35mm.chat.documents import detect_document, read_pdf_text, read_text, render_pdf_pages
-from qwen35mm.chat.drafts import admitted
 from qwen35mm.chat.encodings import JUDGED
 from qwen35mm.chat.markdown import export_markdown
+from qwen35mm.chat.plans import admitted
 from qwen35mm.chat.prompting import with_names
 from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.records import Attachment, Conversation

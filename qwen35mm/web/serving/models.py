@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.chat.turns import Person
-from qwen35mm.errors import Qwen35mmError, RequestError, report_bug
+from qwen35mm.errors import Qwen35mmError, RequestError, StorageError, report_bug
 from qwen35mm.model.load import WEIGHTS
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
 from qwen35mm.model_library.installed import InstalledModel
+from qwen35mm.model_library.switch import CONNECT_S
+from qwen35mm.pools import REQUESTS
 from qwen35mm.web.serving.requests import request
-from qwen35mm_preprocess import MediaError
+from qwen35mm.web.serving.servers import GIVEN, Server, Servers
 from qwen35mm_preprocess.say import Said, decimal, said_of, say, size
 
 logger = logging.getLogger(__name__)
 
+# Of a server's models.
+MAX_NAMES = 1_000
 Length = Annotated[int, Field(gt=0)]
 _PHASES = {
     "check": say("Looking at the model"),
+    "connect": say("Asking the server"),
     "close": say("Putting the old model away"),
     "load": say("Loading the model"),
     "restore": say("Taking the old model back"),
@@ -35,10 +40,14 @@ class Models:
 
     Args:
         rest: ends what the model does while nobody asks, which would keep it from being changed.
+        servers: those whose models can be chosen, too.
     """
 
-    def __init__(self, switch: BackendSwitch, rest: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, switch: BackendSwitch, rest: Callable[[], Awaitable[None]], servers: Servers) -> None:
         self._switch = switch
+        self._servers = servers
+        # The server that answers.
+        self._server: str | None = GIVEN if switch.info.host is not None else None
         self._rest = rest
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
@@ -46,12 +55,14 @@ class Models:
 
     @request
     def models(self, person: Person) -> Any:
-        """The models of this machine, those that can be downloaded, and the current one's formats of weights."""
+        """The models of this machine and of servers, those that can be downloaded, and the current one's formats of
+        weights."""
         installed = [self._installed(model) for model in installed_models()]
         here = {model["source"] for model in installed}
         suggestion = self._switch.suggestion()
         return {
             "models": installed,
+            **self._listed_servers(),
             "downloads": [
                 {**self._downloadable(model), "suggested": model is suggestion}
                 for model in HUB_MODELS
@@ -68,6 +79,7 @@ class Models:
         context_length: Length | None = None,
         weights: str | None = None,
         is_new: bool = False,
+        server: str | None = None,
     ) -> Any:
         """Begins to load another model, or the same one in another format or with another context length.
 
@@ -77,15 +89,21 @@ class Models:
             source: a model's folder or Hub id; None keeps the model.
             weights: auto, bf16, int8 or int4; None leaves what was said before.
             is_new: whether it has to be downloaded first.
+            server: has a server's model answer, whatever else is said.
 
         Raises:
             RequestError: a change is in progress.
+            NotFoundError: there is no such server.
         """
         if self._task is not None and not self._task.done():
             raise RequestError(say("Another model is being loaded already: wait until it is there."))
+        if server is not None:
+            change = self._connect(await REQUESTS.run(self._servers.find, server))
+        else:
+            change = self._load(source, context_length, weights, is_new)
         self._cancelled = False
         self._state = {"busy": True, "label": _PHASES["check"], "share": None, "error": None}
-        self._task = asyncio.create_task(self._change(source, context_length, weights, is_new))
+        self._task = asyncio.create_task(self._change(change))
         return self._state
 
     @request
@@ -99,8 +117,48 @@ class Models:
         self._cancelled = True
         return {}
 
+    @request
+    async def add_server(self, person: Person, address: str, model: str | None = None, key: str | None = None) -> Any:
+        """Keeps a server that answers; of one that has several models, where none is named, their names are given."""
+        backend = Server(address := address.strip(), model or None, key or None).backend(self._switch.media.limits)
+        try:
+            if not model:
+                names = await backend.list_models(CONNECT_S)
+                if len(names) > 1:
+                    return {"names": names[:MAX_NAMES], "server": None}
+            await backend.connect(CONNECT_S)
+            kept = await REQUESTS.run(self._servers.add, address, backend.info.name, key or None)
+        finally:
+            backend.close()
+        return {"names": [], "server": kept.id}
+
+    @request
+    def remove_server(self, person: Person, server: str) -> Any:
+        """Forgets a server and its key."""
+        self._servers.remove(server)
+        return {}
+
+    def _listed_servers(self) -> dict[str, Any]:
+        """What the page lists; never a key."""
+        try:
+            servers, problem = self._servers.all(), None
+        except StorageError as error:
+            servers, problem = [], said_of(error)
+        listed = [
+            {
+                "id": each.id,
+                "name": each.model or (self._switch.info.name if each.id == self._server else each.host),
+                "host": each.host,
+                "has_key": each.key is not None,
+                "current": each.id == self._server,
+                "kept": each.id != GIVEN,
+            }
+            for each in servers
+        ]
+        return {"servers": listed, "servers_problem": problem}
+
     def _installed(self, model: InstalledModel) -> dict[str, Any]:
-        is_current = model.folder == self._switch.loaded.path
+        is_current = model.folder == self._switch.folder
         # The one that answers fits.
         reason = None if is_current else model.reason if not model.usable else self._switch.refusal(model)
         return {
@@ -144,23 +202,28 @@ class Models:
         asked = self._switch.weights
         return [{"weights": name, "label": label, "chosen": name == asked} for name, label in listed]
 
-    async def _change(self, source: str | None, context_length: int | None, weights: str | None, is_new: bool) -> None:
+    async def _load(self, source: str | None, context_length: int | None, weights: str | None, is_new: bool) -> None:
+        if is_new and source is not None:
+            await asyncio.to_thread(download, source, progress=self._report_download, cancelled=lambda: self._cancelled)
+        await self._rest()
+        await self._switch.switch(source, context_length=context_length, weights=weights, on_progress=self._phase)
+        self._server = None
+
+    async def _connect(self, server: Server) -> None:
+        await self._rest()
+        await self._switch.connect(server.backend(self._switch.media.limits), on_progress=self._phase)
+        self._server = server.id
+
+    def _phase(self, phase: str) -> None:
+        self._tell(_PHASES[phase], None)
+
+    async def _change(self, change: Coroutine[Any, Any, None]) -> None:
         error = None
         try:
-            if is_new and source is not None:
-                await asyncio.to_thread(
-                    download, source, progress=self._report_download, cancelled=lambda: self._cancelled
-                )
-            await self._rest()
-            await self._switch.switch(
-                source,
-                context_length=context_length,
-                weights=weights,
-                on_progress=lambda phase: self._tell(_PHASES[phase], None),
-            )
+            await change
         except DownloadCancelled:
             error = say("The download was stopped; it goes on from there next time.")
-        except (Qwen35mmError, MediaError) as problem:
+        except Qwen35mmError as problem:
             error = said_of(problem)
         except Exception as problem:
             error = report_bug(logger, "the model could not be changed", problem)

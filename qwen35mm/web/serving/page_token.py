@@ -29,15 +29,18 @@ class PageToken:
 
     Args:
         value: the token; None makes one.
+
+    Attributes:
+        value: the token.
     """
 
     def __init__(self, value: str | None = None) -> None:
-        self._value = value or secrets.token_urlsafe(24)
+        self.value = value or secrets.token_urlsafe(24)
         self._once: set[str] = set()
 
     def address(self, url: str) -> str:
         """The page's address with the token."""
-        return f"{url}?{urlencode({PARAMETER: self._value})}"
+        return f"{url}?{urlencode({PARAMETER: self.value})}"
 
     def address_for_once(self, url: str) -> str:
         """An address that lets one browser in: a browser's command line can be read by everybody on the machine."""
@@ -48,11 +51,11 @@ class PageToken:
     def cookie(self, host: str) -> tuple[str, str]:
         """The name and the value of the cookie, for a request's Host."""
         port = re.search(r":(\d+)$", host)
-        return f"qwen35mm-token-{port[1] if port else 80}", self._value
+        return f"qwen35mm-token-{port[1] if port else 80}", self.value
 
     def is_known(self, given: str) -> bool:
         """Whether this is the token."""
-        return secrets.compare_digest(given.encode(), self._value.encode())
+        return secrets.compare_digest(given.encode(), self.value.encode())
 
     def take(self, given: str) -> bool:
         """Whether an address with this lets a browser in."""

@@ -22,6 +22,7 @@ from qwen35mm_preprocess.say import say
 
 COOKIE = "qwen35mm"
 _USER, _BROWSER = "user ", "browser "
+_CALLING = " calling"
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 # A year: a browser that comes back finds its conversations.
 _MAX_AGE_S = 365 * 86400
@@ -83,6 +84,21 @@ class People:
     def asking(self, connection: HTTPConnection) -> Person | None:
         """`person` of a request."""
         return self.person(connection.cookies, address_of(connection))
+
+    def calling(self, connection: HTTPConnection) -> Person | None:
+        """Who calls without a page: what is theirs is apart from their page's. A program without cookies is the one of
+        its address; None where there is a login to pass first."""
+        person = self.asking(connection)
+        if person is None:
+            if self.need_login:
+                return None
+            address = address_of(connection)
+            person = replace(
+                self._one_of_many(f"{_BROWSER}{hashlib.sha256(address.encode()).hexdigest()}"), account=address
+            )
+        calling = replace(person, owner=f"{person.owner}{_CALLING}", account=person.account or person.owner)
+        self._seen_s[calling.owner] = time.monotonic()
+        return calling
 
     def _find(self, cookies: Mapping[str, str]) -> Person | None:
         if self._username is not None:

@@ -21,7 +21,6 @@ from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NotFoundError, PromptError, QuotaError, Qwen35mmError, report_bug
 from qwen35mm.pools import REQUESTS, Asker
 from qwen35mm.web.serving.people import People
-from qwen35mm_preprocess import MediaError
 from qwen35mm_preprocess.say import Said, said_of, say
 
 logger = logging.getLogger(__name__)
@@ -151,7 +150,7 @@ def _answer_to(error: Exception) -> Response:
         return problem(said_of(error), "not found", 404)
     if isinstance(error, QuotaError):
         return problem(said_of(error), "refused", 429)
-    if isinstance(error, (Qwen35mmError, MediaError)):
+    if isinstance(error, Qwen35mmError):
         return problem(said_of(error), "refused", 400)
     if isinstance(error, ClientDisconnect):
         return problem(say("The connection was lost."), "refused", 400)

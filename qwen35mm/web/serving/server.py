@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
-import signal
 import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,18 @@ from qwen35mm.chat.quotas import ALONE, STRANGERS
 from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryStore, temporary_folder
-from qwen35mm.errors import ConfigError
+from qwen35mm.errors import ConfigError, MissingExtraError
+from qwen35mm.server.ends import end_signals, interrupt
 from qwen35mm.server.guards import OnlyThisMachine, SameOrigin
 from qwen35mm.strangers import is_shared
 from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
 from qwen35mm.web.serving.logins import Logins, OnlyLoggedIn
 from qwen35mm.web.serving.page_token import OnlyWithToken, PageToken
 from qwen35mm.web.serving.people import PrivateCookie, WrongPasswords
+from qwen35mm.web.serving.programs import ForPrograms, ProgramAccess
 from qwen35mm.web.serving.security import GuardedApp, SecurityHeaders
+from qwen35mm.web.serving.servers import Server as RemoteServer
+from qwen35mm.web.serving.servers import Servers
 from qwen35mm.web.serving.tidying import keep_tidy
 
 # Where nothing is kept, a person who was last seen this long ago is forgotten, with uploads and conversations.
@@ -87,6 +91,10 @@ def serve(
     auth_file: Path | None = None,
     guests: bool = False,
     token: str | None = None,
+    programs: ProgramAccess | None = None,
+    calls: bool = True,
+    mcp: bool = False,
+    server: RemoteServer | None = None,
     max_replies: int | None = None,
     max_waiting: int = MAX_WAITING_EVENTS,
     grace_s: float = GRACE_S,
@@ -102,6 +110,10 @@ def serve(
         guests: whether those who don't log in may use the page, too, each with conversations of their own.
         token: what opens the page of the one person at this machine, who doesn't log in; None makes one, and "" lets
             every user of the machine in.
+        programs: has the routes of `qwen35mm serve` beside the page; None has none.
+        calls: whether Gradio's own clients find the endpoint `chat`.
+        mcp: whether that is a tool of an MCP server, too.
+        server: whose model `backend` is, where it is a server's.
         max_replies: a person's replies in progress at one time; None is 4, and 1 where strangers share the page.
         max_waiting: requests of the page in line before more are refused.
         grace_s: seconds after which a reply that no page watches is ended.
@@ -114,6 +126,7 @@ def serve(
     logins = _logins(auth, auth_file, guests)
     if token and (shared or logins):
         raise ConfigError("--token is for a page of one's own. Where several people use it, --auth says who may.")
+    _check_mcp(mcp, calls, logins)
     page_token = None if shared or logins or token == "" else PageToken(token)
     port = _claim_port(host, port)
     # Its statistics, which nobody can see here, go through pandas at the end of every event.
@@ -133,6 +146,8 @@ def serve(
             max_replies=max_replies or (1 if shared else 4),
             max_waiting=max_waiting,
             grace_s=grace_s,
+            calls=calls,
+            servers=Servers(folder / "servers.json", server),
         )
         stack.enter_context(keep_tidy(store, page.people, forget_after_s=FORGET_AFTER_S if data_dir is None else None))
         middleware = [Middleware(SecurityHeaders), Middleware(SameOrigin), Middleware(PrivateCookie)]
@@ -143,6 +158,10 @@ def serve(
                 middleware.append(Middleware(OnlyLoggedIn, logins=logins))
         if not shared:
             middleware.insert(1, Middleware(OnlyThisMachine))
+        if programs is not None:
+            keys = programs.keys if page_token is None else programs.keys.with_key(page_token.value)
+            access = replace(programs, keys=keys)
+            middleware.insert(2 if shared else 3, Middleware(ForPrograms, backend=backend, access=access))
         if page_token is not None:
             middleware.append(Middleware(OnlyWithToken, token=page_token))
         middleware.append(page.middleware)
@@ -159,16 +178,23 @@ def serve(
             ssr_mode=False,
             pwa=True,
             favicon_path=asset_path("icon.svg"),
-            mcp_server=False,
+            mcp_server=mcp,
             enable_monitoring=False,
             run_history=False,
-            # Files come by a route of their own.
-            max_file_size=1,
+            # Gradio's clients look at it; what takes files is ours.
+            max_file_size=backend.media.limits.max_bytes(None) if calls else 1,
             footer_links=[],
             _app=GuardedApp(default_response_class=ORJSONResponse, middleware=middleware, routes=page.routes),
             # Else Gradio asks for its page within 3 s, and on a very busy machine takes localhost for unreachable.
             _frontend=False,
         )
+        if mcp and page_token is not None:
+            # Its own would come without the token, which its callers bring.
+            own = {"x-gradio-user": "mcp", "authorization": f"Bearer {page_token.value}"}
+            from gradio_client import Client
+
+            client = Client(url, headers=own, download_files=False, verbose=False, analytics_enabled=False)
+            page.app.mcp_server_obj._client_instance = client  # pyright: ignore[reportOptionalMemberAccess]
     except BaseException:
         stack.close()
         raise
@@ -185,8 +211,8 @@ def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) 
     server = serve(backend, **options)
     try:
         # From the moment that the address is known, every end is as clean as Ctrl-C: what is to be kept, is kept.
-        with end_signals(_interrupt), contextlib.suppress(KeyboardInterrupt):
-            print(f"qwen35mm chats with {backend.loaded.name} on {server.address} (Ctrl-C ends it)", flush=True)
+        with end_signals(interrupt), contextlib.suppress(KeyboardInterrupt):
+            print(f"qwen35mm chats with {backend.info.name} on {server.address} (Ctrl-C ends it)", flush=True)
             if open_browser:
                 import webbrowser
 
@@ -194,6 +220,14 @@ def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) 
             threading.Event().wait()
     finally:
         server.close()
+
+
+def _check_mcp(mcp: bool, calls: bool, logins: Logins | None) -> None:
+    """Raises ConfigError, MissingExtraError: there can't be an MCP server."""
+    if mcp and importlib.util.find_spec("mcp") is None:
+        raise MissingExtraError("An MCP server", "mcp")
+    if mcp and (logins or not calls):
+        raise ConfigError("--mcp needs what --no-api takes away, and a page without --auth and --auth-file.")
 
 
 def _logins(auth: Sequence[tuple[str, str]], auth_file: Path | None, guests: bool) -> Logins | None:
@@ -227,23 +261,3 @@ def _claim_port(host: str, port: int) -> int:
                 f"end it, or take another port with --port {port + 1}, or `make chat PORT={port + 1}`."
             ) from None
         return probe.getsockname()[1]
-
-
-@contextlib.contextmanager
-def end_signals(handler: Callable[..., object], *others: signal.Signals) -> Iterator[None]:
-    """Has `handler` answer what a service manager, or closing the terminal, sends, and `others`; in the main thread,
-    since no other may set signals."""
-    # Windows has no SIGHUP; nohup ignores it, and that stands.
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    taken = [number for name in names if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN]
-    is_main = threading.current_thread() is threading.main_thread()
-    previous = [(number, signal.signal(number, handler)) for number in (*taken, *others) if is_main]
-    try:
-        yield
-    finally:
-        for number, old in previous:
-            signal.signal(number, old)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -18,7 +18,7 @@ QUESTION = [Message("user", (Text("What is this?"),))]
 
 
 class Asker:
-    """Makes backends for one server.
+    """Makes backends for one server, which give whole answers where nothing else is said.
 
     Attributes:
         waits_s: the waits between attempts, in order.
@@ -30,7 +30,7 @@ class Asker:
         self.waits_s: list[float] = []
 
     def backend(self, url: str | None = None, **options: Any) -> RemoteBackend:
-        options = {"model": "tiny", "sleep": self._sleep, "jitter": lambda: 1.0} | options
+        options = {"model": "tiny", "whole": True, "sleep": self._sleep, "jitter": lambda: 1.0} | options
         self._backends.append(RemoteBackend(url or self._server.url, **options))
         return self._backends[-1]
 

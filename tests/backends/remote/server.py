@@ -89,6 +89,9 @@ class ModelServer(ThreadingHTTPServer):
         bodies: the requests' bodies, in order of arrival.
         headers: the requests' headers, in the same order.
         models: what GET /v1/models lists.
+        told: what it tells of each of them there.
+        pages: what is at other addresses, GET or POST: JSON values, or a function of a POST's body.
+        asked: what was posted there: the address, and the body.
         max_active: most requests that were under way at once.
         num_gone: requests whose sender had left.
         num_connections: how often somebody connected.
@@ -104,6 +107,9 @@ class ModelServer(ThreadingHTTPServer):
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.models = ["tiny"]
+        self.told: dict[str, Any] = {}
+        self.pages: dict[str, Any] = {}
+        self.asked: list[tuple[str, Any]] = []
         self.max_active = 0
         self.num_gone = 0
         self.num_connections = 0
@@ -151,13 +157,20 @@ class Handler(QuietHandler):
         if act is not None:
             act(self)
         elif self.path == "/v1/models":
-            models = [{"id": name, "object": "model"} for name in self.server.models]
+            models = [{"id": name, "object": "model", **self.server.told} for name in self.server.models]
             self.send_whole(200, json.dumps({"object": "list", "data": models}).encode())
+        elif self.path in self.server.pages:
+            self.send_whole(200, json.dumps(self.server.pages[self.path]).encode())
         else:
             self.send_whole(404, b'{"detail": "Not Found"}')
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path in self.server.pages:
+            self.server.asked.append((self.path, body))
+            page = self.server.pages[self.path]
+            self.send_whole(200, json.dumps(page(body) if callable(page) else page).encode())
+            return
         with self.server.lock:
             self.server.bodies.append(body)
             self.server.headers.append(dict(self.headers.items()))

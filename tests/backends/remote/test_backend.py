@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.remote.backend import RemoteBackend
-from qwen35mm.backends.remote.connection import RemoteTimeouts
-from qwen35mm.backends.remote.wire import sampling_fields
+from qwen35mm.backends.remote.deadline import RemoteTimeouts
+from qwen35mm.backends.remote.request import Asked, sampling_fields
 from qwen35mm.engine import Progress, TextDelta
 from qwen35mm.errors import ConfigError, EngineError, PromptError, RequestError, RequestTimeoutError
 from qwen35mm.prompt import Message, Text
@@ -72,17 +72,14 @@ async def test_conversations_keep_their_roles_and_thinking(server: ModelServer, 
     ]
 
 
-async def test_what_a_server_cannot_do_is_refused_in_words(asker: Asker) -> None:
-    with pytest.raises(RequestError, match="Tools can't be asked of a server"):
-        await asker.ask(tools=[{"type": "function"}])
-    with pytest.raises(RequestError, match="The rest of a reply can't be asked of a server"):
+async def test_what_a_server_cannot_do_is_refused_in_words(server: ModelServer, asker: Asker) -> None:
+    with pytest.raises(RequestError, match="can't be asked for the rest of a reply"):
         await events_of(asker.backend(), continue_reply=True)
-    with pytest.raises(RequestError, match="thinking budget"):
+    with pytest.raises(RequestError, match=r"can't be asked for thinking_budget\. Leave that setting at its default"):
         await asker.ask(params=SamplingParams(thinking_budget=5))
-    with pytest.raises(RequestError, match="Tool calls"):
-        await asker.ask([*QUESTION, Message("tool", (Text("4"),))])
     with pytest.raises(PromptError, match="no messages"):
         await asker.ask([])
+    assert server.bodies == []
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
@@ -255,11 +252,9 @@ def test_settings_that_cannot_be_used(make: Callable[..., Any], options: dict[st
 
 
 def test_the_settings_of_a_reply_that_go_out() -> None:
-    assert sampling_fields(None, enable_thinking=None) == {}
-    assert sampling_fields(SamplingParams(temperature=0.0, top_k=20, seed=1), enable_thinking=False) == {
-        "temperature": 0.0,
-        "chat_template_kwargs": {"enable_thinking": False},
-    }
+    assert sampling_fields(None) == {}
+    greedy = Asked(SamplingParams(temperature=0.0, top_k=20, seed=1), enable_thinking=False)
+    assert greedy.fields() == {"temperature": 0.0, "chat_template_kwargs": {"enable_thinking": False}}
     params = SamplingParams(
         temperature=0.7,
         top_k=20,
@@ -270,8 +265,13 @@ def test_the_settings_of_a_reply_that_go_out() -> None:
         seed=5,
         max_tokens=64,
         stop=("END",),
+        frequency_penalty=0.5,
+        min_tokens=3,
+        ignore_eos=True,
+        stop_token_ids=(7,),
+        logit_bias={9: -5},
     )
-    assert sampling_fields(params, enable_thinking=None) == {
+    assert sampling_fields(params) == {
         "temperature": 0.7,
         "top_p": 0.8,
         "top_k": 20,
@@ -282,10 +282,17 @@ def test_the_settings_of_a_reply_that_go_out() -> None:
         "repeat_penalty": 1.1,
         "max_tokens": 64,
         "stop": ["END"],
+        "frequency_penalty": 0.5,
+        "min_tokens": 3,
+        "ignore_eos": True,
+        "stop_token_ids": [7],
+        "logit_bias": {"9": -5},
     }
+    with pytest.raises(RequestError, match="can't be asked for logprobs"):
+        sampling_fields(SamplingParams(logprobs=0))
     # Neutral values of names that some servers refuse stay at home.
-    assert set(sampling_fields(SamplingParams(), enable_thinking=None)) == {"temperature", "top_p"}
-    no_thinking = sampling_fields(SamplingParams(thinking_budget=0), enable_thinking=True)
+    assert set(sampling_fields(SamplingParams())) == {"temperature", "top_p"}
+    no_thinking = Asked(SamplingParams(thinking_budget=0), enable_thinking=True).fields()
     assert no_thinking["chat_template_kwargs"] == {"enable_thinking": False}
 
 

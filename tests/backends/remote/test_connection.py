@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.backends.remote import backend
-from qwen35mm.backends.remote.connection import RemoteTimeouts
+from qwen35mm.backends.remote.deadline import RemoteTimeouts
 from qwen35mm.errors import EngineError, RequestTimeoutError
 from qwen35mm.prompt import Image, Message
 from tests.backends.remote.asking import Asker, events_of, until

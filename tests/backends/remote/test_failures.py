@@ -8,7 +8,7 @@ from email.utils import formatdate
 
 import pytest
 
-from qwen35mm.backends.remote.connection import RemoteTimeouts
+from qwen35mm.backends.remote.deadline import RemoteTimeouts
 from qwen35mm.backends.remote.faults import MAX_RETRY_AFTER_S, delay_s, read_retry_after, stream_error
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
 from qwen35mm.sampling import SamplingParams
@@ -197,7 +197,8 @@ async def test_a_count_without_measure_is_none(server: ModelServer, asker: Asker
 
 
 async def test_comments_keep_a_slow_answer_alive(server: ModelServer, asker: Asker) -> None:
-    slow = [part for piece in pieces(["Red."]) for part in (piece, b": ping\n\n", b": ping\r\n\r\n")]
+    first, *others = pieces(["Red."])
+    slow = [first, b": ping\n\n", b": ping\r\n\r\n", b"".join(others)]
     server.acts = [sends(slow, pause_s=0.2)]
     # Three pauses lie between two pieces, and one between two signs of life.
     assert (await asker.ask(timeouts=RemoteTimeouts(first_s=30.0, silence_s=0.5))).text == "Red."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,31 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.remote.media import default_media, encode_medium
 from qwen35mm.engine import MediaPlanned, Progress
 from qwen35mm.errors import PromptError
 from qwen35mm.prompt import Image, Message, Text, Video
-from qwen35mm_preprocess import MediaBudget, MediaDecodeError, MediaError, MediaLimits, MediaSourceError, VideoClip
+from qwen35mm_preprocess import (
+    ImageProcessing,
+    MediaBudget,
+    MediaChangedError,
+    MediaDecodeError,
+    MediaError,
+    MediaLimits,
+    MediaPlanError,
+    MediaProcessor,
+    MediaSourceError,
+    VideoClip,
+    VideoProcessing,
+)
 from qwen35mm_preprocess.image import load_image, probe_image
 from tests.backends.remote.asking import Asker, events_of
 from tests.backends.remote.server import ModelServer
 from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene, scene_index
 
 LIMITS = MediaLimits()
+HALVES = (0.5, 0.5, 0.5)
 PHOTO = PILImage.open(PHOTOGRAPHS / "rocket.jpg").convert("RGB").crop((0, 0, 160, 120))
 
 
@@ -118,8 +133,8 @@ def test_a_large_picture_is_made_as_small_as_the_budget_says(format: str) -> Non
     assert sent.size == (320, 224)
     difference = np.asarray(sent, float) - np.asarray(load_image(data, LIMITS).resize(sent.size), float)
     assert np.abs(difference).mean() < 4
-    # At the limit nothing is touched.
-    assert uri_bytes(encoded(data, MediaBudget(max_image_tokens=300))["image_url"]["url"])[1] == data
+    # At the limit, which counts the marks around it, nothing is touched.
+    assert uri_bytes(encoded(data, MediaBudget(max_image_tokens=302))["image_url"]["url"])[1] == data
 
 
 def test_bad_pictures_are_never_sent(tmp_path: Path) -> None:
@@ -212,3 +227,64 @@ async def test_a_video_can_be_sent_whole(server: ModelServer, asker: Asker) -> N
         (part,) = server.bodies[-1]["messages"][0]["content"]
         assert part["type"] == "video_url"
         assert uri_bytes(part["video_url"]["url"]) == (f"data:{media_type}", video)
+
+
+def test_frames_are_those_of_the_plan_whatever_the_budget_is_by_then() -> None:
+    video = encode_video([scene(index, (192, 256)) for index in range(30)], fps=10)
+    first = encode_medium(Video(video), default_media(MediaBudget(max_frames=5), None, "frames"), "frames")
+    later = default_media(MediaBudget(max_frames=3, max_video_tokens=100), None, "frames")
+    again = encode_medium(Video(video, first.plan), later, "frames")
+    assert (again.parts, again.plan) == (first.parts, first.plan)
+    assert encode_medium(Video(video), later, "frames").parts != first.parts
+
+
+def test_a_picture_is_as_large_as_its_plan_says() -> None:
+    photo = encode_image(PHOTO.resize((640, 480)), "PNG")
+    small = encode_medium(Image(photo), default_media(MediaBudget(max_image_tokens=82), None, "frames"), "frames")
+    roomy = default_media(None, None, "frames")
+    again = encode_medium(Image(photo, small.plan), roomy, "frames")
+    assert again.parts == small.parts
+    whole = encode_medium(Image(photo), roomy, "frames")
+    frugal = default_media(MediaBudget(max_image_tokens=82), None, "frames")
+    assert encode_medium(Image(photo, whole.plan), frugal, "frames").parts == whole.parts
+
+
+@pytest.mark.parametrize("mode", ["frames", "video_url"])
+def test_a_plan_of_a_model_in_a_process_holds_and_stays_complete(mode: Any) -> None:
+    video = encode_video([scene(index, (192, 256)) for index in range(30)], fps=10)
+    server = default_media(MediaBudget(max_frames=4), None, mode)
+    local = MediaProcessor(ImageProcessing(16, 2, 2, HALVES, HALVES), VideoProcessing(16, 2, 2, HALVES, HALVES))
+    for part, source in ((Video, video), (Image, PHOTO)):
+        plan = local.prepare(source, kind="video" if part is Video else "image").plan
+        assert plan.digest is not None
+        medium = encode_medium(part(source, plan), server, mode)
+        assert medium.plan is plan
+        if part is Video and mode == "frames":
+            assert len(medium.parts) // 2 == len(plan.frame_indices or ()) > 4
+
+
+def test_a_server_plan_is_no_promise_to_a_model_in_a_process() -> None:
+    video = encode_video([scene(index, (192, 256)) for index in range(30)], fps=10)
+    frames = encode_medium(Video(video), default_media(None, None, "frames"), "frames").plan
+    picture = encode_medium(Image(PHOTO), default_media(None, None, "frames"), "frames").plan
+    demo = MediaProcessor.from_pretrained(demo_model_path())
+    assert demo.kept(frames, video) is None
+    assert demo.kept(picture, PHOTO) is None, "it is larger than the demo sees any"
+    own = demo.plan(PHOTO, "image")
+    assert demo.kept(own, PHOTO) is own
+    with pytest.raises(MediaPlanError):
+        demo.prepare(video, plan=frames)
+
+
+def test_another_file_than_the_plan_s_is_refused() -> None:
+    media = default_media(None, None, "frames")
+    video = encode_video([scene(index, (192, 256)) for index in range(30)], fps=10)
+    other = encode_video([scene(index, (192, 256)) for index in range(20)], fps=10)
+    plan = encode_medium(Video(video), media, "frames").plan
+    with pytest.raises(MediaChangedError, match="is not the video that was planned"):
+        encode_medium(Video(other, plan), media, "frames")
+    plan = encode_medium(Image(PHOTO), media, "frames").plan
+    with pytest.raises(MediaChangedError, match="is not the image that was planned"):
+        encode_medium(Image(PHOTO.resize((320, 240)), plan), media, "frames")
+    with pytest.raises(MediaPlanError):
+        encode_medium(Image(PHOTO, replace(plan, size=(64000, 64000))), media, "frames")

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35mm.backends.remote.faults import Fault
-from qwen35mm.backends.remote.wire import EventReader, Reply
+from qwen35mm.backends.remote.programs import Told
+from qwen35mm.backends.remote.reply import Reply
+from qwen35mm.backends.remote.sse import EventReader
 from qwen35mm.engine import Result
 
 
@@ -60,8 +62,9 @@ def test_a_line_without_an_end_and_wrong_bytes_are_damage() -> None:
 def result_of(*chunks: str) -> Result:
     reply = Reply(0.0, {})
     for chunk in chunks:
-        reply.add(chunk)
-    reply.add('{"choices": [{"delta": {}, "finish_reason": "stop"}]}')
+        list(reply.add(chunk))
+    list(reply.add('{"choices": [{"delta": {}, "finish_reason": "stop"}]}'))
+    list(reply.end())
     return reply.result()
 
 
@@ -85,3 +88,50 @@ def test_objects_that_bring_nothing() -> None:
 def test_counts_are_numbers_or_zero(usage: dict[str, Any], numbers: tuple[int, int, int]) -> None:
     result = result_of(json.dumps({"choices": [], "usage": usage}))
     assert (result.num_prompt_tokens, result.num_generated_tokens, result.cache.num_cached_tokens) == numbers
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def shaped(*names: str) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(names), JSON, max_size=len(names))
+
+
+CALLS = st.lists(st.fixed_dictionaries({}, optional={"index": JSON, "function": shaped("name", "arguments")}) | JSON)
+DELTA = st.fixed_dictionaries({}, optional={"content": JSON, "reasoning": JSON, "tool_calls": CALLS | JSON}) | JSON
+CHUNK = st.fixed_dictionaries(
+    {"choices": st.lists(st.fixed_dictionaries({"delta": DELTA}, optional={"finish_reason": JSON}), max_size=2) | JSON},
+    optional={
+        "usage": shaped("prompt_tokens", "completion_tokens", "prompt_tokens_details") | JSON,
+        "timings": shaped("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms") | JSON,
+        "prompt_progress": shaped("total", "processed") | JSON,
+        "error": JSON,
+    },
+)
+
+
+@given(st.lists(CHUNK, max_size=3))
+def test_whatever_a_server_sends_is_an_answer_or_damage(chunks: list[Any]) -> None:
+    reply = Reply(0.0, {})
+    try:
+        for chunk in [*chunks, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]:
+            for piece in reply.add(json.dumps(chunk)):
+                str(piece).encode()
+        list(reply.end())
+        result = reply.result()
+    except Fault:
+        return
+    json.dumps(result.to_dict(), allow_nan=False)
+    assert 0 <= result.cache.num_cached_tokens <= result.num_prompt_tokens < 2**54
+
+
+@given(JSON | shaped("owned_by", "max_model_len", "meta"), JSON | shaped("modalities", "default_generation_settings"))
+def test_whatever_a_server_tells_of_itself_is_taken_or_passed_over(entry: Any, props: Any) -> None:
+    settings = {"default_generation_settings": {"params": props}, "chat_template_caps": props, "modalities": props}
+    for told in (props, settings):
+        info = Told.read(entry).with_props(told).info("tiny", "host:1")
+        assert info.name == "tiny"

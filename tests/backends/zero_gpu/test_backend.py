@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ import pytest
 import qwen35mm.errors
 import qwen35mm_preprocess.errors
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.backends.model_backend import Turn
+from qwen35mm.backends.turn import Turn
 from qwen35mm.backends.zero_gpu import DurationModel, ZeroGpuBackend
 from qwen35mm.backends.zero_gpu.call import _failure
 from qwen35mm.backends.zero_gpu.child import Failure, Item, Job, add_item
 from qwen35mm.backends.zero_gpu.duration import MIN_DURATION_S
 from qwen35mm.cache import CacheSettings
-from qwen35mm.engine import Engine, EngineSettings, Progress, Result, TextDelta
+from qwen35mm.engine import Engine, EngineSettings, Event, Finished, Progress, Result, TextDelta
 from qwen35mm.errors import ConfigError, EngineError, QueueFullError, RequestError, RequestTimeoutError
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Message, Text
@@ -229,6 +230,31 @@ def test_text_is_sent_in_as_few_pieces_as_it_has_channels() -> None:
     for event in events:
         add_item(batch, event)
     assert batch == [TextDelta("ab", "reasoning"), TextDelta("cd", "answer", 9, 2.5)]
+
+
+def finished(events: Sequence[Event]) -> Result:
+    assert isinstance(events[-1], Finished)
+    return events[-1].result
+
+
+async def test_parameters_and_calls_go_through_the_pipe_and_logprobs_come_back(
+    demo: LoadedModel, calls: PickledCalls
+) -> None:
+    unit = {"type": "object", "properties": {"unit": {"enum": ["celsius", "kelvin"]}}, "required": ["unit"]}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": unit}}]
+    params = SamplingParams(temperature=0.0, max_tokens=60, frequency_penalty=0.1, logit_bias={5: -3}, logprobs=2)
+    events = await collect(
+        ZeroGpuBackend(demo, calls).stream(HELLO, params, tools=tools, tool_choice="weather", parallel_tool_calls=False)
+    )
+    result = finished(events)
+    assert [call.name for call in result.tool_calls] == ["weather"]
+    assert result.logprobs is not None
+    told = [each for event in events if isinstance(event, TextDelta) for each in event.logprobs]
+    assert told == list(result.logprobs[:-1]), "all but the reply's end"
+    assert all(len(each.top) == 2 for each in told)
+    with closing(LocalBackend(demo)) as local:
+        here = finished(await collect(local.stream(HELLO, params, tools=tools, tool_choice="weather")))
+    assert (here.token_ids, here.logprobs) == (result.token_ids, result.logprobs)
 
 
 def test_the_duration_follows_the_work_within_bounds() -> None:

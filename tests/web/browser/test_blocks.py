@@ -123,7 +123,8 @@ def test_an_html_preview_reaches_nothing(page: ChatPage) -> None:
     nosy.get_by_role("button", name="Preview").click()
     expect(frame_of(nosy).locator("#said")).to_have_text("tried:  null")
     leaver.get_by_role("button", name="Preview").click()
-    page.wait_until(lambda: any("Framing 'http://127.0.0.1:1/'" in problem for problem in page.problems))
+    for refusal in ("Framing 'http://127.0.0.1:1/'", "Blocked opening"):
+        page.wait_until(lambda refusal=refusal: any(refusal in problem for problem in page.problems))
     # Each was refused by the browser, which says so, and none was sent.
     assert all("Content Security Policy" in problem or "sandbox" in problem for problem in page.problems)
     page.problems.clear()

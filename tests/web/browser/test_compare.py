@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import APIResponse, Locator, Route, expect
@@ -139,7 +140,7 @@ def test_a_comparison_goes_on_where_another_model_was_loaded_for_it(page: ChatPa
     # What the page leaves itself when it is loaded again with the other model.
     asked = json.dumps({"conversation": chat, "answer": answer, "before": answer, "own": {"temperature": 0.25}})
     page.page.evaluate("asked => sessionStorage.setItem('qwen35mm.compare', asked)", asked)
-    backend.loaded.name = "Other-1B"
+    backend.info = replace(backend.info, name="Other-1B")
     try:
         page.page.reload()
         second = page.dialog.locator(".side").nth(1)
@@ -151,7 +152,7 @@ def test_a_comparison_goes_on_where_another_model_was_loaded_for_it(page: ChatPa
         page.stop_button.click()
         page.wait_answered()
     finally:
-        backend.loaded.name = "Fake-1B"
+        backend.info = replace(backend.info, name="Fake-1B")
     expect(page.answers.last.locator(".count")).to_have_text("2/2")
     assert backend.calls[-1].params.temperature == 0.25
     assert page.page.evaluate("sessionStorage.length") == 0

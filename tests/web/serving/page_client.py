@@ -38,7 +38,7 @@ class PageClient:
         self.usage = Usage(self.store, quotas)
         turns = Turns(self.backend, self.store, self.replies)
         examples = choose_examples(load_samples())
-        app = {"model": self.backend.loaded.name}
+        app = {"model": self.backend.info.name}
         api = Api(self.backend, self.store, self.replies, turns, lambda: app, self.usage, examples)
         self.files = Files(self.store, self.people, self.backend, self.usage, examples)
         self.app: Any = PrivateCookie(

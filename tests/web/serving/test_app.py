@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.backends.remote.server import running_server
 from tests.web.process import PageProcess
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,6 +54,20 @@ def test_on_a_space_nothing_is_kept_on_disk_unless_a_folder_is_named(tmp_path: P
     assert not (tmp_path / "caches").exists()
     assert not (tmp_path / "data").exists()
     assert folder.exists() is named
+
+
+def test_a_space_asks_a_server_by_its_variables(tmp_path: Path) -> None:
+    with running_server() as other:
+        variables = {"QWEN35MM_BACKEND": other.url, "QWEN35MM_BACKEND_KEY": "secret-key"}
+        app = PageProcess(APP, tmp_path, GRADIO_SERVER_PORT="0", SPACE_ID="someone/something", **variables)
+        url = app.wait_for_url()
+        headers = {"x-qwen35mm": "1", "cookie": f"qwen35mm={'a' * 32}"}
+        told = httpx.post(f"{url}qwen35mm/api/start", json={}, headers=headers).json()["app"]
+        assert (told["model"], told["is_demo"], told["server"]["host"]) == ("tiny", False, other.host)
+        assert told["models"] is False
+        code, errors = app.end()
+    assert code == 0, errors
+    assert {each["Authorization"] for each in other.headers} == {"Bearer secret-key"}
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:

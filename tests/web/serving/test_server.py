@@ -80,7 +80,7 @@ def test_nothing_that_was_not_asked_for_is_served(visitor: httpx.Client) -> None
     for path in ("monitoring", "gradio_api/mcp/sse", "gradio_api/monitoring"):
         assert visitor.get(path).status_code in (403, 404), path
     info = visitor.get("gradio_api/info").json()
-    assert (info["named_endpoints"], info["unnamed_endpoints"]) == ({}, {})
+    assert (list(info["named_endpoints"]), info["unnamed_endpoints"]) == (["/chat"], {})
 
 
 def test_the_queue_looks_often_only_while_the_page_is_used(server: Server, visitor: httpx.Client) -> None:

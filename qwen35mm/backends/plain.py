@@ -1,0 +1,329 @@
+"""Texts and token ids as they are, which no template is put around: gone on with, scored, or embedded.
+
+Scores are also of answers to conversations, and embeddings of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from qwen35mm.backends.scripting.forms import conversation_of
+from qwen35mm.backends.turn import Turn
+from qwen35mm.engine import (
+    DeferredMedia,
+    Event,
+    Progress,
+    Reading,
+    Request,
+    Retain,
+    check_call,
+    check_json_schema,
+    check_num_tokens,
+)
+from qwen35mm.errors import ContextTooLongError, PromptError, RequestError
+from qwen35mm.model import LoadedModel
+from qwen35mm.pools import PROMPTS
+from qwen35mm.prompt import Message, Prompt, PromptBuilder, pin_plans
+from qwen35mm.prompt.build import num_in_common
+from qwen35mm.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from qwen35mm.tokenizer import TooManyTokensError
+from qwen35mm_preprocess import MediaPlan, PreparedMedia
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+# A prompt without a template: a text, or token ids.
+Plain = str | Sequence[int] | np.ndarray
+Conversation = Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
+Pooling = Literal["last", "mean"]
+
+# Prompts are counted up to so many contexts: what is a little too long is told to the token.
+_COUNTED_CONTEXTS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A prompt with its media, the first token that is asked about, and its messages, if it has any."""
+
+    prompt: Prompt
+    start: int = 0
+    media: tuple[PreparedMedia | DeferredMedia, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+class PlainPrompts(ABC):
+    """What a model in this process does besides answering conversations; see `scripting/texts.py` for scripts."""
+
+    # Most tokens of a conversation.
+    context_length: int
+    loaded: LoadedModel
+    _prompts: PromptBuilder
+
+    @abstractmethod
+    def _answer(self, request: Request, turn: Turn) -> AsyncGenerator[Event, None]:
+        """The events of a request from here on; whoever leaves them ends the work."""
+
+    @abstractmethod
+    def _read_media(
+        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia]
+    ) -> AsyncGenerator[Progress, None]:
+        """Appends the messages' media."""
+
+    async def stream_prompt(
+        self,
+        prompt: Plain,
+        params: SamplingParams | None = None,
+        *,
+        control_tokens: bool = False,
+        prompt_logprobs: int | None = None,
+        finds_thinking: bool = True,
+        retain: Retain = "conversation",
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Goes on with a text or with token ids.
+
+        Args:
+            prompt: a text, or token ids as a list or an array of whole numbers. Ids of a rendered conversation are
+                answered as the conversation is.
+            params: None takes the checkpoint's defaults.
+            control_tokens: whether a control token's text in a text, such as `<|im_end|>`, is that token; else it is a
+                text like others.
+            prompt_logprobs: has a PromptRead come first, with the log-probability of each of the prompt's tokens but
+                the first, and of so many of the likeliest ones beside it. All of the prompt is computed then.
+            finds_thinking: whether thinking is told apart from the answer; else both are text, with the control tokens
+                between them.
+            retain, tenant, timeout_s: as `stream`'s.
+
+        Yields:
+            Progress, TextDelta, and at last Finished. Leaving the iterator cancels the work within one step.
+
+        Raises:
+            PromptError, RequestError, EngineError: with a message for a person.
+        """
+        arrival_s = time.monotonic()
+        check_call(params, retain, timeout_s)
+        params = params or self.loaded.generation
+        if params.json_schema is not None:
+            check_json_schema(params.json_schema)
+        reading = None
+        if prompt_logprobs is not None:
+            reading = Reading("logprobs", 1, _checked_count(prompt_logprobs, "prompt_logprobs"))
+        source = await PROMPTS.run(self._plain, None, prompt, control_tokens)
+        request = self._request(source, reading, arrival_s, retain, tenant, timeout_s, params)
+        request = replace(request, finds_thinking=finds_thinking)
+        async with contextlib.aclosing(self._answer(request, _NO_TURN)) as events:
+            async for event in events:
+                yield event
+
+    async def stream_score(
+        self,
+        text: Plain,
+        given: Plain | Conversation | None = None,
+        *,
+        num_top: int = 0,
+        control_tokens: bool = False,
+        enable_thinking: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        retain: Retain = "shared",
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Reads how likely a text is; arguments are those of `score`.
+
+        Yields:
+            Progress, and at last a PromptRead with the tokens' `logprobs`.
+
+        Raises:
+            MediaError, PromptError, RequestError, EngineError: with a message for a person.
+        """
+        arrival_s = time.monotonic()
+        check_call(None, retain, timeout_s)
+        num_top = _checked_count(num_top, "num_top")
+        if given is None or _is_plain(given):
+            source = await PROMPTS.run(self._plain, given, text, control_tokens)
+        elif isinstance(text, str):
+            source = await self._rendered(given, text, enable_thinking=enable_thinking, tools=tools)
+        else:
+            raise PromptError(f"An answer must be a string; got {type(text).__name__}.")
+        if source.start >= len(source.prompt.token_ids):
+            raise PromptError("There is nothing to score: the text has no token that others stand before.")
+        reading = Reading("logprobs", source.start, num_top)
+        async with contextlib.aclosing(self._read(source, reading, arrival_s, retain, tenant, timeout_s)) as events:
+            async for event in events:
+                yield event
+
+    async def stream_embedding(
+        self,
+        given: Plain | Conversation,
+        *,
+        pooling: Pooling = "last",
+        control_tokens: bool = False,
+        enable_thinking: bool = False,
+        retain: Retain = "shared",
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Reads a final hidden state; arguments are those of `embed`, for one.
+
+        Yields:
+            Progress, and at last a PromptRead whose `states` are [1, hidden].
+
+        Raises:
+            MediaError, PromptError, RequestError, EngineError: with a message for a person.
+        """
+        arrival_s = time.monotonic()
+        check_call(None, retain, timeout_s)
+        if pooling not in ("last", "mean"):
+            raise RequestError(f"pooling must be 'last' or 'mean'; got {pooling!r}.")
+        if _is_plain(given):
+            source = await PROMPTS.run(self._plain, None, given, control_tokens)
+        else:
+            source = await self._rendered(given, enable_thinking=enable_thinking)
+        reading = Reading(pooling)
+        async with contextlib.aclosing(self._read(source, reading, arrival_s, retain, tenant, timeout_s)) as events:
+            async for event in events:
+                yield event
+
+    def _read(
+        self,
+        source: _Source,
+        reading: Reading,
+        arrival_s: float,
+        retain: Retain,
+        tenant: str | None,
+        timeout_s: float | None,
+    ) -> AsyncGenerator[Event, None]:
+        """What is read of a prompt, in the engine's line."""
+        request = self._request(source, reading, arrival_s, retain, tenant, timeout_s)
+        return self._answer(request, Turn(source.messages, thinking=False, commits=False))
+
+    def _request(
+        self,
+        source: _Source,
+        reading: Reading | None,
+        arrival_s: float,
+        retain: Retain,
+        tenant: str | None,
+        timeout_s: float | None,
+        params: SamplingParams | None = None,
+    ) -> Request:
+        """A request for a reply, or for none where there are no parameters of one."""
+        self._check_length(len(source.prompt.token_ids), replies=params is not None)
+        return Request(
+            source.prompt,
+            source.media,
+            retain,
+            salt=(tenant or "").encode(),
+            salt_from=source.prompt.system_stop,
+            # Where there is no reply, it takes the least time.
+            params=params or SamplingParams(max_tokens=1),
+            arrival_s=arrival_s,
+            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+            reading=reading,
+            replies=params is not None,
+        )
+
+    async def _rendered(self, given: Any, answer: str | None = None, **how: Any) -> _Source:
+        """A conversation in its template, with an answer where there is one."""
+        messages = conversation_of(given)
+        media: list[PreparedMedia | DeferredMedia] = []
+        async with contextlib.aclosing(self._read_media(messages, media)) as updates:
+            async for _ in updates:
+                pass
+        plans = [medium.plan for medium in media]
+        if answer is None:
+            prompt, start = await PROMPTS.run(self._prompt, messages, plans, **how), 0
+        else:
+            prompt, start = await PROMPTS.run(self._reply, messages, plans, answer, **how)
+        return _Source(prompt, start, tuple(media), tuple(pin_plans(messages, plans)))
+
+    def _prompt(self, messages: Sequence[Message], plans: Sequence[MediaPlan], **how: Any) -> Prompt:
+        """The prompt; of one that is far too long no more is tokenized than shows that.
+
+        Raises:
+            PromptError: the messages can't become one.
+            ContextTooLongError: it has more tokens than two contexts hold.
+        """
+        with self._counting():
+            return self._prompts.prompt(messages, plans, most_tokens=self._most_tokens, **how)
+
+    def _reply(
+        self, messages: Sequence[Message], plans: Sequence[MediaPlan], answer: str, **how: Any
+    ) -> tuple[Prompt, int]:
+        with self._counting():
+            return self._prompts.reply(messages, plans, answer, most_tokens=self._most_tokens, **how)
+
+    def _plain(self, given: Plain | None, text: Plain, control_tokens: bool) -> _Source:
+        """A prompt of what is given and a text behind it, and the text's first token that others stand before."""
+        if not _is_plain(text):
+            raise PromptError(f"A text must be a string, or token ids; got {type(text).__name__}.")
+        before = [] if given is None else self._ids(given, control_tokens)
+        if isinstance(given, str) and isinstance(text, str):
+            ids = self._ids(given + text, control_tokens)
+            start = num_in_common(np.array(before), np.array(ids))
+        else:
+            ids, start = self._ids(text, control_tokens), len(before)
+            ids = [*before, *ids] if start else ids
+        start = max(start, 1)
+        # Where what other texts may follow, too, ends; its last token foretells the first one of this.
+        ends = [start - 1] if 1 < start < len(ids) else []
+        return _Source(self._prompts.plain(ids, ends=ends), start)
+
+    def _ids(self, text: Plain, control_tokens: bool) -> Sequence[int] | np.ndarray:
+        """Token ids of a text; those that came as such are checked with the whole prompt."""
+        if not isinstance(text, str):
+            self._check_length(len(text))
+            return text
+        try:
+            return self._prompts.text_ids(text, control_tokens=control_tokens, most_tokens=self._most_tokens)
+        except TooManyTokensError as error:
+            self._check_length(error.at_least, or_more=True)
+            raise
+
+    @property
+    def _most_tokens(self) -> int:
+        """Up to which a prompt's tokens are counted."""
+        return _COUNTED_CONTEXTS * self.context_length
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """A conversation that is longer than `_most_tokens` is told to be too long."""
+        try:
+            yield
+        except TooManyTokensError as error:
+            check_num_tokens(error.at_least, self.context_length, or_more=True)
+            raise
+
+    def _check_length(self, num_tokens: int, *, replies: bool = False, or_more: bool = False) -> None:
+        """Raises ContextTooLongError for a text that the context doesn't hold, with a first token of a reply if any."""
+        if num_tokens + replies > self.context_length:
+            raise ContextTooLongError(
+                f"The text has {num_tokens:,} tokens{' or more' if or_more else ''}; the context holds "
+                f"{self.context_length:,}{', reply included' if replies else ''}. Pass a shorter text, or raise "
+                "context_length.",
+                num_tokens,
+            )
+
+
+_NO_TURN = Turn((), thinking=False, commits=False)
+
+
+def _is_plain(given: object) -> TypeIs[Plain]:
+    """Whether it is a text or token ids, and no messages."""
+    if isinstance(given, list | tuple):
+        return not given or isinstance(given[0], int | np.integer)
+    return isinstance(given, str | np.ndarray)
+
+
+def _checked_count(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TOP_LOGPROBS:
+        raise RequestError(f"{name} must be a whole number from 0 to {MAX_TOP_LOGPROBS}; got {value!r}.")
+    return value

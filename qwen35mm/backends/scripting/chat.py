@@ -1,0 +1,238 @@
+"""One conversation from a script: it keeps its messages, and how its media were read."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from qwen35mm.backends.scripting import loop
+from qwen35mm.backends.scripting.forms import (
+    Asking,
+    AskOptions,
+    Clip,
+    Params,
+    Picture,
+    Tools,
+    conversation_of,
+    question_of,
+    result_text,
+    tools_of,
+)
+from qwen35mm.backends.scripting.replies import ReplyStream
+from qwen35mm.engine import Result, Retain
+from qwen35mm.errors import ConfigError, PromptError, RequestError
+from qwen35mm.prompt import Message, Text, pin_plans
+from qwen35mm.prompt.messages import Content
+from qwen35mm_preprocess import MediaPlan
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from qwen35mm.backends.scripting.model import ScriptedModel
+
+
+class Chat:
+    """A conversation with a model. Made by `model.chat(...)`; any thread may use it, one at a time.
+
+    An error leaves a chat as it was before the question, and so does stopping `ask`. Of a stream that is left, the
+    question stays with what was read of the answer, or nothing where nothing was read yet.
+
+    Args:
+        model: what answers.
+        messages: those that it begins with.
+        tools: definitions in OpenAI's form, for every answer.
+        thinking: whether the model thinks first; None is its own way.
+        params: of its answers; None takes the model's.
+        name: of the conversation, by which its cache is kept apart; None makes one up.
+        tenant, retain: see `LocalBackend.stream`.
+
+    Attributes:
+        messages: all of it; may be changed between two questions.
+    """
+
+    def __init__(
+        self,
+        model: ScriptedModel,
+        *,
+        messages: Sequence[Message] = (),
+        tools: Tools | None = None,
+        thinking: bool | None = None,
+        params: Params | None = None,
+        name: str | None = None,
+        tenant: str | None = None,
+        retain: Retain = "conversation",
+    ) -> None:
+        if not isinstance(name, str | None):
+            raise ConfigError(f"A conversation's name must be a string, or None; got {name!r}.")
+        self.messages = list(messages)
+        self.name = name or uuid.uuid4().hex
+        self._model = model
+        self._tools = None if tools is None else tools_of(tools)
+        how = {"thinking": thinking, "tenant": tenant, "retain": retain}
+        self._asking = Asking.of(model.default_params, params, how)
+        self._lock = threading.Lock()
+        # What writes the next answer: a question that is waited for, or a stream, which its reader may have left.
+        self._writer: object | None = None
+
+    def __repr__(self) -> str:
+        return f"<Chat {self.name!r}, {len(self.messages)} messages>"
+
+    def ask(
+        self,
+        text: Content = None,
+        *,
+        images: Picture | Sequence[Picture] = (),
+        videos: Clip | Sequence[Clip] = (),
+        params: Params | None = None,
+        **options: Unpack[AskOptions],
+    ) -> Result:
+        """Asks, and waits for the whole answer.
+
+        Args:
+            text: the question, or a list of texts and pictures in their order; without any, and without media, what the
+                chat ends with is answered: a tool's result, or a question whose answer was dropped.
+            images, videos: one or several, before the text.
+            params: a SamplingParams, or a dict of some of its fields.
+            options: single fields of SamplingParams; `schema` (a dict, JSON text or a pydantic class), whose value is
+                the result's `parsed`; `thinking`; `timeout_s`; and `tools`, which are the chat's from then on.
+
+        Raises:
+            Qwen35mmError: as `stream` of the model, and for what can't be asked; the chat is as it was.
+        """
+        turn = self._turn(text, images, videos, params, options)
+        try:
+            self._begin(turn)
+            return self._keep(turn, *loop.run(self._model.reply(turn.messages, turn.asking)))
+        finally:
+            self._end(turn)
+
+    async def aask(
+        self,
+        text: Content = None,
+        *,
+        images: Picture | Sequence[Picture] = (),
+        videos: Clip | Sequence[Clip] = (),
+        params: Params | None = None,
+        **options: Unpack[AskOptions],
+    ) -> Result:
+        """`ask` for programs with an event loop."""
+        turn = self._turn(text, images, videos, params, options)
+        try:
+            self._begin(turn)
+            return self._keep(turn, *await loop.arun(self._model.reply(turn.messages, turn.asking)))
+        finally:
+            self._end(turn)
+
+    def stream(
+        self,
+        text: Content = None,
+        *,
+        images: Picture | Sequence[Picture] = (),
+        videos: Clip | Sequence[Clip] = (),
+        params: Params | None = None,
+        **options: Unpack[AskOptions],
+    ) -> ReplyStream:
+        """The answer's text while it is written, for `for` and `async for`; its `result` at the end. Arguments and
+        errors are `ask`'s; another question ends a stream that was left."""
+        turn = self._turn(text, images, videos, params, options)
+
+        def end(read: str, plans: tuple[MediaPlan, ...] | None, result: Result | None) -> None:
+            if result is not None:
+                self._keep(turn, result, plans)
+            elif read:
+                self._store(turn, plans, Message("assistant", read))
+
+        try:
+            self._begin(turn)
+            events = self._model.events(turn.messages, turn.asking)
+            stream = ReplyStream(events, turn.asking.options["tools"], end, turn.asking.schema)
+            self._writer = weakref.ref(stream)
+        finally:
+            self._end(turn)
+        return stream
+
+    def answer_calls(self, results: Iterable[Any]) -> None:
+        """Gives what the tools gave for the calls of the last answer, in their order; `ask()` goes on from there.
+
+        Args:
+            results: one for each call: a string, or JSON values.
+
+        Raises:
+            PromptError: the last message has no calls, or not so many.
+        """
+        calls = self.messages[-1].tool_calls if self.messages else ()
+        given = [results] if isinstance(results, str) else list(results)
+        if not calls or len(calls) != len(given):
+            raise PromptError(f"The last message has {len(calls)} calls, and there are {len(given)} results for them.")
+        self.messages += [
+            Message("tool", result_text(result), tool_call_id=call.id, name=call.name)
+            for call, result in zip(calls, given, strict=True)
+        ]
+
+    def drop_answer(self) -> None:
+        """Takes the last answer away, and what follows it: `ask()` writes another one.
+
+        Raises:
+            PromptError: there is none.
+        """
+        places = [at for at, message in enumerate(self.messages) if message.role == "assistant"]
+        if not places:
+            raise PromptError("This chat has no answer yet that could be dropped.")
+        del self.messages[places[-1] :]
+
+    def fork(self) -> Chat:
+        """Another chat that goes on from here, which costs nothing to compute."""
+        other = Chat(self._model, messages=self.messages, tools=self._tools)
+        other._asking = self._asking
+        return other
+
+    def _turn(self, text: Content, images: Any, videos: Any, params: Params | None, options: AskOptions) -> _Turn:
+        self._stop_left_stream()
+        question = question_of(text, images, videos)
+        messages = conversation_of([*self.messages, question] if question else self.messages)
+        if messages[-1].role not in ("user", "tool"):
+            raise PromptError("There is nothing to answer: ask something, or drop the last answer.")
+        own = self._asking
+        asking = Asking.of(own.params, params, options)
+        told = {"conversation": self.name, "tools": self._tools, **own.options, **asking.options}
+        # The chat's parameters have its schema as text alone.
+        schema = own.schema if asking.schema == (own.params and own.params.json_schema) else asking.schema
+        return _Turn(messages, replace(asking, schema=schema, options=told))
+
+    def _stop_left_stream(self) -> None:
+        left = self._writer() if isinstance(self._writer, weakref.ref) else None
+        if isinstance(left, ReplyStream):
+            left.close(RequestError("This answer was stopped: its chat was asked something else meanwhile."))
+
+    def _begin(self, turn: _Turn) -> None:
+        with self._lock:
+            if isinstance(self._writer, _Turn):
+                raise RequestError("This chat is writing an answer already. Wait for it, or ask a fork() of the chat.")
+            self._writer = turn
+
+    def _end(self, turn: _Turn) -> None:
+        if self._writer is turn:
+            self._writer = None
+
+    def _keep(self, turn: _Turn, result: Result, plans: tuple[MediaPlan, ...] | None) -> Result:
+        text, calls = result.text, result.tool_calls
+        content = (Text(text),) if text or not calls else ()
+        self._store(turn, plans, Message("assistant", content, result.reasoning or None, calls))
+        return result
+
+    def _store(self, turn: _Turn, plans: tuple[MediaPlan, ...] | None, answer: Message) -> None:
+        messages = turn.messages if plans is None else pin_plans(turn.messages, plans)
+        self.messages = [*messages, answer]
+        self._tools = turn.asking.options["tools"]
+
+
+class _Turn:
+    """A question on its way: the conversation with it, and how it is to be answered."""
+
+    def __init__(self, messages: list[Message], asking: Asking) -> None:
+        self.messages = messages
+        self.asking = asking

@@ -1,0 +1,240 @@
+"""What a person may write in a script, as messages and parameters; what can't be meant is refused in words."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+from PIL import Image as PILImage
+
+from qwen35mm.engine import Retain, check_call
+from qwen35mm.errors import ConfigError, PromptError
+from qwen35mm.prompt import Image, Message, Video
+from qwen35mm.prompt.messages import Content, check_conversation
+from qwen35mm.sampling import SamplingParams
+
+# One prompt: a question, a message, or a conversation.
+Prompt = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
+Picture = str | Path | bytes | PILImage.Image | np.ndarray | Image
+Clip = str | Path | bytes | Video
+Params = SamplingParams | Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+
+_STREAM_OPTIONS = ("thinking", "tools", "tool_choice", "parallel_tool_calls", "timeout_s", "retain", "tenant")
+
+
+# What belongs elsewhere, by its name in the singular.
+_MEANT = {
+    "image": "a chat's question takes images=[...]; prompts hold theirs: Message('user', [Image('a.jpg'), 'What?']).",
+    "video": "a chat's question takes videos=[...]; prompts hold theirs: Message('user', [Video('a.mp4'), 'What?']).",
+    "system": "it is said once, as model.chat('You are brief.'), or is a prompt's first message.",
+}
+
+
+class AskOptions(TypedDict, total=False):
+    """How a question is to be answered: see `Chat.ask`. All but the first six are fields of SamplingParams."""
+
+    schema: Any
+    thinking: bool | None
+    tools: Tools | None
+    tool_choice: str | None
+    parallel_tool_calls: bool | None
+    timeout_s: float | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    thinking_budget: int | None
+    json_schema: Any
+    min_tokens: int | None
+    ignore_eos: bool | None
+    stop_token_ids: Sequence[int] | None
+    logit_bias: Mapping[int, float] | None
+    logprobs: int | None
+
+
+class GenerateOptions(AskOptions, total=False):
+    """How prompts are to be answered: see `ScriptedModel.generate`."""
+
+    retain: Retain
+    tenant: str | None
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a question is to be answered.
+
+    Attributes:
+        params: None leaves it to the server.
+        schema: what an answer's value is read with, as it was given; None where there is none.
+        options: the keyword arguments of `stream`.
+    """
+
+    params: SamplingParams | None
+    schema: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, defaults: SamplingParams | None, params: Params | None, options: Mapping[str, Any]) -> Asking:
+        """Reads what was asked with.
+
+        Args:
+            defaults: the model's; None where only its server knows them.
+            params: parameters as a whole, or some of them by name.
+            options: an AskOptions or a GenerateOptions; what is None in it is as if it weren't there.
+
+        Raises:
+            ConfigError: an unknown name, or a value of another kind.
+            PromptError: tools that are none.
+            RequestError: see `check_call`.
+        """
+        if not isinstance(params, SamplingParams | Mapping | None):
+            raise ConfigError(f"params must be SamplingParams, or a dict of their names and values; got {params!r}.")
+        named = dict(options) if not isinstance(params, Mapping) else {**params, **options}
+        given = {name: value for name, value in named.items() if value is not None}
+        how = {name: given.pop(name) for name in _STREAM_OPTIONS if name in given}
+        if "schema" in given:
+            given["json_schema"] = given.pop("schema")
+        known = [each.name for each in fields(SamplingParams)]
+        checked_names(given, known, "schema", *_STREAM_OPTIONS)
+        if "thinking" in how:
+            how["enable_thinking"] = checked_bool("thinking", how.pop("thinking"))
+        if "tools" in how:
+            how["tools"] = tools_of(how["tools"])
+        check_call(None, how.get("retain", "conversation"), how.get("timeout_s"), tenant=how.get("tenant"))
+        base = params if isinstance(params, SamplingParams) else defaults
+        if given:
+            base = (base or SamplingParams()).with_overrides(**given)
+        schema = given.get("json_schema") or (base.json_schema if base else None)
+        return cls(base, schema, how)
+
+
+def conversation_of(prompt: Prompt) -> list[Message]:
+    """The messages of one prompt.
+
+    Raises:
+        PromptError: it is none.
+    """
+    if isinstance(prompt, str):
+        messages = [Message("user", prompt)]
+    elif isinstance(prompt, list | tuple):
+        messages = [_message(each) for each in prompt]
+    else:
+        messages = [_message(prompt)]
+    check_conversation(messages)
+    return messages
+
+
+def prompts_of(prompts: Any) -> tuple[Iterable[Any], bool]:
+    """The prompts that were given, and whether it was one by itself: a question, a message, or a list of messages.
+
+    Raises:
+        PromptError: it is neither one nor many.
+    """
+    if isinstance(prompts, str | Message | Mapping):
+        return [prompts], True
+    if isinstance(prompts, bytes | np.ndarray | PILImage.Image | Path) or not isinstance(prompts, Iterable):
+        raise PromptError(f"Prompts must be a string, a conversation, or a list of them; got {type(prompts).__name__}.")
+    if isinstance(prompts, list | tuple) and any(isinstance(each, Message | Mapping) for each in prompts):
+        if not all(isinstance(each, Message | Mapping) for each in prompts):
+            raise PromptError(
+                "A list must hold one conversation's messages, or prompts: strings and lists of messages. Got both."
+            )
+        return [prompts], True
+    # Each is looked at when its turn comes.
+    return prompts, False
+
+
+def question_of(
+    text: Content, images: Picture | Sequence[Picture] = (), videos: Clip | Sequence[Clip] = ()
+) -> Message | None:
+    """A user's message: its media and then its text; None where nothing was given.
+
+    Raises:
+        PromptError: something in it can't be shown to a model.
+    """
+    if isinstance(text, Message):
+        raise PromptError("A Message can't be the text of another one: pass its text and its media.")
+    media = [each if isinstance(each, Image) else Image(each) for each in _many(images)]
+    clips = [each if isinstance(each, Video) else Video(each) for each in _many(videos)]
+    parts = (*media, *clips, *Message("user", text).content)
+    return Message("user", parts) if parts else None
+
+
+def result_text(value: Any) -> str:
+    """What a tool gave, as the model reads it: a string as it is, anything else as JSON.
+
+    Raises:
+        PromptError: it can't be written.
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        raise PromptError(f"A tool's result must be a string or JSON values; got {type(value).__name__}.") from None
+
+
+def tools_of(tools: Any) -> list[dict[str, Any]] | None:
+    """Definitions in OpenAI's form.
+
+    Raises:
+        PromptError: one is none.
+    """
+    if not isinstance(tools, list | tuple):
+        raise PromptError(f"tools must be a list of definitions in OpenAI's form; got {type(tools).__name__}.")
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            came = "a function" if callable(tool) else repr(tool)[:100]
+            form = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+            raise PromptError(f"A tool must be a definition in OpenAI's form, {form}; got {came}.")
+    return [dict(tool) for tool in tools] or None
+
+
+def _message(given: Any) -> Message:
+    if isinstance(given, Message):
+        return given
+    if isinstance(given, Mapping):
+        return Message.from_dict(given)
+    raise PromptError(
+        f"A prompt must be a string, a Message, a dict with role and content, or a list of messages; got one with "
+        f"{type(given).__name__} in it."
+    )
+
+
+def _many(given: Any) -> Sequence[Any]:
+    if given is None:
+        return ()
+    return given if isinstance(given, list | tuple) else (given,)
+
+
+def checked_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, or None for the model's own way; got {value!r}.")
+    return value
+
+
+def checked_names(options: Iterable[str], known: Sequence[str], *elsewhere: str) -> None:
+    """Raises ConfigError for an option of another name than those that are known, and what it may be meant for.
+
+    Args:
+        elsewhere: names that are known, too, and aren't among the options any more.
+    """
+    for name in options:
+        if name not in known:
+            names = [*known, *elsewhere]
+            close = difflib.get_close_matches(name, names, 1)
+            meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}."
+            raise ConfigError(f"Unknown option {name!r}: {_MEANT.get(name.removesuffix('s'), meant)}")

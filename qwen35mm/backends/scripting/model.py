@@ -1,0 +1,370 @@
+"""What every backend offers to scripts besides `stream`: chats, answers to many prompts, and its own end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from qwen35mm.backends.scripting.chat import Chat
+from qwen35mm.backends.scripting.forms import (
+    Asking,
+    GenerateOptions,
+    Params,
+    Prompt,
+    Tools,
+    conversation_of,
+    prompts_of,
+)
+from qwen35mm.backends.scripting.replies import InOrder
+from qwen35mm.engine import Event, Finished, MediaPlanned, Result, Retain
+from qwen35mm.errors import BatchError, ConfigError, PromptError, QueueFullError, Qwen35mmError
+from qwen35mm.prompt import Message
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaPlan
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+OnError = Literal["raise", "return"]
+
+# How many prompts are ahead of the one whose answer comes next, for each that is worked on: one long answer must not
+# leave the others nothing to do.
+_AHEAD = 8
+# How soon a request is tried again where others have filled the engine's line.
+_ROOM_POLL_S = 0.05
+
+
+class ScriptedModel(ABC):
+    """A model that scripts can ask; LocalBackend and RemoteBackend are two.
+
+    What waits for an answer blocks, and has a twin for programs with an event loop whose name begins with an `a`.
+    Streams are for `for` and for `async for`. None of it needs a loop, or minds one that runs: answers are worked on in
+    a thread of their own, the same for all.
+    """
+
+    # Whether `stream` refuses what comes while its line is full, so that it is waited here.
+    _refuses_when_full = False
+
+    @property
+    @abstractmethod
+    def default_params(self) -> SamplingParams | None:
+        """What a reply is sampled with where nothing is asked for; None where only a server knows."""
+
+    @property
+    @abstractmethod
+    def most_at_once(self) -> int:
+        """How many requests keep it busy: those that it answers, and those that it reads the media of meanwhile."""
+
+    @abstractmethod
+    def stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        conversation: str | None = None,
+        retain: Retain = "conversation",
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+        continue_reply: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one answer; see `LocalBackend.stream`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it; what is still asked ends with an error."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        messages: Prompt = (),
+        tools: Tools | None = None,
+        thinking: bool | None = None,
+        params: Params | None = None,
+        name: str | None = None,
+        tenant: str | None = None,
+        retain: Retain = "conversation",
+    ) -> Chat:
+        """A conversation, with a system message or with messages that there are already; see `Chat`.
+
+        Raises:
+            PromptError, ConfigError: what can't be used, and why.
+        """
+        if not isinstance(system, str | None):
+            raise PromptError(f"The system message must be a string; got {type(system).__name__}.")
+        given = conversation_of(messages) if messages else []
+        if system is not None:
+            given = conversation_of([Message("system", system), *given])
+        how = {"tools": tools, "thinking": thinking, "params": params, "tenant": tenant, "retain": retain}
+        return Chat(self, messages=given, name=name, **how)
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Message | dict[str, Any] | Sequence[Message] | Sequence[dict[str, Any]],
+        params: Params | None = None,
+        *,
+        n: None = None,
+        on_error: OnError = "raise",
+        progress: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Result: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: Params | None = None,
+        *,
+        n: None = None,
+        on_error: Literal["raise"] = "raise",
+        progress: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Result]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params | None = None,
+        *,
+        n: int | None = None,
+        on_error: OnError = "raise",
+        progress: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Any: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params | None = None,
+        *,
+        n: int | None = None,
+        on_error: OnError = "raise",
+        progress: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Any:
+        """Answers one prompt or many, as many at a time as keep the model busy; of however many, none is refused.
+
+        Args:
+            prompts: a string, a Message, a dict with role and content, or a list of messages is one; a list of prompts
+                is many, and so is any other iterable, which is read as the answers go on.
+            params: a SamplingParams, or a dict of some of its fields; the same for all.
+            n: so many answers to each prompt, as a list; a seed is counted up for them. None is one answer, by itself.
+            on_error: what becomes of prompts that can't be answered: "raise" answers all others, and raises at the end
+                an error that has their results; "return" gives the error in place of the result.
+            progress: shows a bar.
+            options: as `Chat.ask`'s, and `retain` ("shared" unless asked for otherwise) and `tenant` as `stream`'s.
+
+        Returns:
+            The Result of one prompt, or a list in the prompts' order.
+
+        Raises:
+            Qwen35mmError: one prompt's own, or what can't be asked of all.
+            BatchError: some of many failed.
+        """
+        batch = Batch(
+            self, prompts_of(prompts), self.result, Asking.of(self.default_params, params, options), n, on_error
+        )
+        return batch.waited(progress)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params | None = None,
+        *,
+        n: int | None = None,
+        on_error: OnError = "raise",
+        progress: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Any:
+        """`generate` for programs with an event loop."""
+        batch = Batch(
+            self, prompts_of(prompts), self.result, Asking.of(self.default_params, params, options), n, on_error
+        )
+        return await batch.awaited(progress)
+
+    def generate_each(
+        self,
+        prompts: Iterable[Prompt],
+        params: Params | None = None,
+        *,
+        n: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> InOrder[Prompt, Any]:
+        """The answers to many prompts one by one, in order, for `for` and `async for`; nothing of them is kept.
+
+        Arguments are `generate`'s. A prompt that can't be answered gives its error in place of the result.
+        """
+        return Batch(
+            self, prompts_of(prompts), self.result, Asking.of(self.default_params, params, options), n, "return"
+        ).results()
+
+    async def in_turn(
+        self, stream: Callable[[float | None], AsyncGenerator[Event, None]], timeout_s: float | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one request, when its turn has come. On the loop of scripts, as all that is asked for here.
+
+        Args:
+            stream: begins with it, in the seconds that are left of `timeout_s`; None is without end.
+        """
+        async with self._script_turns:
+            asked_s = time.monotonic()
+            while True:
+                left_s = timeout_s if timeout_s is None else timeout_s - (time.monotonic() - asked_s)
+                try:
+                    async with contextlib.aclosing(stream(left_s)) as events:
+                        async for event in events:
+                            yield event
+                    return
+                except QueueFullError:
+                    if not self._refuses_when_full or (left_s is not None and left_s <= _ROOM_POLL_S):
+                        raise
+                await asyncio.sleep(_ROOM_POLL_S)
+
+    def events(self, messages: Sequence[Message], asking: Asking) -> AsyncGenerator[Event, None]:
+        """`stream`, when its turn has come."""
+        options = dict(asking.options)
+        timeout_s = options.pop("timeout_s", None)
+        return self.in_turn(lambda left_s: self.stream(messages, asking.params, timeout_s=left_s, **options), timeout_s)
+
+    async def result(self, prompt: Prompt, asking: Asking) -> Result:
+        """The whole answer to a prompt."""
+        return (await self.reply(conversation_of(prompt), asking))[0]
+
+    async def reply(self, messages: Sequence[Message], asking: Asking) -> tuple[Result, tuple[MediaPlan, ...] | None]:
+        """A whole answer, and how its media were read; see `events`."""
+        plans = None
+        async with contextlib.aclosing(self.events(messages, asking)) as events:
+            async for event in events:
+                if isinstance(event, MediaPlanned):
+                    plans = event.plans
+                elif isinstance(event, Finished):
+                    return replace(event.result, schema=asking.schema), plans
+        raise AssertionError("a stream ends with Finished or an error")
+
+    @functools.cached_property
+    def _script_turns(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(self.most_at_once)
+
+
+class Batch:
+    """Prompts on their way to their results.
+
+    Args:
+        prompts: many, or one by itself; and whether it is one.
+        answer: gives the result of one.
+        n: so many results of each; None is one by itself.
+    """
+
+    def __init__(
+        self,
+        model: ScriptedModel,
+        prompts: tuple[Iterable[Any], bool],
+        answer: Callable[[Any, Asking], Awaitable[Any]],
+        asking: Asking,
+        n: int | None,
+        on_error: OnError,
+    ) -> None:
+        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
+            raise ConfigError(f"n must be a whole number, 1 or more, or None; got {n!r}.")
+        if on_error not in ("raise", "return"):
+            raise ConfigError(f"on_error must be 'raise' or 'return'; got {on_error!r}.")
+        self._prompts, self._is_one = prompts
+        self._answer_one = answer
+        self._model, self._n, self._on_error = model, n, on_error
+        asking.options.setdefault("retain", "shared")
+        self._askings = [_with_seed(asking, at) for at in range(n or 1)]
+        self._report: Callable[[], object] = lambda: None
+        # Not all that is ahead stands in the model's line: who asks something else meanwhile is answered in between.
+        self._places = asyncio.Semaphore(model.most_at_once)
+
+    def results(self) -> InOrder[Any, Any]:
+        return InOrder(self._prompts, self._answer, _AHEAD * self._model.most_at_once)
+
+    def waited(self, progress: bool) -> Any:
+        """The result of one, or a list, or what is raised in place of them."""
+        with self._shown(progress):
+            return self._whole(list(self.results()))
+
+    async def awaited(self, progress: bool) -> Any:
+        """`waited`, for a task of any loop."""
+        with self._shown(progress):
+            async with contextlib.aclosing(aiter(self.results())) as results:
+                return self._whole([result async for result in results])
+
+    def _whole(self, results: list[Any]) -> Any:
+        if self._on_error == "raise":
+            failed = [(at, result) for at, result in enumerate(results) if isinstance(result, Qwen35mmError)]
+            if failed:
+                at, error = failed[0]
+                if self._is_one:
+                    raise error
+                what = f"{len(failed)} of {len(results)} prompts could not be answered; the first is number {at + 1}"
+                raise BatchError(f"{what}: {error}", results) from error
+        return results[0] if self._is_one else results
+
+    @contextlib.contextmanager
+    def _shown(self, progress: bool) -> Iterator[None]:
+        """Shows a bar meanwhile."""
+        if not progress:
+            yield
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("", total=len(self._prompts) if isinstance(self._prompts, Sized) else None)
+            self._report = lambda: bar.advance(task)
+            yield
+
+    async def _answer(self, prompt: Any) -> Any:
+        """A result, or as many as were asked for, or the error in their place."""
+        try:
+            work = [self._in_place(prompt, asking) for asking in self._askings]
+            if self._n is None:
+                return await work[0]
+            results = await asyncio.gather(*work, return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            return results
+        except Qwen35mmError as error:
+            return error
+        finally:
+            self._report()
+
+    async def _in_place(self, prompt: Any, asking: Asking) -> Any:
+        async with self._places:
+            return await self._answer_one(prompt, asking)
+
+
+def _with_seed(asking: Asking, number: int) -> Asking:
+    """Each of several answers has its own draws."""
+    params = asking.params
+    if params is None or params.seed is None or not number:
+        return asking
+    return replace(asking, params=replace(params, seed=(params.seed + number) % 2**63))

@@ -1,0 +1,268 @@
+"""For scripts: texts and token ids without a template, gone on with, scored and embedded."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+import numpy as np
+
+from qwen35mm.backends.plain import Conversation, Plain, PlainPrompts, Pooling
+from qwen35mm.backends.scripting import loop
+from qwen35mm.backends.scripting.forms import (
+    Asking,
+    GenerateOptions,
+    Params,
+    Tools,
+    checked_bool,
+    checked_names,
+    tools_of,
+)
+from qwen35mm.backends.scripting.model import Batch, OnError, ScriptedModel
+from qwen35mm.engine import CacheReport, Event, Finished, PromptRead, Result, Retain, TokenLogprob
+from qwen35mm.errors import ConfigError, PromptError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Last = TypeVar("Last", Finished, PromptRead)
+
+
+class ReadOptions(TypedDict, total=False):
+    """How a text is read: see `TextModel.score` and `TextModel.embed`."""
+
+    control_tokens: bool
+    thinking: bool
+    retain: Retain
+    tenant: str | None
+    timeout_s: float | None
+
+
+class ScoreOptions(ReadOptions, total=False):
+    """How a text is scored: see `TextModel.score`."""
+
+    num_top: int
+    tools: Tools | None
+
+
+class EmbedOptions(ReadOptions, total=False):
+    """How texts are embedded: see `TextModel.embed`."""
+
+    pooling: Pooling
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a text is to a model, token by token, each after all those before it.
+
+    Attributes:
+        tokens: of the text, save a first one that nothing stands before.
+        num_prompt_tokens: of the text and what stands before it.
+        cache: what of that was cached.
+    """
+
+    tokens: tuple[TokenLogprob, ...]
+    num_prompt_tokens: int
+    cache: CacheReport = field(default_factory=CacheReport)
+
+    @property
+    def logprob(self) -> float:
+        """Natural logarithm of the text's probability: the sum over its tokens."""
+        return math.fsum(token.logprob for token in self.tokens)
+
+    @property
+    def perplexity(self) -> float:
+        """Exp of the mean of -logprob over its tokens."""
+        return math.exp(-self.logprob / len(self.tokens))
+
+
+class TextModel(ScriptedModel, PlainPrompts):
+    """What a model in this process does for scripts besides answering conversations."""
+
+    def complete(
+        self,
+        prompts: Plain | Iterable[Plain],
+        params: Params | None = None,
+        *,
+        control_tokens: bool = False,
+        n: int | None = None,
+        on_error: OnError = "raise",
+        progress: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Any:
+        """Goes on with one text or many, which no template is put around.
+
+        Args:
+            prompts: a string, or token ids as a list or an array of whole numbers, is one; a list of them, or any other
+                iterable, is many. Ids of a rendered conversation are answered as the conversation is.
+            control_tokens: whether a control token's text, such as `<|im_end|>`, is that token; else it is a text like
+                others.
+            params, n, on_error, progress: as `generate`'s.
+            options: as `generate`'s, without `thinking` and `tools`, which are a template's.
+
+        Returns:
+            The Result of one, or a list in the prompts' order.
+
+        Raises:
+            Qwen35mmError: one prompt's own, or what can't be asked of all.
+            BatchError: some of many failed.
+        """
+        batch = self._completions(prompts, Asking.of(self.default_params, params, options), control_tokens, n, on_error)
+        return batch.waited(progress)
+
+    async def acomplete(
+        self,
+        prompts: Plain | Iterable[Plain],
+        params: Params | None = None,
+        *,
+        control_tokens: bool = False,
+        n: int | None = None,
+        on_error: OnError = "raise",
+        progress: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Any:
+        """`complete` for programs with an event loop."""
+        batch = self._completions(prompts, Asking.of(self.default_params, params, options), control_tokens, n, on_error)
+        return await batch.awaited(progress)
+
+    def score(self, text: Plain, given: Plain | Conversation | None = None, **options: Unpack[ScoreOptions]) -> Score:
+        """How likely a text is, token by token, in the model's own distribution, of which no parameter is part.
+
+        Args:
+            text: a string, or token ids.
+            given: what it follows: a string, token ids, or a conversation whose answer it is (a Message, a dict, or a
+                list of them), media included. Two strings are tokenized as one: a token that both have a part of is
+                scored. None is nothing, and the text's first token has no score.
+            num_top: likeliest tokens to be told beside each; 0 unless asked for.
+            control_tokens: as `complete`'s, for texts; an answer has none.
+            thinking: of a conversation: whether the model would think first; what is scored begins with the end of its
+                thinking then.
+            tools: of a conversation, as `generate`'s.
+            retain, tenant, timeout_s: as `generate`'s.
+
+        Raises:
+            MediaError, PromptError, RequestError, EngineError: with a message for a person.
+        """
+        return loop.run(self._score(text, given, _read_options(options, ScoreOptions)))
+
+    async def ascore(
+        self, text: Plain, given: Plain | Conversation | None = None, **options: Unpack[ScoreOptions]
+    ) -> Score:
+        """`score` for programs with an event loop."""
+        return await loop.arun(self._score(text, given, _read_options(options, ScoreOptions)))
+
+    def embed(
+        self,
+        inputs: Plain | Conversation | Iterable[Plain | Conversation],
+        *,
+        progress: bool = False,
+        **options: Unpack[EmbedOptions],
+    ) -> np.ndarray:
+        """The final hidden state of one text or conversation, or of many: what the next token is foretold from.
+
+        Chat models aren't trained for it. Texts that mean the same lie closer to each other than others do, but a model
+        that was made for embeddings does much better.
+
+        Args:
+            inputs: a string, token ids, or a conversation (a Message, a dict, or a list of them), media included, as it
+                would be answered, is one. A list of strings or of lists is many, and so is any other iterable.
+            progress: shows a bar.
+            pooling: "last", the state of the last token, unless asked for otherwise; or "mean", of all tokens'.
+            control_tokens: as `complete`'s.
+            thinking: of conversations: whether the model would think first.
+            retain, tenant, timeout_s: as `generate`'s.
+
+        Returns:
+            float32, `[hidden]` of one, `[N, hidden]` of many; not normalised.
+
+        Raises:
+            Qwen35mmError: one input's own, or what can't be asked of all.
+            BatchError: some of many failed.
+        """
+        return _stacked(self._embeddings(inputs, options).waited(progress))
+
+    async def aembed(
+        self,
+        inputs: Plain | Conversation | Iterable[Plain | Conversation],
+        *,
+        progress: bool = False,
+        **options: Unpack[EmbedOptions],
+    ) -> np.ndarray:
+        """`embed` for programs with an event loop."""
+        return _stacked(await self._embeddings(inputs, options).awaited(progress))
+
+    def _completions(
+        self, prompts: Any, asking: Asking, control_tokens: bool, n: int | None, on_error: OnError
+    ) -> Batch:
+        for option, name in (("tools", "tools"), ("enable_thinking", "thinking")):
+            if option in asking.options:
+                raise ConfigError(f"{name} is for conversations: complete puts no template around a text.")
+        checked_bool("control_tokens", control_tokens)
+
+        async def answer(prompt: Plain, asking: Asking) -> Result:
+            begin = functools.partial(self.stream_prompt, prompt, asking.params, control_tokens=control_tokens)
+            return replace((await self._last(Finished, begin, asking.options)).result, schema=asking.schema)
+
+        return Batch(self, _one_or_many(prompts), answer, asking, n, on_error)
+
+    async def _score(self, text: Plain, given: Plain | Conversation | None, options: dict[str, Any]) -> Score:
+        found = await self._last(PromptRead, functools.partial(self.stream_score, text, given), options)
+        return Score(found.logprobs, len(found.token_ids), found.cache)
+
+    def _embeddings(self, inputs: Any, options: Mapping[str, Any]) -> Batch:
+        async def answer(given: Any, asking: Asking) -> np.ndarray:
+            found = await self._last(PromptRead, functools.partial(self.stream_embedding, given), asking.options)
+            assert found.states is not None
+            return found.states[0].numpy()
+
+        asking = Asking(None, options=_read_options(options, EmbedOptions))
+        return Batch(self, _one_or_many(inputs), answer, asking, None, "raise")
+
+    async def _last(
+        self, kind: type[Last], begin: Callable[..., AsyncGenerator[Event, None]], options: Mapping[str, Any]
+    ) -> Last:
+        """The last event of a stream that begins with these options, when its turn has come."""
+        how = dict(options)
+        timeout_s = how.pop("timeout_s", None)
+        stream = self.in_turn(lambda left_s: begin(timeout_s=left_s, **how), timeout_s)
+        async with contextlib.aclosing(stream) as events:
+            async for event in events:
+                if isinstance(event, kind):
+                    return event
+        raise AssertionError("a stream ends with its result or an error")
+
+
+def _read_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
+    """Options as the streams know them; raises ConfigError for one that isn't known, or of another kind."""
+    checked_names(options, list(known.__annotations__))
+    how = {name: value for name, value in options.items() if value is not None}
+    for name in ("control_tokens", "thinking"):
+        if name in how:
+            checked_bool(name, how[name])
+    if "thinking" in how:
+        how["enable_thinking"] = how.pop("thinking")
+    if "tools" in how:
+        how["tools"] = tools_of(how["tools"])
+    return how
+
+
+def _one_or_many(inputs: Any) -> tuple[Iterable[Any], bool]:
+    """The inputs, and whether they are one by itself: a string, token ids, a message, or a list of messages."""
+    if isinstance(inputs, list | tuple):
+        parts = (str, list, tuple, np.ndarray)
+        is_one = not (inputs and isinstance(inputs[0], parts))
+    else:
+        is_one = isinstance(inputs, str | bytes | np.ndarray | Mapping) or not isinstance(inputs, Iterable)
+    return ([inputs], True) if is_one else (inputs, False)
+
+
+def _stacked(found: Any) -> np.ndarray:
+    if isinstance(found, np.ndarray):
+        return found
+    if not found:
+        raise PromptError("There is nothing to embed.")
+    return np.stack(found)

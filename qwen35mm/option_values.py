@@ -1,0 +1,78 @@
+"""What options hold, read from their texts. Nothing here needs a model's libraries."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from pathlib import Path
+
+import typer
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+# Twelve digits and three after the point say all that is of use, and are quickly read.
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "8GiB", "8G" (the same), "8GB" (of 1,000 MB), "0.5 GiB", "1000000" or "0".
+
+    Raises:
+        typer.BadParameter: it is no such size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    unit = _UNITS.get(found[2].lower()) if found else None
+    if found is None or unit is None:
+        raise typer.BadParameter(f"expected a size such as 8GiB, 500MB or 0; got '{text}'.")
+    return int(Decimal(found[1]) * unit)
+
+
+class Logins(tuple[tuple[str, str], ...]):
+    """Names and passwords; a class, since typer takes no nested types."""
+
+
+def parse_logins(text: str) -> Logins:
+    """Names and passwords of `name:password` pairs, one a line or with commas between.
+
+    Raises:
+        typer.BadParameter: they are no such pairs; the message repeats none of them.
+    """
+    pairs = []
+    for entry in re.split(r"[\n,]", text):
+        if not entry.strip():
+            continue
+        name, colon, password = entry.strip().partition(":")
+        if not (name and colon and password):
+            raise typer.BadParameter(
+                f"expected name:password pairs, one a line or with commas between them; pair {len(pairs) + 1} is none. "
+                "A password can hold colons, but no commas."
+            )
+        pairs.append((name, password))
+    if text.strip() and not pairs:
+        raise typer.BadParameter("it holds no name:password pair; empty it to let everybody in.")
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise typer.BadParameter("it names a person twice; give each a name of their own.")
+    return Logins(pairs)
+
+
+def parse_token(text: str) -> str:
+    """A token of the page's address; "" for "none".
+
+    Raises:
+        typer.BadParameter: it can't be one; the message doesn't repeat it.
+    """
+    if text == "none":
+        return ""
+    if not re.fullmatch(r"[A-Za-z0-9._~-]{8,200}", text):
+        raise typer.BadParameter("expected at least 8 letters, digits or any of . _ ~ - or the word none.")
+    return text
+
+
+def parse_folder(text: str) -> Path:
+    """A folder; in a variable no shell has replaced its "~"."""
+    folder = Path(text)
+    try:
+        return folder.expanduser()
+    except RuntimeError:  # there is no such user
+        return folder

@@ -1,0 +1,290 @@
+"""What Gradio's own clients can ask: an endpoint `chat`, for `gradio_client`, other Spaces and MCP, and its files."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, MutableMapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import gradio as gr
+from gradio.components.api_component import Api as ApiComponent
+from gradio.context import get_blocks_context
+from gradio.events import api
+from gradio.utils import get_upload_folder
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.chat.prompting import with_names
+from qwen35mm.chat.quotas import Usage
+from qwen35mm.chat.records import Attachment, place_of
+from qwen35mm.chat.replies import Replies
+from qwen35mm.chat.settings import Settings
+from qwen35mm.chat.store import ConversationStore
+from qwen35mm.chat.turns import MAX_ATTACHMENTS, MAX_TEXT_CHARS, Person
+from qwen35mm.engine.events import TextDelta
+from qwen35mm.errors import NotFoundError, PromptError, QueueFullError, Qwen35mmError, report_bug
+from qwen35mm.pools import MEDIA, REQUESTS, UPLOADS
+from qwen35mm.prompt import Image, Message, Text, Video
+from qwen35mm.web.serving.people import People
+from qwen35mm.web.serving.requests import log_in_first
+from qwen35mm_preprocess import MediaError, detect_kind
+from qwen35mm_preprocess.say import english, said_of, say
+
+logger = logging.getLogger(__name__)
+
+# Calls that are answered at one time; the engine serves them in order.
+MAX_CALLS = 64
+# What programs see of an answer that grows.
+_UPDATE_S = 1 / 15
+# Of a form, beside its files.
+_FORM_BYTES = 1 << 16
+
+
+class Said(BaseModel):
+    """A message of a call's history."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+_HISTORY = TypeAdapter(list[Said])
+_FILES = TypeAdapter(list[dict[str, Any]])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A call that was checked."""
+
+    message: str
+    files: list[tuple[Path, str]]
+    messages: list[Message]
+    settings: Settings
+
+
+class Calls:
+    """Answers one call after another: nothing of them is stored, and whoever calls brings what was said before.
+
+    Args:
+        replies: those of the page; what the model does by itself makes way for a call, too.
+    """
+
+    def __init__(
+        self, backend: ChatBackend, store: ConversationStore, replies: Replies, people: People, usage: Usage
+    ) -> None:
+        self._backend = backend
+        self._media = store.media
+        self._replies = replies
+        self._people = people
+        self._usage = usage
+        self._running: Counter[str] = Counter()
+        # Uploads by owner and digest that no call has used yet.
+        self._coming: Counter[tuple[str, str]] = Counter()
+
+    async def upload(self, request: Request) -> Response:
+        """`POST /gradio_api/upload`, in Gradio's place: files go where the page's do, under the same limits.
+
+        The answer are paths, as Gradio's, for one call of the same person; no file is at any of them.
+        """
+        person = self._people.calling(request)
+        if person is None:
+            return log_in_first()
+        most = self._backend.media.limits.max_bytes(None)
+        paths = []
+        async with self._usage.receiving(person) as take:
+            form = Request(request.scope, _limited(request.receive, most + _FORM_BYTES, take))
+            async with form.form(max_files=MAX_ATTACHMENTS, max_fields=8) as fields:
+                for file in fields.getlist("files"):
+                    if not isinstance(file, UploadFile):
+                        continue
+                    digest, _ = await UPLOADS.run(self._media.add, file.file, max_bytes=most)
+                    await REQUESTS.run(self._media.hold, person.owner, digest)
+                    self._coming[person.owner, digest] += 1
+                    paths.append(str(Path(get_upload_folder(), digest, Path(file.filename or "file").name)))
+        return JSONResponse(paths)
+
+    def offer(self) -> None:
+        """Adds the endpoint to the Gradio application that is being made."""
+
+        async def chat(
+            message: str,
+            request: gr.Request,
+            files: list[gr.FileData] | None = None,
+            system_prompt: str = "",
+            history: list[dict[str, str]] | None = None,
+            settings: dict[str, Any] | None = None,
+        ) -> AsyncGenerator[str, None]:
+            """Answers a question, also about pictures and videos. The answer comes as it grows, each time whole.
+
+            Args:
+                message: The question.
+                files: Pictures and videos that it is about.
+                system_prompt: How the model should behave.
+                history: What was said before: objects with a role, user or assistant, and a content.
+                settings: Such as temperature, top_p, max_tokens, seed, thinking (true or false), max_frames or fps.
+
+            Returns:
+                The answer.
+            """
+            async with aclosing(self._answer(request, message, files, system_prompt, history, settings)) as answer:
+                async for text in answer:
+                    yield text
+
+        # What Gradio tells of an endpoint is read off the signature.
+        chat.__signature__ = inspect.signature(chat).replace(return_annotation=str)  # pyright: ignore[reportFunctionMemberAccess]
+        api(chat, api_name="chat", concurrency_limit=MAX_CALLS)
+        application = get_blocks_context()
+        assert application is not None, "offered while an application is being made"
+        for component in list(application.fns.values())[-1].inputs:
+            assert isinstance(component, ApiComponent)
+            # Gradio would copy each file into its own folder.
+            component.async_move_resource_to_block_cache = _as_it_is
+
+    async def _answer(self, request: gr.Request, *asked: Any) -> AsyncGenerator[str, None]:
+        """The answer as it grows. Raises gr.Error, in words."""
+        connection = request.request
+        person = None if connection is None else self._people.calling(connection)
+        if person is None:
+            raise gr.Error("Log in first: pass auth=(name, password) to the client.", print_exception=False)
+        try:
+            async with aclosing(self._words(person, *asked)) as words:
+                async for text in words:
+                    yield text
+        except Qwen35mmError as error:
+            raise gr.Error(english(said_of(error)), print_exception=False) from None
+        except gr.Error:
+            raise
+        except Exception as error:
+            told = english(report_bug(logger, "a call of the endpoint failed", error))
+            raise gr.Error(told, print_exception=False) from None
+
+    async def _words(self, person: Person, *asked: Any) -> AsyncGenerator[str, None]:
+        checked = _checked(*asked)
+        async with self._place(person), self._files(person, checked.files) as files:
+            parts = [await MEDIA.run(self._read, path, name, checked.settings) for path, name in files]
+            question = Message("user", (*parts, Text(checked.message)) if checked.message else tuple(parts))
+            model, settings = self._backend.info, checked.settings
+            # What a stranger's program says is found again for nobody.
+            alone = person.tenant is None
+            events = self._backend.stream(
+                [*checked.messages, question],
+                settings.params(model),
+                enable_thinking=settings.enable_thinking(model),
+                retain="conversation" if alone else "nothing",
+                tenant=None if alone else f"call {secrets.token_hex(16)}",
+            )
+            text, shown, shown_s = "", None, -math.inf
+            async with aclosing(events):  # pyright: ignore[reportArgumentType]
+                async for event in events:
+                    if not isinstance(event, TextDelta) or event.channel != "answer":
+                        continue
+                    text += event.text
+                    if time.monotonic() - shown_s >= _UPDATE_S:
+                        yield text
+                        shown, shown_s = text, time.monotonic()
+            if text != shown:
+                yield text
+
+    def _read(self, path: Path, name: str, settings: Settings) -> Image | Video:
+        processor = self._backend.media
+        try:
+            kind = detect_kind(path, processor.limits)
+            plan = replace(processor, budget=settings.budget(processor.budget)).plan(path, kind)
+        except MediaError as error:
+            file = Attachment(path.name, "image", name, 0)
+            raise type(error)(with_names(said_of(error), [file])) from None
+        return Image(path, plan) if kind == "image" else Video(path, plan)
+
+    @asynccontextmanager
+    async def _place(self, person: Person) -> AsyncGenerator[None, None]:
+        """A place for one more answer of an account."""
+        account = person.account or person.owner
+        most = person.max_replies
+        if self._running[account] >= most == 1:
+            raise QueueFullError(say("You have an answer in progress already: wait for it, or stop it."))
+        if self._running[account] >= most:
+            raise QueueFullError(say("You have {n} answers in progress already: wait for one, or stop one.", n=most))
+        self._running[account] += 1
+        try:
+            with self._replies.coming():
+                yield
+        finally:
+            self._running[account] -= 1
+
+    @asynccontextmanager
+    async def _files(
+        self, person: Person, files: Sequence[tuple[Path, str]]
+    ) -> AsyncGenerator[list[tuple[Path, str]], None]:
+        """Where a call's files are, with their names; afterwards nobody holds them any more."""
+        digests = [path.parent.name for path, _ in files]
+        for digest, (_, name) in zip(digests, files, strict=True):
+            if not await REQUESTS.run(self._media.is_of, person.owner, digest):
+                raise NotFoundError(say("The file '{name}' isn't there any more: attach it again.", name=name))
+        try:
+            yield [(self._media.path(digest), name) for digest, (_, name) in zip(digests, files, strict=True)]
+        finally:
+            for digest in digests:
+                self._coming[person.owner, digest] -= 1
+                if self._coming[person.owner, digest] <= 0:
+                    del self._coming[person.owner, digest]
+                    await REQUESTS.run(self._media.release, person.owner, digest)
+
+
+def _checked(message: Any, files: Any, system_prompt: Any, history: Any, settings: Any) -> _Asked:
+    """Raises PromptError, ConfigError: an argument can't be used."""
+    try:
+        said = _HISTORY.validate_python(history or [])
+        sent = _FILES.validate_python(files or [])
+    except ValidationError as error:
+        place = place_of(error)
+        raise PromptError(say("The request's {place} is missing, or is of another form.", place=place)) from None
+    if not isinstance(message, str) or not isinstance(system_prompt or "", str):
+        raise PromptError(say("The request's {place} is missing, or is of another form.", place="message"))
+    if not message.strip() and not sent:
+        raise PromptError(say("Type a question, or add a picture or a video."))
+    if sum(map(len, (message, *(each.content for each in said)))) > MAX_TEXT_CHARS:
+        raise PromptError(
+            say("A message's text has at most {most} characters; attach the rest as files.", most=MAX_TEXT_CHARS)
+        )
+    if len(sent) > MAX_ATTACHMENTS:
+        raise PromptError(say("A message has at most {most} files; got {n}.", most=MAX_ATTACHMENTS, n=len(sent)))
+    values = Settings.read({**(settings or {}), **({"system": system_prompt} if system_prompt else {})})
+    messages = [Message("system", (Text(values.system),))] if values.system else []
+    messages += [Message(each.role, (Text(each.content),)) for each in said]
+    paths = [Path(str(file.get("path", ""))) for file in sent]
+    return _Asked(message, [(path, path.name) for path in paths], messages, values)
+
+
+def _limited(receive: Callable[[], Any], most: int, take: Callable[[int], None]) -> Callable[[], Any]:
+    """A body that ends with an error where it is larger; `take` is told of its bytes."""
+    num_bytes = 0
+
+    async def limited() -> MutableMapping[str, Any]:
+        nonlocal num_bytes
+        message = await receive()
+        size = len(message.get("body", b""))
+        num_bytes += size
+        if num_bytes > most:
+            raise PromptError(
+                say("This is too large: at most {most} MiB are taken. Attach it as a file.", most=most // 2**20)
+            )
+        take(size)
+        return message
+
+    return limited
+
+
+async def _as_it_is(url_or_file_path: Any) -> Any:
+    return url_or_file_path

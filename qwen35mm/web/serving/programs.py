@@ -1,0 +1,105 @@
+"""The routes of `qwen35mm serve` beside the page: for programs that have a key, on the page's own engine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from qwen35mm.chat.backend import ChatBackend
+from qwen35mm.errors import Qwen35mmError
+from qwen35mm.pools import REQUESTS
+from qwen35mm.server.errors import RETRY_AFTER_S, ApiError
+from qwen35mm.server.keys import Keys
+
+# Not /docs: it loads its scripts from another machine, which the page's policy forbids.
+_PATHS = re.compile(r"/v1/.*|/(tokenize|detokenize|health|ready|metrics|openapi\.json)")
+
+
+@dataclass(frozen=True)
+class ProgramAccess:
+    """Which programs may use the page's model.
+
+    Attributes:
+        keys: what they show; the page's token is one besides. Without either, everybody who reaches it is answered.
+        slots: replies that the model writes at one time.
+        max_waiting: requests that may wait for their turn.
+        responses_dir: where responses are kept; None is in memory.
+    """
+
+    keys: Keys = field(default_factory=lambda: Keys([]))
+    slots: int = 4
+    max_waiting: int = 64
+    responses_dir: Path | None = None
+
+
+class ForPrograms:
+    """ASGI middleware that answers the routes of `qwen35mm serve`; the page's cookies open none of them.
+
+    They are made when the first one is asked for: most pages never are. Stands behind the guards against other sites,
+    and in front of those that want a token or a login.
+
+    Args:
+        backend: the page's.
+        access: who may call.
+    """
+
+    def __init__(self, app: ASGIApp, backend: ChatBackend, access: ProgramAccess) -> None:
+        self._app = app
+        self._backend = backend
+        self._access = access
+        self._api: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _PATHS.fullmatch(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        if self._api is None:
+            try:
+                made = await REQUESTS.run(self._make)
+            except Qwen35mmError as error:
+                answer = ApiError(503, str(error), code="unavailable")
+                await JSONResponse(answer.body, answer.status)(scope, receive, send)
+                return
+            # Two may have asked at one time: one line for all of them.
+            self._api = self._api or made
+        await self._api(scope, receive, send)
+
+    def _make(self) -> ASGIApp:
+        try:
+            from qwen35mm.server.app import create_app
+            from qwen35mm.server.responses.kept import KeptResponses
+        except ModuleNotFoundError as error:
+            missing = ApiError(501, f"Programs can't be answered: install qwen35mm[serve]; {error.name} is missing.")
+            return JSONResponse(missing.body, missing.status)
+        # One slot is left to the people at the page, where there are several.
+        places = max(self._access.slots - 1, 1)
+        return create_app(
+            _WhileLoaded(self._backend),  # pyright: ignore[reportArgumentType]
+            keys=self._access.keys,
+            kept=None if self._access.responses_dir is None else KeptResponses.on_disk(self._access.responses_dir),
+            num_places=places,
+            max_waiting=self._access.max_waiting,
+            only_this_machine=False,
+        )
+
+
+class _WhileLoaded:
+    """The page's backend for programs, which are told to come again while another model is being loaded, and to go
+    elsewhere while a server answers."""
+
+    def __init__(self, backend: ChatBackend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        host = self._backend.info.host
+        if host is not None:
+            raise ApiError(501, f"The page's model isn't here: {host} answers. Ask that server.", code="not_here")
+        if not getattr(self._backend, "is_ready", True):
+            again = {"retry-after": str(RETRY_AFTER_S)}
+            raise ApiError(503, "No model is loaded at this moment. Try again.", code="loading", headers=again)
+        return getattr(self._backend, name)

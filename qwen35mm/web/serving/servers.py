@@ -1,0 +1,157 @@
+"""Servers whose models a person chose to chat with: kept in a file that its owner alone can read, for their keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from qwen35mm.backends.remote.backend import RemoteBackend
+from qwen35mm.backends.remote.connection import RemoteTimeouts
+from qwen35mm.errors import ConfigError, NotFoundError, StorageError
+from qwen35mm_preprocess import MediaBudget, MediaLimits
+from qwen35mm_preprocess.say import say
+
+MAX_SERVERS = 100
+# The id of the one that the program was started with.
+GIVEN = "given"
+# Somebody looks on: a server that doesn't answer is said to be gone after two tries, not five.
+_ATTEMPTS = 2
+_CONNECT_S = 5.0
+# An answer may be long.
+_ANSWER_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A model behind an OpenAI-compatible server.
+
+    Attributes:
+        address: with or without `/v1`.
+        model: its name there; None is the only one that the server has.
+        id: what a page calls it.
+    """
+
+    address: str
+    model: str | None = None
+    key: str | None = field(default=None, repr=False)
+    id: str = GIVEN
+
+    @property
+    def host(self) -> str:
+        """Its host and port, or what the address begins with, without credentials."""
+        parts = urlsplit(self.address if "//" in self.address else f"//{self.address}")
+        return parts.netloc.rpartition("@")[2]
+
+    def backend(
+        self, limits: MediaLimits | None = None, budget: MediaBudget | None = None, slots: int = 4
+    ) -> RemoteBackend:
+        """What answers with it, once it is connected.
+
+        Raises:
+            ConfigError: the address or the key can't be one.
+        """
+        return RemoteBackend(
+            self.address,
+            model=self.model,
+            api_key=self.key,
+            max_concurrent=slots,
+            timeout_s=_ANSWER_S,
+            max_attempts=_ATTEMPTS,
+            limits=limits,
+            budget=budget,
+            timeouts=RemoteTimeouts(connect_s=_CONNECT_S),
+        )
+
+
+class _Kept(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    id: str
+    address: str
+    model: str | None = None
+    key: str | None = None
+
+
+_FILE = TypeAdapter(list[_Kept])
+
+
+class Servers:
+    """The servers of one person. Usable from any thread.
+
+    Args:
+        path: the file; `add` makes it.
+        given: the one that the program was started with, which isn't kept.
+    """
+
+    def __init__(self, path: Path, given: Server | None = None) -> None:
+        self._path = path
+        self._given = given
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Server]:
+        """Those that there are, the given one first. Raises StorageError where the file can't be read."""
+        return [*([self._given] if self._given else []), *self._read()]
+
+    def find(self, server_id: str) -> Server:
+        """Raises NotFoundError, StorageError."""
+        for each in self.all():
+            if each.id == server_id:
+                return each
+        raise NotFoundError(say("There is no such server any more."))
+
+    def add(self, address: str, model: str | None, key: str | None) -> Server:
+        """Keeps a server; one with the same address and model is replaced.
+
+        Raises:
+            ConfigError: there are too many.
+            StorageError: the file can't be written.
+        """
+        server = Server(address, model, key, secrets.token_hex(8))
+        self._write(lambda kept: [*(each for each in kept if (each.address, each.model) != (address, model)), server])
+        return server
+
+    def remove(self, server_id: str) -> None:
+        """Forgets a server, and its key. Raises StorageError."""
+        self._write(lambda kept: [each for each in kept if each.id != server_id])
+
+    def _read(self) -> list[Server]:
+        try:
+            data = self._path.read_bytes()
+            return [Server(each.address, each.model, each.key, each.id) for each in _FILE.validate_json(data)]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValidationError):
+            # Neither error may be repeated: it could hold a key.
+            raise StorageError(
+                say("The servers in {path} can't be read. Mend the file, or remove it.", path=str(self._path))
+            ) from None
+
+    def _write(self, change: Callable[[list[Server]], list[Server]]) -> None:
+        with self._lock:
+            servers = change(self._read())
+            if len(servers) > MAX_SERVERS:
+                raise ConfigError(say("There are {n} servers, which is the most: remove one.", n=MAX_SERVERS))
+            try:
+                # mkstemp's files are their owner's alone.
+                descriptor, name = tempfile.mkstemp(prefix=".servers-", dir=self._path.parent)
+                try:
+                    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                        json.dump([asdict(each) for each in servers], file, indent=1)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    Path(name).replace(self._path)
+                finally:
+                    Path(name).unlink(missing_ok=True)
+            except OSError:
+                raise StorageError(
+                    say("The servers in {path} can't be kept. Check the folder, and its disk.", path=str(self._path))
+                ) from None

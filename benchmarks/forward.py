@@ -14,12 +14,14 @@ from benchmarks.engines import TransformersPeer
 from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.config import ModelConfig, VisionConfig
+from qwen35mm.engine import Engine, EngineSettings, Progress, Request
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.engine.sampler import Sampler
-from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.model import load
 from qwen35mm.model.load import DTYPES
+from qwen35mm.prompt import Prompt, cut_segments
+from qwen35mm.sampling import SamplingParams
 
 # Tokens before each sequence of a batch: they cost a batch nothing that its rows wouldn't each cost alone.
 SLOT_TOKENS = 64
@@ -31,7 +33,7 @@ class Ours:
     def __init__(self, arguments: argparse.Namespace, weights: str) -> None:
         self._num_decoded, dtype = arguments.decode_tokens, DTYPES[arguments.dtype]
         loaded = load(arguments.model, dtype=arguments.dtype, device=arguments.device, weights=weights)
-        self.model, self._config = loaded.model, loaded.config
+        self._loaded, self.model, self._config = loaded, loaded.model, loaded.config
         self._piece_tokens = EngineSettings().piece_tokens_on(self.model.device)
         num_slots = max([1, *arguments.slots])
         max_tokens = max(arguments.lengths) + self._num_decoded
@@ -62,6 +64,25 @@ class Ours:
         for cache in caches:
             cache.free()
         return {"decode_s": decode_s}
+
+    def measure_steps(self, length: int) -> list[dict[str, Any]]:
+        """The engine's steps of a prompt's prefill: where each ended, its seconds, and the peak memory until then."""
+        segments, tail_start = cut_segments(length, (), ())
+        positions = torch.arange(length).expand(3, -1).numpy().copy()
+        prompt = Prompt(random_ids(length).numpy(), (), positions, 0, segments, tail_start)
+        engine = Engine(self._loaded, EngineSettings(context_length=length + 1, slots=1))
+        engine.add(Request(prompt, params=SamplingParams(temperature=0.0, max_tokens=1)))
+        steps: list[dict[str, Any]] = []
+        while engine.has_requests:
+            started_s = time.perf_counter()
+            told = [output.event for output in engine.step()]
+            step_s, peak = time.perf_counter() - started_s, peak_bytes(self.model.device)
+            for event in told:
+                if isinstance(event, Exception):
+                    raise event
+                if isinstance(event, Progress) and event.phase == "prefill":
+                    steps.append({"stop": event.done, "step_s": step_s, "peak_bytes": peak})
+        return steps
 
     def measure_tower(self, side: int) -> dict[str, Any]:
         """Seconds of a square picture of so many pixels a side in the vision tower."""

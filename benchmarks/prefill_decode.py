@@ -15,8 +15,9 @@ What is known after each round stands on the standard error, whole tables on the
 The prompt is random text in one piece, ending in the logits of its last token; then tokens are decoded greedily. A
 run's rate is its tokens over its time. On a GPU ours decodes as the engine does, by CUDA graphs and one step ahead of
 the host; transformers takes flash-linear-attention and causal-conv1d where they are installed, and where it takes each
-operation of a Gated DeltaNet layer from is told. How to make the GGUFs and llama-bench, and what to do on a busy
-machine: docs/performance.md.
+operation of a Gated DeltaNet layer from is told. `--steps 65536` has the engine, with its cache, read one prompt of
+that length and tells at every depth how long its steps were: whoever is being answered waits for each of them. How to
+make the GGUFs and llama-bench, and what to do on a busy machine: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -100,6 +101,21 @@ class Bench:
                 results.append({**result, "multiple": multiple})
         return results
 
+    def steps(self, length: int) -> Runs:
+        """The engine's steps of one long prompt, by eighths of it."""
+        results: Runs = []
+        for measured in self.measured:
+            if measured.name == OURS:
+                steps = measured.worker.ask("measure_steps", length)
+                for part in range(8):
+                    low, high = part * length // 8, (part + 1) * length // 8
+                    found = [step for step in steps if low < step["stop"] <= high]
+                    step_s = [step["step_s"] for step in found]
+                    rate, peak = (high - low) / sum(step_s), found[-1]["peak_bytes"]
+                    result = {"weights": measured.weights, "stop": high, "num_steps": len(found), "peak_bytes": peak}
+                    results.append({**result, "tokens_per_s": rate, "step_s": Spread.of(step_s)})
+        return results
+
     def tower(self, side: int) -> Iterator[Runs]:
         """What the machine can at the vision tower's shapes, and then each engine's time for a picture."""
         rows = side // self._config.vision.patch_size
@@ -181,6 +197,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options.add_argument("--lengths", type=numbers, default=[512], help="of prompts, as 512,8192")
     options.add_argument("--decode-tokens", type=int, default=16, help="after each prompt")
     options.add_argument("--slots", type=numbers, default=[], help="sequences in one batch, ours alone, as 1,4")
+    options.add_argument("--steps", type=int, help="tokens of a prompt that the engine reads, ours alone, as 65536")
     options.add_argument("--picture", type=int, help="pixels a side of a picture for the vision tower, as 1024")
     options.add_argument("--repeats", type=int, default=3)
     arguments = options.parse_args(argv)
@@ -199,6 +216,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
             options.error(f"{path} is no file")
     if len({path.stem for path in arguments.gguf}) < len(arguments.gguf):
         options.error("each --gguf needs a name of its own: the table has no folders")
+    if arguments.steps is not None and arguments.steps < 4096:
+        options.error("--steps must be at least 4096: each eighth of it needs a step")
     if arguments.slots:
         # What the others are multiples of comes first.
         arguments.slots = sorted({1, *arguments.slots})
@@ -221,9 +240,11 @@ def main() -> None:
         results += shown(bench.length(length), arguments.repeats, print_length)
     slots = bench.slots()
     print_slots(slots)
+    steps = bench.steps(arguments.steps) if arguments.steps else []
+    print_steps(steps)
     towers = shown(bench.tower(arguments.picture), arguments.repeats, print_tower) if arguments.picture else []
     bench.close()
-    values = {"results": results, "slots_results": slots, "tower_results": towers}
+    values = {"results": results, "slots_results": slots, "steps_results": steps, "tower_results": towers}
     print_json("prefill_decode", arguments, machine=info, peer_operations=operations, **values)
 
 
@@ -290,6 +311,26 @@ def print_slots(results: Runs) -> None:
             [
                 [result["num_slots"], result["weights"], result["tokens_per_s"].text(2), f"{result['multiple']:.2f}"]
                 for result in results
+            ],
+        )
+
+
+def print_steps(results: Runs) -> None:
+    """The engine's steps at the depths of one long prompt."""
+    if results:
+        print("\nSteps of a long prompt's prefill by the engine, ours:")
+        print_table(
+            ["up to token", "weights", "steps", "tok/s", "a step, s", "peak memory, GiB"],
+            [
+                [
+                    f"{r['stop']:,}",
+                    r["weights"],
+                    r["num_steps"],
+                    f"{r['tokens_per_s']:.0f}",
+                    r["step_s"].text(2),
+                    f"{r['peak_bytes'] / 2**30:.2f}",
+                ]
+                for r in results
             ],
         )
 

@@ -70,6 +70,13 @@ class ModelOptions:
     context_length: Annotated[
         int | None, _model(help="Most tokens of a conversation; the model's limit, up to 32,768, without it.", min=1)
     ] = None
+    rope_scaling: Annotated[
+        str | None,
+        _model(
+            metavar="yarn,factor=N",
+            help="N times as many positions by YaRN, for contexts beyond the model's own; short ones suffer a little.",
+        ),
+    ] = None
     slots: Annotated[int | None, _model(help="Most replies that are written at one time; 4 without it.", min=1)] = None
     batch_invariant: Annotated[
         bool | None,
@@ -158,6 +165,7 @@ class ModelOptions:
             self.dtype,
             self.device,
             self.weights,
+            self.rope_scaling,
             budget=self._media_budget(),
             settings=EngineSettings(**chosen),
             cache=self._cache_settings(default_cache_dir),

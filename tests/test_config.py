@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from benchmarks import make_random
-from qwen35mm.config import ModelConfig
+from qwen35mm.config import ModelConfig, YarnConfig
+from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import CheckpointError, ConfigError
 from tests.tiny import DENSE, MOE, config_dict
 
@@ -169,7 +171,13 @@ def test_every_size_and_id_must_be_there(path: str, how: str) -> None:
         ("text_config", {"layer_types": ["sliding_attention"] * 4}, "holds 'sliding_attention'"),
         ("text_config", {"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of"),
         ("text_config", {"linear_num_value_heads": 3}, r"linear_num_value_heads \(3\) must be a multiple of"),
-        ("text_config.rope_parameters", {"rope_type": "yarn"}, r"rope_type is 'yarn'; only 'default'.*YaRN"),
+        ("text_config.rope_parameters", {"rope_type": "yarn"}, r"rope_parameters\.factor is missing"),
+        ("text_config.rope_parameters", {"rope_type": "linear", "factor": 0.5}, r"factor is 0\.5, which would leave"),
+        (
+            "text_config.rope_parameters",
+            {"rope_type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2},
+            r"beta_fast \(1\) must be at least beta_slow \(2\)",
+        ),
         ("text_config.rope_parameters", {"mrope_interleaved": False}, "mrope_interleaved is False; only True"),
         ("text_config.rope_parameters", {"mrope_section": [3, 3, 3]}, r"must sum to half.*= 16"),
         ("text_config.rope_parameters", {"mrope_section": [8]}, "must be three positive integers"),
@@ -213,3 +221,71 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_the_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny()))
     assert ModelConfig.from_pretrained(str(tmp_path)) == ModelConfig.from_dict(tiny())
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+
+
+def with_rope(key: str = "rope_parameters", **values: Any) -> dict[str, Any]:
+    data = tiny()
+    rope = data["text_config"]["rope_parameters"]
+    data["text_config"][key] = {**rope, **values}
+    return data
+
+
+def test_yarn_has_factor_times_the_original_positions() -> None:
+    text = ModelConfig.from_dict(with_rope(**YARN)).text
+    assert text.rope.yarn == YarnConfig(4.0, 512, 1 + 0.1 * math.log(4))
+    assert text.max_position_embeddings == 2048
+    assert EngineSettings().context_length_of(text) == 2048
+    with pytest.raises(
+        ConfigError, match=r"2,049 tokens was asked for; m has 2,048: YaRN makes 4 times as many of 512"
+    ):
+        EngineSettings(context_length=2049).context_length_of(text, "m")
+    with pytest.raises(ConfigError, match=r"m has 4,096\. YaRN makes more of them: --rope-scaling yarn,factor=3\."):
+        EngineSettings(context_length=9000).context_length_of(ModelConfig.from_dict(tiny()).text, "m")
+
+
+def test_the_option_takes_the_place_of_the_file_s_scaling() -> None:
+    """Of the file stay what isn't scaling, and how many positions the model was trained with."""
+    with_option = ModelConfig.from_dict(tiny(), rope_scaling="yarn,factor=4, original_max_position_embeddings=512")
+    assert with_option == ModelConfig.from_dict(with_rope(**YARN))
+    assert ModelConfig.from_dict(tiny(), rope_scaling="yarn,factor=2.5").text.max_position_embeddings == 10_240
+    replaced = ModelConfig.from_dict(with_rope(**YARN, beta_fast=8), rope_scaling="yarn,factor=2,truncate=false").text
+    assert replaced.rope.yarn == YarnConfig(2.0, 512, 1 + 0.1 * math.log(2), truncate=False)
+    assert ModelConfig.from_dict(with_rope(**YARN), rope_scaling="default") == ModelConfig.from_dict(tiny())
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("yarn", r"rope_parameters with --rope-scaling: factor is missing"),
+        ("yarn,factor=0.5", r"--rope-scaling: factor is 0\.5, which would leave fewer positions than there are"),
+        ("yarn,factor=four", r"takes a number for each of factor, .*; got 'factor=four'"),
+        ("yarn,size=4", r"got 'size=4'"),
+        ("yarn,factor=true", r"factor must be a number above 0; got True"),
+        ("yarn,factor=NaN", r"factor must be a number above 0; got nan"),
+        ("linear,factor=4", r"yarn,factor=4, or default for none; 'linear' isn't supported"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(option: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_dict(tiny(), rope_scaling=option)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "llama3", "proportional"])
+def test_other_scalings_are_refused_by_name(rope_type: str) -> None:
+    with pytest.raises(ConfigError, match=rf"rope_type is '{rope_type}'; 'default', 'linear' and 'yarn' are supported"):
+        ModelConfig.from_dict(with_rope(rope_type=rope_type, factor=4.0))
+
+
+def test_scaling_that_transformers_would_read_otherwise_is_refused() -> None:
+    """`rope_scaling` takes the place of all of `rope_parameters` there, theta too."""
+    data = with_rope(rope_theta=5e6)
+    data["text_config"]["rope_scaling"] = {"type": "yarn", "factor": 4.0, "mrope_section": [3, 3, 2]}
+    with pytest.raises(ConfigError, match=r"rope_theta is missing, .* whose rope_theta is 5000000\.0: .* 10000\.0"):
+        ModelConfig.from_dict(data)
+    data = tiny()
+    data["rope_scaling"] = {"type": "yarn", "factor": 4.0}
+    with pytest.raises(ConfigError, match="rope_scaling must stand in text_config"):
+        ModelConfig.from_dict(data)

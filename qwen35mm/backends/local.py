@@ -60,6 +60,7 @@ class LocalBackend(ModelBackend, TextModel):
         dtype: str = "auto",
         device: str = "auto",
         weights: str = "auto",
+        rope_scaling: str | None = None,
         budget: MediaBudget | None = None,
         limits: MediaLimits | None = None,
         settings: EngineSettings | None = None,
@@ -73,7 +74,14 @@ class LocalBackend(ModelBackend, TextModel):
             CheckpointError, ConfigError: the checkpoint or a setting can't be used.
         """
         cache = CacheSettings.of(cache)
-        loaded = load(path_or_hub_id, dtype=dtype, device=device, weights=weights, weights_cache=weights_cache(cache))
+        loaded = load(
+            path_or_hub_id,
+            dtype=dtype,
+            device=device,
+            weights=weights,
+            weights_cache=weights_cache(cache),
+            rope_scaling=rope_scaling,
+        )
         return cls(
             loaded,
             budget=budget,

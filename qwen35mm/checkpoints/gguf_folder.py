@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import secrets
 import shutil
@@ -24,7 +25,7 @@ from qwen35mm.errors import CheckpointError
 from qwen35mm.folders import user_folder
 from qwen35mm_preprocess import ImageProcessing, VideoProcessing
 
-_FORMAT = 1
+_FORMAT = 2
 # How a text is cut into words, by `tokenizer.ggml.pre`: what the family's tokenizer.json files say.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?{letters}+|\p{N}"
@@ -137,7 +138,7 @@ def config_of(text: GgufFile, tower: GgufFile | None, *, has_head: bool = False)
     num_layers = _whole(text, "block_count") - int(text.own("nextn_predict_layers", 0))
     sections = [int(size) for size in text.own("rope.dimension_sections")][:3]
     rope = {
-        "rope_type": "default",
+        **_rope_scaling(text),
         "rope_theta": _short(text.own("rope.freq_base")),
         "partial_rotary_factor": _whole(text, "rope.dimension_count") / values["head_dim"],
         "mrope_section": sections,
@@ -160,6 +161,32 @@ def config_of(text: GgufFile, tower: GgufFile | None, *, has_head: bool = False)
     tokens = text.value("tokenizer.ggml.tokens")
     ids = {name: tokens.index(token) for name, token in MEDIA_TOKENS.items() if token in tokens}
     return {"model_type": kind, "text_config": values, "vision_config": _vision(tower), **ids, **top}
+
+
+def _rope_scaling(text: GgufFile) -> dict[str, Any]:
+    """What llama.cpp would do for more positions, as config.json says it."""
+
+    def number(key: str, default: float = 0.0) -> float:
+        return _short(text.own(f"rope.scaling.{key}", default))
+
+    rope_type = str(text.own("rope.scaling.type", "none"))
+    if rope_type == "none":
+        return {"rope_type": "default"}
+    # No file of the family has these, and transformers nothing like them.
+    foreign = {"yarn_ext_factor": (0.0, 1.0, -1.0), "yarn_attn_factor": (0.0, 1.0, -1.0), "yarn_log_multiplier": (0.0,)}
+    for key, usual in foreign.items():
+        if number(key) not in usual:
+            raise CheckpointError(f"{text.path.name}: rope.scaling.{key} is {number(key):g}, which isn't supported.")
+    factor = number("factor")
+    found = {
+        "factor": factor,
+        "original_max_position_embeddings": int(text.own("rope.scaling.original_context_length", 0)),
+        "beta_fast": number("yarn_beta_fast"),
+        "beta_slow": number("yarn_beta_slow"),
+        # There it multiplies what YaRN takes by itself.
+        "attention_factor": number("attn_factor") * (1.0 + 0.1 * math.log(max(factor, 1.0))),
+    }
+    return {"rope_type": rope_type, **{key: value for key, value in found.items() if value}}
 
 
 def _vision(tower: GgufFile) -> dict[str, Any]:

@@ -94,7 +94,8 @@ def open_page(
         programs = _programs(page, shared, gpu is not None, options.settings)
         source = model.source
         if shared and model.context_length is None:
-            config = ModelConfig.from_pretrained(source := find_checkpoint(source))
+            source = find_checkpoint(source)
+            config = ModelConfig.from_pretrained(source, rope_scaling=options.rope_scaling)
             options = options.with_context(min(_STRANGERS_CONTEXT, config.text.max_position_embeddings))
         fitted, folder = fit_source(options, source, model.name)
         loaded = fitted.load_model(folder, name=model.name)

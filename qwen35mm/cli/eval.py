@@ -37,6 +37,9 @@ def evaluate(
         typer.Option(help="Questions of each skill of the bundled model; 20 without it, none for others.", min=0),
     ] = None,
     device: Annotated[str, typer.Option(help="Integers are for cpu alone.")] = "cpu",
+    rope_scaling: Annotated[
+        str | None, typer.Option(metavar="yarn,factor=N", help="As for chat: N times as many positions.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads on the processor; one a core without it.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -61,6 +64,7 @@ def evaluate(
             max_tokens=tokens,
             num_questions=questions,
             device=device,
+            rope_scaling=rope_scaling,
             told=status.update,
         )
     if as_json:

@@ -5,7 +5,7 @@ type, or with a value that our code does not implement is a ConfigError which na
 """
 
 from qwen35mm.config.model import MEDIA_TOKENS, SUPPORTED_MODEL_TYPES, ElementType, ModelConfig
-from qwen35mm.config.text import LayerType, MoEConfig, RopeConfig, TextConfig
+from qwen35mm.config.text import LayerType, MoEConfig, RopeConfig, TextConfig, YarnConfig
 from qwen35mm.config.vision import VisionConfig
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "RopeConfig",
     "TextConfig",
     "VisionConfig",
+    "YarnConfig",
 ]

@@ -56,8 +56,12 @@ class ModelConfig:
     quantization: Mapping[str, Any] | None = None
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> ModelConfig:
+    def from_pretrained(cls, folder: str | Path, *, rope_scaling: str | None = None) -> ModelConfig:
         """Reads `folder`/config.json.
+
+        Args:
+            rope_scaling: what is done for more positions in place of what the file says, as the option has it:
+                "yarn,factor=4", with any of YaRN's settings behind it, or "default" for nothing.
 
         Raises:
             CheckpointError: the file is missing or isn't a JSON object.
@@ -72,10 +76,10 @@ class ModelConfig:
             raise CheckpointError(f"config.json can't be read as JSON ({type(error).__name__}).") from error
         if not isinstance(data, dict):
             raise CheckpointError("config.json must hold a JSON object.")
-        return cls.from_dict(data)
+        return cls.from_dict(data, rope_scaling=rope_scaling)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ModelConfig:
+    def from_dict(cls, data: Mapping[str, Any], *, rope_scaling: str | None = None) -> ModelConfig:
         """Checks a parsed config.json and takes what we need from it; raises ConfigError."""
         top = Section("", data)
         model_type = top.value("model_type")
@@ -84,7 +88,12 @@ class ModelConfig:
             raise top.error("model_type", what)
         is_text = model_type.endswith(_TEXT_ALONE)
         text_section = top if is_text else top.section("text_config")
-        text = read_text(text_section, is_moe=model_type.startswith("qwen3_5_moe"))
+        for key in () if is_text else ("rope_scaling", "rope_parameters"):
+            rope = top.data.get(key)
+            if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type", "default")) != "default":
+                raise top.error(key, "must stand in text_config: where it is, transformers doesn't read it.")
+        is_moe = model_type.startswith("qwen3_5_moe")
+        text = read_text(text_section, is_moe=is_moe, rope_scaling=rope_scaling)
         tower = None if is_text else _read_vision(top, text)
         ids = {name: None if is_text else top.integer(name, minimum=0) for name in MEDIA_TOKENS}
         for name, token_id in ids.items():

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from qwen35mm.config.section import Section
+from qwen35mm.errors import ConfigError
 
 LayerType = Literal["linear_attention", "full_attention"]
+
+# What transformers takes where `rope_scaling` says nothing: it puts that in the place of all of `rope_parameters`.
+_ROPE_DEFAULTS = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}
+_YARN_KEYS = (
+    *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "truncate"),
+)
+
+
+@dataclass(frozen=True)
+class YarnConfig:
+    """Positions beyond the trained ones, as YaRN (arXiv:2309.00071) and transformers' modeling_rope_utils have it.
+
+    Attributes:
+        factor: how many times as many positions; 1 or more.
+        original_positions: that the model was trained with.
+        attention_factor: what cosines and sines are multiplied by.
+        beta_fast, beta_slow: turns within `original_positions` above which a frequency stays, and below which it is
+            divided by `factor`.
+        truncate: whether the bounds between them are whole pairs.
+    """
+
+    factor: float
+    original_positions: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    @property
+    def num_positions(self) -> int:
+        return int(self.factor * self.original_positions)
 
 
 @dataclass(frozen=True)
@@ -18,11 +53,15 @@ class RopeConfig:
         theta: base of the frequencies.
         rotary_dim: how many of a head's dimensions are rotated (the first ones).
         mrope_section: frequency pairs of the temporal, height and width rows; they sum to rotary_dim / 2.
+        linear_factor: what all frequencies are divided by.
+        yarn: how some of them are; None: none are.
     """
 
     theta: float
     rotary_dim: int
     mrope_section: tuple[int, int, int]
+    linear_factor: float = 1.0
+    yarn: YarnConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +76,11 @@ class MoEConfig:
 
 @dataclass(frozen=True)
 class TextConfig:
-    """The decoder. `intermediate_size` is None exactly where `moe` is set."""
+    """The decoder. `intermediate_size` is None exactly where `moe` is set.
+
+    Attributes:
+        max_position_embeddings: most positions of a sequence; with YaRN its factor x the original ones.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -81,7 +124,8 @@ class TextConfig:
         return self.linear_num_value_heads * self.linear_value_head_dim
 
 
-def read_text(section: Section, *, is_moe: bool) -> TextConfig:
+def read_text(section: Section, *, is_moe: bool, rope_scaling: str | None = None) -> TextConfig:
+    """Reads the decoder's part; `rope_scaling` as `ModelConfig.from_pretrained` has it. Raises ConfigError."""
     section.require("hidden_act", "silu", default=None)
     section.require("attention_bias", False, default=False)
     section.require("attn_output_gate", True, default=True)
@@ -113,10 +157,13 @@ def read_text(section: Section, *, is_moe: bool) -> TextConfig:
         "linear_value_head_dim",
         "max_position_embeddings",
     )
+    rope = _read_rope(section, sizes["head_dim"], sizes["max_position_embeddings"], rope_scaling)
+    if rope.yarn is not None:
+        sizes["max_position_embeddings"] = rope.yarn.num_positions
     return TextConfig(
         **sizes,
         layer_types=_read_layer_types(section),
-        rope=_read_rope(section, sizes["head_dim"]),
+        rope=rope,
         linear_conv_kernel_dim=section.integer("linear_conv_kernel_dim", minimum=2),
         rms_norm_eps=section.number("rms_norm_eps"),
         intermediate_size=None if is_moe else section.integer("intermediate_size"),
@@ -140,22 +187,38 @@ def _read_layer_types(section: Section) -> tuple[LayerType, ...]:
     return cast("tuple[LayerType, ...]", tuple(kinds))
 
 
-def _read_rope(section: Section, head_dim: int) -> RopeConfig:
+def _read_rope(section: Section, head_dim: int, num_positions: int, rope_scaling: str | None) -> RopeConfig:
     """Reads `rope_parameters`, or the older `rope_scaling` with theta and the rotary share beside it."""
-    key = "rope_parameters" if section.data.get("rope_parameters") is not None else "rope_scaling"
+    # As in transformers, which takes the older one where both are there.
+    key = "rope_scaling" if section.data.get("rope_scaling") else "rope_parameters"
     inner = section.section(key)
-    rope_type = inner.data.get("rope_type", inner.data.get("type", "default"))
+    replaced = Section("", (section.data.get("rope_parameters") or {}) if key == "rope_scaling" else {})
+    if rope_scaling is not None:
+        given = _parse_scaling(rope_scaling)
+        kept = (*_ROPE_DEFAULTS, "mrope_interleaved", "original_max_position_embeddings")
+        values = {name: inner.data[name] for name in kept if inner.data.get(name) is not None}
+        inner = Section(f"{inner.name[:-1]} with --rope-scaling: ", values | given)
     # "mrope" is how Qwen2-VL's time spelled the default type with sections.
-    if rope_type not in ("default", "mrope"):
-        what = f"is {rope_type!r}; only 'default' is supported yet. Context extension (YaRN and others) isn't."
+    rope_type = inner.data.get("rope_type", inner.data.get("type", "default"))
+    if rope_type not in ("default", "mrope", "linear", "yarn"):
+        what = f"is {rope_type!r}; 'default', 'linear' and 'yarn' are supported. Use YaRN for longer contexts."
         raise inner.error("rope_type", what)
     inner.require("mrope_interleaved", True, default=True)
 
     def owner(name: str) -> Section:
-        return inner if inner.data.get(name) is not None else section
+        found = inner if inner.data.get(name) is not None or name == "mrope_section" else section
+        if found.data.get(name) is None and (value := replaced.data.get(name)) is not None:
+            if value != _ROPE_DEFAULTS[name]:
+                raise inner.error(
+                    name,
+                    f"is missing, and rope_scaling takes the place of all of rope_parameters, whose {name} is {value}: "
+                    f"transformers would compute with {_ROPE_DEFAULTS[name]}. Write all of it into one of the two.",
+                )
+            return replaced
+        return found
 
     rotary_dim = int(head_dim * owner("partial_rotary_factor").number("partial_rotary_factor"))
-    sections = inner.value("mrope_section")
+    sections = owner("mrope_section").value("mrope_section")
     valid = isinstance(sections, list | tuple) and len(sections) == 3
     if not valid or not all(type(size) is int and size > 0 for size in sections):
         raise inner.error("mrope_section", f"must be three positive integers; got {sections!r}.")
@@ -163,4 +226,62 @@ def _read_rope(section: Section, head_dim: int) -> RopeConfig:
         what = f"{list(sections)} must sum to half the rotary dimensions (partial_rotary_factor x head_dim = "
         raise inner.error("mrope_section", f"{what}{rotary_dim}).")
     section_t, section_h, section_w = sections
-    return RopeConfig(owner("rope_theta").number("rope_theta"), rotary_dim, (section_t, section_h, section_w))
+    return RopeConfig(
+        owner("rope_theta").number("rope_theta"),
+        rotary_dim,
+        (section_t, section_h, section_w),
+        linear_factor=_factor(inner) if rope_type == "linear" else 1.0,
+        yarn=_read_yarn(inner, num_positions) if rope_type == "yarn" else None,
+    )
+
+
+def _read_yarn(inner: Section, num_positions: int) -> YarnConfig:
+    def number(key: str, default: float) -> float:
+        return default if inner.data.get(key) is None else inner.number(key)
+
+    original = num_positions
+    if inner.data.get("original_max_position_embeddings") is not None:
+        original = inner.integer("original_max_position_embeddings")
+    if inner.data.get("factor") is None and original < num_positions:
+        inner = Section(inner.name, {**inner.data, "factor": num_positions / original})
+    factor = _factor(inner)
+    mscale, mscale_all_dim = number("mscale", 0.0), number("mscale_all_dim", 0.0)
+    attention_factor = 1.0 + 0.1 * math.log(factor)
+    if mscale and mscale_all_dim:
+        attention_factor = (1.0 + 0.1 * mscale * math.log(factor)) / (1.0 + 0.1 * mscale_all_dim * math.log(factor))
+    yarn = YarnConfig(
+        factor,
+        original,
+        number("attention_factor", attention_factor),
+        number("beta_fast", YarnConfig.beta_fast),
+        number("beta_slow", YarnConfig.beta_slow),
+        inner.flag("truncate", default=True),
+    )
+    if yarn.beta_fast < yarn.beta_slow:
+        raise inner.error("beta_fast", f"({yarn.beta_fast:g}) must be at least beta_slow ({yarn.beta_slow:g}).")
+    return yarn
+
+
+def _factor(inner: Section) -> float:
+    factor = inner.number("factor")
+    if factor < 1:
+        raise inner.error("factor", f"is {factor:g}, which would leave fewer positions than there are; 1 is the least.")
+    return factor
+
+
+def _parse_scaling(text: str) -> dict[str, Any]:
+    """What an option's `yarn,factor=4` means in config.json; raises ConfigError."""
+    rope_type, *settings = (part.strip() for part in text.split(","))
+    found: dict[str, Any] = {"rope_type": rope_type}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = None
+        if name not in _YARN_KEYS or found[name] is None:
+            names = ", ".join(_YARN_KEYS)
+            raise ConfigError(f"--rope-scaling takes a number for each of {names} (true or false); got '{setting}'.")
+    if rope_type not in ("yarn", "default"):
+        raise ConfigError(f"--rope-scaling is yarn,factor=4, or default for none; '{rope_type}' isn't supported.")
+    return found

@@ -8,6 +8,7 @@ import math
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -74,7 +75,7 @@ class Runtime:
     ) -> None:
         config, model = loaded.config, loaded.model
         self.loaded, self.model = loaded, model
-        self.context_length = settings.context_length_of(config.text.max_position_embeddings)
+        self.context_length = settings.context_length_of(config.text)
         self.piece_tokens = settings.piece_tokens_on(model.device)
         self.slots = settings.slots
         self.reuse = cache.reuse
@@ -159,6 +160,7 @@ def _root(loaded: LoadedModel, piece_tokens: int, directory: Path) -> bytes:
             "arithmetic": arithmetic(model.layer_devices, model.dtype),
             "block_size": DEFAULT_BLOCK_SIZE,
             "piece_tokens": piece_tokens,
+            "rope": asdict(loaded.config.text.rope),
             "vision_unit": UNIT_TEMPORAL_PATCHES,
             "image_processing": loaded.image_processing.fingerprint(),
             "video_processing": loaded.video_processing.fingerprint(),

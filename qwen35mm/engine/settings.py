@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from qwen35mm.config import TextConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm_preprocess.say import say
 
@@ -45,8 +46,8 @@ class EngineSettings:
         if not isinstance(self.batch_invariant, bool):
             raise ConfigError(f"batch_invariant must be True or False; got {self.batch_invariant!r}.")
 
-    def context_length_of(self, num_positions: int, name: str = "this model") -> int:
-        """Most tokens of a prompt and its reply, with a model that has so many positions.
+    def context_length_of(self, text: TextConfig, name: str = "this model") -> int:
+        """Most tokens of a prompt and its reply, with a model's positions.
 
         Args:
             name: what to call the model in a message.
@@ -54,14 +55,29 @@ class EngineSettings:
         Raises:
             ConfigError: more tokens were asked for than it has positions.
         """
+        num_positions, yarn = text.max_position_embeddings, text.rope.yarn
         context_length = self.context_length or min(num_positions, DEFAULT_CONTEXT_LENGTH)
-        if context_length > num_positions:
+        if context_length > num_positions and yarn is not None:
             raise ConfigError(
                 say(
-                    "A context of {n} tokens was asked for; {name} has {most}.",
+                    "A context of {n} tokens was asked for; {name} has {most}: YaRN makes {factor} times as many of "
+                    "{original}. A larger factor (--rope-scaling yarn,factor=N) makes more.",
                     n=context_length,
                     name=name,
                     most=num_positions,
+                    factor=f"{yarn.factor:g}",
+                    original=yarn.original_positions,
+                )
+            )
+        if context_length > num_positions:
+            raise ConfigError(
+                say(
+                    "A context of {n} tokens was asked for; {name} has {most}. YaRN makes more of them: --rope-scaling "
+                    "yarn,factor={factor}.",
+                    n=context_length,
+                    name=name,
+                    most=num_positions,
+                    factor=str(-(-context_length // num_positions)),
                 )
             )
         return context_length

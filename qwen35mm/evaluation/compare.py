@@ -65,6 +65,7 @@ def compare(
     max_tokens: int = 8192,
     num_questions: int = 0,
     device: str = "cpu",
+    rope_scaling: str | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
     """Results of the reference, and then of each format.
@@ -74,7 +75,7 @@ def compare(
         text: to foretell; without it the right answers where there are questions, else a text that comes with us.
         max_tokens: of the text.
         num_questions: of each of the bundled model's skills.
-        device: as `load` takes it.
+        device, rope_scaling: as `load` takes them.
         told: called with what is being done.
 
     Raises:
@@ -95,7 +96,7 @@ def compare(
         told(f"{weights}: loading")
         dtype = "float32" if weights == "float32" else "bfloat16"
         integers = weights if weights in INTEGER_FORMATS else "auto"
-        loaded = load(source, dtype=dtype, device=device, weights=integers)
+        loaded = load(source, dtype=dtype, device=device, weights=integers, rope_scaling=rope_scaling)
         if not passages:
             if text is not None:
                 passages.extend(text_passages(loaded, text, max_tokens))

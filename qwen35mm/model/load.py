@@ -61,6 +61,7 @@ def load(
     device: str = "auto",
     weights: str = "auto",
     weights_cache: WeightsCache | None = None,
+    rope_scaling: str | None = None,
 ) -> LoadedModel:
     """Loads a Qwen3.5, 3.6 or 3.8 checkpoint.
 
@@ -73,6 +74,7 @@ def load(
         weights: `bf16`, `int8` or `int4`: matrices in a half or a quarter of the memory, on a CPU. `auto` leaves them
             as they are in the checkpoint, in `dtype`; what fits into the memory is chosen in `model_library`.
         weights_cache: where quantised weights are kept for the next time.
+        rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
 
     Raises:
         CheckpointError: files or tensors are missing, damaged or foreign.
@@ -84,7 +86,7 @@ def load(
     torch_dtype = choose_dtype(dtype)
     integers = choose_integers(weights, torch_dtype)
     folder = find_checkpoint(path_or_hub_id)
-    config = ModelConfig.from_pretrained(folder)
+    config = ModelConfig.from_pretrained(folder, rope_scaling=rope_scaling)
     tokenizer = Tokenizer.from_pretrained(folder)
     _check_media_ids(config, tokenizer)
     template = ChatTemplate.from_pretrained(folder)

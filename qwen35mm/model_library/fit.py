@@ -43,7 +43,7 @@ def fit(
     dtype = choose_dtype(options.dtype)
     asked = choose_integers(options.weights, dtype)
     check_integers(asked, devices)
-    config = ModelConfig.from_pretrained(folder)
+    config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
     stored = read_checkpoint(folder, config.quantization)
     on_cpu = all(device.type == "cpu" for device in devices)
     sizes = {each: weights_bytes(stored, dtype, each) for each in (None, *INTEGER_FORMATS)}

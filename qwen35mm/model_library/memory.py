@@ -74,7 +74,7 @@ def memory_need(
         ConfigError: a setting can't be used.
     """
     settings = options.settings
-    context_length = settings.context_length_of(config.text.max_position_embeddings, name)
+    context_length = settings.context_length_of(config.text, name)
     weights = say("{integers} weights", integers=integers) if integers else say("weights")
     if weights_bytes > memory_bytes:
         raise NoRoomError(

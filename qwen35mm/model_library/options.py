@@ -22,6 +22,7 @@ class BackendOptions:
     dtype: str = "auto"
     device: str = "auto"
     weights: str = "auto"
+    rope_scaling: str | None = None
     budget: MediaBudget | None = None
     limits: MediaLimits | None = None
     settings: EngineSettings = field(default_factory=EngineSettings)
@@ -38,8 +39,14 @@ class BackendOptions:
 
     def load_model(self, source: str | Path, *, name: str | None = None) -> LoadedModel:
         """The same without the engine."""
-        kept = weights_cache(self.cache)
-        loaded = load(source, dtype=self.dtype, device=self.device, weights=self.weights, weights_cache=kept)
+        loaded = load(
+            source,
+            dtype=self.dtype,
+            device=self.device,
+            weights=self.weights,
+            weights_cache=weights_cache(self.cache),
+            rope_scaling=self.rope_scaling,
+        )
         return loaded if name is None else replace(loaded, name=name)
 
     def start(self, loaded: LoadedModel) -> LocalBackend:

@@ -371,7 +371,8 @@ class BackendSwitch:
         room = measure_room(self._local, devices, self._available, keep_weights=keep_weights)
         where = {"devices": devices, "memory_bytes": room.after_bytes}
         if keep_weights:
-            config, dtype = ModelConfig.from_pretrained(model.folder), choose_dtype(options.dtype)
+            config = ModelConfig.from_pretrained(model.folder, rope_scaling=options.rope_scaling)
+            dtype = choose_dtype(options.dtype)
             need = memory_need(model.name, config, 0, options, dtype=dtype, **where)
             fitted = replace(options, weights=self._fitted.weights, cache=need.settings)
         else:

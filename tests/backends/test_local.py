@@ -63,15 +63,18 @@ async def test_a_medium_that_was_encoded_for_a_server_is_refused(backend: LocalB
         await collect(backend.stream([Message("user", (Image(medium),))], GREEDY))
 
 
-def test_each_format_of_weights_has_a_cache_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [("weights", ["bf16", "int8", "int4"]), ("rope_scaling", [None, "yarn,factor=2", "yarn,factor=4"])],
+)
+def test_what_computes_otherwise_has_a_cache_of_its_own(option: str, values: list[str | None], tmp_path: Path) -> None:
     roots = []
-    for weights in ("bf16", "int8", "int8", "int4"):
-        backend = LocalBackend.load(
-            demo_model_path(), device="cpu", weights=weights, cache=CacheSettings(directory=tmp_path)
-        )
+    for value in [*values, values[1]]:
+        options: dict[str, Any] = {option: value, "cache": CacheSettings(directory=tmp_path)}
+        backend = LocalBackend.load(demo_model_path(), device="cpu", **options)
         roots.append(backend.engine._engine.runtime.root)
         backend.close()
-    assert roots[1] == roots[2]
+    assert roots[1] == roots[3]
     assert len(set(roots)) == 3
 
 

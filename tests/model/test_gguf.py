@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ from qwen35mm.checkpoints.gguf_files import TYPES, GgufFile, ValueHeads, gguf_so
 from qwen35mm.checkpoints.gguf_folder import config_of, gguf_folder
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.safetensors_files import new_buffer
-from qwen35mm.config import ModelConfig
-from qwen35mm.errors import CheckpointError, MissingExtraError
+from qwen35mm.config import ModelConfig, YarnConfig
+from qwen35mm.errors import CheckpointError, ConfigError, MissingExtraError
 from qwen35mm.model.load import load
 from qwen35mm.tokenizer import Tokenizer
 from tests.checkpoints import ggufs
@@ -179,6 +180,44 @@ def test_split_files_are_one_model(dense: Path, tmp_path: Path) -> None:
         CheckpointError, match=rf"{parts[0].name} is one of {len(parts)} files, of which {parts[-1].name}"
     ):
         gguf_folder(parts[0])
+
+
+def scaled(dense: Path, kind: str, **values: float) -> GgufFile:
+    path = dense.with_name(f"scaled-{kind}-{len(values)}.gguf")
+    made = writer(path, dense)
+    made.add_string("qwen35.rope.scaling.type", kind)
+    for key, value in values.items():
+        add = made.add_uint32 if isinstance(value, int) else made.add_float32
+        add(f"qwen35.rope.scaling.{key}", value)
+    write(made)
+    return GgufFile(path)
+
+
+def config_without_tensors(file: GgufFile) -> ModelConfig:
+    return ModelConfig.from_dict({**config_of(file, None), "vocab_size": 1000})
+
+
+def test_more_positions_are_those_of_the_file(dense: Path) -> None:
+    plain = config_without_tensors(GgufFile(dense))
+    assert config_without_tensors(scaled(dense, "none", factor=4.0)) == plain
+    file = scaled(
+        *(dense, "yarn"),
+        factor=4.0,
+        original_context_length=512,
+        attn_factor=0.5,
+        yarn_beta_fast=8.0,
+        yarn_ext_factor=1.0,
+    )
+    text = config_without_tensors(file).text
+    # llama.cpp multiplies by 1 + 0.1 ln(factor) itself.
+    attention_factor = 0.5 * (1 + 0.1 * math.log(4))
+    assert text.rope.yarn == YarnConfig(4.0, 512, attention_factor, beta_fast=8.0)
+    assert text.max_position_embeddings == 2048
+    assert config_without_tensors(scaled(dense, "linear", factor=3.0)).text.rope.linear_factor == 3.0
+    with pytest.raises(ConfigError, match="rope_type is 'longrope'"):
+        config_without_tensors(scaled(dense, "longrope", factor=4.0))
+    with pytest.raises(CheckpointError, match=r"rope\.scaling\.yarn_ext_factor is 0\.5, which isn't supported"):
+        config_of(scaled(dense, "yarn", factor=4.0, yarn_ext_factor=0.5), None)
 
 
 def damaged_files(dense: Path) -> Iterator[tuple[Path, str]]:

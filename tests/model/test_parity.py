@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
 
+from qwen35mm.config import ModelConfig
 from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.model.weights import load_model
 from tests.model.layouts import (
     ALL_LAYOUTS,
     FOUR_TURNS,
@@ -27,7 +33,7 @@ from tests.model.layouts import (
     their_logits,
     their_positions,
 )
-from tests.tiny import ALL_SPECS, DEEP, DENSE, MOE, MOE_TIED, REAL_HEADS, SHALLOW, TinySpec
+from tests.tiny import ALL_SPECS, DEEP, DENSE, MOE, MOE_TIED, REAL_HEADS, SHALLOW, TinyCheckpoints, TinySpec
 
 Loader = Callable[..., Any]
 FP32_TOLERANCE = 1e-5
@@ -61,6 +67,46 @@ def test_greedy_tokens_equal_transformers(spec: TinySpec, layout: Layout, ours: 
     assert (top[:, 0] - top[:, 1]).min() > 1e-4
     # A model that says one word again and again would pass with a wrong cache.
     assert len(set(tokens)) > 8
+
+
+# What a config.json may say of more positions, each of its keys at least once; the tiny models were made for 48.
+ROPES: dict[str, dict[str, Any]] = {
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48},
+    "yarn with all settings": {
+        **{"type": "yarn", "factor": 2.5, "original_max_position_embeddings": 32, "attention_factor": 0.8},
+        **{"beta_fast": 6.0, "beta_slow": 0.5, "truncate": False},
+    },
+    "yarn with mscale": {
+        **{"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 48},
+        **{"mscale": 0.9, "mscale_all_dim": 0.4},
+    },
+    "yarn without a factor": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 1024},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+}
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("rope", ROPES)
+def test_more_positions_equal_transformers(rope: str, key: str, tiny: TinyCheckpoints, tmp_path: Path) -> None:
+    """Images and a video lie beyond the original positions; `rope_scaling` stands beside `rope_parameters`."""
+    folder = shutil.copytree(tiny.folder(SHALLOW), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    text[key] = {name: x for name, x in text["rope_parameters"].items() if name != "rope_type"} | ROPES[rope]
+    plain = load_model(folder, ModelConfig.from_pretrained(folder), dtype=torch.float32)
+    (folder / "config.json").write_text(json.dumps(config))
+    theirs = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    model = load_model(folder, ModelConfig.from_pretrained(folder), dtype=torch.float32)
+    prompt = make_prompt(FOUR_TURNS, seed=2)
+    positions, rope_delta = their_positions(theirs, prompt)
+    assert positions.max() > 100
+    expected = their_logits(theirs, prompt)
+    assert relative_error(our_prefill(model, prompt, positions, new_cache(model)), expected) <= FP32_TOLERANCE
+    assert relative_error(our_prefill(plain, prompt, positions, new_cache(plain)), expected) > 100 * FP32_TOLERANCE
+    tokens, logits = our_greedy(model, prompt, positions, rope_delta, 8)
+    expected_tokens, expected_logits = their_greedy(theirs, prompt, 8)
+    assert tokens == expected_tokens
+    assert relative_error(logits, expected_logits) <= FP32_TOLERANCE
 
 
 @pytest.mark.parametrize("spec", [SHALLOW, REAL_HEADS], ids=lambda spec: spec.name)

@@ -54,7 +54,7 @@ class ZeroGpuBackend(ModelBackend):
 
     def _start(self, settings: EngineSettings, cache: CacheSettings) -> None:
         loaded = self.loaded
-        self.context_length = settings.context_length_of(loaded.config.text.max_position_embeddings)
+        self.context_length = settings.context_length_of(loaded.config.text)
         weights = list(loaded.model.parameters())
         self._durations = DurationModel(
             sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights), self._max_duration_s

@@ -81,23 +81,26 @@ def _make(folder: Path, files: list[GgufFile]) -> None:
             f"{some(list(GGUF_ARCHITECTURES))} can be read. Use a Qwen3.5, 3.6 or 3.8 model."
         )
     tower = next((file for file in files if file.architecture == "clip"), None)
-    tokens = list(text.value("tokenizer.ggml.tokens"))
+    tokens = text.values(str, "tokenizer.ggml.tokens")
     written: dict[str, Any] = {
         "config.json": config_of(text, tower, has_head=any("output.weight" in file.tensors for file in files)),
         "tokenizer.json": _tokenizer(text, tokens),
-        "generation_config.json": {"eos_token_id": int(text.value("tokenizer.ggml.eos_token_id")), **_sampling(text)},
+        "generation_config.json": {"eos_token_id": text.value(int, "tokenizer.ggml.eos_token_id"), **_sampling(text)},
         GGUF_NOTE: {"files": [str(file.path.absolute()) for file in files]},
     }
     if tower is not None:
-        pixels = ImageProcessing.min_pixels, ImageProcessing.max_pixels
-        written["preprocessor_config.json"] = _processing(tower, *pixels)
+        written["preprocessor_config.json"] = _processing(
+            tower,
+            tower.value(int, "clip.vision.image_min_pixels", ImageProcessing.min_pixels),
+            tower.value(int, "clip.vision.image_max_pixels", ImageProcessing.max_pixels),
+        )
         pixels = VideoProcessing.min_total_pixels, VideoProcessing.max_total_pixels
         written["video_preprocessor_config.json"] = _processing(tower, *pixels)
     part = folder.parent / f"{secrets.token_hex(8)}.part"
     part.mkdir(parents=True)
     for name, values in written.items():
         (part / name).write_text(json.dumps(values, ensure_ascii=False), "utf-8")
-    (part / "chat_template.jinja").write_text(str(text.value("tokenizer.chat_template")), "utf-8")
+    (part / "chat_template.jinja").write_text(text.value(str, "tokenizer.chat_template"), "utf-8")
     try:
         part.rename(folder)
     except OSError:
@@ -135,12 +138,12 @@ def config_of(text: GgufFile, tower: GgufFile | None, *, has_head: bool = False)
     values: dict[str, Any] = {ours: _whole(text, theirs) for ours, theirs in sizes.items()}
     if _whole(text, "attention.value_length") != values["head_dim"]:
         raise CheckpointError(f"{text.path.name}: keys and values of another width each aren't Qwen3.5's.")
-    num_layers = _whole(text, "block_count") - int(text.own("nextn_predict_layers", 0))
-    sections = [int(size) for size in text.own("rope.dimension_sections")][:3]
+    num_layers = _whole(text, "block_count") - text.value(int, text.own("nextn_predict_layers"), 0)
+    sections = text.values(int, text.own("rope.dimension_sections"))[:3]
     rope = {
         **_rope_scaling(text),
-        "rope_theta": _short(text.own("rope.freq_base")),
-        "partial_rotary_factor": _whole(text, "rope.dimension_count") / values["head_dim"],
+        "rope_theta": _short(text.value(float, text.own("rope.freq_base"))),
+        "partial_rotary_factor": _whole(text, "rope.dimension_count") / max(values["head_dim"], 1),
         "mrope_section": sections,
         "mrope_interleaved": True,
     }
@@ -151,14 +154,14 @@ def config_of(text: GgufFile, tower: GgufFile | None, *, has_head: bool = False)
         "num_hidden_layers": num_layers,
         "linear_value_head_dim": _whole(text, "ssm.inner_size") // max(values["linear_num_value_heads"], 1),
         "layer_types": _layer_types(text, num_layers),
-        "rms_norm_eps": _short(text.own("attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": _short(text.value(float, text.own("attention.layer_norm_rms_epsilon"))),
         "rope_parameters": rope,
         "hidden_act": "silu",
     }
-    top = {"tie_word_embeddings": not has_head, "eos_token_id": int(text.value("tokenizer.ggml.eos_token_id"))}
+    top = {"tie_word_embeddings": not has_head, "eos_token_id": text.value(int, "tokenizer.ggml.eos_token_id")}
     if tower is None:
         return values | top
-    tokens = text.value("tokenizer.ggml.tokens")
+    tokens = text.values(str, "tokenizer.ggml.tokens")
     ids = {name: tokens.index(token) for name, token in MEDIA_TOKENS.items() if token in tokens}
     return {"model_type": kind, "text_config": values, "vision_config": _vision(tower), **ids, **top}
 
@@ -167,9 +170,9 @@ def _rope_scaling(text: GgufFile) -> dict[str, Any]:
     """What llama.cpp would do for more positions, as config.json says it."""
 
     def number(key: str, default: float = 0.0) -> float:
-        return _short(text.own(f"rope.scaling.{key}", default))
+        return _short(text.value(float, text.own(f"rope.scaling.{key}"), default))
 
-    rope_type = str(text.own("rope.scaling.type", "none"))
+    rope_type = text.value(str, text.own("rope.scaling.type"), "none")
     if rope_type == "none":
         return {"rope_type": "default"}
     # No file of the family has these, and transformers nothing like them.
@@ -180,7 +183,7 @@ def _rope_scaling(text: GgufFile) -> dict[str, Any]:
     factor = number("factor")
     found = {
         "factor": factor,
-        "original_max_position_embeddings": int(text.own("rope.scaling.original_context_length", 0)),
+        "original_max_position_embeddings": text.value(int, text.own("rope.scaling.original_context_length"), 0),
         "beta_fast": number("yarn_beta_fast"),
         "beta_slow": number("yarn_beta_slow"),
         # There it multiplies what YaRN takes by itself.
@@ -191,9 +194,9 @@ def _rope_scaling(text: GgufFile) -> dict[str, Any]:
 
 def _vision(tower: GgufFile) -> dict[str, Any]:
     def whole(key: str) -> int:
-        return int(tower.value(f"clip.vision.{key}"))
+        return tower.value(int, f"clip.vision.{key}")
 
-    if any(bool(each) for each in tower.value("clip.vision.is_deepstack_layers", [])):
+    if any(tower.values(bool, "clip.vision.is_deepstack_layers", [])):
         raise CheckpointError(
             f"{tower.path.name} has a vision tower of another family: Qwen3.5's has no deepstack layers."
         )
@@ -214,30 +217,38 @@ def _vision(tower: GgufFile) -> dict[str, Any]:
 
 
 def _processing(tower: GgufFile, least: int, most: int) -> dict[str, Any]:
-    """How media are read; the bounds in pixels aren't in the file."""
-    mean, std = ([float(each) for each in tower.value(f"clip.vision.image_{what}")] for what in ("mean", "std"))
-    patch, merge = (int(tower.value(f"clip.vision.{what}")) for what in ("patch_size", "spatial_merge_size"))
+    """How media are read. Few files have bounds of a picture in pixels, and none those of a video."""
+    mean, std = (tower.values(float, f"clip.vision.image_{what}") for what in ("mean", "std"))
+    patch, merge = (tower.value(int, f"clip.vision.{what}") for what in ("patch_size", "spatial_merge_size"))
     size = {"shortest_edge": least, "longest_edge": most}
     sides = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": merge}
     return {**sides, "image_mean": mean, "image_std": std, "size": size}
 
 
 def _layer_types(text: GgufFile, num_layers: int) -> list[str]:
-    interval = int(text.own("full_attention_interval", 4))
+    interval = text.value(int, text.own("full_attention_interval"), 4)
+    if interval < 1 or not 0 < num_layers <= 1024:
+        raise CheckpointError(
+            f"{text.path.name}: {num_layers} layers with attention in each {interval}th can't be. Download it again."
+        )
     by_interval = [bool((index + 1) % interval) for index in range(num_layers)]
-    recurrent = list(text.own("attention.recurrent_layers", by_interval))[:num_layers]
+    recurrent = text.values(bool, text.own("attention.recurrent_layers"), by_interval)[:num_layers]
     return ["linear_attention" if each else "full_attention" for each in recurrent]
 
 
 def _tokenizer(text: GgufFile, tokens: list[str]) -> dict[str, Any]:
     """A tokenizer.json as the family's own checkpoints have it."""
-    model, words = text.value("tokenizer.ggml.model"), text.value("tokenizer.ggml.pre")
+    model, words = text.value(str, "tokenizer.ggml.model"), text.value(str, "tokenizer.ggml.pre")
     if model != "gpt2" or words not in _PATTERNS:
         raise CheckpointError(
             f"{text.path.name} has a tokenizer {model!r} with words {words!r}, and only gpt2 with "
             f"{some(list(_PATTERNS))} can be read. Use another file of the model."
         )
-    kinds = text.value("tokenizer.ggml.token_type")
+    kinds = text.values(int, "tokenizer.ggml.token_type")
+    if len(kinds) != len(tokens):
+        raise CheckpointError(
+            f"{text.path.name} has {len(tokens):,} tokens of {len(kinds):,} kinds: download it again."
+        )
     controls = {index for index, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)}
     vocab = {token: index for index, token in enumerate(tokens) if index not in controls and kinds[index] != _UNUSED}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -247,7 +258,10 @@ def _tokenizer(text: GgufFile, tokens: list[str]) -> dict[str, Any]:
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": _PATTERNS[words]}, "behavior": "Isolated", "invert": False}
-    merges = [str(merge).split(" ", 1) for merge in text.value("tokenizer.ggml.merges")]
+    merges = [merge.split(" ", 1) for merge in text.values(str, "tokenizer.ggml.merges")]
+    known = set(tokens)
+    if len(known) != len(tokens) or not all(len(pair) == 2 and known.issuperset(pair) for pair in merges):
+        raise CheckpointError(f"{text.path.name}: a token comes twice, or a merge is of none. Download it again.")
     return {
         "version": "1.0",
         "truncation": None,
@@ -268,7 +282,7 @@ def _tokenizer(text: GgufFile, tokens: list[str]) -> dict[str, Any]:
 def _sampling(text: GgufFile) -> Mapping[str, Any]:
     """The sampling defaults that newer files carry."""
     names = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
-    found = {ours: text.value(f"general.sampling.{theirs}") for ours, theirs in names.items()
+    found = {ours: text.value(float, f"general.sampling.{theirs}") for ours, theirs in names.items()
              if text.has(f"general.sampling.{theirs}")}  # fmt: skip
     return {"do_sample": True, **{name: _short(value) for name, value in found.items()}} if found else {}
 
@@ -284,10 +298,9 @@ def _tower(text: Path) -> Path | None:
 
 
 def _whole(file: GgufFile, key: str) -> int:
-    value = file.own(key)
-    if isinstance(value, list):  # one for each layer; of those without attention it is 0
-        value = max(value)
-    return int(value)
+    """A number; of one for each layer the largest: of those without attention it is 0."""
+    key = file.own(key)
+    return max(file.values(int, key), default=0) if file.is_array(key) else file.value(int, key)
 
 
 def _short(value: float) -> float:

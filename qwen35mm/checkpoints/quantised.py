@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qwen35mm.checkpoints.float_formats import Bitsandbytes4, Fp4, Fp8
-from qwen35mm.checkpoints.gguf_files import GgufFile, gguf_sources
+from qwen35mm.checkpoints.gguf_files import GgufFile
+from qwen35mm.checkpoints.gguf_sources import gguf_sources
 from qwen35mm.checkpoints.integer_formats import Awq, Gptq, PackedIntegers, PlainIntegers, RowIntegers
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_headers
 from qwen35mm.checkpoints.shards import find_shards, some

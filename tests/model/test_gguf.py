@@ -17,14 +17,16 @@ import torch
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
-from qwen35mm.checkpoints.gguf_files import TYPES, GgufFile, ValueHeads, gguf_sources
+from qwen35mm.checkpoints.gguf_files import GgufFile
 from qwen35mm.checkpoints.gguf_folder import config_of, gguf_folder
+from qwen35mm.checkpoints.gguf_sources import TYPES, ValueHeads, gguf_sources
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.safetensors_files import new_buffer
 from qwen35mm.config import ModelConfig, YarnConfig
 from qwen35mm.errors import CheckpointError, ConfigError, MissingExtraError
 from qwen35mm.model.load import load
 from qwen35mm.tokenizer import Tokenizer
+from qwen35mm_preprocess import read_processing
 from tests.checkpoints import ggufs
 
 gguf = pytest.importorskip("gguf")
@@ -220,6 +222,21 @@ def test_more_positions_are_those_of_the_file(dense: Path) -> None:
         config_of(scaled(dense, "yarn", factor=4.0, yarn_ext_factor=0.5), None)
 
 
+def test_sizes_of_pictures_are_those_of_the_file(dense: Path) -> None:
+    family = read_processing(gguf_folder(dense))
+    made = writer(dense.with_name("mmproj-dense-bounds.gguf"), dense.with_name("mmproj-dense.gguf"), arch="clip")
+    made.add_vision_min_pixels(4096)
+    made.add_vision_max_pixels(1 << 20)
+    for tensor in gguf.GGUFReader(dense.with_name("mmproj-dense.gguf")).tensors:
+        made.add_tensor(tensor.name, np.array(tensor.data))
+    write(made)
+    dense.with_name("mmproj-dense.gguf").unlink()
+    image, video = read_processing(gguf_folder(dense))
+    assert (image.min_pixels, image.max_pixels) == (4096, 1 << 20)
+    assert family[0].max_pixels != 1 << 20
+    assert video == family[1]
+
+
 def damaged_files(dense: Path) -> Iterator[tuple[Path, str]]:
     raw = dense.read_bytes()
     for name, data, said in (
@@ -250,21 +267,32 @@ def test_without_the_package_the_extra_is_named(dense: Path, monkeypatch: pytest
         gguf_folder(dense)
 
 
-def test_whatever_a_header_says_only_clear_errors_come(dense: Path) -> None:
-    chance, raw = random.Random(0), dense.read_bytes()
-    end = raw.index(b"token_embd.weight") + 3000  # of the header, roughly
-    path = dense.with_name("fuzzed.gguf")
-    num_refused = 0
-    for _ in range(300):
-        changed = bytearray(raw)
-        for _ in range(chance.randint(1, 3)):
-            at = chance.randrange(end)
-            changed[at : at + chance.choice((1, 8))] = chance.choice((b"\0", b"\xff", b"\xff" * 8, chance.randbytes(8)))
-        path.write_bytes(changed[: chance.choice((len(raw), chance.randrange(len(raw))))])
+@pytest.mark.parametrize("name", ["dense", "moe"])
+def test_whatever_a_header_says_only_clear_errors_come(name: str, tmp_path: Path, cache: Path) -> None:
+    chance, path = random.Random(0), tmp_path / f"{name}.gguf"
+    whole = ggufs.RawHeader.read(ggufs.FOLDER / f"{name}.gguf", num_tokens=64)
+    data_bytes = (ggufs.FOLDER / f"{name}.gguf").stat().st_size - len(whole.encode())
+    num_good = 0
+    for turn in range(1000):
+        raw = bytearray((whole.damaged(chance) if turn % 4 else whole).encode())
+        if turn % 4 == 0:
+            for _ in range(turn % 3):
+                at = chance.randrange(len(raw))
+                raw[at : at + chance.choice((1, 8))] = chance.choice((b"\0", b"\xff" * 8, chance.randbytes(8)))
+        if turn % 8 == 7:
+            del raw[chance.randrange(len(raw)) :]
+        with path.open("wb") as file:
+            file.write(raw)
+            file.truncate(len(raw) + chance.choice((data_bytes, data_bytes, chance.randrange(data_bytes))))
         try:
-            file = GgufFile(path)
-            config_of(file, None)
-            gguf_sources([file])
-        except CheckpointError:
-            num_refused += 1
-    assert num_refused > 100
+            folder = gguf_folder(path)
+            ModelConfig.from_pretrained(folder)
+            Tokenizer.from_pretrained(folder)
+            found = {source.place: source for source in read_checkpoint(folder, None).values()}
+        except (CheckpointError, ConfigError):
+            continue
+        num_good += 1
+        ends = [start + found[file, start].num_bytes for file, start in sorted(found)]
+        starts = [start for _, start in sorted(found)]
+        assert all(end <= start for end, start in zip(ends, [*starts[1:], path.stat().st_size], strict=True))
+    assert 50 < num_good < 500

@@ -7,7 +7,7 @@ they are handed over, so that a writer never sees a block that has been given to
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
@@ -64,7 +64,9 @@ class DiskTier:
         self._other_roots = [other for other in store.addresses("root") if other != root]
         self._own_root: tuple[Kind, bytes] = ("root", root)
         self._dirty: OrderedDict[tuple[Kind, bytes], GetTensors] = OrderedDict()
-        self._pending: list[tuple[Future[bool], int]] = []
+        # In the order in which they were handed over, in which they are done, too.
+        self._pending: deque[tuple[Future[bool], int]] = deque()
+        self._num_pending_bytes = 0
 
     def mark(self, kind: Kind, address: bytes, get_tensors: GetTensors) -> None:
         """Notes that an entry is to be written some time, and who has it."""
@@ -98,6 +100,7 @@ class DiskTier:
         if tensors is not None:
             num_bytes = sum(tensor.nbytes for tensor in tensors.values())
             self._pending.append((self._writer.submit(self._write, kind, address, tensors), num_bytes))
+            self._num_pending_bytes += num_bytes
 
     def touch(self, addresses: Sequence[bytes]) -> None:
         """Marks a chain as used, its first segment as the most recent."""
@@ -111,7 +114,7 @@ class DiskTier:
             self.write_next()
             if not self.can_write():
                 wait([future for future, _ in self._pending])
-                self._pending.clear()
+                self._pending_bytes()
 
     def load(self, chain: Chain, has_kv: Sequence[bool], has_state: Sequence[bool], more_than: int) -> Future[Loaded]:
         """Reads what a chain lacks in memory, where that gives more than its first `more_than` segments."""
@@ -175,5 +178,6 @@ class DiskTier:
         return "other model" if found else None
 
     def _pending_bytes(self) -> int:
-        self._pending = [(future, size) for future, size in self._pending if not future.done()]
-        return sum(size for _, size in self._pending)
+        while self._pending and self._pending[0][0].done():
+            self._num_pending_bytes -= self._pending.popleft()[1]
+        return self._num_pending_bytes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from qwen35mm.cache.placement import Devices, layer_devices, mib, stack
@@ -25,7 +26,7 @@ class BlockAllocator:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._counts = [0] * num_blocks
+        self._counts = array("i", bytes(4 * num_blocks))
         self._num_free = num_blocks
 
     @property
@@ -73,7 +74,7 @@ class BlockAllocator:
             self._counts[chosen] = 1
         while len(taken) < count:
             wanted = count - len(taken)
-            start, length = max(self._free_runs(), key=lambda run: run[1])
+            start, length = self._largest_free_run()
             wanted = min(wanted, length)
             # At the pool's very start nobody else grows towards us.
             start += 0 if start == 0 else (length - wanted) // 2
@@ -83,18 +84,17 @@ class BlockAllocator:
         self._num_free -= count
         return taken
 
-    def _free_runs(self) -> Iterator[tuple[int, int]]:
-        """(start, length) of every run of free blocks."""
-        start = 0
-        for is_free, run in groupby(self._counts, key=lambda count: count == 0):
-            length = sum(1 for _ in run)
-            if is_free:
-                yield start, length
-            start += length
+    def _largest_free_run(self) -> tuple[int, int]:
+        """(start, length) of the first of the longest runs of free blocks."""
+        held = np.flatnonzero(np.frombuffer(self._counts, dtype=np.int32))
+        bounds = np.concatenate([[-1], held, [self.num_blocks]])
+        lengths = np.diff(bounds) - 1
+        longest = int(lengths.argmax())
+        return int(bounds[longest]) + 1, int(lengths[longest])
 
     def check_integrity(self, holders: Mapping[int, int]) -> None:
         """Asserts that the counts are exactly `holders` (block -> how many sequences and cached segments list it)."""
-        expected = [0] * self.num_blocks
+        expected = array("i", bytes(4 * self.num_blocks))
         for block, count in holders.items():
             expected[block] = count
         if self._counts != expected:  # told block by block only where something is wrong
@@ -211,8 +211,7 @@ class KVBlockPool:
 
     def _rows(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
         """The pool's rows (one a token) of places `start` to `stop` of these blocks."""
+        first = start // self.block_size
+        used = torch.tensor(blocks[first : self.blocks_for(stop)], dtype=torch.int64)
         places = torch.arange(start, stop)
-        return (
-            torch.tensor(blocks, dtype=torch.int64)[places // self.block_size] * self.block_size
-            + places % self.block_size
-        )
+        return used[places // self.block_size - first] * self.block_size + places % self.block_size

@@ -30,7 +30,8 @@ class Start:
     Attributes:
         tokens_from: how many of its tokens came from which tier.
         miss: why no more was found; None where there is no more to find.
-        pinned: the segments that it stands on; given back with `PrefixCache.unpin`.
+        pinned: the segments that it stands on, a chain's first ones; given back with `PrefixCache.unpin`.
+        states: the addresses, in order, of those that had a state when one of them was last entered.
     """
 
     sequence: SequenceCache
@@ -38,6 +39,7 @@ class Start:
     tokens_from: Mapping[Tier, int] = field(default_factory=dict)
     miss: MissReason | None = None
     pinned: list[CachedSegment] = field(default_factory=list)
+    states: list[bytes] = field(default_factory=list)
 
 
 class PrefixCache:
@@ -108,11 +110,13 @@ class PrefixCache:
         if state is not None:
             self._pools.states.load(sequence.slot, state)
             sequence.rope_delta = chain.rope_deltas[num_segments - 1]
+            addresses = chain.addresses[:num_segments]
             self._pin(chain, num_segments, start, is_new=False)
-            self.states.put(chain.addresses[num_segments - 1], state, is_new=False)
-            self.states.touch(chain.addresses[:num_segments])
+            self._index.touch(addresses)
+            self.states.put(addresses[-1], state, is_new=False)
+            self._touch_states(start, addresses)
             if self._disk is not None:
-                self._disk.touch(chain.addresses[:num_segments])
+                self._disk.touch(addresses)
         return start
 
     def publish(
@@ -127,6 +131,8 @@ class PrefixCache:
     ) -> None:
         """Enters segment `index`, which a sequence has just computed, and its state where that is to be kept.
 
+        What it costs doesn't grow with the chain: the segments before are pinned already.
+
         Args:
             on_disk: whether both may be written there; if not, they are gone with the memory.
         """
@@ -136,7 +142,7 @@ class PrefixCache:
                 self.states.offload(but_newest=True)
                 state = self._pools.states.save(sequence.slot, on_host=False)
                 self.states.put(chain.addresses[index], state, is_new=on_disk)
-            self.states.touch(chain.addresses[: index + 1])
+            self._touch_states(start, [*start.states, chain.addresses[index]])
 
     def thin(self, chain: Chain, kept: Iterable[int]) -> None:
         """Drops the states along a chain that aren't in `kept`, save where another conversation branches off."""
@@ -160,9 +166,11 @@ class PrefixCache:
 
     def unpin(self, start: Start) -> None:
         """A running sequence is over; what nobody can go on from any more is dropped."""
+        # New ones were entered behind their parents.
+        self._index.touch([segment.address for segment in start.pinned])
         for segment in start.pinned:
             segment.pins -= 1
-        for segment in sorted(start.pinned, key=lambda segment: -segment.start):
+        for segment in reversed(start.pinned):
             self._prune(segment)
         start.pinned.clear()
 
@@ -249,7 +257,7 @@ class PrefixCache:
         Returns:
             False where an address has another content: SHA-256 doesn't do that, and we don't trust it blindly.
         """
-        for index in range(num_segments):
+        for index in range(len(start.pinned), num_segments):
             bounds, address = chain.segments[index], chain.addresses[index]
             segment = self._index.get(chain, index)
             if segment is None:
@@ -263,11 +271,14 @@ class PrefixCache:
             if segment.blocks is None:
                 segment.blocks = start.sequence.share(bounds.start, bounds.stop)
                 self._host_kv.pop(address)
-            if segment not in start.pinned:
-                segment.pins += 1
-                start.pinned.append(segment)
-        self._index.touch(chain, num_segments)
+            segment.pins += 1
+            start.pinned.append(segment)
         return True
+
+    def _touch_states(self, start: Start, addresses: Iterable[bytes]) -> None:
+        """Marks the states at some of a sequence's addresses as used just now: they are few."""
+        start.states[:] = [address for address in addresses if address in self.states]
+        self.states.touch(start.states)
 
     def _state_evicted(self, address: bytes) -> None:
         """A state gave way to newer ones: KV that leads nowhere goes too."""
@@ -304,18 +315,20 @@ class PrefixCache:
 
     def _remove(self, segment: CachedSegment) -> None:
         """Drops a segment, with its children's whole trees, which nobody could reach any more."""
-        for child in self._index.children(segment.address):
-            self._remove(child)
-        assert not segment.pins, "a segment in use is removed"
-        if self._disk is not None:
-            self._disk.save("kv", segment.address)
-        if segment.address in self.states:
-            self.states.evict(segment.address)
-        self._host_kv.pop(segment.address)
-        if segment.blocks is not None:
-            self._pools.kv.allocator.release(segment.blocks)
-        self._index.remove(segment)
-        self._dropped.add([segment.address])
+        doomed = [segment]
+        for parent in doomed:
+            doomed += self._index.children(parent.address)
+        for each in reversed(doomed):
+            assert not each.pins, "a segment in use is removed"
+            if self._disk is not None:
+                self._disk.save("kv", each.address)
+            if each.address in self.states:
+                self.states.evict(each.address)
+            self._host_kv.pop(each.address)
+            if each.blocks is not None:
+                self._pools.kv.allocator.release(each.blocks)
+            self._index.remove(each)
+            self._dropped.add([each.address])
 
     def _kv_of(self, segment: CachedSegment) -> Tensors:
         """A segment's KV in host memory (see KVBlockPool.export), copied there where it is on the device."""

@@ -1,13 +1,14 @@
 """The cached segments of this process: a forest by address, in order of use.
 
-A segment is touched after its children, so in order of use every child comes before its parent: what is evicted first
-never leaves a child without its parent.
+A segment is touched after its children, so in order of use every child comes before its parent, save where a running
+sequence, which touches its segments when it is over, stands on both: what is evicted first never leaves a child without
+its parent.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,9 +85,9 @@ class SegmentIndex:
         if not siblings:
             del self._children[segment.parent]
 
-    def touch(self, chain: Chain, num_segments: int) -> None:
-        """Marks a chain's first segments as used just now, parents last."""
-        for address in reversed(chain.addresses[:num_segments]):
+    def touch(self, addresses: Sequence[bytes]) -> None:
+        """Marks segments as used just now; they come parents first, and are marked parents last."""
+        for address in reversed(addresses):
             if address in self._segments:
                 self._segments.move_to_end(address)
 
@@ -108,4 +109,5 @@ class SegmentIndex:
                 assert segment.start == 0, "a segment has lost its parent"
             else:
                 assert parent.stop == segment.start, "a segment doesn't begin where its parent ends"
-                assert place[parent.address] > place[segment.address], "a parent is older than its child"
+                in_order = place[parent.address] > place[segment.address]
+                assert in_order or segment.pins, "a parent is older than its child"

@@ -89,7 +89,7 @@ class StepInputs:
                 cache.slot if is_sampled else -1,
             ]
         )
-        self.block_table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        self.block_table[row, : len(blocks)] = torch.from_numpy(np.asarray(blocks))
 
     def token_ids(self, newest: torch.Tensor) -> torch.Tensor:
         """[B] int64, with those that only the sampler knows from its newest ones [num_slots + 1]."""

@@ -5,6 +5,7 @@ What it computes goes into the cache segment by segment, so that work that is br
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -268,6 +269,10 @@ class Prefill:
             for at in range(start, stop, size):
                 yield at, min(at + size, stop), index if at + size >= stop else None
 
+    @functools.cached_property
+    def _kept_states(self) -> frozenset[int]:
+        return states_to_keep(self._chain.segments, system_stop=self._prompt.system_stop)
+
     def _publish(self, start: Start, index: int, num_seen: int) -> None:
         """Enters a segment that was just computed, as the request's purpose asks for."""
         prefixes, chain, system_stop = self._runtime.prefixes, self._chain, self._prompt.system_stop
@@ -276,7 +281,7 @@ class Prefill:
                 keep = index == num_seen - 1 or chain.segments[index].stop == system_stop
                 prefixes.publish(chain, index, start.sequence, start, keep_state=keep)
             return
-        kept = states_to_keep(chain.segments, system_stop=system_stop)
+        kept = self._kept_states
         # The newest state stays until the next one is there: work that is broken off goes on from its last cut.
         prefixes.publish(chain, index, start.sequence, start, keep_state=True, on_disk=self._on_disk)
         if index == len(chain) - 1:

@@ -7,6 +7,7 @@ and a unit's features can be kept and used again.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -97,10 +98,9 @@ def place(
         embeds: [T, hidden] of the prompt's tokens from `start` on; written to.
     """
     stop = start + embeds.shape[0]
-    for span in prompt.spans:
+    first = bisect_right(prompt.spans, start, key=lambda span: span.stop)
+    for span in prompt.spans[first : bisect_left(prompt.spans, stop, key=lambda span: span.start)]:
         low, high = max(span.start, start), min(span.stop, stop)
-        if low >= high:
-            continue
         number, place_in_unit = divmod(span.unit_index, UNIT_TEMPORAL_PATCHES)
         found = features[units[span.media_index, number].address]
         offset = place_in_unit * (span.stop - span.start) - span.start

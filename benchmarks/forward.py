@@ -17,6 +17,7 @@ from qwen35mm.config import ModelConfig, VisionConfig
 from qwen35mm.engine import Engine, EngineSettings, Progress, Request
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.engine.sampler import Sampler
+from qwen35mm.engine.settings import piece_tokens_at
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.model import load
 from qwen35mm.model.load import DTYPES
@@ -66,7 +67,11 @@ class Ours:
         return {"decode_s": decode_s}
 
     def measure_steps(self, length: int) -> list[dict[str, Any]]:
-        """The engine's steps of a prompt's prefill: where each ended, its seconds, and the peak memory until then."""
+        """The engine's steps of a prompt's prefill.
+
+        Returns:
+            Of each where it ended, its seconds, those of CPU time for each thread, and the peak memory until then.
+        """
         segments, tail_start = cut_segments(length, (), ())
         positions = torch.arange(length).expand(3, -1).numpy().copy()
         prompt = Prompt(random_ids(length).numpy(), (), positions, 0, segments, tail_start)
@@ -74,14 +79,16 @@ class Ours:
         engine.add(Request(prompt, params=SamplingParams(temperature=0.0, max_tokens=1)))
         steps: list[dict[str, Any]] = []
         while engine.has_requests:
-            started_s = time.perf_counter()
+            started_s, started_cpu_s = time.perf_counter(), time.process_time()
             told = [output.event for output in engine.step()]
-            step_s, peak = time.perf_counter() - started_s, peak_bytes(self.model.device)
+            step_s, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
+            peak = peak_bytes(self.model.device)
             for event in told:
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, Progress) and event.phase == "prefill":
-                    steps.append({"stop": event.done, "step_s": step_s, "peak_bytes": peak})
+                    measured = {"step_s": step_s, "cpu_s": cpu_s / torch.get_num_threads(), "peak_bytes": peak}
+                    steps.append({"stop": event.done, **measured})
         return steps
 
     def measure_tower(self, side: int) -> dict[str, Any]:
@@ -94,8 +101,10 @@ class Ours:
     def _prefill(self, token_ids: torch.Tensor) -> tuple[SequenceCache, int]:
         cache = self._pools.new_sequence()
         positions = torch.arange(len(token_ids)).expand(3, -1)
-        pieces = [tensor.to(self.model.device).split(self._piece_tokens, -1) for tensor in (token_ids, positions)]
-        for ids, places in zip(*pieces, strict=True):
+        token_ids, positions = token_ids.to(self.model.device), positions.to(self.model.device)
+        while cache.length < len(token_ids):
+            stop = cache.length + piece_tokens_at(cache.length, self._piece_tokens, self.model.device)
+            ids, places = token_ids[cache.length : stop], positions[:, cache.length : stop]
             cache.prepare(len(ids))
             hidden = self.model(prefill_batch(cache, self.model.embed_tokens(ids), places))
             cache.advance(len(ids))

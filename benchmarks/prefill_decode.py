@@ -16,8 +16,9 @@ The prompt is random text in one piece, ending in the logits of its last token; 
 run's rate is its tokens over its time. On a GPU ours decodes as the engine does, by CUDA graphs and one step ahead of
 the host; transformers takes flash-linear-attention and causal-conv1d where they are installed, and where it takes each
 operation of a Gated DeltaNet layer from is told. `--steps 65536` has the engine, with its cache, read one prompt of
-that length and tells at every depth how long its steps were: whoever is being answered waits for each of them. How to
-make the GGUFs and llama-bench, and what to do on a busy machine: docs/performance.md.
+that length and tells at every depth how long its steps were: whoever is being answered waits for each of them. Their
+CPU time for each thread stands beside it, which a busy machine changes less. How to make the GGUFs and llama-bench, and
+what else to do on a busy machine: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -110,10 +111,11 @@ class Bench:
                 for part in range(8):
                     low, high = part * length // 8, (part + 1) * length // 8
                     found = [step for step in steps if low < step["stop"] <= high]
-                    step_s = [step["step_s"] for step in found]
-                    rate, peak = (high - low) / sum(step_s), found[-1]["peak_bytes"]
-                    result = {"weights": measured.weights, "stop": high, "num_steps": len(found), "peak_bytes": peak}
-                    results.append({**result, "tokens_per_s": rate, "step_s": Spread.of(step_s)})
+                    result: dict[str, Any] = {"weights": measured.weights, "stop": high, "num_steps": len(found)}
+                    result["peak_bytes"] = found[-1]["peak_bytes"]
+                    result["tokens_per_s"] = (high - low) / sum(step["step_s"] for step in found)
+                    seconds = {name: Spread.of([step[name] for step in found]) for name in ("step_s", "cpu_s")}
+                    results.append(result | seconds)
         return results
 
     def tower(self, side: int) -> Iterator[Runs]:
@@ -320,7 +322,7 @@ def print_steps(results: Runs) -> None:
     if results:
         print("\nSteps of a long prompt's prefill by the engine, ours:")
         print_table(
-            ["up to token", "weights", "steps", "tok/s", "a step, s", "peak memory, GiB"],
+            ["up to token", "weights", "steps", "tok/s", "a step, s", "its CPU, s", "peak memory, GiB"],
             [
                 [
                     f"{r['stop']:,}",
@@ -328,6 +330,7 @@ def print_steps(results: Runs) -> None:
                     r["num_steps"],
                     f"{r['tokens_per_s']:.0f}",
                     r["step_s"].text(2),
+                    r["cpu_s"].text(2),
                     f"{r['peak_bytes'] / 2**30:.2f}",
                 ]
                 for r in results

@@ -20,6 +20,7 @@ from qwen35mm.engine.events import Progress, PromptRead
 from qwen35mm.engine.reading import PromptReader, Reading
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
+from qwen35mm.engine.settings import piece_tokens_at
 from qwen35mm.engine.vision import VisionUnit, VisionUnits, encode, needed_units, place
 from qwen35mm_preprocess import PreparedMedia
 
@@ -264,8 +265,8 @@ class Prefill:
         bounds: list[tuple[int, int, int | None]] = [(each.start, each.stop, index) for index, each in segments]
         if self._prompt.tail_start < self._stop:
             bounds.append((self._prompt.tail_start, self._stop, None))
-        size = self._runtime.piece_tokens
         for start, stop, index in bounds:
+            size = piece_tokens_at(start, self._runtime.piece_tokens, self._runtime.model.device)
             for at in range(start, stop, size):
                 yield at, min(at + size, stop), index if at + size >= stop else None
 

@@ -13,6 +13,10 @@ from qwen35mm_preprocess.say import say
 DEFAULT_CONTEXT_LENGTH = 32_768
 CPU_PIECE_TOKENS = 512
 GPU_PIECE_TOKENS = 2048
+# On a CPU attention takes, from there on, about as long as half of all else: pieces shrink as the tokens before them
+# grow, so that attention in one step never takes longer than it does there.
+CPU_DEEP_TOKENS = 32_768
+CPU_LEAST_PIECE_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class EngineSettings:
     Attributes:
         context_length: most tokens of a prompt and its reply; None takes the checkpoint's limit, at most 32,768.
         piece_tokens: most prompt tokens of one step; None takes 512 on a CPU and 2,048 on a GPU. It decides where
-            products are cut, so another value is another cache.
+            products are cut, so another value is another cache. A CPU takes half of them behind 32,768 tokens, a
+            quarter behind 65,536, and so on (see `piece_tokens_at`).
         slots: requests that are computed at the same time.
         max_waiting: requests that may wait before further ones are refused.
         batch_invariant: whether a reply has the same bits whatever is decoded beside it. It costs a GPU little, where
@@ -83,5 +88,16 @@ class EngineSettings:
         return context_length
 
     def piece_tokens_on(self, device: torch.device) -> int:
-        """Prompt tokens of one step on a device."""
+        """Most prompt tokens of one step on a device."""
         return self.piece_tokens or (GPU_PIECE_TOKENS if device.type == "cuda" else CPU_PIECE_TOKENS)
+
+
+def piece_tokens_at(start: int, most: int, device: torch.device) -> int:
+    """Prompt tokens of one step in a segment that begins behind `start` tokens, `most` of them at the prompt's start.
+
+    It depends on the prompt alone: other pieces would have other bits.
+    """
+    size = most
+    while device.type == "cpu" and size * start > most * CPU_DEEP_TOKENS and size // 2 >= CPU_LEAST_PIECE_TOKENS:
+        size //= 2
+    return size

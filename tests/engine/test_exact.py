@@ -14,6 +14,7 @@ from qwen35mm.cache.chain import Chain
 from qwen35mm.cache.prefix_cache import PrefixCache
 from qwen35mm.cache.segment_index import CachedSegment
 from qwen35mm.engine import Engine, Request
+from qwen35mm.engine.settings import piece_tokens_at
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Video
 from qwen35mm.prompt.segments import cut_segments
@@ -97,6 +98,16 @@ def test_warm_from_memory_equals_cold(loaded: LoadedModel, chat: Chat) -> None:
     reports = [answer.result.cache for answer in answers]
     assert [report.num_cached_tokens > 0 for report in reports] == [False, True, True, True, True, True]
     assert all(report.num_prefilled_tokens < 100 for report in reports[4:])
+
+
+def test_pieces_that_shrink_with_their_depth_equal_cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35mm.engine.settings.CPU_DEEP_TOKENS", 128)
+    monkeypatch.setattr("qwen35mm.engine.settings.CPU_LEAST_PIECE_TOKENS", 8)
+    loaded = chat_model(*MODELS[0])
+    stops = [0, 64, 128, 129, 256, 257, 512, 1025, 10**6]
+    assert [piece_tokens_at(stop, 64, loaded.model.device) for stop in stops] == [64, 64, 64, 32, 32, 16, 16, 8, 8]
+    answers = converse(Engine(loaded, SETTINGS, cache_settings(loaded)), Chat(loaded), six_turns(video=False))
+    assert all(answer.result.cache.num_cached_tokens > 128 for answer in answers[2:])
 
 
 def test_warm_from_the_disk_equals_cold(loaded: LoadedModel, chat: Chat, tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from qwen35mm.checkpoints.integer_formats import check_groups, needed, pair, spread
+from qwen35mm.checkpoints.integer_formats import FLOATS, check_groups, needed, pair, spread
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_tensor
 from qwen35mm.checkpoints.sources import Format, Grouped
 
@@ -30,6 +31,7 @@ class Fp8(Format):
     """
 
     name = "FP8"
+    dtypes: ClassVar = {"codes": ("F8_E4M3",), "scale": (*FLOATS, "U8")}
 
     block: tuple[int, int] | None = None
 
@@ -71,6 +73,7 @@ class Fp4(Format):
     """
 
     name = "FP4"
+    dtypes: ClassVar = {"packed": ("U8",), "scale": ("F8_E4M3", "U8"), "global_scale": FLOATS}
 
     divides: bool = True
 
@@ -98,6 +101,11 @@ class Bitsandbytes4(Format):
     16 floats, and `quant_state`, JSON: shape and length of a run; `absmax` may be quantised by a nested map."""
 
     name = "4-bit floats"
+    dtypes: ClassVar = {
+        **dict.fromkeys(("codes", "quant_state"), ("U8",)),
+        **dict.fromkeys(("quant_map", "nested_absmax", "nested_quant_map"), FLOATS),
+        "absmax": (*FLOATS, "U8"),
+    }
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
         codes, absmax, table, stored = needed(parts, "codes", "absmax", "quant_map", "quant_state")

@@ -10,19 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_tensor
 from qwen35mm.checkpoints.sources import Format, Grouped
 
+FLOATS = ("F16", "BF16", "F32")
+_ORDER = ("I32", "I64")
 # AutoAWQ puts column order[i] of eight into the i-th nibble of a word.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """[n, w] int32 -> [n, w * 32 // bits] uint8: fields of `bits`, one after the other from the lowest bit up."""
-    octets = words.contiguous().view(torch.uint8)
+    # Flat in between: with one row or column torch takes any strides for contiguous, and then can't view them.
+    octets = words.contiguous().flatten().view(torch.uint8).view(len(words), -1)
     if bits == 8:
         return octets
     if 8 % bits == 0:
@@ -40,15 +44,18 @@ class Gptq(Format):
     Attributes:
         bits: of a value.
         zero_offset: 1 where zero points are stored less one, as GPTQ's first format has them.
+        ordered: columns are in an order of their own, without which the numbers are others.
     """
 
     name = "GPTQ"
+    dtypes: ClassVar = {"qweight": ("I32",), "qzeros": ("I32",), "scales": FLOATS, "g_idx": _ORDER}
 
     bits: int
     zero_offset: int = 1
+    ordered: bool = False
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
-        weight, zeros, scales = needed(parts, "qweight", "qzeros", "scales")
+        weight, zeros, scales, *_ = needed(parts, "qweight", "qzeros", "scales", *["g_idx"] * self.ordered)
         (words, out), (groups, _) = pair(weight), pair(scales)
         width = words * 32 // self.bits
         fits = zeros.shape == (groups, -(-out * self.bits // 32)) and scales.shape == (groups, out)
@@ -75,6 +82,7 @@ class Awq(Format):
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8] and `scales` [groups, out]: 4 bits in an order of its own."""
 
     name = "AWQ"
+    dtypes: ClassVar = {"qweight": ("I32",), "qzeros": ("I32",), "scales": FLOATS}
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
         weight, zeros, scales = needed(parts, "qweight", "qzeros", "scales")
@@ -95,14 +103,22 @@ class Awq(Format):
         return affine(codes, zeros.to(torch.int16), scales, shape[1] // scales.shape[1])
 
 
+@dataclass(frozen=True)
 class PackedIntegers(Format):
     """compressed-tensors' `packed` [out, in * bits / 32], `scale` [out, groups] and `shape`, for asymmetric ones with
-    `zero_point` [out * bits / 32, groups], for groups in another order with `g_idx` [in]."""
+    `zero_point` [out * bits / 32, groups], for groups in another order with `g_idx` [in].
+
+    Attributes:
+        also: parts that config.json says there are.
+    """
 
     name = "packed integers"
+    dtypes: ClassVar = {"packed": ("I32",), "scale": FLOATS, "shape": ("I64",), "zero_point": ("I32",), "g_idx": _ORDER}
+
+    also: tuple[str, ...] = ()
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
-        packed, scale, shape = needed(parts, "packed", "scale", "shape")
+        packed, scale, shape, *_ = needed(parts, "packed", "scale", "shape", *self.also)
         if math.prod(shape.shape) != 2 or shape.dtype != "I64":
             raise ValueError("has a weight_shape that isn't two whole numbers")
         out, width = read_tensor(shape).tolist()
@@ -125,13 +141,21 @@ class PackedIntegers(Format):
         return affine(codes, zeros.expand_as(scales), scales, -(-width // scales.shape[1]), group_of)
 
 
+@dataclass(frozen=True)
 class PlainIntegers(Format):
-    """compressed-tensors' int8 `codes` [out, in], `scale` [out, groups], [out, 1] or [1], and `zero_point` like it."""
+    """compressed-tensors' int8 `codes` [out, in], `scale` [out, groups], [out, 1] or [1], and `zero_point` like it.
+
+    Attributes:
+        also: parts that config.json says there are.
+    """
 
     name = "int8"
+    dtypes: ClassVar = {"codes": ("I8",), "scale": FLOATS, "zero_point": ("I8",)}
+
+    also: tuple[str, ...] = ()
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
-        codes, scale = needed(parts, "codes", "scale")
+        codes, scale, *_ = needed(parts, "codes", "scale", *self.also)
         out, width = pair(codes)
         check_groups(scale, out, width)
         if "zero_point" in parts and parts["zero_point"].shape != scale.shape:
@@ -154,6 +178,7 @@ class RowIntegers(Format):
     """bitsandbytes' int8 `codes` [out, in] and `SCB` [out], the largest value of each row, which 127 stands for."""
 
     name = "int8 rows"
+    dtypes: ClassVar = {"codes": ("I8",), "SCB": FLOATS, "weight_format": ("U8",)}
 
     def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
         codes, scale = needed(parts, "codes", "SCB")

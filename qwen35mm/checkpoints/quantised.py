@@ -95,7 +95,8 @@ class _Reader(NamedTuple):
 def _reader(quantization: Mapping[str, Any]) -> _Reader:
     method = quantization.get("quant_method")
     if method == "gptq":
-        gptq = Gptq(_bits(quantization, 2, 3, 4, 8), _zero_offset(quantization))
+        is_ordered = quantization.get("desc_act") is True
+        gptq = Gptq(_bits(quantization, 2, 3, 4, 8), _zero_offset(quantization), is_ordered)
         return _Reader(_WORDS, lambda _: gptq)
     if method == "awq":
         _bits(quantization, 4)
@@ -105,13 +106,13 @@ def _reader(quantization: Mapping[str, Any]) -> _Reader:
         return _Reader(_BITSANDBYTES, lambda parts: RowIntegers() if "SCB" in parts else Bitsandbytes4())
     if method == "fp8":
         block = quantization.get("weight_block_size")
-        return _Reader(_BLOCKS, lambda parts: _scaled(parts, block))
+        return _Reader(_BLOCKS, lambda parts: _scaled(parts, block, ()))
     assert method in ("compressed-tensors", "modelopt"), "config.json was read before"
-    block = _block_structure(quantization)
-    return _Reader(_COMPRESSED, lambda parts: _scaled(parts, block))
+    block, also = _block_structure(quantization), _also(quantization)
+    return _Reader(_COMPRESSED, lambda parts: _scaled(parts, block, also))
 
 
-def _scaled(parts: Parts, block: Any) -> Format | None:
+def _scaled(parts: Parts, block: Any, also: tuple[str, ...]) -> Format | None:
     """The format of codes and scales, by the dtype of the codes."""
     if "scale_2" in parts:
         # ModelOpt's name for both: its packed numbers are a plain weight, and its scale is multiplied.
@@ -122,11 +123,11 @@ def _scaled(parts: Parts, block: Any) -> Format | None:
     codes = parts.get("packed") or parts.get("codes")
     match (None if codes is None else codes.dtype), "packed" in parts:
         case "I32", True:
-            return PackedIntegers()
+            return PackedIntegers(also)
         case "U8", True:
             return Fp4()
         case "I8", False:
-            return PlainIntegers()
+            return PlainIntegers(tuple(part for part in also if part != "g_idx"))
         case "F8_E4M3", False:
             return Fp8(_pair(block))
     return None
@@ -140,11 +141,30 @@ def _pair(block: Any) -> tuple[int, int] | None:
     return block[0], block[1]
 
 
+def _schemes(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """How compressed-tensors' groups have their weights."""
+    groups = quantization.get("config_groups")
+    weights = (
+        [each.get("weights") for each in groups.values() if isinstance(each, Mapping)]
+        if isinstance(groups, Mapping)
+        else []
+    )
+    return [each for each in weights if isinstance(each, Mapping)]
+
+
+def _also(quantization: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parts that integers of all of its groups have beside codes and scales."""
+    schemes = _schemes(quantization)
+    has = {
+        "zero_point": [each.get("symmetric") is False for each in schemes],
+        "g_idx": [each.get("actorder") == "group" for each in schemes],
+    }
+    return tuple(part for part, said in has.items() if said and all(said))
+
+
 def _block_structure(quantization: Mapping[str, Any]) -> Any:
-    """compressed-tensors' size of blocks, the same for all of its groups that have any."""
-    groups = quantization.get("config_groups") or {}
-    weights = [each.get("weights") for each in groups.values() if isinstance(each, Mapping)]
-    blocks = [each["block_structure"] for each in weights if isinstance(each, Mapping) and each.get("block_structure")]
+    """Its size of blocks, the same for all of its groups that have any."""
+    blocks = [each["block_structure"] for each in _schemes(quantization) if each.get("block_structure")]
     if any(each != blocks[0] for each in blocks):
         raise _error("names blocks of several sizes, which isn't read here. Use another checkpoint.")
     return blocks[0] if blocks else None

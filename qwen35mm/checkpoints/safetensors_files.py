@@ -187,6 +187,13 @@ def _read_header(path: Path) -> Iterator[StoredTensor]:
         cut = sorted(tensor.name for tensor in tensors if tensor.start + tensor.num_bytes > size)
         what = f"truncated, cutting off {some(cut)}" if cut else "longer than its header says"
         raise CheckpointError(f"{path.name} is {what}: {size} bytes where {expected} are expected. Get it again.")
+    at = 8 + length
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.start, tensor.num_bytes)):
+        if tensor.start != at:
+            raise CheckpointError(
+                f"{path.name} is damaged: {tensor.name} doesn't begin where others end. Get it again."
+            )
+        at += tensor.num_bytes
     yield from tensors
 
 

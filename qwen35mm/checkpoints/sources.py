@@ -124,8 +124,9 @@ class Grouped:
     group_of: torch.Tensor | None = None
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        """[stop - start, in] float32."""
-        codes, scales = self.codes[start:stop].float(), self.scales[start:stop]
+        """[stop - start, in] float32, contiguous."""
+        codes = self.codes[start:stop].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        scales = self.scales[start:stop]
         if self.group_of is not None:
             return codes.mul_(scales[:, self.group_of])
         if scales.shape[1] == 1:
@@ -134,10 +135,21 @@ class Grouped:
 
 
 class Format(ABC):
-    """How one kind of quantised matrix is stored. Both methods raise ValueError, with what is wrong."""
+    """How one kind of quantised matrix is stored. All methods raise ValueError, with what is wrong."""
 
     # In a word or two.
     name: ClassVar[str]
+    # What each part may be stored in; a matrix that has others, too, would be another one without them.
+    dtypes: ClassVar[Mapping[str, tuple[str, ...]]]
+
+    def check(self, parts: Mapping[str, StoredTensor]) -> None:
+        """A look at which parts there are, and in which dtypes."""
+        for part, tensor in sorted(parts.items()):
+            known = self.dtypes.get(part)
+            if known is None:
+                raise ValueError(f"has {tensor.name} beside it, which is none of {self.name}'s parts")
+            if tensor.dtype not in known:
+                raise ValueError(f"has {tensor.name} in {tensor.dtype}, where {' or '.join(known)} is expected")
 
     @abstractmethod
     def shape(self, parts: Mapping[str, StoredTensor]) -> tuple[int, ...]:
@@ -162,6 +174,7 @@ class QuantisedSource(Source):
     def of(cls, name: str, stored: Mapping[str, StoredTensor], format: Format) -> QuantisedSource:
         """Raises CheckpointError where the parts don't make a matrix of that format."""
         try:
+            format.check(stored)
             return cls(name, format.shape(stored), stored, format)
         except ValueError as error:
             raise damaged(name, stored, str(error)) from None

@@ -149,6 +149,7 @@ def _read_vision(top: Section, text: TextConfig) -> VisionConfig:
 
 
 def _read_quantization(*sections: Section) -> Mapping[str, Any] | None:
+    found = None
     for section in sections:
         quantization = section.data.get("quantization_config")
         if not isinstance(quantization, Mapping | None):
@@ -160,8 +161,10 @@ def _read_quantization(*sections: Section) -> Mapping[str, Any] | None:
                     f"This checkpoint is quantised by {method!r}, which can't be read here: "
                     f"{', '.join(QUANTIZATION_METHODS)} can. Use one of those, or the bf16 checkpoint."
                 )
-            return quantization
-    return None
+            if found not in (None, quantization):
+                raise section.error("quantization_config", "is there twice, and each says something else.")
+            found = quantization
+    return found
 
 
 def _read_eos(top: Section, text: Section) -> tuple[int, ...]:

@@ -198,7 +198,8 @@ def _check(targets: list[Target], stored: dict[str, Source]) -> None:
         how = "float64 can be cast: model.to(torch.float32).save_pretrained(...); others lack their scales"
         problems.append(f"wrong dtype (expected {', '.join(_FLOAT_DTYPES)}; {how}): {some(foreign)}")
     if problems:
-        raise CheckpointError(f"The checkpoint's tensors don't fit its config.json. {'; '.join(problems)}.")
+        what = f"The checkpoint's tensors don't fit its config.json. {'; '.join(problems)}."
+        raise CheckpointError(f"{what} Download it again, or take another one.")
 
 
 def _fill(

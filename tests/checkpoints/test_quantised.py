@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from qwen35mm.checkpoints.integer_formats import unpack
 from qwen35mm.checkpoints.quantised import read_sources
 from qwen35mm.checkpoints.safetensors_files import new_buffer, read_headers
 from qwen35mm.checkpoints.sources import Source
-from tests.checkpoints import others
+from qwen35mm.errors import CheckpointError
+from tests.checkpoints import others, packers
 
 Tensors = dict[str, torch.Tensor]
 
@@ -64,15 +66,6 @@ def test_numbers_are_those_that_its_own_library_reads(case: str, tmp_path: Path)
         torch.testing.assert_close(numbers(source), expected, rtol=1e-6, atol=0)
     else:
         assert torch.equal(numbers(source), expected)
-
-
-def test_the_second_version_of_gptq_has_zero_points_as_they_are(tmp_path: Path) -> None:
-    parts = parts_of("gptq-4")
-    expected = parts.pop("expected")
-    # In each nibble of the first version is one less.
-    parts["qzeros"] = parts["qzeros"] + 0x11111111
-    config = {**config_of("gptq-4"), "checkpoint_format": "gptq_v2"}
-    assert torch.equal(numbers(source_of(tmp_path, {stored_name(p): x for p, x in parts.items()}, config)), expected)
 
 
 @given(bits=st.integers(1, 8), values=st.lists(st.integers(0, 255), min_size=32, max_size=96))
@@ -175,8 +168,100 @@ def test_blocks_at_the_edges_are_narrower(stacked: bool, tmp_path: Path) -> None
     assert torch.equal(found, codes.float() * scales[..., rows, :][..., columns])
 
 
+@st.composite
+def packed_matrices(draw: st.DrawFn, method: str) -> packers.Packed:
+    """Matrices of any shape that a format can have."""
+    whole, flag = lambda low, high: draw(st.integers(low, high)), lambda: draw(st.booleans())
+    chance, out, groups = packers.Chance(whole(0, 2**31)), whole(1, 24), whole(1, 4)
+    match method:
+        case "gptq" | "packed":
+            bits = draw(st.sampled_from((2, 3, 4, 8)))
+            out, group = packers.whole_words(out, whole(1, 40), bits)
+            ordered, chosen = flag(), flag()
+            if method == "gptq":
+                at = (chance, out, group * groups)
+                return packers.gptq(*at, bits=bits, group=group, version=1 + chosen, ordered=ordered)
+            at = (chance, whole(1, 24), group * groups)
+            return packers.packed_integers(*at, bits=bits, group=group, symmetric=chosen, ordered=ordered)
+        case "awq":
+            group = whole(1, 40)
+            return packers.awq(chance, 8 * whole(1, 4), group * groups, group=group)
+        case "int8":
+            group = whole(1, 40)
+            return packers.plain_integers(chance, out, group * groups, group=group, symmetric=flag())
+        case "fp8":
+            block = whole(1, 20), whole(1, 20)
+            return packers.fp8(chance, out, whole(1, 70), block=block, per_row=flag())
+        case "fp4":
+            group, kind = 2 * whole(1, 20), draw(st.sampled_from(("mxfp4", "nvfp4", "modelopt")))
+            return packers.fp4(chance, out, group * groups, kind=kind, group=group)
+        case "bitsandbytes4":
+            return packers.bitsandbytes4(chance, out, whole(1, 70), run=whole(1, 64), nested=flag())
+    return packers.bitsandbytes8(chance, out, whole(1, 70))
+
+
+@pytest.mark.parametrize("method", ["gptq", "packed", "awq", "int8", "fp8", "fp4", "bitsandbytes4", "bitsandbytes8"])
+@given(data=st.data())
+def test_numbers_are_those_that_the_format_defines(method: str, data: st.DataObject) -> None:
+    made = data.draw(packed_matrices(method))
+    with tempfile.TemporaryDirectory() as folder:
+        source = source_of(Path(folder), {f"a.{part}": x for part, x in made.tensors.items()}, made.quantization)
+        assert source.shape == made.expected.shape
+        assert torch.equal(numbers(source), made.expected)
+
+
 def test_modelopt_has_one_scale_for_a_matrix_in_fp8(tmp_path: Path) -> None:
     codes = torch.randn(8, 48, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
     scale = torch.tensor(0.25)
     tensors = {"a.weight": codes, "a.weight_scale": scale, "a.input_scale": torch.tensor(2.0)}
     assert torch.equal(numbers(source_of(tmp_path, tensors, {"quant_method": "modelopt"})), codes.float() * 0.25)
+
+
+def broken(kind: str, made: packers.Packed) -> tuple[Tensors, dict[str, Any]]:
+    """A matrix in four bits with something wrong."""
+    tensors, config = {f"a.{part}": x.contiguous() for part, x in made.tensors.items()}, dict(made.quantization)
+    scales = next(name for name in ("a.scales", "a.weight_scale") if name in tensors)
+    match kind:
+        case "nan" | "inf":
+            tensors[scales][0, 0] = float(kind)
+        case "no scale":
+            del tensors[scales]
+        case "another shape":
+            tensors[scales] = tensors[scales][:-1].contiguous()
+        case "another dtype":
+            tensors[scales] = tensors[scales].view(torch.int16)
+        case "zero point":
+            tensors["a.qzeros"].fill_(-1)
+        case "group":
+            name = next(name for name in tensors if name.endswith("g_idx"))
+            tensors[name][0] = 99
+        case "no order":
+            del tensors[next(name for name in tensors if name.endswith("g_idx"))]
+        case "no zero point":
+            del tensors["a.weight_zero_point"]
+        case _:
+            assert kind == "two ways"
+            tensors["a.weight"] = torch.zeros(made.expected.shape)
+    return tensors, config
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "said"),
+    [
+        *((method, kind, "scales that are no finite numbers") for method in ("gptq-order", "awq", "packed")
+          for kind in ("nan", "inf")),
+        *((method, "no scale", r"lacks its scales?") for method in ("gptq-order", "awq", "packed")),
+        *((method, "another shape", "fit") for method in ("gptq-order", "awq", "packed")),
+        *((method, "another dtype", r"in I16, where F16 or BF16 or F32") for method in ("gptq-order", "awq", "packed")),
+        *((method, "two ways", "has a.weight beside it") for method in ("gptq-order", "awq", "packed")),
+        *((method, "group", "g_idx that names groups beyond") for method in ("gptq-order", "packed")),
+        *((method, "no order", "lacks its g_idx") for method in ("gptq-order", "packed")),
+        ("packed", "no zero point", "lacks its zero_point"),
+        ("gptq", "zero point", "zero points out of the range of 4 bits"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_matrix_is_named(method: str, kind: str, said: str, tmp_path: Path) -> None:
+    tensors, config = broken(kind, packers.METHODS[method](packers.Chance(0), 64, 64))
+    with pytest.raises(CheckpointError, match=rf"^a\.weight in model\.safetensors .*{said}") as caught:
+        numbers(source_of(tmp_path, tensors, config))
+    assert str(caught.value).endswith("Download the checkpoint again, or take another one.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
@@ -164,6 +167,22 @@ def test_quantised_rows_are_those_of_the_library(kind: str, tmp_path: Path) -> N
     assert np.array_equal(found, expected[order])
 
 
+@given(num_keys=st.integers(1, 4), repeats=st.integers(1, 4), width=st.integers(1, 5), before=st.integers(0, 3))
+def test_value_heads_come_back_to_their_key_head(num_keys: int, repeats: int, width: int, before: int) -> None:
+    # What the converter does to rows: the first value heads of all key heads, then the second ones.
+    heads = {(key, repeat): 10 * key + repeat for key in range(num_keys) for repeat in range(repeats)}
+    family = [("before", row) for row in range(before)]
+    family += [
+        (heads[key, repeat], row) for key in range(num_keys) for repeat in range(repeats) for row in range(width)
+    ]
+    stored = [("before", row) for row in range(before)]
+    stored += [
+        (heads[key, repeat], row) for repeat in range(repeats) for key in range(num_keys) for row in range(width)
+    ]
+    order = ValueHeads(num_keys, num_keys * repeats, 1, width).order(width, before)
+    assert [stored[at] for at in order] == family
+
+
 def test_split_files_are_one_model(dense: Path, tmp_path: Path) -> None:
     folder = tmp_path / "split"
     folder.mkdir()
@@ -296,3 +315,34 @@ def test_whatever_a_header_says_only_clear_errors_come(name: str, tmp_path: Path
         starts = [start for _, start in sorted(found)]
         assert all(end <= start for end, start in zip(ends, [*starts[1:], path.stat().st_size], strict=True))
     assert 50 < num_good < 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", ["dense.gguf", "mmproj-dense.gguf"])
+def test_damage_never_runs_as_another_model(damaged: str, tmp_path: Path, cache: Path) -> None:
+    """What can't be noticed: other bytes in the tensors' data, in texts and in settings that change no shape; and types
+    whose values take as many bytes, as F16 and BF16."""
+    chance = random.Random(damaged)
+    for name in ("dense.gguf", "mmproj-dense.gguf"):
+        shutil.copy(ggufs.FOLDER / name, tmp_path)
+    path = tmp_path / damaged
+    raw, start = path.read_bytes(), min(x.stored.start for x in GgufFile(path).tensors.values())
+    kinds = {name: tensor.kind for name, tensor in GgufFile(path).tensors.items()}
+    expected = load(tmp_path / "dense.gguf", dtype="float32").model.state_dict()
+    num_loaded = 0
+    for turn in range(230):
+        changed = bytearray(raw)
+        if turn < 30:
+            del changed[chance.randrange(start if turn < 15 else len(raw)) :]
+        else:
+            # Half of them where the tensors are described: most of the header is the vocabulary.
+            at = chance.randrange(start - 2000 if turn % 2 else 0, start)
+            changed[at] ^= chance.randrange(1, 256) if turn % 4 < 2 else 1 << chance.randrange(8)
+        path.write_bytes(changed)
+        shutil.rmtree(cache, ignore_errors=True)
+        with contextlib.suppress(CheckpointError, ConfigError):
+            found = load(tmp_path / "dense.gguf", dtype="float32").model.state_dict()
+            assert {name: tensor.kind for name, tensor in GgufFile(path).tensors.items()} == kinds
+            assert not [name for name, x in expected.items() if not torch.equal(found[name], x)]
+            num_loaded += 1
+    assert num_loaded > 0

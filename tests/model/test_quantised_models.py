@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from qwen35mm.checkpoints.safetensors_files import new_buffer
 from qwen35mm.checkpoints.sources import QuantisedSource
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError, Qwen35mmError
+from qwen35mm.model.load import load
 from qwen35mm.model.weights import load_model
-from tests.tiny import DENSE, MOE, TinyCheckpoints, TinySpec
+from tests.checkpoints import ggufs, packers
+from tests.tiny import DENSE, MOE, SHALLOW, TinyCheckpoints, TinySpec
 
 Tensors = dict[str, torch.Tensor]
 
@@ -216,3 +220,63 @@ def test_whatever_a_header_says_only_clear_errors_come(fp8_folder: Path, tmp_pat
                 assert all(rows.isfinite().all() for rows in source.rows(source.shape[-1], buffer))
         except Qwen35mmError:
             pass
+
+
+def written(method: str, source: Path, folder: Path) -> Tensors:
+    """Writes a checkpoint in a method's format; returns the parameters of a model with what it means."""
+    means = packers.write_packed(method, source, folder / "model", is_matrix)
+    (folder / "plain").mkdir()
+    save_file(means, folder / "plain" / "model.safetensors")
+    config = replace(ModelConfig.from_pretrained(folder / "model"), quantization=None)
+    return load_model(folder / "plain", config, dtype=torch.float32).state_dict()
+
+
+@pytest.mark.parametrize("method", packers.METHODS)
+def test_weights_are_those_that_the_format_defines(method: str, tiny: TinyCheckpoints, tmp_path: Path) -> None:
+    expected = written(method, tiny.folder(SHALLOW), tmp_path)
+    folder = tmp_path / "model"
+    assert_same(load_model(folder, ModelConfig.from_pretrained(folder), dtype=torch.float32).state_dict(), expected)
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(each, marks=() if each == "packed" else pytest.mark.slow) for each in packers.METHODS]
+)
+def test_damage_never_runs_as_another_model(method: str, tiny: TinyCheckpoints, tmp_path: Path) -> None:
+    """The file cut off, and bytes of its header changed. What can't be noticed: other bytes in the tensors' data."""
+    chance, folder = random.Random(method), tmp_path / "model"
+    expected = written(method, tiny.folder(SHALLOW), tmp_path)
+    config, path = ModelConfig.from_pretrained(folder), folder / "model.safetensors"
+    raw = path.read_bytes()
+    header_bytes = 8 + int.from_bytes(raw[:8], "little")
+    for turn in range(230):
+        changed = bytearray(raw)
+        if turn < 30:
+            del changed[chance.randrange(header_bytes if turn < 15 else len(raw)) :]
+        else:
+            at = chance.randrange(header_bytes)
+            changed[at] ^= chance.randrange(1, 256) if turn % 2 else 1 << chance.randrange(8)
+        path.write_bytes(changed)
+        with contextlib.suppress(CheckpointError):
+            assert_same(load_model(folder, config, dtype=torch.float32).state_dict(), expected)
+
+
+@pytest.mark.slow
+def test_files_that_are_cut_off_never_run_as_another_model(tmp_path: Path) -> None:
+    chance, whole = random.Random(0), tmp_path / "whole"
+    ggufs.write_checkpoint(ggufs.DENSE, whole)
+    packers.write_packed("gptq-order", whole, tmp_path / "model", is_matrix)
+    expected = load(tmp_path / "model", dtype="float32").model.state_dict()
+    files = sorted(path for path in (tmp_path / "model").iterdir())
+    assert {"config.json", "tokenizer.json", "model.safetensors"} < {path.name for path in files}
+    for path in files:
+        raw = path.read_bytes()
+        for _ in range(30):
+            path.write_bytes(raw[: chance.randrange(len(raw))])
+            with contextlib.suppress(Qwen35mmError):
+                assert_same(load(tmp_path / "model", dtype="float32").model.state_dict(), expected)
+        path.write_bytes(raw)
+
+
+def assert_same(found: Tensors, expected: Tensors) -> None:
+    assert found.keys() == expected.keys()
+    assert not [name for name, x in found.items() if not torch.equal(x, expected[name])]

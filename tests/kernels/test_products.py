@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from qwen35mm_kernels.cpu.native.library import Library
-from qwen35mm_kernels.cpu.native.products import PackedMatrix
+from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups, PackedMatrix
 from tests.kernels.compare import relative_error
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
@@ -63,7 +65,8 @@ def assert_product(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | N
     expected = x.double() @ unpacked(matrix).double().T
     if bias is not None:
         expected += bias.double()
-    limit = PRODUCT_ERRORS[matrix.format] + (2.5e-3 if x.dtype == BFLOAT16 else 0)
+    is_groups = isinstance(matrix.format, Groups)
+    limit = PRODUCT_ERRORS["int8" if is_groups else matrix.format] + (2.5e-3 if x.dtype == BFLOAT16 else 0)
     # Single outputs may cancel, and what is rounded before isn't smaller for it.
     scale = x.double().norm(dim=1, keepdim=True) * unpacked(matrix).double().norm(dim=1)
     assert ((out.double() - expected).abs() <= 4 * limit * scale + 2**-8 * expected.abs()).all()
@@ -230,3 +233,26 @@ def test_every_place_of_a_weight_meets_its_own_input(format: str, native_library
 def test_no_row_gives_no_row(format: str, dtype: torch.dtype, native_library: Library) -> None:
     matrix = packed(native_library, format, random_weight(format, 20, 70))
     assert matrix.linear(torch.randn(0, 70).to(dtype)).shape == (0, 20)
+
+
+@pytest.mark.parametrize("has_minima", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_groups_of_a_checkpoint_are_held_exactly(bits: int, has_minima: bool, native_library: Library) -> None:
+    """Of any width: rows are read back as they are, and products are those of their numbers, alone and together."""
+    draw = random.Random(bits + has_minima)
+    for _ in range(25):
+        out_features, in_features = draw.randint(1, 140), draw.randint(1, 600)
+        groups = Groups(bits, draw.choice([16, 32, 64, 96, 128, 256]), has_minima)
+        low, high = (-128, 127) if bits == 8 else (0, 15) if has_minima else (-8, 7)
+        per_group = out_features, -(-in_features // groups.width)
+        integers = torch.randint(low, high + 1, (out_features, in_features), dtype=torch.int8)
+        rows = GroupedRows(integers, torch.randn(per_group), torch.randn(per_group) * 8 if has_minima else None)
+        matrix, cut = PackedMatrix(native_library, groups, out_features, in_features), draw.randint(0, out_features)
+        matrix.fill_groups(cut, rows.part(cut, out_features))
+        matrix.fill_groups(0, rows.part(0, cut))
+        assert torch.equal(unpacked(matrix), rows.dequantised(groups.width))
+        x = strided_rows(draw.choice([1, 2, 5, 17]), in_features, draw.choice([FLOAT32, BFLOAT16]))
+        assert_product(matrix, x, torch.randn(out_features).to(x.dtype))
+        bias = torch.zeros(out_features, dtype=x.dtype)
+        together = matrix.linear(x, bias)
+        assert torch.equal(together, torch.cat([matrix.linear(row[None], bias) for row in x]))

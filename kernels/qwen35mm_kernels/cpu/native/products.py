@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +15,53 @@ _BLOCK, _GROUP = 16, 32
 FORMATS = {"float32": (0, 32), "bfloat16": (1, 16), "int8": (2, 8), "int4": (3, 4)}
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Integers as a checkpoint has them: scale * integer + minimum, one of each for `width` neighbours of a row.
+
+    Attributes:
+        bits: 8, integers from -128 to 127, or 4: from -8 to 7, or with minima from 0 to 15.
+        width: 16, or a multiple of 32.
+        has_minima: else there is none to add.
+    """
+
+    bits: int
+    width: int
+    has_minima: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.bits in (4, 8)
+        assert self.width == _GROUP // 2 or (self.width > 0 and self.width % _GROUP == 0)
+
+    @property
+    def bits_per_value(self) -> float:
+        """Scales and minima, which are float32, included."""
+        return self.bits + 32 * (1 + self.has_minima) / self.width
+
+
+class GroupedRows(NamedTuple):
+    """Rows of such a matrix: integers [n, in] int8, scales and minima [n, in / width] float32, rounded up."""
+
+    integers: torch.Tensor
+    scales: torch.Tensor
+    minima: torch.Tensor | None = None
+
+    def part(self, start: int, stop: int) -> GroupedRows:
+        """The rows from `start` to `stop`."""
+        minima = None if self.minima is None else self.minima[start:stop]
+        return GroupedRows(self.integers[start:stop], self.scales[start:stop], minima)
+
+    def dequantised(self, width: int) -> torch.Tensor:
+        """[n, in] float32: what they stand for, each rounded once."""
+        scales, minima = (
+            None if x is None else x.double().repeat_interleave(width, dim=1)[:, : self.integers.shape[1]]
+            for x in (self.scales, self.minima)
+        )
+        assert scales is not None
+        exact = self.integers.double() * scales
+        return (exact if minima is None else exact + minima).float()
+
+
 class _Weight(ctypes.Structure):
     _fields_ = (
         ("format", ctypes.c_int32),
@@ -21,25 +69,29 @@ class _Weight(ctypes.Structure):
         ("in_", ctypes.c_int32),
         ("data", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
+        ("minima", ctypes.c_void_p),
+        ("group", ctypes.c_int32),
     )
 
 
 class PackedMatrix:
     """A matrix [out, in] in blocks of 16 rows, made for products with few rows and with many.
 
-    Integers are symmetric, with a bfloat16 scale for every 32 neighbours of a row: 8.5 and 4.5 bits a value. Rows that
-    they are multiplied by are rounded to 8 bits, 32 neighbours at a time, and the sums of 32 products are exact.
-    A product's bits depend on its own row alone, not on the rows beside it nor on the number of threads.
+    Integers are symmetric, with a bfloat16 scale for every 32 neighbours of a row: 8.5 and 4.5 bits a value, or they
+    are `Groups`. Rows that they are multiplied by are rounded to 8 bits, 32 neighbours at a time, and the sums of 32
+    products are exact. A product's bits depend on its own row alone, not on the rows beside it nor on the number of
+    threads.
 
     Attributes:
-        data: uint8, what `src/weight.h` describes; undefined until `fill` has written all rows.
-        scales: bfloat16, of integers; empty for floats.
+        format: one of `FORMATS`, or `Groups`.
+        data: uint8, what `src/weight.h` describes; undefined until all rows are written.
+        scales: bfloat16, of integers; of groups float32, with their minima behind them; empty for floats.
     """
 
     def __init__(
         self,
         library: Library,
-        format: str,
+        format: str | Groups,
         out_features: int,
         in_features: int,
         data: torch.Tensor | None = None,
@@ -52,16 +104,25 @@ class PackedMatrix:
         # Zeros are for what pads it: where nothing does, `fill` writes every byte.
         new = torch.zeros if out_features % _BLOCK or in_features % _GROUP else torch.empty
         self.data = new(num_bytes, dtype=torch.uint8) if data is None else data
-        self.scales = new(num_scales, dtype=torch.bfloat16) if scales is None else scales
-        assert (self.data.numel(), self.scales.numel()) == (num_bytes, num_scales)
+        dtype = torch.float32 if isinstance(format, Groups) else torch.bfloat16
+        self.scales = new(num_scales, dtype=dtype) if scales is None else scales
+        assert (self.data.numel(), self.scales.numel(), self.scales.dtype) == (num_bytes, num_scales, dtype)
         addresses = self.data.data_ptr(), self.scales.data_ptr() if num_scales else None
-        self._weight = _Weight(FORMATS[format][0], out_features, in_features, *addresses)
+        if isinstance(format, Groups):
+            minima = self.scales[num_scales // 2 :].data_ptr() if format.has_minima else None
+            number = 4 if format.bits == 8 else 5
+            self._weight = _Weight(number, out_features, in_features, *addresses, minima, format.width)
+        else:
+            self._weight = _Weight(FORMATS[format][0], out_features, in_features, *addresses)
         self._reference = ctypes.byref(self._weight)
 
     @staticmethod
-    def shapes(format: str, out_features: int, in_features: int) -> tuple[int, int]:
-        """How many bytes of data and how many scales a matrix takes."""
+    def shapes(format: str | Groups, out_features: int, in_features: int) -> tuple[int, int]:
+        """How many bytes of data and how many scales, with minima, a matrix takes."""
         rows = -(-out_features // _BLOCK) * _BLOCK
+        if isinstance(format, Groups):
+            columns = -(-in_features // _GROUP) * _GROUP
+            return rows * columns * format.bits // 8, rows * -(-columns // format.width) * (1 + format.has_minima)
         columns = in_features if format == "float32" else -(-in_features // _GROUP) * _GROUP
         is_integer = format.startswith("int")
         return rows * columns * FORMATS[format][1] // 8, rows * columns // _GROUP if is_integer else 0
@@ -75,8 +136,24 @@ class PackedMatrix:
         assert rows.is_contiguous()
         assert rows.shape[1] == self.in_features
         assert first + len(rows) <= self.out_features
+        assert not isinstance(self.format, Groups)
         is_bf16 = rows.dtype == torch.bfloat16
         self.library("qwen_pack", self._reference, rows, is_bf16, first, len(rows), torch.get_num_threads())
+
+    def fill_groups(self, first: int, rows: GroupedRows) -> None:
+        """Writes rows of this matrix's groups over those from `first` on."""
+        integers, scales, minima = (None if x is None else x.contiguous() for x in rows)
+        assert integers is not None
+        assert scales is not None
+        assert isinstance(self.format, Groups)
+        assert self.format.has_minima == (minima is not None)
+        assert (integers.dtype, integers.shape[1]) == (torch.int8, self.in_features)
+        for x in (scales, minima):
+            assert x is None or x.dtype == torch.float32
+            assert x is None or x.shape == (len(integers), -(-self.in_features // self.format.width))
+        assert first + len(integers) <= self.out_features
+        place = first, len(integers), torch.get_num_threads()
+        self.library("qwen_pack_groups", self._reference, integers, scales, minima, *place)
 
     def linear(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None

@@ -77,6 +77,17 @@ bf16 quantise_int4(const float *values, int8_t *integers) {
     return scale;
 }
 
+// A group's 32 integers to a row's places.
+void put_int8(int8_t *bytes, long g, const int8_t *integers) {
+    for (long i = 0; i < GROUP; i += 4) memcpy(bytes + (g * 8 + i / 4) * BLOCK * 4, integers + i, 4);
+}
+
+void put_int4(int8_t *bytes, long g, const int8_t *integers, int offset) {
+    for (long i = 0; i < GROUP / 2; i++)
+        bytes[(g * 4 + i / 4) * BLOCK * 4 + i % 4] =
+            int8_t((integers[i] + offset) | ((integers[i + GROUP / 2] + offset) << 4));
+}
+
 // Group `g` of row `r` of block `b` from up to 32 values. No other row's bytes are touched.
 template <class T>
 void pack_group(const Weight &w, const T *values, long count, long b, long r, long g) {
@@ -97,13 +108,28 @@ void pack_group(const Weight &w, const T *values, long count, long b, long r, lo
         for (long i = 0; i < count; i++) floats[i] = get(values + i);
         int8_t integers[GROUP];
         *scale = w.format == INT8 ? quantise_int8(floats, integers) : quantise_int4(floats, integers);
-        if (w.format == INT8) {
-            for (long i = 0; i < GROUP; i += 4) memcpy(bytes + (g * 8 + i / 4) * BLOCK * 4, integers + i, 4);
-        } else {
-            for (long i = 0; i < GROUP / 2; i++)
-                bytes[(g * 4 + i / 4) * BLOCK * 4 + i % 4] =
-                    int8_t((integers[i] + 8) | ((integers[i + GROUP / 2] + 8) << 4));
-        }
+        if (w.format == INT8)
+            put_int8(bytes, g, integers);
+        else
+            put_int4(bytes, g, integers, 8);
+    }
+}
+
+// Row `r` of block `b` from [in] integers with the scales and minima of its groups.
+void pack_row(const Weight &w, const int8_t *row, const float *scales, const float *minima, long b, long r) {
+    int8_t *bytes = reinterpret_cast<int8_t *>(const_cast<char *>(block(w, b))) + r * 4;
+    for (long g = 0; g * GROUP < w.in; g++) {
+        int8_t integers[GROUP] = {};
+        memcpy(integers, row + g * GROUP, std::min(GROUP, w.in - g * GROUP));
+        if (w.format == INT8_GROUPS)
+            put_int8(bytes, g, integers);
+        else
+            put_int4(bytes, g, integers, w.minima ? 0 : 8);
+    }
+    const long place = first_of_groups(w, b) + r;
+    for (long g = 0; g * w.group < w.in; g++) {
+        static_cast<float *>(const_cast<void *>(w.scales))[place + g * BLOCK] = scales[g];
+        if (w.minima) const_cast<float *>(w.minima)[place + g * BLOCK] = minima[g];
     }
 }
 
@@ -126,7 +152,8 @@ void pack_block(const Weight &w, const T *rows, long b, long first, long last) {
 void unpack_row(const Weight &w, long row, float *values) {
     const char *place = block(w, row / BLOCK);
     const long r = row % BLOCK;
-    const bf16 *scales = w.format >= INT8 ? block_scales(w, row / BLOCK) : nullptr;
+    const bf16 *scales = w.format == INT8 || w.format == INT4 ? block_scales(w, row / BLOCK) : nullptr;
+    const long groups = has_groups(w) ? first_of_groups(w, row / BLOCK) + r : 0;
     for (long k = 0; k < w.in; k++) {
         const long g = k / GROUP, i = k % GROUP;
         switch (w.format) {
@@ -135,13 +162,19 @@ void unpack_row(const Weight &w, long row, float *values) {
                 values[k] = bf16_to_float(reinterpret_cast<const bf16 *>(place)[(k / 2 * BLOCK + r) * 2 + k % 2]);
                 break;
             // A plain char is unsigned on ARM.
-            case INT8: values[k] = float(int8_t(place[((g * 8 + i / 4) * BLOCK + r) * 4 + i % 4])); break;
+            case INT8:
+            case INT8_GROUPS: values[k] = float(int8_t(place[((g * 8 + i / 4) * BLOCK + r) * 4 + i % 4])); break;
             default: {
                 const uint8_t both = uint8_t(place[((g * 4 + i % 16 / 4) * BLOCK + r) * 4 + i % 4]);
-                values[k] = float((i < 16 ? both & 15 : both >> 4) - 8);
+                values[k] = float((i < 16 ? both & 15 : both >> 4) - (w.minima ? 0 : 8));
             }
         }
         if (scales) values[k] *= bf16_to_float(scales[g * BLOCK + r]);
+        if (has_groups(w)) {
+            const long place = groups + k / w.group * BLOCK;
+            const float scale = static_cast<const float *>(w.scales)[place];
+            values[k] = w.minima ? std::fma(values[k], scale, w.minima[place]) : values[k] * scale;
+        }
     }
 }
 
@@ -172,6 +205,20 @@ void qwen_pack(const Weight *w, const void *rows, long is_bf16, long first, long
             pack_block(*w, static_cast<const bf16 *>(rows) + start, b, low - b * BLOCK, high - b * BLOCK);
         else
             pack_block(*w, static_cast<const float *>(rows) + start, b, low - b * BLOCK, high - b * BLOCK);
+    });
+}
+
+// The same of a checkpoint's own groups: integers [count, in], scales and minima [count, in / group], if there are any.
+void qwen_pack_groups(const Weight *w, const int8_t *integers, const float *scales, const float *minima, long first,
+                      long count, long num_threads) {
+    const long groups = (w->in + w->group - 1) / w->group;
+    parallel((first + count - 1) / BLOCK - first / BLOCK + 1, num_threads, [&](long task) {
+        const long b = first / BLOCK + task;
+        for (long row = std::max(first, b * BLOCK); row < std::min(first + count, (b + 1) * BLOCK); row++) {
+            const long i = row - first;
+            pack_row(*w, integers + i * w->in, scales + i * groups, minima ? minima + i * groups : nullptr, b,
+                     row % BLOCK);
+        }
     });
 }
 

@@ -33,7 +33,10 @@ struct Rows {
     const bf16 *halves = nullptr;   // BFLOAT16
     const int8_t *bytes = nullptr;  // integers: values over their group's scale
     const float *scales = nullptr;  // [count][width / GROUP]
-    const int32_t *sums = nullptr;  // [count][width / GROUP], of a group's bytes
+    const int32_t *sums = nullptr;  // [count][width / GROUP][2], of the bytes of a group's halves
+
+    const int32_t *half_sums(long row, long g) const { return sums + (row * (width / GROUP) + g) * 2; }
+    int32_t sum(long row, long g) const { return half_sums(row, g)[0] + half_sums(row, g)[1]; }
 };
 
 // Where sums go: y [rows][out], rows `stride` values apart, and the bias [out] that is added, floats or bfloat16.

@@ -18,11 +18,18 @@ constexpr long BYTES_PER_THREAD = 1 << 17;
 void strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
 #if defined(__AMX_TILE__)
     if (w.format == BFLOAT16) return amx_strip(w, x, first, end, out);
-    if (w.format >= INT8 && x.count >= INTEGER_TILE_ROWS) return amx_integer_strip(w, x, first, end, out);
+    if (w.format >= INT8 && !has_groups(w) && x.count >= INTEGER_TILE_ROWS)
+        return amx_integer_strip(w, x, first, end, out);
 #endif
     switch (w.format) {
         case INT8: return integer_strip<false>(w, x, first, end, out);
         case INT4: return integer_strip<true>(w, x, first, end, out);
+        case INT8_GROUPS:
+            return w.group < GROUP ? groups_strip<false, true>(w, x, first, end, out)
+                                   : groups_strip<false, false>(w, x, first, end, out);
+        case INT4_GROUPS:
+            return w.group < GROUP ? groups_strip<true, true>(w, x, first, end, out)
+                                   : groups_strip<true, false>(w, x, first, end, out);
 #if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
         case BFLOAT16: return bf16_strip(w, x, first, end, out);
 #endif
@@ -43,13 +50,13 @@ Rows prepare(const Weight &w, const T *x, long count, long stride, int num_threa
             for (long r = eighth * 8; r < std::min(count, eighth * 8 + 8); r++) work(r);
         });
     };
-    if (w.format == INT8 || w.format == INT4) {
+    if (w.format >= INT8) {
         const long groups = width / GROUP;
         int8_t *bytes = scratch<int8_t, 2>(padded * width);
         float *scales = scratch<float, 3>(padded * groups);
-        int32_t *sums = scratch<int32_t, 4>(count * groups);
+        int32_t *sums = scratch<int32_t, 4>(count * groups * 2);
         each_row([&](long r) {
-            quantise_row(x + r * stride, w.in, width, bytes + r * width, scales + r * groups, sums + r * groups);
+            quantise_row(x + r * stride, w.in, width, bytes + r * width, scales + r * groups, sums + r * groups * 2);
         });
         rows.bytes = bytes, rows.scales = scales, rows.sums = sums;
         return rows;

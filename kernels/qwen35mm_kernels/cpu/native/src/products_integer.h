@@ -1,4 +1,4 @@
-// Products of int8 and int4 weights: a group's products are summed as integers, exactly, and scaled once.
+// Products of integer weights: a group's products are summed as integers, exactly, and scaled once.
 #pragma once
 
 #include "product_rows.h"
@@ -83,10 +83,13 @@ constexpr int INT8_OFFSET = 128, INT4_OFFSET = 8;
 constexpr int INT8_OFFSET = 0, INT4_OFFSET = 8;
 #endif
 
-// dots[r][v]: of R rows' bytes with those of V vectors of outputs, over the group g.
-template <int R, int V>
+// dots[r][v]: of R rows' bytes with those of V vectors of outputs, over the group g, or over the first or second HALF
+// of it.
+constexpr int WHOLE = -1;
+
+template <int HALF, int R, int V>
 INLINE void int8_dots(const char *const *w, long g, const int8_t *x, long stride, vi (&dots)[R][V]) {
-    for (int j = 0; j < 8; j++)
+    for (int j = HALF == 1 ? 4 : 0; j < (HALF == 0 ? 4 : 8); j++)
         for (int v = 0; v < V; v++) {
             const char *place = w[v] + (g * 8 + j) * BLOCK * 4;
             __builtin_prefetch(place + prefetch_bytes(R));
@@ -96,7 +99,7 @@ INLINE void int8_dots(const char *const *w, long g, const int8_t *x, long stride
         }
 }
 
-template <int R, int V>
+template <int HALF, int R, int V>
 INLINE void int4_dots(const char *const *w, long g, const int8_t *x, long stride, vi (&dots)[R][V]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     // Eight pairs of 15 * 127 fit into 16 bits: they are widened once.
@@ -107,9 +110,12 @@ INLINE void int4_dots(const char *const *w, long g, const int8_t *x, long stride
             __builtin_prefetch(place + prefetch_bytes(R));
             Bytes both = load_bytes(place), low = lower(both), high = upper(both);
             for (int r = 0; r < R; r++) {
-                __m256i first = _mm256_maddubs_epi16(low, splat_four(x + r * stride + j * 4));
-                __m256i second = _mm256_maddubs_epi16(high, splat_four(x + r * stride + 16 + j * 4));
-                shorts[r][v] = _mm256_add_epi16(shorts[r][v], _mm256_add_epi16(first, second));
+                const int8_t *bytes = x + r * stride + j * 4;
+                __m256i both_sums = {};
+                if constexpr (HALF != 1) both_sums = _mm256_maddubs_epi16(low, splat_four(bytes));
+                if constexpr (HALF != 0)
+                    both_sums = _mm256_add_epi16(both_sums, _mm256_maddubs_epi16(high, splat_four(bytes + 16)));
+                shorts[r][v] = _mm256_add_epi16(shorts[r][v], both_sums);
             }
         }
     for (int r = 0; r < R; r++)
@@ -121,8 +127,9 @@ INLINE void int4_dots(const char *const *w, long g, const int8_t *x, long stride
             __builtin_prefetch(place + prefetch_bytes(R));
             Bytes both = load_bytes(place), low = lower(both), high = upper(both);
             for (int r = 0; r < R; r++) {
-                dots[r][v] = dot_unsigned(dots[r][v], low, splat_four(x + r * stride + j * 4));
-                dots[r][v] = dot_unsigned(dots[r][v], high, splat_four(x + r * stride + 16 + j * 4));
+                const int8_t *bytes = x + r * stride + j * 4;
+                if constexpr (HALF != 1) dots[r][v] = dot_unsigned(dots[r][v], low, splat_four(bytes));
+                if constexpr (HALF != 0) dots[r][v] = dot_unsigned(dots[r][v], high, splat_four(bytes + 16));
             }
         }
 #endif
@@ -145,13 +152,13 @@ INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_bl
         vi dots[R][V];
         for (int r = 0; r < R; r++) {
             constexpr int OFFSET = IS_INT4 ? INT4_OFFSET : INT8_OFFSET;
-            vi start = splat_int(-OFFSET * x.sums[(row + r) * groups + g]);
+            vi start = splat_int(-OFFSET * x.sum(row + r, g));
             for (int v = 0; v < V; v++) dots[r][v] = start;
         }
         if constexpr (IS_INT4)
-            int4_dots<R, V>(data, g, bytes, x.width, dots);
+            int4_dots<WHOLE>(data, g, bytes, x.width, dots);
         else
-            int8_dots<R, V>(data, g, bytes, x.width, dots);
+            int8_dots<WHOLE>(data, g, bytes, x.width, dots);
         for (int v = 0; v < V; v++) {
             if (v % PER_BLOCK == 0) __builtin_prefetch(scales[v] + g * BLOCK + SCALES_AHEAD);
             vf scale = load(scales[v] + g * BLOCK);
@@ -162,14 +169,99 @@ INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_bl
     write_tile(out, row, first_block * BLOCK, sums, apart);
 }
 
-template <bool IS_INT4>
-void integer_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
+// One more group of a checkpoint's own, or a HALF of it, where those are 16 wide.
+template <int HALF, bool IS_INT4, int R, int V>
+INLINE void add_group(const Weight &w, const Rows &x, long row, long g, const char *const *data,
+                      const float *const *scales, const float *const *minima, vf (&sums)[R][V]) {
+    const int offset = !IS_INT4 ? INT8_OFFSET : w.minima ? 0 : INT4_OFFSET;
+    const long groups = x.width / GROUP;
+    const float *steps = x.scales + row * groups + g;
+    vi dots[R][V];
+    int32_t totals[R];
+    for (int r = 0; r < R; r++) {
+        totals[r] = HALF == WHOLE ? x.sum(row + r, g) : x.half_sums(row + r, g)[HALF];
+        for (int v = 0; v < V; v++) dots[r][v] = splat_int(-offset * totals[r]);
+    }
+    const int8_t *bytes = x.bytes + row * x.width + g * GROUP;
+    if constexpr (IS_INT4)
+        int4_dots<HALF>(data, g, bytes, x.width, dots);
+    else
+        int8_dots<HALF>(data, g, bytes, x.width, dots);
+    for (int v = 0; v < V; v++) {
+        const vf scale = load(scales[v]);
+        for (int r = 0; r < R; r++)
+            sums[r][v] = fma(to_float(dots[r][v]), scale * splat(steps[r * groups]), sums[r][v]);
+    }
+    if (w.minima)
+        for (int v = 0; v < V; v++) {
+            const vf minimum = load(minima[v]);
+            for (int r = 0; r < R; r++)
+                sums[r][v] = fma(minimum, splat(float(totals[r]) * steps[r * groups]), sums[r][v]);
+        }
+}
+
+// As `integer_rows`, of a checkpoint's own groups; IS_HALF where they are 16 wide.
+template <int R, int V, bool IS_INT4, bool IS_HALF>
+INLINE void group_rows(const Weight &w, const Rows &x, long row, long first_block, long apart, const Output &out) {
+    const char *data[V];
+    const float *scales[V], *minima[V];
+    for (int v = 0; v < V; v++) {
+        const long b = first_block + v / PER_BLOCK * apart, part = v % PER_BLOCK;
+        const long place = first_of_groups(w, b) + part * LANES;
+        data[v] = block(w, b) + part * LANES * 4;
+        scales[v] = static_cast<const float *>(w.scales) + place;
+        minima[v] = w.minima ? w.minima + place : nullptr;
+    }
+    const auto next = [&] {
+        for (int v = 0; v < V; v++) {
+            if (v % PER_BLOCK == 0) __builtin_prefetch(scales[v] + SCALES_AHEAD);
+            scales[v] += BLOCK;
+            if (w.minima) minima[v] += BLOCK;
+        }
+    };
+    const long per_scale = std::max(1L, w.group / GROUP);
+    long left = per_scale;
+    vf sums[R][V] = {};
+    for (long g = 0; g < x.width / GROUP; g++) {
+        if constexpr (IS_HALF) {
+            add_group<0, IS_INT4>(w, x, row, g, data, scales, minima, sums);
+            next();
+            add_group<1, IS_INT4>(w, x, row, g, data, scales, minima, sums);
+            next();
+        } else {
+            add_group<WHOLE, IS_INT4>(w, x, row, g, data, scales, minima, sums);
+            if (--left == 0) {
+                next();
+                left = per_scale;
+            }
+        }
+    }
+    write_tile(out, row, first_block * BLOCK, sums, apart);
+}
+
+// work(row, Count<R>, block, apart, Count<V>) for all rows and blocks.
+template <class Work>
+void over_tiles(const Rows &x, long first, long end, const Work &work) {
     in_runs<4>(0, x.count, [&](long row, auto rows) {
         // As many blocks at once as sums find registers.
-        constexpr int R = rows(), MOST = R <= 2 || LANES == 16 ? STREAMS : 1;
+        constexpr int MOST = rows() <= 2 || LANES == 16 ? STREAMS : 1;
         over_streams<MOST>(first, end, [&](long b, long apart, auto blocks) {
-            integer_rows<R, blocks() * PER_BLOCK, IS_INT4>(w, x, row, b, apart, out);
+            work(row, rows, b, apart, Count<blocks() * PER_BLOCK>{});
         });
+    });
+}
+
+template <bool IS_INT4>
+void integer_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
+    over_tiles(x, first, end, [&](long row, auto rows, long b, long apart, auto vectors) {
+        integer_rows<rows(), vectors(), IS_INT4>(w, x, row, b, apart, out);
+    });
+}
+
+template <bool IS_INT4, bool IS_HALF>
+void groups_strip(const Weight &w, const Rows &x, long first, long end, const Output &out) {
+    over_tiles(x, first, end, [&](long row, auto rows, long b, long apart, auto vectors) {
+        group_rows<rows(), vectors(), IS_INT4, IS_HALF>(w, x, row, b, apart, out);
     });
 }
 
@@ -184,8 +276,8 @@ INLINE void load_group(const T *x, long count, vf (&values)[GROUP / LANES]) {
     }
 }
 
-// [rows][width] bytes with [rows][width / GROUP] scales and sums. A group with a value that isn't finite has NaN as its
-// scale, and one below 1e-30 is zeros: the inverse of its scale might be infinite.
+// [rows][width] bytes with [rows][width / GROUP] scales, and the sums of their halves. A group with a value that isn't
+// finite has NaN as its scale, and one below 1e-30 is zeros: the inverse of its scale might be infinite.
 template <class T>
 void quantise_row(const T *x, long in, long width, int8_t *bytes, float *scales, int32_t *sums) {
     for (long g = 0; g < width / GROUP; g++, bytes += GROUP) {
@@ -198,15 +290,15 @@ void quantise_row(const T *x, long in, long width, int8_t *bytes, float *scales,
             strange += values[i] * 0.0f;
         }
         const float bound = max_lane(largest) + sum(strange), inverse = bound >= 1e-30f ? 127.0f / bound : 0.0f;
-        vf total = {};
+        vf totals[2] = {};
         for (long i = 0; i < GROUP / LANES; i++) {
             // A NaN becomes a bound: no integer is one.
             vf value = min(max(round(values[i] * inverse), splat(-127)), splat(127));
             store_bytes(bytes + i * LANES, __builtin_convertvector(value, vi));
-            total += value;
+            totals[i * LANES >= GROUP / 2] += value;
         }
         scales[g] = bound / 127.0f;
-        sums[g] = int32_t(sum(total));
+        for (int half = 0; half < 2; half++) sums[2 * g + half] = int32_t(sum(totals[half]));
     }
 }
 

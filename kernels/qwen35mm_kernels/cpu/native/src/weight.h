@@ -8,6 +8,10 @@
 //             the upper ones its k 16 to 31
 // and the integers' scales are [in / 32][16] bf16 for each block: a scale for 32 neighbours of a row.
 //
+// INT8_GROUPS and INT4_GROUPS lie in the same places and are what a checkpoint has, float scale * integer + float
+// minimum, with one of each for `group` neighbours of a row, 16 or a multiple of 32: [groups][16] for each block. Where
+// there are no minima, the integers of four bits are -8 to 7, as INT4's; else 0 to 15.
+//
 // Every output is one sum over k in order, whatever the number of rows beside it, of threads and of outputs. That is
 // what makes a product's bits free of its company.
 #pragma once
@@ -16,7 +20,7 @@
 
 #include "simd.h"
 
-enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT8_GROUPS = 4, INT4_GROUPS = 5 };
 
 constexpr long BLOCK = 16;  // output rows of a block
 constexpr long GROUP = 32;  // neighbours that share a scale
@@ -25,7 +29,9 @@ struct Weight {
     int32_t format;
     int32_t out, in;
     const void *data;
-    const bf16 *scales;  // of integers
+    const void *scales;   // of integers
+    const float *minima;  // of groups, or none
+    int32_t group;        // neighbours that share a scale, of groups
 };
 
 INLINE long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -38,7 +44,8 @@ INLINE long block_bytes(const Weight &w) {
     switch (w.format) {
         case FLOAT32: return padded_in(w) * BLOCK * 4;
         case BFLOAT16: return padded_in(w) * BLOCK * 2;
-        case INT8: return padded_in(w) * BLOCK;
+        case INT8:
+        case INT8_GROUPS: return padded_in(w) * BLOCK;
         default: return padded_in(w) * BLOCK / 2;
     }
 }
@@ -48,5 +55,12 @@ INLINE const char *block(const Weight &w, long index) {
 }
 
 INLINE const bf16 *block_scales(const Weight &w, long index) {
-    return w.scales + index * (padded_in(w) / GROUP) * BLOCK;
+    return static_cast<const bf16 *>(w.scales) + index * (padded_in(w) / GROUP) * BLOCK;
+}
+
+INLINE bool has_groups(const Weight &w) { return w.format >= INT8_GROUPS; }
+
+// Where a block's scales and minima of groups begin.
+INLINE long first_of_groups(const Weight &w, long index) {
+    return index * ((padded_in(w) + w.group - 1) / w.group) * BLOCK;
 }

@@ -16,7 +16,8 @@ import torch
 
 from qwen35mm.checkpoints.integer_formats import FLOATS, check_groups, needed, pair, spread
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_tensor
-from qwen35mm.checkpoints.sources import Format, Grouped
+from qwen35mm.checkpoints.sources import Format, Grouped, as_groups
+from qwen35mm_kernels.cpu.native.products import Groups
 
 # e2m1's values, doubled: whole numbers. The sign is the fourth bit.
 _E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
@@ -94,6 +95,9 @@ class Fp4(Format):
         codes = parts["packed"]
         both = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)
         return Grouped(_E2M1[both.int()], scales / 2, shape[1] // scales.shape[1])
+
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
+        return as_groups(8, shape[1], parts["scale"].shape[1])
 
 
 class Bitsandbytes4(Format):

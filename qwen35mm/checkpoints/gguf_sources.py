@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from qwen35mm.checkpoints.gguf_blocks import BLOCKS, grouped_rows
 from qwen35mm.checkpoints.gguf_files import GgufFile, GgufTensor
 from qwen35mm.checkpoints.safetensors_files import StoredTensor
 from qwen35mm.checkpoints.sources import Source, damaged
 from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD, TEXT_PREFIX, VISION_PREFIX
 from qwen35mm.errors import CheckpointError
+from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups
 
 TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
@@ -99,6 +101,40 @@ class GgufSource(Source):
         for start in range(0, len(stored), at_once):
             part = slice(start, start + at_once)
             yield self._numbers(stored[part if self.row_order is None else self.row_order[part]]).reshape(-1, width)
+
+    @property
+    def groups(self) -> Groups | None:
+        blocks = BLOCKS.get(self.kind)
+        if blocks is None or len(self.tensors) > 1 or len(self.shape) != 2:
+            return None
+        return blocks.groups if self._group_order(blocks.groups.width) is not None else None
+
+    def grouped_rows(self) -> Iterator[GroupedRows]:
+        (tensor,), groups = self.tensors, self.groups
+        stored = self._matrix(tensor)
+        assert groups is not None
+        order = self._group_order(groups.width)
+        assert order is not None
+        at_once = max(1, _VALUES_AT_ONCE // self.shape[1])
+        for start in range(0, len(stored), at_once):
+            part = slice(start, start + at_once)
+            rows = grouped_rows(self.kind, stored[part if self.row_order is None else self.row_order[part]])
+            if not all(x is None or bool((x * 256).isfinite().all()) for x in rows[1:]):
+                raise damaged(self.name, self.stored, "holds values that are no finite numbers")
+            if self.column_order is not None:
+                integers = rows.integers[:, self.column_order]
+                scales, minima = (None if x is None else x[:, order] for x in rows[1:])
+                assert scales is not None
+                rows = GroupedRows(integers, scales, minima)
+            yield rows
+
+    def _group_order(self, width: int) -> np.ndarray | None:
+        """Where each group of columns is in the file; None where groups are cut."""
+        if self.column_order is None:
+            return np.arange(self.shape[1] // width)
+        firsts = self.column_order[::width]
+        is_whole = (self.column_order.reshape(-1, width) == firsts[:, None] + np.arange(width)).all()
+        return firsts // width if is_whole and not (firsts % width).any() else None
 
     def _matrix(self, tensor: GgufTensor) -> np.ndarray:
         """[rows, bytes] uint8, in the file."""

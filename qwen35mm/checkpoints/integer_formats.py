@@ -15,7 +15,8 @@ from typing import ClassVar
 import torch
 
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_tensor
-from qwen35mm.checkpoints.sources import Format, Grouped
+from qwen35mm.checkpoints.sources import Format, Grouped, as_groups
+from qwen35mm_kernels.cpu.native.products import Groups
 
 FLOATS = ("F16", "BF16", "F32")
 _ORDER = ("I32", "I64")
@@ -77,6 +78,9 @@ class Gptq(Format):
         group_of = parts["g_idx"].long() if "g_idx" in parts else None
         return affine(codes, zeros, scales, width // groups, group_of)
 
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
+        return _with_zeros(self.bits, parts, "scales", shape[1], parts["scales"].shape[0])
+
 
 class Awq(Format):
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8] and `scales` [groups, out]: 4 bits in an order of its own."""
@@ -101,6 +105,9 @@ class Awq(Format):
         )
         scales = parts["scales"].float().t().contiguous()
         return affine(codes, zeros.to(torch.int16), scales, shape[1] // scales.shape[1])
+
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
+        return _with_zeros(4, parts, "scales", shape[1], parts["scales"].shape[0])
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,12 @@ class PackedIntegers(Format):
         group_of = parts["g_idx"].long() if "g_idx" in parts else None
         return affine(codes, zeros.expand_as(scales), scales, -(-width // scales.shape[1]), group_of)
 
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
+        bits, num_groups = _bits(parts["packed"].shape[1], shape[1]), _num_groups(parts["scale"], shape[0])
+        if "zero_point" in parts or "g_idx" in parts:
+            return _with_zeros(bits, parts, "scale", shape[1], num_groups)
+        return as_groups(bits, shape[1], num_groups)
+
 
 @dataclass(frozen=True)
 class PlainIntegers(Format):
@@ -173,6 +186,12 @@ class PlainIntegers(Format):
         zeros = spread(parts["zero_point"], out).to(torch.int16)
         return affine(parts["codes"], zeros, scales, group_width)
 
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
+        num_groups = _num_groups(parts["scale"], shape[0])
+        if "zero_point" in parts:
+            return _with_zeros(8, parts, "scale", shape[1], num_groups)
+        return as_groups(8, shape[1], num_groups)
+
 
 class RowIntegers(Format):
     """bitsandbytes' int8 `codes` [out, in] and `SCB` [out], the largest value of each row, which 127 stands for."""
@@ -188,6 +207,9 @@ class RowIntegers(Format):
 
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
         return Grouped(parts["codes"], parts["SCB"].float()[:, None] / 127, shape[1])
+
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
+        return as_groups(8, shape[1], 1)
 
 
 def affine(
@@ -236,6 +258,21 @@ def spread(scale: torch.Tensor, out: int) -> torch.Tensor:
     """Scales as `check_groups` takes them -> [out, groups] float32."""
     found = scale.float()
     return found.reshape(1, 1).expand(out, 1) if found.numel() == 1 else found.view(out, -1)
+
+
+def _num_groups(scale: StoredTensor, out: int) -> int:
+    """Of a row, of scales as `check_groups` takes them."""
+    return max(1, math.prod(scale.shape) // out)
+
+
+def _with_zeros(bits: int, parts: Mapping[str, StoredTensor], scale: str, width: int, num_groups: int) -> Groups | None:
+    """Integers less a zero point of their group; None where a group's columns aren't neighbours, or where a scale times
+    a zero point needn't be a float32."""
+    order = read_tensor(parts["g_idx"]).long() if "g_idx" in parts else None
+    if order is not None and not torch.equal(order, torch.arange(width) * num_groups // width):
+        return None
+    is_exact = parts[scale].dtype in ("F16", "BF16")
+    return as_groups(bits, width, num_groups, has_minima=True) if is_exact else None
 
 
 def _bits(words: int, width: int) -> int:

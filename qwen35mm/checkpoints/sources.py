@@ -21,6 +21,7 @@ from qwen35mm.checkpoints.safetensors_files import (
     same_bytes,
 )
 from qwen35mm.errors import CheckpointError
+from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups
 
 # Of float32 that is made at one time of a quantised tensor.
 _VALUES_AT_ONCE = 1 << 22
@@ -73,6 +74,15 @@ class Source(ABC):
         Raises:
             CheckpointError: the file ended early, or its values can't be numbers.
         """
+
+    @property
+    def groups(self) -> Groups | None:
+        """As which integers a processor's products hold its numbers exactly, by the headers; None where none do."""
+        return None
+
+    def grouped_rows(self) -> Iterator[GroupedRows]:
+        """Its rows as such integers, some at a time; raises as `rows`."""
+        raise NotImplementedError(f"{self.kind} isn't held as integers")
 
     def read_into(self, target: torch.Tensor, buffer: torch.Tensor) -> None:
         """Writes its numbers to `target` (1-D, contiguous, as many elements) in its dtype; raises as `rows`."""
@@ -133,6 +143,19 @@ class Grouped:
             return codes.mul_(scales)
         return codes.mul_(scales.repeat_interleave(self.width, dim=1)[:, : codes.shape[1]])
 
+    def integers(self, start: int, stop: int, groups: Groups) -> GroupedRows:
+        """The same rows as integers. Raises ValueError where they don't fit into as many bits."""
+        codes, scales, minima = self.codes[start:stop], self.scales[start:stop], None
+        if groups.has_minima:
+            # Integers less a zero point: whatever it is, the smallest of a group is the least that there can be.
+            least = 0 if groups.bits == 4 else -128
+            base = codes.view(*scales.shape, -1).amin(dim=2) - least
+            codes, minima = codes - base.repeat_interleave(codes.shape[1] // scales.shape[1], dim=1), scales * base
+        low, high = (-128, 127) if groups.bits == 8 else (0, 15) if groups.has_minima else (-8, 7)
+        if int(codes.amin()) < low or int(codes.amax()) > high:
+            raise ValueError(f"holds integers beyond {low} and {high}")
+        return GroupedRows(codes.to(torch.int8), scales.contiguous(), minima)
+
 
 class Format(ABC):
     """How one kind of quantised matrix is stored. All methods raise ValueError, with what is wrong."""
@@ -159,6 +182,10 @@ class Format(ABC):
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
         """What the parts say; stacked matrices one under the other."""
 
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
+        """See `Source.groups`."""
+        return None
+
 
 @dataclass(frozen=True)
 class QuantisedSource(Source):
@@ -178,6 +205,24 @@ class QuantisedSource(Source):
             return cls(name, format.shape(stored), stored, format)
         except ValueError as error:
             raise damaged(name, stored, str(error)) from None
+
+    @property
+    def groups(self) -> Groups | None:
+        return self.format.groups(self.stored, self.shape) if len(self.shape) == 2 else None
+
+    def grouped_rows(self) -> Iterator[GroupedRows]:
+        groups, found, width = self.groups, self.read(), self.shape[-1]
+        assert groups is not None
+        at_once = max(1, _VALUES_AT_ONCE // width)
+        for start in range(0, self.shape[0], at_once):
+            try:
+                rows = found.integers(start, min(start + at_once, self.shape[0]), groups)
+            except ValueError as error:
+                raise damaged(self.name, self.stored, str(error)) from None
+            # The largest that any integer makes of them.
+            if not bool((rows.scales * 256).isfinite().all()):
+                raise damaged(self.name, self.stored, "holds values that are no finite numbers")
+            yield rows
 
     def read(self) -> Grouped:
         """Reads all of it; raises CheckpointError."""
@@ -199,6 +244,15 @@ class QuantisedSource(Source):
             if not bool(rows.isfinite().all()):
                 raise damaged(self.name, self.stored, "holds values that are no finite numbers")
             yield rows
+
+
+def as_groups(bits: int, width: int, num_groups: int, *, has_minima: bool = False) -> Groups | None:
+    """Groups of a matrix `width` columns wide, as a processor's products have them; None where they don't."""
+    # A whole row is a group that is as wide as its padding.
+    group = width // num_groups if num_groups > 1 else -(-width // 32) * 32
+    if width % num_groups or (group % 32 and group != 16):
+        return None
+    return Groups(4 if bits <= 4 else 8, group, has_minima)
 
 
 def damaged(name: str, stored: Mapping[str, StoredTensor], what: str) -> CheckpointError:

@@ -52,8 +52,13 @@ def source_of(folder: Path, tensors: Tensors, quantization: Mapping[str, Any] | 
 
 
 def numbers(source: Source) -> torch.Tensor:
+    """Its numbers; as integers, where it is held as some, it has the same."""
     rows = [rows.float().clone() for rows in source.rows(source.shape[-1], new_buffer())]
-    return torch.cat(rows).view(source.shape)
+    found = torch.cat(rows).view(source.shape)
+    if (groups := source.groups) is not None:
+        held = torch.cat([rows.dequantised(groups.width) for rows in source.grouped_rows()])
+        assert torch.equal(held, found)
+    return found
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -28,9 +28,14 @@ from qwen35mm.checkpoints.safetensors_files import new_buffer
 from qwen35mm.config import ModelConfig, YarnConfig
 from qwen35mm.errors import CheckpointError, ConfigError, MissingExtraError
 from qwen35mm.model.load import load
+from qwen35mm.model.weight_formats import AS_STORED, PackedWeight
+from qwen35mm.model.weights import loaded_bytes, weights_bytes
 from qwen35mm.tokenizer import Tokenizer
+from qwen35mm_kernels.cpu.native.library import find_library
+from qwen35mm_kernels.cpu.native.products import Groups
 from qwen35mm_preprocess import read_processing
 from tests.checkpoints import ggufs
+from tests.kernels.compare import relative_error
 
 gguf = pytest.importorskip("gguf")
 
@@ -165,6 +170,48 @@ def test_quantised_rows_are_those_of_the_library(kind: str, tmp_path: Path) -> N
     order = ValueHeads(2, 4, 32, 32).order(32, 128)
     assert source.shape == (rows, 256)
     assert np.array_equal(found, expected[order])
+    if (groups := source.groups) is None:
+        assert kind in ("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "MXFP4", "NVFP4")
+        return
+    held = torch.cat([part.dequantised(groups.width) for part in source.grouped_rows()]).numpy()
+    assert np.array_equal(held, expected[order])
+
+
+@pytest.mark.parametrize("name", ["dense", "moe"])
+@pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 9), ("Q4_1", 6)])
+def test_a_quantised_model_stays_as_its_file_has_it(kind: str, bits: int, name: str, dense: Path) -> None:
+    if find_library() is None:
+        pytest.skip("there is no compiled part for this processor")
+    path, type = dense.with_name(f"{name}-{kind}.gguf"), gguf.GGMLQuantizationType[kind]
+    made = writer(path, ggufs.FOLDER / f"{name}.gguf", arch="qwen35moe" if name == "moe" else "qwen35")
+    for tensor in gguf.GGUFReader(ggufs.FOLDER / f"{name}.gguf").tensors:
+        data = np.array(tensor.data)
+        if data.ndim > 1 and data.shape[-1] % 32 == 0 and "_inp" not in tensor.name and "conv1d" not in tensor.name:
+            made.add_tensor(tensor.name, gguf.quants.quantize(data.astype(np.float32), type), raw_dtype=type)
+        else:
+            made.add_tensor(tensor.name, data)
+    write(made)
+    held, exact = load(path, device="cpu"), load(path, device="cpu", dtype="float32")
+    assert (held.weights, exact.weights) == ("as stored", "float32")
+    parts = {key: x for key, x in held.model.named_modules() if isinstance(x, PackedWeight)}
+    groups = {key: x for key, x in parts.items() if isinstance(x.matrix.format, Groups)}
+    assert len(groups) >= 8
+    floats = dict(exact.model.named_modules())
+    for key, part in groups.items():
+        # A weight of one format has one part; floats have none.
+        whole, index = floats.get(key.removesuffix(".0")), torch.arange(part.out_features)
+        if isinstance(whole, PackedWeight) and whole.out_features == part.out_features:
+            assert torch.equal(part.matrix.rows(index, torch.float32), whole.matrix.rows(index, torch.float32))
+    stored = read_checkpoint(held.path, None)
+    kept, told = loaded_bytes(held.model), weights_bytes(stored, torch.bfloat16, AS_STORED)
+    assert told <= kept < 1.1 * told
+    assert told < bits / 16 * 1.5 * weights_bytes(stored, torch.bfloat16, None)
+    # Only rows that are multiplied are rounded, to eight bits.
+    x = torch.randn(7, held.config.text.hidden_size, generator=torch.Generator().manual_seed(3))
+    for index in range(len(held.model.layers)):
+        layers = (loaded.model.get_submodule(f"layers.{index}.mlp") for loaded in (held, exact))
+        ours, theirs = (layer(x.to(loaded.model.dtype)) for layer, loaded in zip(layers, (held, exact), strict=True))
+        assert 1e-4 < relative_error(ours, theirs) <= 0.03
 
 
 @given(num_keys=st.integers(1, 4), repeats=st.integers(1, 4), width=st.integers(1, 5), before=st.integers(0, 3))

@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import llama_cpp
 from benchmarks.engines import print_operations
 from benchmarks.forward import Ours, Transformers
@@ -38,9 +40,12 @@ from benchmarks.limits import Limits
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
 from benchmarks.work import cache_bytes, prefill_flops, vision_flops, weight_bytes
 from benchmarks.worker import Worker, numbers, parser, rounds, set_threads
+from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.load import DTYPES, choose_integers, weights_name
+from qwen35mm.model.weight_formats import AS_STORED
+from qwen35mm.model.weights import bytes_read_per_token, is_held_as_stored
 
 MACHINE, OURS, TRANSFORMERS, LLAMA_CPP = "the machine", "qwen35mm", "transformers", "llama.cpp"
 Runs = list[dict[str, Any]]
@@ -165,7 +170,10 @@ class Bench:
         arguments, plain = self._arguments, weights_name(self._dtype)
         for weights in arguments.weights:
             integers = choose_integers(weights, self._dtype)
-            num_bytes = weight_bytes(self._config, self._dtype, integers)
+            stored = read_checkpoint(arguments.model, self._config.quantization)
+            if integers == AS_STORED and not is_held_as_stored(stored, self._dtype, [torch.device(arguments.device)]):
+                integers = None
+            num_bytes = bytes_read_per_token(self._config, stored, self._dtype, integers)
             yield Measured(OURS, integers or plain, Worker(Ours, arguments, weights), num_bytes)
         if TRANSFORMERS in arguments.peer:
             num_bytes = weight_bytes(self._config, self._dtype)

@@ -21,7 +21,11 @@ _QUESTIONS = 20
 
 def evaluate(
     weights: Annotated[
-        str, typer.Option(help="Formats with commas between: bf16, float32, int8, int4.", metavar="FORMATS")
+        str,
+        typer.Option(
+            help="Formats with commas between: bf16, float32, int8, int4; auto is as a quantised checkpoint has them.",
+            metavar="FORMATS",
+        ),
     ] = "int8,int4",
     model: Annotated[
         str | None, typer.Option(help="A checkpoint's folder or Hugging Face id; the bundled demo without it.")

@@ -19,7 +19,8 @@ from qwen35mm.model.weight_formats import INTEGER_FORMATS, Weight
 from qwen35mm.model.weights import loaded_bytes
 
 REFERENCES = ("bf16", "float32")
-FORMATS = (*REFERENCES, *INTEGER_FORMATS)
+# `auto` is as stored, for a quantised checkpoint.
+FORMATS = (*REFERENCES, *INTEGER_FORMATS, "auto")
 DEFAULT_TEXT = "evaluation.txt"
 
 
@@ -95,8 +96,8 @@ def compare(
     def run(weights: str) -> _Run:
         told(f"{weights}: loading")
         dtype = "float32" if weights == "float32" else "bfloat16"
-        integers = weights if weights in INTEGER_FORMATS else "auto"
-        loaded = load(source, dtype=dtype, device=device, weights=integers, rope_scaling=rope_scaling)
+        taken = "auto" if weights == "float32" else weights
+        loaded = load(source, dtype=dtype, device=device, weights=taken, rope_scaling=rope_scaling)
         if not passages:
             if text is not None:
                 passages.extend(text_passages(loaded, text, max_tokens))

@@ -14,7 +14,7 @@ from qwen35mm.config import MEDIA_TOKENS, ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest
-from qwen35mm.model.weight_formats import INTEGER_FORMATS
+from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model.weights import load_model
 from qwen35mm.model.weights_cache import WeightsCache
 from qwen35mm.prompt import ChatTemplate
@@ -25,7 +25,7 @@ from qwen35mm_preprocess import ImageProcessing, VideoProcessing, family_process
 # Never code, never pickles: weights as safetensors, everything else as text.
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# What `weights` may be: `auto` and `bf16` are as `dtype` says.
+# What `weights` may be: `bf16` is as `dtype` says, and so is `auto`, save for a quantised checkpoint on a CPU.
 WEIGHTS = ("auto", "bf16", "int8", "int4")
 
 
@@ -36,7 +36,7 @@ class LoadedModel:
     Attributes:
         name: what to call it: the folder's name or the Hub id.
         path: the folder that it was read from.
-        weights: the format of its matrices: float32, bf16, int8 or int4.
+        weights: the format of its matrices: float32, bf16, int8, int4 or as stored.
         eos_ids: ids that end a reply.
         generation: the checkpoint's sampling defaults.
     """
@@ -72,7 +72,8 @@ def load(
             computes the layers that don't fit on the processor, slowly. `auto` takes the first GPU that has room for
             the model, all of them together where none has, and the CPU where there is no GPU.
         weights: `bf16`, `int8` or `int4`: matrices in a half or a quarter of the memory, on a CPU. `auto` leaves them
-            as they are in the checkpoint, in `dtype`; what fits into the memory is chosen in `model_library`.
+            as they are in the checkpoint: in `dtype`, or on a CPU with bfloat16 as the integers that a quantised one
+            has; what fits into the memory is chosen in `model_library`.
         weights_cache: where quantised weights are kept for the next time.
         rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
 
@@ -98,11 +99,12 @@ def load(
     eos_ids |= {
         tokenizer.control_ids[text] for text in ("<|im_end|>", "<|endoftext|>") if text in tokenizer.control_ids
     }
+    model = load_model(folder, config, dtype=torch_dtype, device=device, integers=integers, cache=weights_cache)
     return LoadedModel(
         name=model_name(path_or_hub_id),
         path=folder,
-        model=load_model(folder, config, dtype=torch_dtype, device=device, integers=integers, cache=weights_cache),
-        weights=integers or weights_name(torch_dtype),
+        model=model,
+        weights=model.integers or weights_name(torch_dtype),
         config=config,
         tokenizer=tokenizer,
         template=template,
@@ -186,11 +188,14 @@ def choose_dtype(name: str) -> torch.dtype:
 
 
 def choose_integers(weights: str, dtype: torch.dtype) -> str | None:
-    """The integers that `load`'s `weights` asks for, or None. Raises ConfigError."""
+    """The integers that `load`'s `weights` asks for, `AS_STORED` of a quantised checkpoint, or None; raises
+    ConfigError."""
     if weights not in WEIGHTS:
         raise ConfigError(f"weights must be {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}; got '{weights}'.")
     if weights == "bf16" and dtype != torch.bfloat16:
         raise ConfigError("bf16 weights need --dtype bfloat16 (or auto): float32 keeps them in float32.")
+    if weights == "auto" and dtype == torch.bfloat16:
+        return AS_STORED
     return weights if weights in INTEGER_FORMATS else None
 
 

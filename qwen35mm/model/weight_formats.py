@@ -1,7 +1,8 @@
 """Matrices of weights, and the formats that they are kept in: what formats differ in is here and nowhere else.
 
 A `Weight` is made empty and filled with rows as a checkpoint gives them. On a CPU with the compiled part it is packed
-for that processor's products; elsewhere it is a plain tensor, or integers beside scales, and torch multiplies.
+for that processor's products, rounded to integers or as the integers that a quantised checkpoint has; elsewhere it is a
+plain tensor, or integers beside scales, and torch multiplies.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +18,13 @@ from torch import nn
 
 from qwen35mm.model.dense import linear
 from qwen35mm_kernels.cpu.native.library import find_library
-from qwen35mm_kernels.cpu.native.products import PackedMatrix
+from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups, PackedMatrix
 from qwen35mm_kernels.cpu.quantise import GROUP, dequantise, pack_nibbles, quantise
 
 # By name: bits of a value, a group's scale included. None: as the activations are.
 INTEGER_FORMATS = {"int8": 8.5, "int4": 4.5}
+# The integers that a checkpoint has, where products hold them exactly; what else is in it stays as activations are.
+AS_STORED = "as stored"
 _ROWS_AT_ONCE = 2048
 _VALUES_AT_ONCE = 1 << 19
 
@@ -31,7 +35,7 @@ class Factory:
 
     Attributes:
         dtype: of activations, and of weights that aren't integers.
-        integers: `int8` or `int4` for matrices that may be quantised.
+        integers: `int8`, `int4` or `AS_STORED` for matrices that may be quantised.
         is_mapped: packed matrices get their memory by `PackedWeight.take`, and take none before.
     """
 
@@ -46,7 +50,7 @@ class Factory:
 
     def head(self) -> Factory:
         """For embeddings and the output head, which fewer than eight bits cost more than the layers."""
-        return replace(self, integers=None if self.integers is None else "int8")
+        return replace(self, integers="int8" if self.integers in INTEGER_FORMATS else self.integers)
 
 
 class Weight(nn.Module, abc.ABC):
@@ -104,11 +108,12 @@ class PackedWeight(Weight):
     data: torch.Tensor
     scales: torch.Tensor
 
-    def __init__(self, out_features: int, in_features: int, factory: Factory) -> None:
+    def __init__(self, out_features: int, in_features: int, factory: Factory, groups: Groups | None = None) -> None:
+        """groups: as which integers it is filled, in place of the factory's."""
         super().__init__(out_features, in_features, factory)
         library = find_library()
         assert library is not None
-        format = factory.integers or str(factory.dtype).removeprefix("torch.")
+        format = groups or factory.integers or str(factory.dtype).removeprefix("torch.")
         if factory.is_mapped:
             # Memory that nothing is written to isn't taken.
             num_bytes, num_scales = PackedMatrix.shapes(format, out_features, in_features)
@@ -127,6 +132,10 @@ class PackedWeight(Weight):
 
     def fill(self, first: int, rows: torch.Tensor) -> None:
         self.matrix.fill(first, rows)
+
+    def fill_groups(self, first: int, rows: GroupedRows) -> None:
+        """The same of one that is made of groups."""
+        self.matrix.fill_groups(first, rows)
 
     def product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -178,8 +187,12 @@ class QuantisedWeight(Weight):
 class StackedWeight(Weight):
     """Weights one under the other: experts, or rows that aren't quantised below those that are."""
 
-    def __init__(self, parts: Sequence[Weight], factory: Factory) -> None:
-        super().__init__(sum(part.out_features for part in parts), parts[0].in_features, factory)
+    def __init__(self, parts: Sequence[Weight], factory: Factory, shape: tuple[int, int] | None = None) -> None:
+        """shape: of one whose parts come later."""
+        super().__init__(*(shape or (sum(part.out_features for part in parts), parts[0].in_features)), factory)
+        self._hold(parts)
+
+    def _hold(self, parts: Sequence[Weight]) -> None:
         self.parts = parts
         for index, part in enumerate(parts):
             self.add_module(str(index), part)
@@ -191,6 +204,20 @@ class StackedWeight(Weight):
             yield slice(start, start + part.out_features), part
             start += part.out_features
 
+    def part_at(self, row: int) -> tuple[Weight, int]:
+        """The part of a part that a row lies in, and which of its rows it is there."""
+        for place, part in self._placed():
+            if place.start <= row < place.stop:
+                row -= place.start
+                return part.part_at(row) if isinstance(part, StackedWeight) else (part, row)
+        raise IndexError(row)
+
+    def stored(self, first: int = 0) -> Iterator[tuple[int, StoredWeight]]:
+        """Those in it that lie as a checkpoint has them, and where each begins."""
+        for place, part in self._placed():
+            if isinstance(part, StackedWeight):
+                yield from part.stored(first + place.start)
+
     def fill(self, first: int, rows: torch.Tensor) -> None:
         for place, part in self._placed():
             low, high = max(first, place.start), min(first + len(rows), place.stop)
@@ -200,17 +227,43 @@ class StackedWeight(Weight):
     def product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if len(self.parts) == 1:
+            return self.parts[0].product(x, bias, out)
         out = x.new_empty(len(x), self.out_features) if out is None else out
         for place, part in self._placed():
             part.product(x, None if bias is None else bias[place], out[:, place])
         return out
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
+        if len(self.parts) == 1:
+            return self.parts[0].rows(index)
         out = torch.empty(len(index), self.in_features, dtype=self.dtype, device=self.device)
         for place, part in self._placed():
             here = (index >= place.start) & (index < place.stop)
             out[here] = part.rows(index[here] - place.start)
         return out
+
+
+class StoredWeight(StackedWeight):
+    """Rows that lie as a checkpoint has them: nothing until `lay_out` has made its parts."""
+
+    def __init__(self, out_features: int, in_features: int, factory: Factory) -> None:
+        super().__init__([], factory, (out_features, in_features))
+        self.factory = factory.exact()
+
+    def stored(self, first: int = 0) -> Iterator[tuple[int, StoredWeight]]:
+        yield first, self
+
+    def lay_out(self, runs: Sequence[tuple[int, Groups | None]]) -> None:
+        """Makes its parts, one for each run of rows that are the same integers, or none.
+
+        Args:
+            runs: how many rows, and as what they are held; together all rows.
+        """
+        assert not self.parts
+        assert sum(count for count, _ in runs) == self.out_features
+        merged = [(key, sum(count for count, _ in run)) for key, run in groupby(runs, key=lambda run: run[1])]
+        self._hold([PackedWeight(count, self.in_features, self.factory, groups) for groups, count in merged])
 
 
 def new_weight(out_features: int, in_features: int, factory: Factory, *, exact_rows: int = 0) -> Weight:
@@ -222,6 +275,8 @@ def new_weight(out_features: int, in_features: int, factory: Factory, *, exact_r
     if factory.integers is not None and exact_rows:
         main = new_weight(out_features - exact_rows, in_features, factory)
         return StackedWeight([main, new_weight(exact_rows, in_features, factory.exact())], factory)
+    if factory.integers == AS_STORED:
+        return StoredWeight(out_features, in_features, factory)
     if factory.device.type == "cpu" and find_library() is not None:
         return PackedWeight(out_features, in_features, factory)
     return (PlainWeight if factory.integers is None else QuantisedWeight)(out_features, in_features, factory)

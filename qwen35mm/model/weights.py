@@ -32,8 +32,10 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest, place
-from qwen35mm.model.weight_formats import INTEGER_FORMATS, Weight
+from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS, PackedWeight, StackedWeight, Weight
 from qwen35mm.model.weights_cache import WeightsCache
+from qwen35mm_kernels.cpu.native.library import find_library
+from qwen35mm_kernels.cpu.native.products import Groups
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ def load_model(
     Args:
         dtype: float32 or bfloat16; A_log and dt_bias are kept in float32 in both.
         device: as in `DeviceRequest.parse`.
-        integers: `int8` or `int4` for matrices, on a CPU; see `Qwen35Model`.
+        integers: `int8` or `int4` for matrices, on a CPU, or `AS_STORED`, where that can be; see `Qwen35Model`.
         cache: where integers are kept for the next time; bfloat16 isn't.
         progress: called with (bytes read, bytes in all) after each tensor that is read.
 
@@ -77,16 +79,21 @@ def load_model(
     _check(targets, stored)
     request = DeviceRequest.parse(device)
     check_integers(integers, request.devices)
+    if integers == AS_STORED and not is_held_as_stored(stored, dtype, request.devices):
+        integers = None
     make = partial(Qwen35Model, config, dtype=dtype, tie_word_embeddings=not separate_head, integers=integers)
     num_bytes = weights_bytes(stored, dtype, integers)
     skeleton = partial(make, device=torch.device("meta"))
     places = place(Path(folder).name, num_bytes, config.text.num_layers, skeleton, request)
-    kept = None if integers is None or cache is None else cache.find(Path(folder), integers, dtype)
+    kept = None if integers not in INTEGER_FORMATS or cache is None else cache.find(Path(folder), integers, dtype)
     if kept is not None and kept.exists() and kept.read_into(model := make(device=places, is_mapped=True)):
         return model
     model = make(device=places)
     _fill(model, targets, stored, progress)
     became = integers or str(dtype).removeprefix("torch.")
+    if integers == AS_STORED:
+        num_held = sum(held_as(name, each, dtype) is not None for name, each in stored.items())
+        became = f"stored: {num_held} matrices as their integers, the rest as {str(dtype).removeprefix('torch.')}"
     logger.info("Read %s; kept as %s, %.2f GB.", described(stored.values()), became, loaded_bytes(model) / 1e9)
     if kept is not None:
         kept.write(model)
@@ -95,10 +102,24 @@ def load_model(
 
 def check_integers(integers: str | None, devices: Sequence[torch.device]) -> None:
     """Raises ConfigError where integers are asked for on a GPU."""
-    if integers is not None and any(device.type != "cpu" for device in devices):
+    if integers in INTEGER_FORMATS and any(device.type != "cpu" for device in devices):
         raise ConfigError(
             f"{integers} weights are for CPUs, and GPUs compute with bfloat16: take --device cpu, or --weights bf16."
         )
+
+
+def is_held_as_stored(stored: Mapping[str, Source], dtype: torch.dtype, devices: Sequence[torch.device]) -> bool:
+    """Whether there is a matrix that `AS_STORED` keeps as the integers that it is, and not as floats."""
+    on_cpu = all(device.type == "cpu" for device in devices) and find_library() is not None
+    return on_cpu and any(held_as(name, each, dtype) is not None for name, each in stored.items())
+
+
+def held_as(name: str, source: Source | Target, dtype: torch.dtype) -> Groups | None:
+    """The integers that `AS_STORED` keeps a tensor as; None of one that isn't made of any, or would be no smaller."""
+    if dtype != torch.bfloat16 or not isinstance(source, Source) or _integer_bits(name, "int8") is None:
+        return None
+    groups = source.groups
+    return groups if groups is not None and groups.bits_per_value < 8 * dtype.itemsize else None
 
 
 def weights_bytes(stored: Mapping[str, Source | Target], dtype: torch.dtype, integers: str | None) -> int:
@@ -141,7 +162,11 @@ def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
 def _num_bytes(name: str, tensor: Source | Target, dtype: torch.dtype, integers: str | None) -> float:
     if name.startswith(IGNORED_PREFIXES):
         return 0.0
-    bits = None if integers is None else _integer_bits(name, integers)
+    if integers == AS_STORED:
+        groups = held_as(name, tensor, dtype)
+        bits = None if groups is None else groups.bits_per_value
+    else:
+        bits = None if integers is None else _integer_bits(name, integers)
     return math.prod(tensor.shape) * (dtype.itemsize if bits is None else bits / 8)
 
 
@@ -216,20 +241,57 @@ def _fill(
     for target in targets:
         filled[target.parameter] += target.numel
     assert dict(filled) == sizes, "a parameter isn't filled whole"
+    held = _lay_out(matrices, targets, stored)
     buffer = new_buffer()
     total, done = sum(stored[target.name].num_bytes for target in targets), 0
     for target in sorted(targets, key=lambda target: stored[target.name].place):
         source = stored[target.name]
         if (matrix := matrices.get(target.parameter)) is not None:
             first, width = target.offset // matrix.in_features, matrix.in_features
-            for rows in source.rows(width, buffer):
-                matrix.fill(first, rows)
-                first += len(rows)
+            if target.name in held:
+                assert isinstance(matrix, StackedWeight)
+                part, first = matrix.part_at(first)
+                assert isinstance(part, PackedWeight)
+                for rows in source.grouped_rows():
+                    part.fill_groups(first, rows)
+                    first += len(rows.integers)
+            else:
+                for rows in source.rows(width, buffer):
+                    matrix.fill(first, rows)
+                    first += len(rows)
         else:
             source.read_into(parameters[target.parameter][target.offset : target.offset + target.numel], buffer)
         done += source.num_bytes
         if progress is not None:
             progress(done, total)
+
+
+def _lay_out(matrices: Mapping[str, Weight], targets: Sequence[Target], stored: Mapping[str, Source]) -> set[str]:
+    """Makes the parts of weights that lie as they are stored, and gives the names of tensors that are their integers.
+
+    What is merged into one matrix may be of several formats: neighbours of one format are one part.
+    """
+    held: set[str] = set()
+    by_parameter: dict[str, list[Target]] = defaultdict(list)
+    for target in sorted(targets, key=lambda target: target.offset):
+        by_parameter[target.parameter].append(target)
+    for name, matrix in matrices.items():
+        if not isinstance(matrix, StackedWeight) or _inside(name, matrices):
+            continue
+        for first, weight in matrix.stored():
+            runs = []
+            for target in by_parameter[name]:
+                start = target.offset // matrix.in_features - first
+                stop = start + target.numel // matrix.in_features
+                count = min(stop, weight.out_features) - max(start, 0)
+                if count <= 0:
+                    continue
+                is_whole = count == stop - start
+                groups = held_as(target.name, stored[target.name], matrix.dtype) if is_whole else None
+                held |= {target.name} if groups else set()
+                runs.append((count, groups))
+            weight.lay_out(runs)
+    return held
 
 
 def _inside(name: str, matrices: Mapping[str, Weight]) -> bool:

@@ -14,8 +14,8 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
 from qwen35mm.model.load import choose_dtype, choose_integers, find_checkpoint, weights_name
-from qwen35mm.model.weight_formats import INTEGER_FORMATS
-from qwen35mm.model.weights import bytes_read_per_token, check_integers, weights_bytes
+from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
+from qwen35mm.model.weights import bytes_read_per_token, check_integers, is_held_as_stored, weights_bytes
 from qwen35mm.model_library.memory import Available, MemoryNeed, NoRoomError, available_bytes, memory_need
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm_kernels.cpu.native.library import find_library
@@ -45,8 +45,10 @@ def fit(
     check_integers(asked, devices)
     config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
     stored = read_checkpoint(folder, config.quantization)
+    if asked == AS_STORED and not is_held_as_stored(stored, dtype, devices):
+        asked = None
     on_cpu = all(device.type == "cpu" for device in devices)
-    sizes = {each: weights_bytes(stored, dtype, each) for each in (None, *INTEGER_FORMATS)}
+    sizes = {each: weights_bytes(stored, dtype, each) for each in (asked, *INTEGER_FORMATS)}
     smaller = [each for each in INTEGER_FORMATS if on_cpu and sizes[each] < sizes[asked]]
     refused = None
     for integers in [asked, *smaller]:
@@ -59,7 +61,7 @@ def fit(
                 dtype=dtype,
                 devices=devices,
                 memory_bytes=memory_bytes,
-                integers=integers,
+                integers=integers if integers in INTEGER_FORMATS else None,
             )
         except NoRoomError as error:
             # Of `auto` the last word is the smallest's, else that of what was asked for.
@@ -78,10 +80,11 @@ def fit(
             text = (
                 "%s has %s weights: %s instead of %s of %s, which don't fit into %s of memory beside a context of %s."
             )
-            plain, room = weights_name(dtype), gib(memory_bytes)
+            plain, room = asked or weights_name(dtype), gib(memory_bytes)
             length = f"{need.cache.context_length:,} tokens"
-            logger.warning(text, name, integers, gib(sizes[integers]), gib(sizes[None]), plain, room, length)
-        return replace(options, weights=integers or options.weights, cache=need.settings), need
+            logger.warning(text, name, integers, gib(sizes[integers]), gib(sizes[asked]), plain, room, length)
+        chosen = integers if integers in INTEGER_FORMATS else None
+        return replace(options, weights=chosen or options.weights, cache=need.settings), need
     assert refused is not None
     raise refused
 

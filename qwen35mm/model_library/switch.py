@@ -17,6 +17,7 @@ from qwen35mm.engine import Event, ModelInfo
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model.load import choose_dtype
+from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model_library.catalogue import HUB_MODELS, SUGGESTED_ON_CPU, SUGGESTED_ON_GPU, HubModel
 from qwen35mm.model_library.changes import Changes
 from qwen35mm.model_library.fit import FormatOffer, fit, offered_formats
@@ -73,7 +74,9 @@ class BackendSwitch:
         # What the current backend can be made again with.
         self._fitted = self._options
         if isinstance(backend, LocalBackend):
-            self._fitted = replace(self._options, weights=backend.loaded.model.integers or "auto")
+            integers, asked = backend.loaded.model.integers, self._options.weights
+            plain = "bf16" if asked == "bf16" else "auto"
+            self._fitted = replace(self._options, weights=integers if integers in INTEGER_FORMATS else plain)
         self._changes = Changes()
         self._closed = False
         self._take(backend)

@@ -35,7 +35,9 @@ def grouped_rows(kind: str, stored: np.ndarray) -> GroupedRows:
     cut = np.cumsum([*blocks.sizes.values()])
     each = np.split(stored.reshape(-1, int(cut[-1])), cut[:-1], axis=1)
     found = blocks.read(dict(zip(blocks.sizes, each, strict=True)))
-    integers, scales, minima = (None if x is None else torch.from_numpy(x.reshape(len(stored), -1)) for x in found)
+    integers, scales, minima = (
+        None if x is None else torch.from_numpy(np.require(x, requirements="W").reshape(len(stored), -1)) for x in found
+    )
     assert integers is not None
     assert scales is not None
     return GroupedRows(integers.to(torch.int8), scales.float(), None if minima is None else minima.float())

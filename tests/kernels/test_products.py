@@ -65,8 +65,8 @@ def assert_product(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | N
     expected = x.double() @ unpacked(matrix).double().T
     if bias is not None:
         expected += bias.double()
-    is_groups = isinstance(matrix.format, Groups)
-    limit = PRODUCT_ERRORS["int8" if is_groups else matrix.format] + (2.5e-3 if x.dtype == BFLOAT16 else 0)
+    format = "int8" if isinstance(matrix.format, Groups) else matrix.format
+    limit = PRODUCT_ERRORS[format] + (2.5e-3 if x.dtype == BFLOAT16 else 0)
     # Single outputs may cancel, and what is rounded before isn't smaller for it.
     scale = x.double().norm(dim=1, keepdim=True) * unpacked(matrix).double().norm(dim=1)
     assert ((out.double() - expected).abs() <= 4 * limit * scale + 2**-8 * expected.abs()).all()

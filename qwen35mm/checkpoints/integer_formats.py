@@ -30,6 +30,8 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     octets = words.contiguous().flatten().view(torch.uint8).view(len(words), -1)
     if bits == 8:
         return octets
+    if bits == 4:  # much the commonest, and twice as fast
+        return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(-2)
     if 8 % bits == 0:
         return (octets[..., None] >> torch.arange(0, 8, bits, dtype=torch.uint8) & ((1 << bits) - 1)).flatten(-2)
     # A field may lie in two words.
@@ -68,15 +70,13 @@ class Gptq(Format):
         return out, width
 
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
-        out, width = shape
         scales = parts["scales"].float().t().contiguous()
-        zeros = unpack(parts["qzeros"], self.bits).t()[:out].to(torch.int16) + self.zero_offset
+        zeros = unpack(parts["qzeros"], self.bits).t()[: shape[0]].to(torch.int16) + self.zero_offset
         if int(zeros.max()) >= 1 << self.bits:
             raise ValueError(f"has zero points out of the range of {self.bits} bits")
         codes = unpack(parts["qweight"].t(), self.bits)
-        groups = scales.shape[1]
         group_of = parts["g_idx"].long() if "g_idx" in parts else None
-        return affine(codes, zeros, scales, width // groups, group_of)
+        return affine(codes, zeros, scales, self.bits, group_of)
 
     def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
         return _with_zeros(self.bits, parts, "scales", shape[1], parts["scales"].shape[0])
@@ -104,7 +104,7 @@ class Awq(Format):
             unpack(parts[name], 4).unflatten(-1, (-1, 8))[..., order].flatten(-2).t() for name in ("qweight", "qzeros")
         )
         scales = parts["scales"].float().t().contiguous()
-        return affine(codes, zeros.to(torch.int16), scales, shape[1] // scales.shape[1])
+        return affine(codes, zeros.to(torch.int16), scales, 4)
 
     def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
         return _with_zeros(4, parts, "scales", shape[1], parts["scales"].shape[0])
@@ -145,7 +145,7 @@ class PackedIntegers(Format):
         if "zero_point" in parts:
             zeros = unpack(parts["zero_point"].t(), bits).t()[:out].to(torch.int16)
         group_of = parts["g_idx"].long() if "g_idx" in parts else None
-        return affine(codes, zeros.expand_as(scales), scales, -(-width // scales.shape[1]), group_of)
+        return affine(codes, zeros.expand_as(scales), scales, bits, group_of)
 
     def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
         bits, num_groups = _bits(parts["packed"].shape[1], shape[1]), _num_groups(parts["scale"], shape[0])
@@ -184,7 +184,7 @@ class PlainIntegers(Format):
         if "zero_point" not in parts:
             return Grouped(parts["codes"], scales, group_width)
         zeros = spread(parts["zero_point"], out).to(torch.int16)
-        return affine(parts["codes"], zeros, scales, group_width)
+        return affine(parts["codes"], zeros, scales, 8)
 
     def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
         num_groups = _num_groups(parts["scale"], shape[0])
@@ -213,7 +213,7 @@ class RowIntegers(Format):
 
 
 def affine(
-    codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, width: int, group_of: torch.Tensor | None = None
+    codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bits: int, group_of: torch.Tensor | None = None
 ) -> Grouped:
     """Codes [out, in] less the zero point of their group: zeros [out, groups] int16.
 
@@ -221,12 +221,19 @@ def affine(
         ValueError: `group_of` names a group that there isn't.
     """
     num_groups = scales.shape[1]
-    if group_of is None:
-        group_of = torch.arange(codes.shape[1]) // width
-        return Grouped(codes.to(torch.int16) - zeros[:, group_of], scales, width)
+    width, kind = codes.shape[1] // num_groups, torch.int8 if bits < 8 else torch.int16
+    if group_of is None or are_neighbours(group_of, num_groups):
+        less = codes.unflatten(1, (num_groups, width)).to(kind) - zeros.to(kind)[..., None]
+        return Grouped(less.flatten(1), scales, width)
     if not bool(((group_of >= 0) & (group_of < num_groups)).all()):
         raise ValueError(f"has a g_idx that names groups beyond its {num_groups}")
-    return Grouped(codes.to(torch.int16) - zeros[:, group_of], scales, width, group_of)
+    return Grouped(codes.to(kind) - zeros.to(kind)[:, group_of], scales, width, group_of)
+
+
+def are_neighbours(group_of: torch.Tensor, num_groups: int) -> bool:
+    """Whether the groups [in] of columns are what they are without an order of their own."""
+    width = len(group_of)
+    return torch.equal(group_of, torch.arange(width) * num_groups // width)
 
 
 def needed(parts: Mapping[str, StoredTensor], *names: str) -> list[StoredTensor]:
@@ -268,8 +275,7 @@ def _num_groups(scale: StoredTensor, out: int) -> int:
 def _with_zeros(bits: int, parts: Mapping[str, StoredTensor], scale: str, width: int, num_groups: int) -> Groups | None:
     """Integers less a zero point of their group; None where a group's columns aren't neighbours, or where a scale times
     a zero point needn't be a float32."""
-    order = read_tensor(parts["g_idx"]).long() if "g_idx" in parts else None
-    if order is not None and not torch.equal(order, torch.arange(width) * num_groups // width):
+    if "g_idx" in parts and not are_neighbours(read_tensor(parts["g_idx"]).long(), num_groups):
         return None
     is_exact = parts[scale].dtype in ("F16", "BF16")
     return as_groups(bits, width, num_groups, has_minima=True) if is_exact else None

@@ -149,8 +149,9 @@ class Grouped:
         if groups.has_minima:
             # Integers less a zero point: whatever it is, the smallest of a group is the least that there can be.
             least = 0 if groups.bits == 4 else -128
-            base = codes.view(*scales.shape, -1).amin(dim=2) - least
-            codes, minima = codes - base.repeat_interleave(codes.shape[1] // scales.shape[1], dim=1), scales * base
+            grouped = codes.unflatten(1, (scales.shape[1], -1))
+            base = grouped.amin(dim=2).to(torch.int16) - least
+            codes, minima = (grouped - base.to(codes.dtype)[..., None]).flatten(1), scales * base
         low, high = (-128, 127) if groups.bits == 8 else (0, 15) if groups.has_minima else (-8, 7)
         if int(codes.amin()) < low or int(codes.amax()) > high:
             raise ValueError(f"holds integers beyond {low} and {high}")

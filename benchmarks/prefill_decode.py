@@ -170,7 +170,7 @@ class Bench:
         arguments, plain = self._arguments, weights_name(self._dtype)
         for weights in arguments.weights:
             integers = choose_integers(weights, self._dtype)
-            stored = read_checkpoint(arguments.model, self._config.quantization)
+            stored = read_checkpoint(Path(arguments.model), self._config.quantization)
             if integers == AS_STORED and not is_held_as_stored(stored, self._dtype, [torch.device(arguments.device)]):
                 integers = None
             num_bytes = bytes_read_per_token(self._config, stored, self._dtype, integers)

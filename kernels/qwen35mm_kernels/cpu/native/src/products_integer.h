@@ -169,18 +169,19 @@ INLINE void integer_rows(const Weight &w, const Rows &x, long row, long first_bl
     write_tile(out, row, first_block * BLOCK, sums, apart);
 }
 
-// One more group of a checkpoint's own, or a HALF of it, where those are 16 wide.
+// Adds a group, or a HALF of it where a checkpoint's own are 16 wide, to the sums, and what a minimum is multiplied by
+// to the totals.
 template <int HALF, bool IS_INT4, int R, int V>
 INLINE void add_group(const Weight &w, const Rows &x, long row, long g, const char *const *data,
-                      const float *const *scales, const float *const *minima, vf (&sums)[R][V]) {
+                      const float *const *scales, vf (&sums)[R][V], float (&totals)[R]) {
     const int offset = !IS_INT4 ? INT8_OFFSET : w.minima ? 0 : INT4_OFFSET;
     const long groups = x.width / GROUP;
     const float *steps = x.scales + row * groups + g;
     vi dots[R][V];
-    int32_t totals[R];
     for (int r = 0; r < R; r++) {
-        totals[r] = HALF == WHOLE ? x.sum(row + r, g) : x.half_sums(row + r, g)[HALF];
-        for (int v = 0; v < V; v++) dots[r][v] = splat_int(-offset * totals[r]);
+        const int32_t total = HALF == WHOLE ? x.sum(row + r, g) : x.half_sums(row + r, g)[HALF];
+        for (int v = 0; v < V; v++) dots[r][v] = splat_int(-offset * total);
+        totals[r] += float(total) * steps[r * groups];
     }
     const int8_t *bytes = x.bytes + row * x.width + g * GROUP;
     if constexpr (IS_INT4)
@@ -192,12 +193,6 @@ INLINE void add_group(const Weight &w, const Rows &x, long row, long g, const ch
         for (int r = 0; r < R; r++)
             sums[r][v] = fma(to_float(dots[r][v]), scale * splat(steps[r * groups]), sums[r][v]);
     }
-    if (w.minima)
-        for (int v = 0; v < V; v++) {
-            const vf minimum = load(minima[v]);
-            for (int r = 0; r < R; r++)
-                sums[r][v] = fma(minimum, splat(float(totals[r]) * steps[r * groups]), sums[r][v]);
-        }
 }
 
 // As `integer_rows`, of a checkpoint's own groups; IS_HALF where they are 16 wide.
@@ -212,30 +207,38 @@ INLINE void group_rows(const Weight &w, const Rows &x, long row, long first_bloc
         scales[v] = static_cast<const float *>(w.scales) + place;
         minima[v] = w.minima ? w.minima + place : nullptr;
     }
+    vf sums[R][V] = {};
+    float totals[R] = {};
     const auto next = [&] {
         for (int v = 0; v < V; v++) {
             if (v % PER_BLOCK == 0) __builtin_prefetch(scales[v] + SCALES_AHEAD);
             scales[v] += BLOCK;
-            if (w.minima) minima[v] += BLOCK;
         }
+        if (!w.minima) return;
+        for (int v = 0; v < V; v++) {
+            const vf minimum = load(minima[v]);
+            for (int r = 0; r < R; r++) sums[r][v] = fma(minimum, splat(totals[r]), sums[r][v]);
+            minima[v] += BLOCK;
+        }
+        for (float &total : totals) total = 0;
     };
     const long per_scale = std::max(1L, w.group / GROUP);
     long left = per_scale;
-    vf sums[R][V] = {};
     for (long g = 0; g < x.width / GROUP; g++) {
         if constexpr (IS_HALF) {
-            add_group<0, IS_INT4>(w, x, row, g, data, scales, minima, sums);
+            add_group<0, IS_INT4>(w, x, row, g, data, scales, sums, totals);
             next();
-            add_group<1, IS_INT4>(w, x, row, g, data, scales, minima, sums);
+            add_group<1, IS_INT4>(w, x, row, g, data, scales, sums, totals);
             next();
         } else {
-            add_group<WHOLE, IS_INT4>(w, x, row, g, data, scales, minima, sums);
+            add_group<WHOLE, IS_INT4>(w, x, row, g, data, scales, sums, totals);
             if (--left == 0) {
                 next();
                 left = per_scale;
             }
         }
     }
+    if (left != per_scale) next();
     write_tile(out, row, first_block * BLOCK, sums, apart);
 }
 

@@ -50,7 +50,7 @@ class ModelOptions:
     ENVIRONMENT: ClassVar[str] = "QWEN35MM_"
 
     model: Annotated[
-        str | None, _model(help="A checkpoint's folder or Hugging Face id; the bundled demo without it.")
+        str | None, _model(help="A folder, a GGUF file, ollama:NAME or a Hugging Face id; the demo without it.")
     ] = None
     dtype: Annotated[str, _model(help="auto, bfloat16 or float32.")] = "auto"
     weights: Annotated[

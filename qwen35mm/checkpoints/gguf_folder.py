@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from qwen35mm.checkpoints.gguf_files import GgufFile
+from qwen35mm.checkpoints.other_programs import ollama_model_of
 from qwen35mm.checkpoints.shards import GGUF_ARCHITECTURES, GGUF_NOTE, gguf_parts, gguf_stem, some
 from qwen35mm.config import MEDIA_TOKENS
 from qwen35mm.errors import CheckpointError
@@ -56,11 +57,6 @@ def gguf_folder(path: Path) -> Path:
     return folder
 
 
-def place_of(path: Path) -> Path:
-    """Where `gguf_folder` has the folder of a file, made or not; raises CheckpointError where files are missing."""
-    return _place(path)[0]
-
-
 def _place(path: Path) -> tuple[Path, list[Path]]:
     texts = gguf_parts(path)
     tower = _tower(texts[0])
@@ -70,7 +66,7 @@ def _place(path: Path) -> tuple[Path, list[Path]]:
     cache = user_folder("cache")
     if cache is None:
         raise CheckpointError("A GGUF file needs a folder for what is made of its header: set HOME.")
-    return cache / "gguf" / f"{gguf_stem(texts[0])}-{key}", paths
+    return cache / "gguf" / f"{re.sub(r'[^A-Za-z0-9._-]', '-', gguf_stem(texts[0]))}-{key}", paths
 
 
 def _make(folder: Path, files: list[GgufFile]) -> None:
@@ -289,6 +285,8 @@ def _sampling(text: GgufFile) -> Mapping[str, Any]:
 
 def _tower(text: Path) -> Path | None:
     """The file beside a text model's that holds a vision tower: the one whose name has most in common with it."""
+    if (model := ollama_model_of(text)) is not None:
+        return model.tower
 
     def words(path: Path) -> set[str]:
         return set(re.findall(r"[a-z0-9.]+", path.stem.lower()))

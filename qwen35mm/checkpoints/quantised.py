@@ -17,7 +17,7 @@ from qwen35mm.checkpoints.gguf_files import GgufFile
 from qwen35mm.checkpoints.gguf_sources import gguf_sources
 from qwen35mm.checkpoints.integer_formats import Awq, Gptq, PackedIntegers, PlainIntegers, RowIntegers
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_headers
-from qwen35mm.checkpoints.shards import find_shards, some
+from qwen35mm.checkpoints.shards import GGUF_NOTE, find_shards, some
 from qwen35mm.checkpoints.sources import Format, PlainSource, QuantisedSource, Source, damaged
 from qwen35mm.checkpoints.tensor_names import IGNORED_PREFIXES, family_name
 from qwen35mm.errors import ConfigError
@@ -40,7 +40,7 @@ _OF_ACTIVATIONS = re.compile(
 def read_checkpoint(folder: Path, quantization: Mapping[str, Any] | None) -> dict[str, Source]:
     """The tensors of a folder's files, save what nobody runs; raises as `read_sources`."""
     shards = find_shards(folder)
-    if shards[0].suffix == ".gguf":
+    if (folder / GGUF_NOTE).is_file():
         return gguf_sources([GgufFile(path) for path in shards])
     stored = read_headers(shards)
     return read_sources(

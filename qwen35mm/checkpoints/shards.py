@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from qwen35mm.checkpoints.other_programs import OLLAMA, is_blob, ollama_model, ollama_model_of
 from qwen35mm.errors import CheckpointError
 from qwen35mm_preprocess.say import say
 
@@ -107,11 +108,11 @@ def _find_shards(folder: Path) -> list[Path]:
 
 
 def model_name(path_or_hub_id: str | Path) -> str:
-    """What to call a model: its folder's name, its GGUF file's, or the Hub id."""
+    """What to call a model: its folder's name, its GGUF file's, Ollama's name of it, or the Hub id."""
     path = Path(path_or_hub_id).expanduser()
     if path.is_dir():
         return path.resolve().name
-    return gguf_stem(path) if path.suffix == ".gguf" else str(path_or_hub_id)
+    return gguf_stem(path) if path.suffix == ".gguf" or is_blob(path) else str(path_or_hub_id).removeprefix(OLLAMA)
 
 
 def some(names: list[str], limit: int = 8) -> str:
@@ -144,6 +145,16 @@ def _gguf_files(note: Path) -> list[Path]:
     if missing:
         raise CheckpointError(say("{files}: moved or deleted. Name the file where it is now.", files=some(missing)))
     return paths
+
+
+def gguf_file(source: str | Path) -> Path | None:
+    """The GGUF file that a path or `ollama:NAME` stands for; None where it is something else.
+
+    Raises:
+        CheckpointError: Ollama has no model of that name.
+    """
+    path = ollama_model(str(source)) if str(source).startswith(OLLAMA) else Path(source).expanduser()
+    return path if (path.suffix == ".gguf" or is_blob(path)) and path.is_file() else None
 
 
 def gguf_architecture(path: Path) -> str | None:
@@ -179,5 +190,7 @@ def gguf_parts(path: Path) -> list[Path]:
 
 def gguf_stem(path: Path) -> str:
     """What a model in GGUF files is called."""
+    if (model := ollama_model_of(path)) is not None:
+        return model.name
     split = _SPLIT.fullmatch(path.stem)
     return path.stem if split is None else split["stem"]

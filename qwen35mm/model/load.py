@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from qwen35mm.checkpoints.gguf_folder import gguf_folder
-from qwen35mm.checkpoints.shards import check_folder, model_name
+from qwen35mm.checkpoints.shards import check_folder, gguf_file, model_name
 from qwen35mm.config import MEDIA_TOKENS, ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
@@ -66,7 +66,8 @@ def load(
     """Loads a Qwen3.5, 3.6 or 3.8 checkpoint.
 
     Args:
-        path_or_hub_id: a folder, or a Hub id such as `Qwen/Qwen3.5-2B`, which is downloaded once.
+        path_or_hub_id: a folder, a GGUF file, `ollama:NAME` for one of Ollama's, or a Hub id such as
+            `Qwen/Qwen3.5-2B`, which is downloaded once.
         dtype: `bfloat16` (which `auto` takes) or `float32`.
         device: `cpu`, `cuda`, `cuda:1`, or several: `cuda:0,cuda:1` splits the layers over two GPUs, `cuda:0,cpu`
             computes the layers that don't fit on the processor, slowly. `auto` takes the first GPU that has room for
@@ -138,8 +139,8 @@ def find_checkpoint(path_or_hub_id: str | Path) -> Path:
         check_folder(path.resolve())
         return path.resolve()
     name = str(path_or_hub_id)
-    if path.suffix == ".gguf" and path.is_file():
-        return gguf_folder(path)
+    if (file := gguf_file(path_or_hub_id)) is not None:
+        return gguf_folder(file)
     if path.exists():
         raise CheckpointError(
             f"'{path.name}' is a file; give the folder that holds config.json and *.safetensors, or a GGUF file."

@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.checkpoints.other_programs import OLLAMA, is_blob, lm_studio_files, ollama_models
 from qwen35mm.checkpoints.shards import (
     GGUF_ARCHITECTURES,
     check_folder,
     find_shards,
     gguf_architecture,
+    gguf_file,
     gguf_parts,
     gguf_stem,
 )
 from qwen35mm.config import SUPPORTED_MODEL_TYPES, ModelConfig
-from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm.errors import CheckpointError, ConfigError, Qwen35mmError
 from qwen35mm_preprocess.say import Said, said_of, say
 
 # Folders whose children are checkpoints, separated as in PATH.
@@ -51,7 +53,7 @@ class InstalledModel:
 
 
 def installed_models() -> list[InstalledModel]:
-    """The bundled demo, then the Hugging Face cache's models, then those of the folders in QWEN35MM_MODELS.
+    """The bundled demo, the Hugging Face cache's models, the folders' in QWEN35MM_MODELS, Ollama's and LM Studio's.
 
     Other kinds of models and half downloaded ones are left out; a checkpoint of the family that can't be used is
     listed with the reason. Nothing that is found on the disk raises an error.
@@ -85,10 +87,10 @@ def find_model(source: str | Path) -> InstalledModel:
                 )
             )
         return model
-    if path.suffix == ".gguf" and path.is_file():
+    if (file := gguf_file(source)) is not None:
         from qwen35mm.checkpoints.gguf_folder import gguf_folder
 
-        model = _inspect(gguf_folder(path), gguf_stem(path), name, tell_damage=True)
+        model = _inspect(gguf_folder(file), gguf_stem(file), name, tell_damage=True)
         assert model is not None, "its config.json is ours"
         return model
     if not is_hub_id(name):
@@ -125,12 +127,16 @@ def _places() -> Iterator[tuple[Path, str, str, bool]]:
                 for child in (folder, *sorted(folder.iterdir())):
                     name = gguf_stem(child) if child.suffix == ".gguf" else child.name
                     yield child, name, str(child), True
+    for model in ollama_models():
+        yield model.text, model.name, f"{OLLAMA}{model.name}", True
+    for path in lm_studio_files():
+        yield path, gguf_stem(path), str(path), True
 
 
 def _inspect(folder: Path, name: str, source: str, *, tell_damage: bool) -> InstalledModel | None:
     """None where this is no checkpoint of the family, or (unless `tell_damage`) an incomplete one."""
     num_bytes = 0
-    if folder.suffix == ".gguf":
+    if folder.suffix == ".gguf" or is_blob(folder):
         return _inspect_gguf(folder, name, source)
     try:
         folder = folder.resolve()
@@ -155,12 +161,12 @@ def _inspect_gguf(path: Path, name: str, source: str) -> InstalledModel | None:
     """None where a file, the first of several, isn't a text model of the family."""
     if gguf_architecture(path) not in GGUF_ARCHITECTURES:
         return None
-    from qwen35mm.checkpoints.gguf_folder import place_of
+    from qwen35mm.checkpoints.gguf_folder import gguf_folder
 
     try:
-        folder = place_of(path)
+        folder = gguf_folder(path)
         num_bytes = sum(each.stat().st_size for each in gguf_parts(path))
-    except CheckpointError as error:
+    except Qwen35mmError as error:
         return InstalledModel(name, source, path, 0, False, said_of(error))
     except (OSError, RuntimeError):
         return None

@@ -19,6 +19,8 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
     monkeypatch.delenv("QWEN35MM_MODELS", raising=False)
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return folder
 
 

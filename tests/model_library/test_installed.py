@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model.load import load
 from qwen35mm.model_library import find_model, installed_models
@@ -202,3 +204,55 @@ def test_gguf_files_are_listed_by_their_text_models(
         chosen = find_model(model.source)
         assert (chosen.name, chosen.folder, chosen.usable) == (name, model.folder, True)
         assert load(chosen.folder).path == model.folder
+
+
+def ollama(folder: Path, name: str, *, tag: str = "latest", text: Path, tower: Path | None = None) -> Path:
+    """Puts a model where Ollama has it; returns the blob of its text model."""
+    layers = [{"mediaType": "application/vnd.ollama.image.license", "digest": f"sha256:{'0' * 64}", "size": 1}]
+    blobs: list[Path] = []
+    (folder / "blobs").mkdir(parents=True, exist_ok=True)
+    for kind, path in (("model", text), ("projector", tower)):
+        if path is not None:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            blobs.append(folder / "blobs" / f"sha256-{digest}")
+            shutil.copy(path, blobs[-1])
+            layer = {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}"}
+            layers.append(layer | {"size": path.stat().st_size})
+    manifest = folder / "manifests" / name / tag
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    return blobs[0]
+
+
+def test_what_ollama_and_lm_studio_have_is_found(
+    hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    dense, tower, moe = (ggufs.FOLDER / f"{name}.gguf" for name in ("dense", "mmproj-dense", "moe"))
+    here = tmp_path / "ollama"
+    blob = ollama(here, "registry.ollama.ai/library/qwen3.5", tag="4b", text=dense, tower=tower)
+    ollama(here, "hf.co/someone/qwen", text=moe)
+    (tmp_path / "llama.gguf").write_bytes(dense.read_bytes().replace(b"qwen35", b"llama3"))
+    ollama(here, "registry.ollama.ai/library/llama", text=tmp_path / "llama.gguf")
+    (here / "manifests" / "registry.ollama.ai" / "library" / "qwen3.5" / "torn").write_text('{"layers": [')
+    studio = tmp_path / "home" / ".lmstudio" / "models" / "someone" / "Qwen3.5-GGUF"
+    studio.mkdir(parents=True)
+    for path in (dense, tower):
+        shutil.copy(path, studio)
+    found = {model.source: model for model in installed_models()[1:]}
+    assert list(found) == ["ollama:hf.co/someone/qwen:latest", "ollama:qwen3.5:4b", str(studio / "dense.gguf")]
+    assert [model.name for model in found.values()] == ["hf.co/someone/qwen:latest", "qwen3.5:4b", "dense"]
+    for source, model in found.items():
+        assert ModelConfig.from_pretrained(model.folder).text.num_layers == 2
+        assert (find_model(source).folder, find_model(source).usable) == (model.folder, True)
+    loaded = load("ollama:qwen3.5:4b")
+    assert (loaded.name, loaded.path) == ("qwen3.5:4b", found["ollama:qwen3.5:4b"].folder)
+    assert loaded.config.tower is not None
+    assert load(blob).path == loaded.path
+    assert load("ollama:hf.co/someone/qwen").config.text.moe is not None
+    with pytest.raises(CheckpointError, match="architecture 'llama3'; only qwen35, qwen35moe can be read"):
+        load("ollama:llama")
+    with pytest.raises(
+        CheckpointError, match=r"Ollama has no model 'gemma' in .*It has: hf\.co/someone/qwen:latest, l"
+    ):
+        find_model("ollama:gemma")

@@ -29,6 +29,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "max_frames": ("3", 3),
     "fps": ("0.5", 0.5),
     "kv_memory": ("1GiB", 1 << 30),
+    "kv_dtype": ("k=int8,v=int4", "k=int8,v=int4"),
     "state_memory": ("500MB", 500_000_000),
     "cache_dir": ("c", Path("c")),
     "cache_size": ("2G", 2 << 30),

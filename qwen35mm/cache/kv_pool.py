@@ -11,6 +11,7 @@ import torch
 from qwen35mm.cache.placement import Devices, layer_devices, mib, stack
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ContextTooLongError
+from qwen35mm_kernels.kv_formats import KVFormat, KVFormats
 
 DEFAULT_BLOCK_SIZE = 64
 
@@ -108,7 +109,9 @@ class BlockAllocator:
 
 
 class KVBlockPool:
-    """K and V of every full-attention layer, [num_blocks * block_size, Hkv, D] each, and who holds which block.
+    """K and V of every full-attention layer, [num_blocks * block_size, Hkv, row_width] each, and who holds which block.
+
+    Codes and their scales lie in one row (see `KVFormat`), so that everything here moves rows as they are.
 
     A block index means the same block in every layer. On a CPU the memory is only taken up as blocks are first
     written.
@@ -119,10 +122,12 @@ class KVBlockPool:
 
     Args:
         num_blocks, block_size: capacity; a block holds `block_size` tokens.
+        formats: of K, and of V.
         device: of all layers, or of each.
 
     Attributes:
         layers: K and V of all blocks of each layer.
+        formats: of K, and of V.
         filled: of each block, how many rows belong to somebody, from its start.
         reclaim: called with the number of blocks that are missing, before `take` fails for want of them.
     """
@@ -133,23 +138,25 @@ class KVBlockPool:
         *,
         num_blocks: int,
         block_size: int,
-        dtype: torch.dtype,
+        formats: KVFormats,
         device: Devices = "cpu",
     ) -> None:
         assert min(num_blocks, block_size) >= 1
         text = config.text
-        shape = (num_blocks * block_size, text.num_key_value_heads, text.head_dim)
+        self.formats = formats
         self.block_size = block_size
-        self.block_bytes = block_size * config.kv_bytes_per_token(dtype)
+        self.block_bytes = block_size * config.kv_bytes_per_token(*formats)
         self.allocator = BlockAllocator(num_blocks)
         self.reclaim: Callable[[int], None] | None = None
         self.filled = [0] * num_blocks
         on = layer_devices(text, device)
+
+        def rows(format: KVFormat, device: torch.device) -> torch.Tensor:
+            shape = num_blocks * block_size, text.num_key_value_heads, format.row_width(text.head_dim)
+            return torch.empty(shape, dtype=format.dtype, device=device)
+
         self.layers = {
-            layer_idx: (
-                torch.empty(shape, dtype=dtype, device=on[layer_idx]),
-                torch.empty(shape, dtype=dtype, device=on[layer_idx]),
-            )
+            layer_idx: (rows(formats[0], on[layer_idx]), rows(formats[1], on[layer_idx]))
             for layer_idx in text.attention_layers
         }
 
@@ -191,16 +198,20 @@ class KVBlockPool:
                 rows[target * size : (target + 1) * size] = rows[source * size : (source + 1) * size]
 
     def export(self, blocks: Sequence[int], start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Copies places `start` to `stop` of these blocks to host memory: k and v, [attention layers, n, Hkv, D]."""
+        """Copies places `start` to `stop` of these blocks to host memory: k and v, [attention layers, n, Hkv, row]."""
         rows = self._rows(blocks, start, stop)
         pairs = [[each.index_select(0, rows.to(each.device)) for each in pair] for pair in self.layers.values()]
         return {name: stack([pair[index] for pair in pairs]) for index, name in enumerate(("k", "v"))}
 
     def fits(self, tensors: Mapping[str, torch.Tensor], num_tokens: int) -> bool:
         """Whether tensors are what `export` gives for that many tokens of this pool."""
-        keys, _ = next(iter(self.layers.values()))
-        shape = (len(self.layers), num_tokens, *keys.shape[1:])
-        return set(tensors) == {"k", "v"} and all(x.shape == shape and x.dtype == keys.dtype for x in tensors.values())
+        if set(tensors) != {"k", "v"}:
+            return False
+        pair = next(iter(self.layers.values()))
+        return all(
+            x.shape == (len(self.layers), num_tokens, *rows.shape[1:]) and x.dtype == rows.dtype and format.is_finite(x)
+            for x, rows, format in zip((tensors["k"], tensors["v"]), pair, self.formats, strict=True)
+        )
 
     def restore(self, blocks: Sequence[int], start: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Writes what `export` gave at places from `start` on."""

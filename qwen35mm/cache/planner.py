@@ -9,10 +9,12 @@ from pathlib import Path
 import psutil
 import torch
 
+from qwen35mm.cache.kv_types import AUTO, check_kv_formats, kv_formats_of
 from qwen35mm.cache.placement import Devices, largest_share, layer_devices, mib
 from qwen35mm.cgroups import CGROUPS, OWN_CGROUP, control_groups, read_words
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
+from qwen35mm_kernels.kv_formats import KVFormats
 
 DEFAULT_DISK_BYTES = 8 << 30
 DEFAULT_VISION_BYTES = 256 << 20
@@ -33,6 +35,8 @@ class CacheSettings:
         host_kv_bytes: KV of segments that had to leave a GPU's memory; a CPU's KV is in host memory anyway.
         directory: where checkpoints outlive the process, also as a string; None keeps nothing on disk.
         disk_bytes: the most that the directory may hold.
+        kv_dtype: what keys and values are kept as: `auto` is the model's own type, else bf16, f16, float32, fp8,
+            fp8_e5m2, int8 or int4, also apart: `k=int8,v=int4`. It decides bits, so another one is another cache.
         reuse: whether anything is kept after a request at all.
     """
 
@@ -43,6 +47,7 @@ class CacheSettings:
     directory: Path | None = None
     disk_bytes: int = DEFAULT_DISK_BYTES
     reuse: bool = True
+    kv_dtype: str = AUTO
 
     def __post_init__(self) -> None:
         for name in ("kv_bytes", "state_bytes", "vision_bytes", "host_kv_bytes", "disk_bytes"):
@@ -55,6 +60,11 @@ class CacheSettings:
             object.__setattr__(self, "directory", Path(self.directory).expanduser())
         if not isinstance(self.directory, Path | None):
             raise ConfigError(f"directory must be a folder, or None; got {self.directory!r}.")
+        kv_formats_of(self.kv_dtype, torch.bfloat16)
+
+    def kv_formats(self, dtype: torch.dtype) -> KVFormats:
+        """What keys and values of a model of this type are kept as."""
+        return kv_formats_of(self.kv_dtype, dtype)
 
     @classmethod
     def of(cls, given: CacheSettings | str | Path | None) -> CacheSettings:
@@ -126,7 +136,8 @@ def plan_memory(
     States get a sixteenth of the host's memory up to 1 GiB, and at least eight of them.
 
     Args:
-        dtype: of K, V and the conv states; recurrent states are float32.
+        dtype: the model's: of the conv states, and of K and V where `settings` say nothing else; recurrent states are
+            float32.
         device: of all layers, or of each. On several devices, the one with the least room for its layers decides.
         num_slots: running sequences.
         context_length: tokens of one sequence, reply included.
@@ -134,7 +145,7 @@ def plan_memory(
         available_bytes: memory for all layers: all of a CPU's, what is free on a GPU. None asks the system.
 
     Raises:
-        ConfigError: one sequence doesn't fit; the message has the arithmetic.
+        ConfigError: one sequence doesn't fit; the message has the arithmetic. Or the model can't keep K and V so.
     """
     assert min(num_slots, context_length, block_size) >= 1
     placed = layer_devices(config.text, device)
@@ -150,7 +161,9 @@ def plan_memory(
             int(_free_bytes(each, host_bytes) / largest_share(config.text, placed, each)) for each in used
         )
 
-    token_bytes = config.kv_bytes_per_token(dtype)
+    formats = settings.kv_formats(dtype)
+    check_kv_formats(formats, config.text, dtype, used)
+    token_bytes = config.kv_bytes_per_token(*formats)
     block_bytes = block_size * token_bytes
     context_bytes = -(-context_length // block_size) * block_bytes
     one_state = config.state_bytes(dtype)

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE, KVBlockPool
+from qwen35mm.cache.kv_types import kv_formats_of
 from qwen35mm.cache.placement import Devices
 from qwen35mm.cache.state_pool import StatePool
 from qwen35mm.config import ModelConfig
+from qwen35mm_kernels.kv_formats import KVFormats
 
 
 class SequenceCache:
@@ -56,6 +58,11 @@ class SequenceCache:
     def layers(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
         """Of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots."""
         return self._pools.layers
+
+    @property
+    def kv_formats(self) -> KVFormats:
+        """Of K, and of V."""
+        return self._pools.kv.formats
 
     @property
     def block_table(self) -> array[int]:
@@ -170,8 +177,9 @@ class CachePools:
 
     Args:
         num_tokens: tokens of KV, rounded up to whole blocks.
-        dtype: of K, V and the conv states; recurrent states are float32 always.
+        dtype: of the conv states, and of K and V where `kv_formats` is None; recurrent states are float32 always.
         device: of all layers, or of each.
+        kv_formats: of K, and of V.
 
     Attributes:
         layers: of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots.
@@ -186,9 +194,11 @@ class CachePools:
         dtype: torch.dtype,
         device: Devices = "cpu",
         block_size: int = DEFAULT_BLOCK_SIZE,
+        kv_formats: KVFormats | None = None,
     ) -> None:
         num_blocks = -(-num_tokens // block_size)
-        self.kv = KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
+        formats = kv_formats or kv_formats_of("auto", dtype)
+        self.kv = KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, formats=formats, device=device)
         self.states = StatePool(config, num_slots=num_slots, dtype=dtype, device=device)
         self.layers = {**self.kv.layers, **self.states.layers}
 

@@ -4,7 +4,7 @@ The keys are those of transformers' Qwen3_5Config and Qwen3_5MoeConfig. A key th
 type, or with a value that our code does not implement is a ConfigError which names the key.
 """
 
-from qwen35mm.config.model import MEDIA_TOKENS, SUPPORTED_MODEL_TYPES, ElementType, ModelConfig
+from qwen35mm.config.model import MEDIA_TOKENS, SUPPORTED_MODEL_TYPES, ElementType, ModelConfig, RowFormat
 from qwen35mm.config.text import LayerType, MoEConfig, RopeConfig, TextConfig, YarnConfig
 from qwen35mm.config.vision import VisionConfig
 
@@ -16,6 +16,7 @@ __all__ = [
     "MoEConfig",
     "ModelConfig",
     "RopeConfig",
+    "RowFormat",
     "TextConfig",
     "VisionConfig",
     "YarnConfig",

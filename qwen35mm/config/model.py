@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from qwen35mm.config.section import Section
 from qwen35mm.config.text import TextConfig, read_text
@@ -32,6 +32,13 @@ class ElementType(Protocol):
 
     @property
     def itemsize(self) -> int: ...
+
+
+@runtime_checkable
+class RowFormat(Protocol):
+    """How one head's keys, or values, of a token are kept."""
+
+    def row_bytes(self, head_dim: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -126,10 +133,18 @@ class ModelConfig:
         """Patches, along a side, that are one token of the prompt."""
         return 1 if self.tower is None else self.tower.spatial_merge_size
 
-    def kv_bytes_per_token(self, dtype: ElementType) -> int:
-        """Bytes of K and V that one token takes over all full-attention layers."""
+    def kv_bytes_per_token(self, k: ElementType | RowFormat, v: ElementType | RowFormat | None = None) -> int:
+        """Bytes of K and V that one token takes over all full-attention layers.
+
+        Args:
+            k, v: what K and V are kept as: a type, or one of `kv_formats.FORMATS`; without v the same for both.
+        """
         text = self.text
-        return len(text.attention_layers) * 2 * text.num_key_value_heads * text.head_dim * dtype.itemsize
+        head_bytes = 0
+        for kept in (k, k if v is None else v):
+            by_format = isinstance(kept, RowFormat)
+            head_bytes += kept.row_bytes(text.head_dim) if by_format else text.head_dim * kept.itemsize
+        return len(text.attention_layers) * text.num_key_value_heads * head_bytes
 
     def state_bytes(self, conv_dtype: ElementType) -> int:
         """Bytes of one sequence's recurrent states (always fp32) and conv states (in `conv_dtype`)."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from qwen35mm.cache import SequenceCache
+from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.model import Batch
 
 # Rows of a step's numbers; every column is a sequence. So each row is dense, also where there is one sequence.
@@ -46,6 +45,7 @@ def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.T
         slots=cache.slot,
         pools=cache.layers,
         block_size=size,
+        kv_formats=cache.kv_formats,
     )
 
 
@@ -100,9 +100,7 @@ class StepInputs:
         """[B] int64 each: the slots whose tokens the step chooses, -1 for other rows, and the tokens' numbers."""
         return self.numbers[_SAMPLED_SLOT], self.numbers[_STEP]
 
-    def batch(
-        self, pools: Mapping[int, tuple[torch.Tensor, torch.Tensor]], embeds: torch.Tensor, block_size: int
-    ) -> Batch:
+    def batch(self, pools: CachePools, embeds: torch.Tensor) -> Batch:
         """What the model runs, for the tokens' rows [B, hidden]."""
         return Batch(
             embeds,
@@ -111,6 +109,7 @@ class StepInputs:
             block_table=self.block_table,
             lengths=self.numbers[_LENGTH].to(torch.int32),
             slots=self.numbers[_SLOT],
-            pools=pools,
-            block_size=block_size,
+            pools=pools.layers,
+            block_size=pools.kv.block_size,
+            kv_formats=pools.kv.formats,
         )

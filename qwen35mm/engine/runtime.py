@@ -31,6 +31,7 @@ from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
 from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel
+from qwen35mm_kernels.kv_formats import KVFormats
 from qwen35mm_preprocess.say import Said, english, say
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Runtime:
     Attributes:
         root: the fingerprint that all addresses begin with.
         reuse: whether anything is kept after a request.
+        kv_dtype: what keys and values are kept as.
         slots: requests at the same time; the pools have one slot more, for history commits.
 
     Raises:
@@ -78,7 +80,7 @@ class Runtime:
         self.context_length = settings.context_length_of(config.text)
         self.piece_tokens = settings.piece_tokens_on(model.device)
         self.slots = settings.slots
-        self.reuse = cache.reuse
+        self.reuse, self.kv_dtype = cache.reuse, cache.kv_dtype
         self.reader = reader
         self.plan = plan = plan_memory(
             config,
@@ -96,13 +98,14 @@ class Runtime:
             num_tokens=plan.num_kv_tokens,
             dtype=model.dtype,
             device=model.layer_devices,
+            kv_formats=cache.kv_formats(model.dtype),
         )
         self.disk: DiskTier | None = None
         self.root = secrets.token_bytes(32)
         if cache.directory is not None and cache.reuse:
             # Opened before the weights are hashed: where it can't be used, that is told at once.
             store = DiskStore(cache.directory, max_bytes=cache.disk_bytes)
-            self.root = _root(loaded, self.piece_tokens, cache.directory)
+            self.root = _root(loaded, self.piece_tokens, self.pools.kv.formats, cache.directory)
             self.disk = DiskTier(store, self.root, self.pools, reader=reader, writer=writer)
         self.prefixes = PrefixCache(
             self.pools, state_bytes=plan.state_bytes, host_kv_bytes=plan.host_kv_bytes, disk=self.disk
@@ -150,7 +153,7 @@ class Runtime:
         }
 
 
-def _root(loaded: LoadedModel, piece_tokens: int, directory: Path) -> bytes:
+def _root(loaded: LoadedModel, piece_tokens: int, kv_formats: KVFormats, directory: Path) -> bytes:
     """What decides the bits of a cached segment, apart from its tokens."""
     model = loaded.model
     return fingerprint(
@@ -160,6 +163,7 @@ def _root(loaded: LoadedModel, piece_tokens: int, directory: Path) -> bytes:
             "arithmetic": arithmetic(model.layer_devices, model.dtype),
             "block_size": DEFAULT_BLOCK_SIZE,
             "piece_tokens": piece_tokens,
+            "kv": [format.name for format in kv_formats],
             "rope": asdict(loaded.config.text.rope),
             "vision_unit": UNIT_TEMPORAL_PATCHES,
             "image_processing": loaded.image_processing.fingerprint(),

@@ -37,10 +37,10 @@ class GatedAttention(nn.Module):
         k_cache, v_cache = batch.pools[self.layer_idx]
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
         pool = k_cache, v_cache, batch.slot_mapping
-        q = self.ops.qk_norm_rope_write(qkv, *rope, *norms, *pool, num_heads=self.num_heads)
+        q = self.ops.qk_norm_rope_write(qkv, *rope, *norms, *pool, num_heads=self.num_heads, formats=batch.kv_formats)
         gate = split_gate(qkv, self.num_heads, self.head_dim)
         past = k_cache, v_cache, batch.block_table
-        options = {"block_size": batch.block_size, "scale": self.scale}
+        options = {"block_size": batch.block_size, "scale": self.scale, "formats": batch.kv_formats}
         if isinstance(batch.lengths, int):
             out = self.ops.paged_attention_prefill(q, gate, *past, batch.lengths, **options)
         else:

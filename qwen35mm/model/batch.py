@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from qwen35mm_kernels.kv_formats import KVFormats
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -22,9 +24,10 @@ class Batch:
         block_table: int32, the sequence's blocks in order: [num_blocks] of a prefill, [N, max_blocks] of a step.
         lengths: cached tokens with these: of a prefill, and [N] int32 of a step.
         slots: each sequence's row in the states: of a prefill, and [N] int64 of a step.
-        pools: of each layer the memory of all sequences: K and V [num_blocks * block_size, Hkv, D] of an attention
+        pools: of each layer the memory of all sequences: K and V [num_blocks * block_size, Hkv, row] of an attention
             layer, conv states [num_slots, C, kernel - 1] and recurrent states [num_slots, Hv, K, V] of another.
         block_size: tokens of a block.
+        kv_formats: of K and V; None where they are plain numbers of the model's type.
     """
 
     embeds: torch.Tensor
@@ -35,6 +38,7 @@ class Batch:
     slots: torch.Tensor | int
     pools: Mapping[int, tuple[torch.Tensor, torch.Tensor]]
     block_size: int
+    kv_formats: KVFormats | None = None
 
     def on(self, device: torch.device) -> Batch:
         """With what layers read beside the hidden states on another device."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import make_random
 from qwen35mm.cache import planner
+from qwen35mm.cache.kv_types import check_kv_formats, kv_formats_of
 from qwen35mm.cache.planner import CacheSettings, MemoryPlan, cgroup_limits, host_memory_bytes, plan_memory
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
@@ -209,3 +210,28 @@ def test_a_folder_may_be_a_string(tmp_path: Path) -> None:
             CacheSettings.of(wrong)  # pyright: ignore[reportArgumentType]
         with pytest.raises(ConfigError, match="directory must be a folder"):
             CacheSettings(directory=wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_smaller_type_of_keys_and_values_holds_more_tokens() -> None:
+    budget, bytes_of = 64 * MIB, {"auto": 12288, "f16": 12288, "k=int8,v=int4": 4992, "fp8": 6528, "int4": 3456}
+    for kv_dtype, token_bytes in bytes_of.items():
+        found = plan(context_length=2048, settings=CacheSettings(kv_bytes=budget, kv_dtype=kv_dtype))
+        assert (found.kv_token_bytes, found.num_kv_tokens) == (token_bytes, budget // (64 * token_bytes) * 64)
+
+
+@pytest.mark.parametrize("text", ["int3", "", "k=int8", "k=int8,v=int4,k=int8", "int8,int4", "v=int8,v=int8", None])
+def test_a_type_of_keys_and_values_that_there_is_not_is_told(text: Any) -> None:
+    with pytest.raises(ConfigError, match=r"fp8_e5m2, int8, int4, or apart, as in k=int8,v=int4; got"):
+        CacheSettings(kv_dtype=text)
+
+
+def test_where_a_type_of_keys_and_values_cannot_be_is_told() -> None:
+    def check(kv_dtype: str, devices: list[torch.device], head_dim: int = 256) -> None:
+        text = replace(config_of("0.8B").text, head_dim=head_dim)
+        check_kv_formats(kv_formats_of(kv_dtype, torch.bfloat16), text, torch.bfloat16, devices)
+
+    check("bf16", [CUDA], head_dim=48)
+    with pytest.raises(ConfigError, match=r"On a GPU .* own type, bf16; int8 is for processors"):
+        check("k=bf16,v=int8", [CPU, CUDA])
+    with pytest.raises(ConfigError, match="groups of 32, and this model's heads have 48 dimensions"):
+        check("int4", [CPU], head_dim=48)

@@ -281,14 +281,17 @@ class Later(Executor):
 _cold: dict[Any, Answer] = {}
 
 
-def cold(loaded: LoadedModel, request: Request, settings: EngineSettings = SETTINGS) -> Answer:
+def cold(
+    loaded: LoadedModel, request: Request, settings: EngineSettings = SETTINGS, *, kv_dtype: str = "auto"
+) -> Answer:
     """The reply of an engine that keeps nothing and serves nobody else, computed once for each prompt."""
     prompt = request.prompt
     digests = tuple((span.digest, span.grid_thw, span.start) for span in prompt.spans)
-    key = (id(loaded), settings, prompt.token_ids.tobytes(), digests, prompt.segments, request.params)
+    key = (id(loaded), settings, kv_dtype, prompt.token_ids.tobytes(), digests, prompt.segments, request.params)
     if key not in _cold:
         assert settings.context_length is not None
-        engine = Engine(loaded, settings, cache_settings(loaded, num_tokens=settings.context_length, reuse=False))
+        cache = cache_settings(loaded, num_tokens=settings.context_length, reuse=False, kv_dtype=kv_dtype)
+        engine = Engine(loaded, settings, cache)
         (_cold[key],) = serve(engine, replace(request, id=f"cold-{len(_cold)}", deadline_s=None))
     return _cold[key]
 

@@ -19,6 +19,7 @@ from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Image, Message, Video
 from qwen35mm.prompt.segments import cut_segments
 from tests.engine.exact import (
+    DENSE,
     MIN_SEGMENT,
     MODELS,
     SETTINGS,
@@ -37,6 +38,7 @@ from tests.engine.exact import (
     user,
     words,
 )
+from tests.tiny import TinySpec
 
 SYSTEM = words("system", count=40)
 
@@ -81,7 +83,7 @@ def ask(engine: Engine, chat: Chat, messages: list[Message], **options: Any) -> 
     """One answer, compared with the cold one."""
     request = chat.request(messages, **options)
     (answer,) = serve(engine, request)
-    assert_same(answer, cold(chat.loaded, request))
+    assert_same(answer, cold(chat.loaded, request, kv_dtype=engine.runtime.kv_dtype))
     return answer
 
 
@@ -267,6 +269,40 @@ def test_a_start_inside_a_video_equals_cold(
         assert report.num_cached_tokens == request.prompt.segments[index].stop
         assert (report.num_encoded_units > 0) == lost_features
         assert (report.num_cached_units > 0) != lost_features
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_dtype"),
+    [
+        ((DENSE, "float32"), "int8"),
+        ((DENSE, "bfloat16"), "int4"),
+        (MODELS[1], "fp8"),
+        ((DENSE, "bfloat16"), "k=f16,v=fp8_e5m2"),
+        ((DENSE, "float32"), "k=bf16,v=int4"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value[0].name}-{value[1]}",
+)
+def test_every_type_of_keys_and_values_equals_cold(model: tuple[TinySpec, str], kv_dtype: str, tmp_path: Path) -> None:
+    """From memory, after an eviction, on a branch, and from the disk after a restart."""
+    loaded = chat_model(*model)
+    chat, settings = Chat(loaded), cache_settings(loaded, directory=tmp_path, kv_dtype=kv_dtype)
+    messages = turns(six_turns(images=False, video=False))[2]
+    engine = Engine(loaded, SETTINGS, settings)
+    first, *_, last = converse(engine, chat, messages)
+    assert last.result.cache.num_cached_tokens > 0
+    plain = cold(loaded, chat.request(turns(messages)[0]))
+    assert not torch.equal(first.logits, plain.logits)
+    drop_kv(engine, cached_segments(engine, chat.request(messages)))
+    assert ask(engine, chat, messages).result.cache.num_cached_tokens > 0
+    branch = [*with_reply(messages), user(words("a branch"))]
+    ask(engine, chat, branch)
+    engine.flush()
+    again = Engine(loaded, SETTINGS, settings)
+    assert set(ask(again, chat, branch).result.cache.cached_from) == {"disk"}
+    # In another type the same tokens have another cache.
+    other = Engine(loaded, SETTINGS, replace(settings, kv_dtype="auto"))
+    (answer,) = serve(other, chat.request(branch))
+    assert answer.result.cache.miss == "other model"
 
 
 @pytest.mark.parametrize("harm", ["conv", "recurrent", "kv"])

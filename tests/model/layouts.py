@@ -183,10 +183,10 @@ def our_step(model: Qwen35Model, tokens: Sequence[int], caches: Sequence[Sequenc
         if cache is not None:
             cache.prepare(1)
             inputs.set(row, cache, token_id=token)
-            pools = cache.layers
+            pools = cache._pools
     assert pools is not None
     embeds = model.embed_tokens(inputs.numbers[0])
-    hidden = model(inputs.batch(pools, embeds, BLOCK_SIZE))
+    hidden = model(inputs.batch(pools, embeds))
     for cache in caches:
         if cache is not None:
             cache.advance(1)

@@ -12,7 +12,6 @@ import torch
 from qwen35mm.engine.batches import StepInputs
 from qwen35mm.model.decoder import Qwen35Model
 from tests.model.layouts import (
-    BLOCK_SIZE,
     FOUR_TURNS,
     IMAGES,
     MAX_BLOCKS,
@@ -122,7 +121,7 @@ def test_rows_that_nobody_uses_touch_nothing(ours: Loader) -> None:
     our_prefill_of(model, model.embed_tokens(torch.arange(9)), torch.arange(9).expand(3, -1), pools.new_sequence())
     before = [x.nan_to_num() for pair in pools.layers.values() for x in pair]
     inputs = StepInputs.unused(2, MAX_BLOCKS)
-    model(inputs.batch(pools.layers, model.embed_tokens(inputs.numbers[0]), BLOCK_SIZE))
+    model(inputs.batch(pools, model.embed_tokens(inputs.numbers[0])))
     after = [x.nan_to_num() for pair in pools.layers.values() for x in pair]
     assert all(map(torch.equal, after, before))
 

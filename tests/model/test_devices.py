@@ -209,7 +209,7 @@ def split(
         assert {x.device for x in tensors if isinstance(x, torch.Tensor)} == {q.device}
         return torch.empty_like(q)
 
-    def write(qkv: torch.Tensor, *tensors: torch.Tensor | float, num_heads: int) -> torch.Tensor:
+    def write(qkv: torch.Tensor, *tensors: torch.Tensor | float, num_heads: int, formats: Any) -> torch.Tensor:
         assert {x.device for x in tensors if isinstance(x, torch.Tensor)} == {qkv.device}
         return qkv.new_empty(len(qkv), num_heads, config.text.head_dim)
 

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qwen35mm_kernels.cpu.norm import rms_norm
 from qwen35mm_kernels.cpu.rope import apply_partial_rope
+from qwen35mm_kernels.kv_formats import KVFormats, formats_of
 
 # Measured 128 to 512: torch's kernel is fastest on blocks of 256, at short and long caches.
 _QUERY_BLOCK = 256
@@ -32,14 +33,16 @@ def qk_norm_rope_write(
     rows: torch.Tensor,
     *,
     num_heads: int,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    num_kv_heads, head_dim = k_cache.shape[1:]
+    num_kv_heads, head_dim = k_cache.shape[1], len(k_norm)
+    k_format, v_format = formats_of(formats, k_cache, v_cache)
     heads = qkv.unflatten(1, (2 * num_heads + 2 * num_kv_heads, head_dim))
     q, k, v = heads[:, : 2 * num_heads : 2], *heads[:, 2 * num_heads :].split(num_kv_heads, dim=1)
     q = apply_partial_rope(rms_norm(q.float(), q_norm, eps, zero_centred=True), cos, sin).to(qkv.dtype)
-    k = apply_partial_rope(rms_norm(k.float(), k_norm, eps, zero_centred=True), cos, sin).to(qkv.dtype)
+    k = apply_partial_rope(rms_norm(k.float(), k_norm, eps, zero_centred=True), cos, sin)
     kept = rows >= 0
-    k_cache[rows[kept]], v_cache[rows[kept]] = k[kept], v[kept]
+    k_cache[rows[kept]], v_cache[rows[kept]] = k_format.quantise(k[kept]), v_format.quantise(v[kept])
     return q.masked_fill_(~kept[:, None, None], 0)
 
 
@@ -53,12 +56,13 @@ def paged_attention_decode(
     *,
     block_size: int,
     scale: float,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     for b, length in enumerate(lengths.tolist()):
         if length:
-            rows = _rows(block_table[b], length, block_size)
-            out[b] = attention_decode(q[b], k_cache[rows], v_cache[rows], scale=scale)
+            keys, values = _read(k_cache, v_cache, _rows(block_table[b], length, block_size), formats, q.dtype)
+            out[b] = attention_decode(q[b], keys, values, scale=scale)
     return out.mul_(gate.sigmoid())
 
 
@@ -72,9 +76,22 @@ def paged_attention_prefill(
     *,
     block_size: int,
     scale: float,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    rows = _rows(block_table, length, block_size)
-    return attention_prefill(q, k_cache[rows], v_cache[rows], scale=scale).mul_(gate.sigmoid())
+    keys, values = _read(k_cache, v_cache, _rows(block_table, length, block_size), formats, q.dtype)
+    return attention_prefill(q, keys, values, scale=scale).mul_(gate.sigmoid())
+
+
+def _read(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    rows: slice | torch.Tensor,
+    formats: KVFormats | None,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of some rows, in a type; views of the cache where it has that one."""
+    k_format, v_format = formats_of(formats, k_cache, v_cache)
+    return k_format.dequantise(k_cache[rows], dtype), v_format.dequantise(v_cache[rows], dtype)
 
 
 def _rows(block_table: torch.Tensor, length: int, block_size: int) -> slice | torch.Tensor:

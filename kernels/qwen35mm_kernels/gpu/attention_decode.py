@@ -15,6 +15,7 @@ import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2, num_multiprocessors
+from qwen35mm_kernels.kv_formats import KVFormats
 
 # Splits of 128 tokens up to 8,192: short enough that one conversation alone keeps a card busy. Then longer ones, in
 # steps of 64 tokens, so that there are never more than 64 to combine.
@@ -43,6 +44,7 @@ def paged_attention_decode(
     *,
     block_size: int,
     scale: float,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     """Allocates q's size times up to MAX_SPLITS in float32 for the splits, from the shapes alone."""
     batch_size, num_heads, head_dim = q.shape

@@ -19,6 +19,7 @@ from qwen35mm_kernels import cpu
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
 from qwen35mm_kernels.gpu.attention_decode import assert_layout
 from qwen35mm_kernels.gpu.launch import Config, capability, cdiv, config_for, launch, shared_bytes
+from qwen35mm_kernels.kv_formats import KVFormats
 
 _MAX_FLASH_HEAD_DIM = 256
 _FLOAT32 = Config({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1)
@@ -67,6 +68,7 @@ def paged_attention_prefill(
     *,
     block_size: int,
     scale: float,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]

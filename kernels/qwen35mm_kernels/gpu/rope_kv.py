@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
+from qwen35mm_kernels.kv_formats import KVFormats
 
 # At D = 256 a warp has two heads whole, so that a head is summed in the same order for one token and for thousands.
 _DEFAULT = Config({"BLOCK_T": 8}, num_warps=4)
@@ -27,8 +28,9 @@ def qk_norm_rope_write(
     rows: torch.Tensor,
     *,
     num_heads: int,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    """The last dimensions contiguous, and a row of the caches as a whole."""
+    """The last dimensions contiguous, and a row of the caches as a whole; they hold plain numbers of qkv's type."""
     num_tokens = qkv.shape[0]
     num_kv_heads, head_dim = k_cache.shape[1:]
     assert head_dim & (head_dim - 1) == 0, f"a head's size must be a power of 2, got {head_dim}"
@@ -36,6 +38,7 @@ def qk_norm_rope_write(
     assert len(cos) == len(sin) == len(rows) == num_tokens
     assert 2 * cos.shape[1] <= head_dim
     assert rows.dtype == torch.int64
+    assert k_cache.dtype == v_cache.dtype == qkv.dtype
     assert k_cache.stride()[1:] == v_cache.stride()[1:] == (head_dim, 1)
     assert qkv.stride(1) == cos.stride(1) == sin.stride(1) == 1
     assert q_norm.stride() == k_norm.stride() == rows.stride() == (1,)

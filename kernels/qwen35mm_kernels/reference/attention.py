@@ -1,14 +1,18 @@
 """Softmax attention: norm, rotate and write the new tokens; a decode step and a prefill over a paged KV cache; and the
 vision tower's attention inside frames.
 
-A layer's k_cache and v_cache are [num_blocks * block_size, Hkv, D]. A sequence's token t lies in the row
-block_table[t // block_size] * block_size + t % block_size. Rows that no sequence holds may hold anything, NaN too.
+A layer's k_cache and v_cache are [num_blocks * block_size, Hkv, D] of numbers, or [..., row_width] in the `formats` of
+keys and of values (see `kv_formats`). What is read is always what lies there, a token's own keys and values too. A
+sequence's token t lies in the row block_table[t // block_size] * block_size + t % block_size. Rows that no sequence
+holds may hold anything, NaN too.
 """
 
 from __future__ import annotations
 
 import torch
 
+from qwen35mm_kernels.kv_formats import KVFormats, formats_of
+from qwen35mm_kernels.reference.kv_formats import dequantise_all, quantise
 from qwen35mm_kernels.reference.norm import rms_norm
 from qwen35mm_kernels.reference.rope import apply_partial_rope
 
@@ -25,6 +29,7 @@ def qk_norm_rope_write(
     rows: torch.Tensor,
     *,
     num_heads: int,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     """Norms and rotates a projection's queries and keys, and writes keys and values into the cache.
 
@@ -37,23 +42,27 @@ def qk_norm_rope_write(
         cos, sin: [N, R / 2] float32, as `mrope_cos_sin` makes them, R <= D.
         q_norm, k_norm: [D], zero-centred weights.
         eps: added to the mean of squares.
-        k_cache, v_cache: [rows of the pool, Hkv, D] of qkv's dtype; written in place.
+        k_cache, v_cache: [rows of the pool, Hkv, D], or [..., row_width]; written in place.
         rows: [N] int64, the row of each token, no row twice; -1 for padding, which writes nothing.
         num_heads: Hq.
+        formats: of keys and values; None where the caches hold plain numbers.
 
     Returns:
         q: [N, Hq, D] in qkv's dtype; 0 for padding.
     """
-    num_kv_heads, head_dim = k_cache.shape[1:]
+    num_kv_heads, head_dim = k_cache.shape[1], len(k_norm)
+    k_format, v_format = formats_of(formats, k_cache, v_cache)
     heads = qkv.unflatten(1, (2 * num_heads + 2 * num_kv_heads, head_dim))
     q = torch.zeros(len(qkv), num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     for n in torch.nonzero(rows >= 0).flatten().tolist():
         row = int(rows[n])
         queries, keys = heads[n : n + 1, : 2 * num_heads : 2], heads[n : n + 1, 2 * num_heads : -num_kv_heads]
-        for x, weight, target in ((queries, q_norm, q[n]), (keys, k_norm, k_cache[row])):
-            normed = rms_norm(x.float(), weight, eps, zero_centred=True)
-            target.copy_(apply_partial_rope(normed, cos[n : n + 1], sin[n : n + 1])[0])
-        v_cache[row] = heads[n, -num_kv_heads:]
+        angles = cos[n : n + 1], sin[n : n + 1]
+        q[n] = apply_partial_rope(rms_norm(queries.float(), q_norm, eps, zero_centred=True), *angles)[0]
+        turned = apply_partial_rope(rms_norm(keys.float(), k_norm, eps, zero_centred=True), *angles)[0]
+        for h in range(num_kv_heads):
+            k_cache[row, h] = quantise(k_format, turned[h])
+            v_cache[row, h] = quantise(v_format, heads[n, h - num_kv_heads].float())
     return q
 
 
@@ -72,6 +81,7 @@ def paged_attention_decode(
     *,
     block_size: int,
     scale: float,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     """Attention of one new token of each sequence over its cached tokens, its own included.
 
@@ -80,22 +90,23 @@ def paged_attention_decode(
     Args:
         q: [B, Hq, D], float32 or bfloat16.
         gate: [B, Hq, D] of q's dtype: the result is multiplied by its sigmoid.
-        k_cache, v_cache: [rows of the pool, Hkv, D] of q's dtype; query head h reads key head h // (Hq / Hkv).
+        k_cache, v_cache: [rows of the pool, Hkv, D], or [..., row_width]; query head h reads key head h // (Hq / Hkv).
         block_table: [B, max_blocks] int32; entries after a sequence's last block are not read.
         lengths: [B] int32, cached tokens with the new one, at most max_blocks * block_size; 0 for a padding row.
         block_size: tokens of a block.
         scale: positive factor of the scores, usually D ** -0.5.
+        formats: of keys and values; None where the caches hold plain numbers.
 
     Returns:
         [B, Hq, D] in q's dtype; 0 for padding rows.
     """
     out = torch.zeros_like(q)
+    options = {"block_size": block_size, "scale": scale, "formats": formats}
     for b, length in enumerate(lengths.tolist()):
         if length:
             one = slice(b, b + 1)
-            out[one] = paged_attention_prefill(
-                q[one], gate[one], k_cache, v_cache, block_table[b], length, block_size=block_size, scale=scale
-            )
+            past = k_cache, v_cache, block_table[b], length
+            out[one] = paged_attention_prefill(q[one], gate[one], *past, **options)
     return out
 
 
@@ -109,6 +120,7 @@ def paged_attention_prefill(
     *,
     block_size: int,
     scale: float,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last T tokens of one sequence over its cached tokens.
 
@@ -117,14 +129,15 @@ def paged_attention_prefill(
         gate: [T, Hq, D] of q's dtype: the result is multiplied by its sigmoid.
         block_table: [max_blocks] int32; entries after the sequence's last block are not read.
         length: cached tokens, the new ones included; from T to max_blocks * block_size.
-        k_cache, v_cache, block_size, scale: as in `paged_attention_decode`.
+        k_cache, v_cache, block_size, scale, formats: as in `paged_attention_decode`.
 
     Returns:
         [T, Hq, D] in q's dtype.
     """
     token = torch.arange(length, device=block_table.device)
     rows = block_table[token // block_size].long() * block_size + token % block_size
-    k, v = k_cache[rows].float(), v_cache[rows].float()
+    k_format, v_format = formats_of(formats, k_cache, v_cache)
+    k, v = dequantise_all(k_format, k_cache[rows]), dequantise_all(v_format, v_cache[rows])
     out = torch.zeros(q.shape, device=q.device)
     for i, query in enumerate(q.float()):
         stop = length - len(q) + i + 1

@@ -9,6 +9,7 @@ import torch
 from qwen35mm_kernels.cpu import attention as by_torch
 from qwen35mm_kernels.cpu.native.library import loaded_library
 from qwen35mm_kernels.cpu.native.strided import Strided, dense_rows, is_known, strided
+from qwen35mm_kernels.kv_formats import KVFormats
 
 
 class _DecodeAttention(ctypes.Structure):
@@ -31,11 +32,12 @@ def paged_attention_decode(
     *,
     block_size: int,
     scale: float,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     if not is_known(q, gate, k_cache, v_cache):
-        return by_torch.paged_attention_decode(
-            q, gate, k_cache, v_cache, block_table, lengths, block_size=block_size, scale=scale
-        )
+        past = k_cache, v_cache, block_table, lengths
+        options = {"block_size": block_size, "scale": scale, "formats": formats}
+        return by_torch.paged_attention_decode(q, gate, *past, **options)
     q, gate, k_cache, v_cache = (dense_rows(x) for x in (q, gate, k_cache, v_cache))
     block_table, lengths = dense_rows(block_table), lengths.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)

@@ -12,6 +12,7 @@ import torch
 from qwen35mm_kernels.cpu import attention as by_torch
 from qwen35mm_kernels.cpu.native.library import loaded_library
 from qwen35mm_kernels.cpu.native.strided import Strided, dense_rows, is_known, strided
+from qwen35mm_kernels.kv_formats import KVFormats
 
 
 class _Attention(ctypes.Structure):
@@ -34,11 +35,12 @@ def paged_attention_prefill(
     *,
     block_size: int,
     scale: float,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     if not _is_ours(q, gate, k_cache, v_cache):
-        return by_torch.paged_attention_prefill(
-            q, gate, k_cache, v_cache, block_table, length, block_size=block_size, scale=scale
-        )
+        past = k_cache, v_cache, block_table, length
+        options = {"block_size": block_size, "scale": scale, "formats": formats}
+        return by_torch.paged_attention_prefill(q, gate, *past, **options)
     q, gate, k_cache, v_cache = map(dense_rows, (q, gate, k_cache, v_cache))
     block_table = block_table.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)

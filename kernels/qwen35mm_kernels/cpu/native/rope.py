@@ -9,6 +9,7 @@ import torch
 from qwen35mm_kernels.cpu import attention, rope
 from qwen35mm_kernels.cpu.native.library import loaded_library
 from qwen35mm_kernels.cpu.native.strided import dense_rows, is_known, strided
+from qwen35mm_kernels.kv_formats import KVFormats
 
 
 class _WriteHeads(ctypes.Structure):
@@ -33,11 +34,12 @@ def qk_norm_rope_write(
     rows: torch.Tensor,
     *,
     num_heads: int,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     is_ours = is_known(qkv, k_cache, v_cache) and is_known(q_norm, k_norm)
     if not is_ours or not k_cache.is_contiguous() or not v_cache.is_contiguous():
         return attention.qk_norm_rope_write(
-            qkv, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, rows, num_heads=num_heads
+            qkv, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, rows, num_heads=num_heads, formats=formats
         )
     num_kv_heads, head_dim = k_cache.shape[1:]
     qkv, num_tokens = dense_rows(qkv), qkv.shape[0]

@@ -1,0 +1,54 @@
+"""The types that keys and values are kept as, as people name them: `int8`, or `k=int8,v=int4`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from qwen35mm.config import TextConfig
+from qwen35mm.errors import ConfigError
+from qwen35mm_kernels.kv_formats import FORMATS, GROUP, PLAIN, KVFormats
+
+AUTO = "auto"
+
+
+def kv_formats_of(text: str, dtype: torch.dtype) -> KVFormats:
+    """The formats of K and of V that a text names; `auto` is the model's own type.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
+    names = dict(part.split("=", 1) for part in parts if "=" in part)
+    if len(parts) == 1 and not names:
+        names = {"k": parts[0], "v": parts[0]}
+    known = {AUTO: PLAIN[dtype], **FORMATS}
+    if set(names) != {"k", "v"} or len(parts) > 2 or not set(names.values()) <= known.keys():
+        raise ConfigError(
+            f"Keys and values can be kept as {', '.join(known)}, or apart, as in k=int8,v=int4; got {text!r}."
+        )
+    return known[names["k"]], known[names["v"]]
+
+
+def check_kv_formats(formats: KVFormats, text: TextConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> None:
+    """Tells whether a model can keep its keys and values so.
+
+    Args:
+        dtype: the model's.
+        devices: what its layers lie on.
+
+    Raises:
+        ConfigError: its heads are no multiple of a group, or a GPU would have to read them.
+    """
+    for format in formats:
+        if not format.fits(text.head_dim):
+            raise ConfigError(
+                f"{format.name} keeps keys and values in groups of {GROUP}, and this model's heads have "
+                f"{text.head_dim} dimensions. Take bf16 or f16."
+            )
+        if format is not PLAIN[dtype] and any(device.type != "cpu" for device in devices):
+            raise ConfigError(
+                f"On a GPU keys and values are kept in the model's own type, {PLAIN[dtype].name}; {format.name} is for "
+                "processors. Leave --kv-dtype out, or take --device cpu."
+            )

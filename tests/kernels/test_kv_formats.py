@@ -1,0 +1,146 @@
+"""Formats of keys and values: each number as the naive twin has it, the error that is to be expected, and no more."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from qwen35mm_kernels import reference as operations
+from qwen35mm_kernels.kv_formats import FORMATS, GROUP, KVFormat
+from qwen35mm_kernels.reference import kv_formats as reference
+from tests.kernels.compare import Backend
+from tests.kernels.paged import BLOCK_SIZE, Pool, projection
+from tests.kernels.test_attention import SCALE, queries
+
+PACKED = [name for name, format in FORMATS.items() if format.bits]
+# Every format once as K and once as V, and beside another one.
+PAIRS = [("int8", "int4"), ("int4", "fp8"), ("fp8", "fp8_e5m2"), ("fp8_e5m2", "f16"), ("f16", "bf16"), ("bf16", "int8")]
+Pair = tuple[KVFormat, KVFormat]
+
+
+def rows_with_everything(head_dim: int = 64) -> torch.Tensor:
+    """Heads [N, D]: ordinary, huge, tiny, outliers, values between two steps, zeros, one sign, equal extremes."""
+    x = torch.randn(12, head_dim)
+    x[1] *= 1e30
+    x[2] *= 1e-30
+    x[3, ::7] *= 40
+    x[4] = torch.arange(head_dim) % 17 - 8.5
+    x[5] = 0
+    x[6, :GROUP] = 0
+    x[7] = x[7].abs()
+    x[8, 3], x[8, 9] = 5.0, -5.0
+    x[9] = torch.arange(head_dim) / 127
+    x[10] *= 1e-41  # its scale has no bits left
+    return x
+
+
+@pytest.fixture(params=PAIRS, ids="-".join)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return FORMATS[request.param[0]], FORMATS[request.param[1]]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_and_values_are_the_naive_twins(name: str) -> None:
+    format, x = FORMATS[name], rows_with_everything()
+    rows = format.quantise(x)
+    assert torch.equal(
+        rows.view(torch.uint8), torch.stack([reference.quantise(format, row) for row in x]).view(torch.uint8)
+    )
+    assert rows.shape == (len(x), format.row_width(64))
+    assert rows.nbytes == len(x) * format.row_bytes(64)
+    values = format.dequantise(rows, torch.float32)
+    assert torch.equal(values, torch.stack([reference.dequantise(format, row) for row in rows]))
+
+
+@pytest.mark.parametrize(("name", "bits"), [("int8", 8.5), ("int4", 4.5), ("fp8", 8.5), ("f16", 16), ("bf16", 16)])
+def test_what_a_value_takes(name: str, bits: float) -> None:
+    assert FORMATS[name].row_bytes(256) == 256 * bits / 8
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_the_error_of_random_values_is_a_steps(name: str) -> None:
+    """Evenly spread over a step: its square / 12, on average over groups with steps of their own."""
+    format = FORMATS[name]
+    x = torch.randn(4000, GROUP)
+    rows = format.quantise(x)
+    steps = rows[:, :2].contiguous().view(torch.bfloat16).double()
+    found = (format.dequantise(rows, torch.float32) - x).double().square().mean()
+    # Of four bits the value opposite the extreme may be cut off; nothing of eight is.
+    assert float(found) == pytest.approx(float(steps.square().mean() / 12), rel=0.08 if name == "int4" else 0.02)
+
+
+@pytest.mark.parametrize(("name", "mantissa"), [("fp8", 3), ("fp8_e5m2", 2)])
+def test_the_error_of_a_float_is_half_a_unit_of_its_own(name: str, mantissa: int) -> None:
+    format, x = FORMATS[name], torch.randn(4000, GROUP)
+    found = format.dequantise(format.quantise(x), torch.float32)
+    scale = format.quantise(x)[:, :2].contiguous().view(torch.bfloat16).float()
+    unit = torch.exp2((x / scale).abs().log2().floor() - mantissa) * scale
+    normal = (x / scale).abs() > 0.02
+    assert ((found - x).abs() <= 0.5001 * unit)[normal].all()
+    # The root of the mean of squares, over a unit that is spread evenly: 1 / sqrt(12) of it.
+    ratio = ((found - x) / unit)[normal].double().square().mean().sqrt()
+    assert float(ratio) == pytest.approx(1 / math.sqrt(12), rel=0.03)
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("harm", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_not_made_one(name: str, harm: float) -> None:
+    format, x = FORMATS[name], torch.randn(2, 64)
+    x[1, 40] = harm
+    rows = format.quantise(x)
+    values = format.dequantise(rows, torch.float32)
+    assert not values[1, 32:].isfinite().all()
+    assert values[0].isfinite().all()
+    assert [format.is_finite(rows[:1]), format.is_finite(rows)] == [True, False]
+
+
+def test_write(pair: Pair, backend: Backend) -> None:
+    """Values come out as the twin's, byte for byte; keys are normed and turned first, and a sum's last bit may be
+    another: then a code may be the next one."""
+    if backend.is_triton:
+        pytest.skip("Triton's kernels keep plain numbers")
+    qkv, *arguments, _, _, rows = projection(
+        9, num_heads=2, num_kv_heads=2, head_dim=64, rotated=16, dtype=torch.bfloat16
+    )
+    caches = [[torch.zeros(64, 2, format.row_width(64), dtype=format.dtype) for format in pair] for _ in range(2)]
+    for kept, run in zip(caches, (Backend("reference", operations, backend.device), backend), strict=True):
+        run.run("qk_norm_rope_write", qkv, *arguments, *kept, rows, num_heads=2, formats=pair)
+    (expected_keys, expected_values), (keys, values) = caches
+    assert torch.equal(values.view(torch.uint8), expected_values.view(torch.uint8))
+    differ = keys.view(torch.uint8) != expected_keys.view(torch.uint8)
+    assert differ.float().mean() < 2e-3
+    found, expected = (pair[0].dequantise(each, torch.float32) for each in (keys, expected_keys))
+    assert ((found - expected).abs() <= 0.16 * expected.abs().amax(-1, keepdim=True)).all()
+
+
+def quantised(pool: Pool, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pool's keys and values as codes; what no sequence holds has scales of NaN."""
+    return pair[0].quantise(pool.k_cache), pair[1].quantise(pool.v_cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decode(pair: Pair, dtype: torch.dtype, backend: Backend) -> None:
+    if backend.is_triton:
+        pytest.skip("Triton's kernels keep plain numbers")
+    pool = Pool([70, 0, 130], num_kv_heads=2, head_dim=64, dtype=dtype, max_blocks=5)
+    q, gate = queries(3, 6, 64, dtype)
+    past = *quantised(pool, pair), pool.block_table, pool.lengths
+    # Torch takes them in the queries' type.
+    limit = 1e-2 if dtype == torch.bfloat16 else None
+    options = {"block_size": BLOCK_SIZE, "scale": SCALE, "formats": pair}
+    backend.check("paged_attention_decode", q, gate, *past, limit=limit, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [32, 256])
+def test_prefill(pair: Pair, head_dim: int, dtype: torch.dtype, backend: Backend) -> None:
+    if backend.is_triton:
+        pytest.skip("Triton's kernels keep plain numbers")
+    pool = Pool([150], num_kv_heads=1, head_dim=head_dim, dtype=dtype)
+    q, gate = queries(20, 4, head_dim, dtype)
+    past = *quantised(pool, pair), pool.block_table[0], 150
+    limit = 1e-2 if dtype == torch.bfloat16 else None
+    options = {"block_size": BLOCK_SIZE, "scale": SCALE, "formats": pair}
+    backend.check("paged_attention_prefill", q, gate, *past, limit=limit, **options)

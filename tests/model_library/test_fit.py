@@ -9,13 +9,17 @@ import pytest
 import torch
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
-from qwen35mm.model_library import BackendOptions, fit_source
+from qwen35mm.model.weights import loaded_bytes
+from qwen35mm.model_library import BackendOptions, BackendSwitch, fit_source
 from qwen35mm.model_library.fit import fit, offered_formats
 from qwen35mm.model_library.memory import MemoryNeed, NoRoomError
 from qwen35mm_kernels.cpu.native.library import find_library
+from tests.checkpoints import ggufs
+from tests.checkpoints.packers import write_packed
 from tests.tiny import DENSE, MOE, build
 
 CPU = torch.device("cpu")
@@ -108,3 +112,28 @@ def test_what_is_offered_says_what_it_takes_and_gives(
         assert eight < four < 16 / 4.5
     monkeypatch.setattr("qwen35mm.model_library.fit.find_library", lambda: None)
     assert {offer.speedup for offer in offered_formats(folder, torch.bfloat16)} == {None}
+
+
+@pytest.mark.skipif(find_library() is None, reason="there is no compiled part for this processor")
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8"])
+def test_a_quantised_checkpoint_is_taken_as_it_is_stored(method: str, tmp_path: Path) -> None:
+    ggufs.write_checkpoint(ggufs.DENSE, tmp_path / "plain")
+    folder = tmp_path / method
+    write_packed(method, tmp_path / "plain", folder, lambda name: "language_model" in name and "_proj.weight" in name)
+
+    def fitted(weights: str, memory_bytes: int = 1 << 40) -> tuple[BackendOptions, MemoryNeed]:
+        options = replace(OPTIONS, weights=weights)
+        return fit(options, folder, method, devices=[CPU], memory_bytes=memory_bytes)
+
+    chosen, need = fitted("auto")
+    plain = fitted("bf16")[1]
+    assert chosen.weights == "auto"
+    # Small floats become bfloat16.
+    assert (need.weights_bytes == plain.weights_bytes) == (method == "fp8")
+    fits = fitted("auto", plain.total_bytes - 1)[0].weights
+    assert fits == ("int8" if method == "fp8" else "auto")
+    with LocalBackend.load(folder, device="cpu") as backend:
+        assert backend.loaded.weights == ("bf16" if method == "fp8" else "as stored")
+        assert need.weights_bytes <= loaded_bytes(backend.loaded.model) < 1.1 * need.weights_bytes
+        switch = BackendSwitch(backend, OPTIONS)
+        assert [offer.weights for offer in switch.formats()] == ["bf16", "int8", "int4"]

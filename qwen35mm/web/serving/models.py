@@ -13,6 +13,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError, StorageError, report_bug
 from qwen35mm.model.load import WEIGHTS
+from qwen35mm.model.weight_formats import AS_STORED
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
 from qwen35mm.model_library.installed import InstalledModel
 from qwen35mm.model_library.switch import CONNECT_S
@@ -189,7 +190,9 @@ class Models:
             return []
         if not offers:
             return []
-        listed = [("auto", say("Automatic: {name}", name=self._switch.loaded.weights))]
+        taken = self._switch.loaded.weights
+        name = say("as the checkpoint has them") if taken == AS_STORED else taken
+        listed = [("auto", say("Automatic: {name}", name=name))]
         for offer in offers:
             name, num_bytes = offer.weights, size(offer.num_bytes)
             words = say("{name}, {size}", name=name, size=num_bytes)

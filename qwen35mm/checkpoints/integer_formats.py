@@ -215,19 +215,21 @@ class RowIntegers(Format):
 def affine(
     codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bits: int, group_of: torch.Tensor | None = None
 ) -> Grouped:
-    """Codes [out, in] less the zero point of their group: zeros [out, groups] int16.
+    """Codes [out, in] less the zero point of their group: zeros [out, groups] int16. The codes may be overwritten.
 
     Raises:
         ValueError: `group_of` names a group that there isn't.
     """
     num_groups = scales.shape[1]
     width, kind = codes.shape[1] // num_groups, torch.int8 if bits < 8 else torch.int16
+    # In place: of small integers the bits are the same with a sign and without.
+    less = codes.view(kind) if kind == torch.int8 else codes.to(kind)
     if group_of is None or are_neighbours(group_of, num_groups):
-        less = codes.unflatten(1, (num_groups, width)).to(kind) - zeros.to(kind)[..., None]
-        return Grouped(less.flatten(1), scales, width)
+        less.unflatten(1, (num_groups, width)).sub_(zeros.to(kind)[..., None])
+        return Grouped(less, scales, width)
     if not bool(((group_of >= 0) & (group_of < num_groups)).all()):
         raise ValueError(f"has a g_idx that names groups beyond its {num_groups}")
-    return Grouped(codes.to(kind) - zeros.to(kind)[:, group_of], scales, width, group_of)
+    return Grouped(less.sub_(zeros.to(kind)[:, group_of]), scales, width, group_of)
 
 
 def are_neighbours(group_of: torch.Tensor, num_groups: int) -> bool:

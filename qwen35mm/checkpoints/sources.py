@@ -24,7 +24,7 @@ from qwen35mm.errors import CheckpointError
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups
 
 # Of float32 that is made at one time of a quantised tensor.
-_VALUES_AT_ONCE = 1 << 22
+_VALUES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -7,24 +7,31 @@ import json
 import random
 import re
 import shutil
+import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 from transformers import FineGrainedFP8Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration
 
+from qwen35mm.checkpoints.gguf_folder import gguf_folder
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.safetensors_files import new_buffer
 from qwen35mm.checkpoints.sources import QuantisedSource
+from qwen35mm.checkpoints.tensor_names import checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError, Qwen35mmError
 from qwen35mm.model.load import load
 from qwen35mm.model.weights import load_model
+from tests import forked
 from tests.checkpoints import ggufs, packers
+from tests.model.test_weights import write_zeros
 from tests.tiny import DENSE, MOE, SHALLOW, TinyCheckpoints, TinySpec
 
 Tensors = dict[str, torch.Tensor]
@@ -280,3 +287,78 @@ def test_files_that_are_cut_off_never_run_as_another_model(tmp_path: Path) -> No
 def assert_same(found: Tensors, expected: Tensors) -> None:
     assert found.keys() == expected.keys()
     assert not [name for name, x in found.items() if not torch.equal(x, expected[name])]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("kind", ["BF16", "FP8", "GPTQ", "GGUF"])
+@pytest.mark.parametrize("integers", [None, "int8"])
+def test_peak_memory_is_what_is_kept_and_one_shard_whatever_is_read(
+    kind: str, integers: str | None, tiny: TinyCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 MB of bfloat16, in matrices of 25 MB (GGUF: 50)."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if kind == "GGUF":
+        folder, shard_bytes = gguf_folder(large_gguf(tmp_path / "model.gguf")), (tmp_path / "model.gguf").stat().st_size
+    else:
+        folder = write_large(tiny.folder(DENSE), tmp_path / "model", kind)
+        shard_bytes = max(path.stat().st_size for path in folder.glob("*.safetensors"))
+    process = forked.run("tests.model.test_weights", folder, tiny.folder(DENSE), *([integers] if integers else []))
+    assert process.returncode == 0, process.stderr
+    weight_bytes, peak_bytes = json.loads(process.stdout)
+    print(f"{kind}, {integers}: {weight_bytes:,} bytes, at most {peak_bytes:,}, a shard {shard_bytes:,}")
+    assert weight_bytes > (140e6 if integers else 280e6)
+    assert 0.9 * weight_bytes < peak_bytes < weight_bytes + shard_bytes + (32 << 20)
+
+
+def large_gguf(path: Path) -> Path:
+    """The dense model with an enormous MLP in Q8_0."""
+    gguf = pytest.importorskip("gguf")
+    reader, width = gguf.GGUFReader(ggufs.FOLDER / "dense.gguf"), 409_600
+    made = gguf.GGUFWriter(path, "qwen35")
+    for key, value in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in ("general.architecture", "qwen35.feed_forward_length"):
+            made.add_key_value(key, value.contents(), value.types[0], value.types[-1] if len(value.types) > 1 else None)
+    made.add_feed_forward_length(width)
+    for tensor in reader.tensors:
+        if "ffn" in tensor.name:
+            shape = (64, width // 32 * 34) if "down" in tensor.name else (width, 68)
+            made.add_tensor(tensor.name, np.zeros(shape, np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        else:
+            made.add_tensor(tensor.name, np.array(tensor.data))
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
+    return path
+
+
+def write_large(small: Path, folder: Path, kind: str) -> Path:
+    """The small model with an MLP of 300 MB in bfloat16, in zeros, two layers' in a shard."""
+    data = json.loads((small / "config.json").read_text())
+    data["text_config"] |= {"hidden_size": 2048, "intermediate_size": 6144, "vocab_size": 1024}
+    data["vision_config"]["out_hidden_size"] = 2048
+    methods = {"FP8": {"quant_method": "fp8", "weight_block_size": [128, 128]}, "GPTQ": {"quant_method": "gptq"}}
+    data |= {"quantization_config": methods[kind]} if kind in methods else {}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(data))
+    shards: dict[str, Tensors] = defaultdict(dict)
+    for target in checkpoint_targets(ModelConfig.from_dict(data), separate_head=False, split_experts=False):
+        shard = shards[f"layers-{int(target.name.split('.')[3]) // 2}" if ".layers." in target.name else "others"]
+        is_quantised = kind in methods and ".mlp." in target.name and ".layers." in target.name
+        if not is_quantised:
+            shard[target.name] = torch.empty(target.shape, dtype=torch.bfloat16, device="meta")
+        elif kind == "FP8":
+            shard[target.name] = torch.empty(target.shape, dtype=torch.float8_e4m3fn, device="meta")
+            shard[f"{target.name}_scale_inv"] = torch.empty(*(size // 128 for size in target.shape), device="meta")
+        else:
+            (out, width), name = target.shape, target.name.removesuffix(".weight")
+            shard[f"{name}.qweight"] = torch.empty(width // 8, out, dtype=torch.int32, device="meta")
+            shard[f"{name}.qzeros"] = torch.empty(width // 128, out // 8, dtype=torch.int32, device="meta")
+            shard[f"{name}.scales"] = torch.empty(width // 128, out, dtype=torch.float16, device="meta")
+    weight_map = {}
+    for name, shard in shards.items():
+        write_zeros(shard, folder / f"{name}.safetensors")
+        weight_map |= dict.fromkeys(shard, f"{name}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen35mm.checkpoints import sources
+from qwen35mm.checkpoints.safetensors_files import DTYPES
 from qwen35mm.checkpoints.tensor_names import checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError
@@ -295,7 +296,7 @@ def write_zeros(tensors: Tensors, path: Path) -> None:
     header, size = {}, 0
     for name, tensor in tensors.items():
         header[name] = {
-            "dtype": "F32",
+            "dtype": next(name for name, dtype in DTYPES.items() if dtype == tensor.dtype),
             "shape": list(tensor.shape),
             "data_offsets": [size, size + tensor.nbytes],
         }

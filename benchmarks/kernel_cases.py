@@ -149,6 +149,16 @@ class Cases:
         gate_up = self._randn(length, 6 * self.shapes.hidden)
         return self._case("swiglu", (gate_up,), f"T={length}", num_bytes(gate_up) * 3 // 2)
 
+    def fp8_linear(self, length: int) -> Case:
+        """Gate and up of a feed-forward network three times the hidden size wide, as 9B's, in blocks of 128 x 128."""
+        hidden, width = self.shapes.hidden, 6 * self.shapes.hidden
+        x, values = self._randn(length, hidden), self._randn(width, hidden).to(torch.float8_e4m3fn)
+        scales = torch.rand(-(-width // 128), -(-hidden // 128), device=self.device) * hidden**-0.5
+        # Counted once, where a product of bfloat16 counts twice: a card does twice as many.
+        flops = length * width * hidden
+        moved = num_bytes(x, values) + 2 * length * width
+        return self._case("fp8_linear", (x, values, scales), f"N={length}", moved, flops)
+
     def paged_attention_prefill(self, num_new: int, length: int | None = None) -> Case:
         """New tokens, the last of `length`; of as many if left out."""
         s, length = self.shapes, length or num_new

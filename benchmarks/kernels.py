@@ -13,7 +13,7 @@ Decode steps are replayed from CUDA graphs, as the engine does, ours and the pee
 Where ours does more in one call, the peer is what does the same by flash-linear-attention's operations one after the
 other, without what it has no operation for (gates, and a decode step's convolution): its result is made before. Its
 functions want dense inputs, and get them: the copies that a model has to make for them are not counted. Beside the
-attention of a prefill stands torch's flash attention.
+attention of a prefill stands torch's flash attention, beside products with eight-bit floats torch's of bfloat16.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from benchmarks.kernel_cases import SHAPES, Case, Cases, relative_error, tensors
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
 from benchmarks.worker import numbers
 from qwen35mm_kernels import gpu
+from qwen35mm_kernels.backend import multiplies_fp8
 from qwen35mm_kernels.cpu.conv1d import causal_conv1d_step
 from qwen35mm_kernels.cpu.gated_delta_rule import gdn_gates
 from qwen35mm_kernels.gpu.attention_prefill import flash_attention_prefill
@@ -56,8 +57,9 @@ PREFILL = (
     "add_rms_norm",
     "paged_attention_prefill",
     "moe_experts",
+    "fp8_linear",
 )
-DECODE = ("gdn_decode_step", "paged_attention_decode", "moe_experts")
+DECODE = ("gdn_decode_step", "paged_attention_decode", "moe_experts", "fp8_linear")
 
 Run = Callable[[], object]
 
@@ -163,6 +165,13 @@ def _flash_attention(case: Case) -> Run:
     return functools.partial(flash_attention_prefill, *case.arguments, **case.options)
 
 
+def _bfloat16_linear(case: Case) -> Run:
+    x, values, scales = case.arguments
+    spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    weight = values.float() * spread[: len(values), : values.shape[1]]
+    return functools.partial(torch.nn.functional.linear, x, weight.bfloat16())
+
+
 _PEERS: dict[str, Callable[..., Run | None]] = {
     "gated_delta_prefill": _gated_delta_prefill,
     "causal_conv1d": _causal_conv1d,
@@ -170,6 +179,7 @@ _PEERS: dict[str, Callable[..., Run | None]] = {
     "add_rms_norm": _add_rms_norm,
     "paged_attention_prefill": _flash_attention,
     "gdn_decode_step": _gdn_decode_step,
+    "fp8_linear": _bfloat16_linear,
 }
 
 
@@ -271,7 +281,9 @@ def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: 
     for operations, sizes, graph in ((PREFILL, lengths, False), (DECODE, batches, True)):
         for size in sizes:
             for operation in operations:
-                if only in operation and (operation != "moe_experts" or made.shapes.experts is not None):
+                has_experts, has_fp8 = made.shapes.experts is not None, multiplies_fp8(torch.device(made.device))
+                there_is = {"moe_experts": has_experts, "fp8_linear": has_fp8}.get(operation, True)
+                if only in operation and there_is:
                     yield getattr(made, operation)(size), graph
 
 

@@ -89,6 +89,18 @@ def _experts(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     return columns >= 64 and rows * columns <= 2048 * num_warps and (blocks["BLOCK_K"] == 64 or columns == 64)
 
 
+def _fp8_vectors(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
+    """A thread asks for 32 or 64 bytes of weights before it works with any: nothing is asked for ahead of that."""
+    return 32 <= _to_a_thread(blocks["BLOCK_N"] * blocks["GROUPS"] * 128, num_warps) <= 64
+
+
+def _fp8_tiles(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
+    """Twice the sums have to fit into registers: those of a group, and of all."""
+    if sizes["M"] == 16:
+        return num_warps == 4
+    return 32 <= _to_a_thread(sizes["M"] * blocks["BLOCK_N"], num_warps) <= 64
+
+
 def _combine_experts(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     return _to_a_thread(blocks["BLOCK_N"], num_warps) >= 2 and blocks["BLOCK_N"] < 2 * sizes["K"]
 
@@ -126,6 +138,8 @@ SPACES: Mapping[str, Space] = {
     "paged_attention_prefill": Space({"BLOCK_M": (64, 128), "BLOCK_N": (32, 64)}, (4, 8), (2, 3), _prefill),
     "moe_gate_up": _EXPERTS,
     "moe_down": _EXPERTS,
+    "fp8_vectors": Space({"BLOCK_N": (4, 8, 16, 32), "GROUPS": (4, 8, 16)}, (4, 8), is_legal=_fp8_vectors),
+    "fp8_tiles": Space({"BLOCK_N": (32, 64, 128)}, (4, 8), (3, 4, 5), _fp8_tiles),
     "moe_combine": Space({"BLOCK_N": (256, 512, 1024, 2048)}, (4, 8), is_legal=_combine_experts),
     "qk_norm_rope_write": Space({"BLOCK_T": (2, 4, 8, 16)}, (2, 4, 8), is_legal=_tile("BLOCK_T", "D", 4, 32)),
     "causal_conv1d": Space(
@@ -175,6 +189,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "moe_experts": Operation(
         ((1,), (8,), (64,), (512,), (2048,), (8192,)), ("moe_gate_up", "moe_down", "moe_combine"), only_mixtures=True
     ),
+    "fp8_linear": Operation(((1,), (4,), (16,), (64,), (512,), (2048,)), ("fp8_vectors", "fp8_tiles")),
     "qk_norm_rope_write": Operation(_BOTH, ("qk_norm_rope_write",)),
     "causal_conv1d": Operation(_PROMPTS, ("causal_conv1d",)),
     "add_rms_norm": Operation(_BOTH, ("rms_norm",)),

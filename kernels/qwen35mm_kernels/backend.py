@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 # What the kernels are written for; older ones lack parts of the language, newer ones nobody has tried.
 _TRITON_VERSIONS = ((3, 5), (4, 0))
 _MIN_CAPABILITY = (8, 0)
+# From Ada on; `gpu/fp8.py`.
+_FP8_CAPABILITY = (8, 9)
 
 
 # Without an annotation of what it returns: a module has no type that could be written, and the inferred one leads an
@@ -45,6 +47,13 @@ def _backend(device_type: str):
 
     logger.info("On %s the operations run as Triton's kernels, vision attention in torch.", device_type)
     return gpu
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether a device is a card that `fp8_linear` has a kernel for: elsewhere torch computes it, for tests alone."""
+    if device.type != "cuda" or why_not_triton(device.type) is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def why_not_triton(device_type: str) -> str | None:

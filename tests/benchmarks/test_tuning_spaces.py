@@ -29,6 +29,7 @@ SMALL_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "paged_attention_decode": ((2, 320),),
     "paged_attention_prefill": ((70, 128),),
     "moe_experts": ((3,), (5,), (97,)),
+    "fp8_linear": ((2,), (5,)),
     "sample": ((4,),),
 }
 # The others take 3 to 25 s each, interpreted.

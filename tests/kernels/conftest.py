@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from qwen35mm_kernels import cpu
+from qwen35mm_kernels.backend import multiplies_fp8
 from qwen35mm_kernels.cpu import native
 from qwen35mm_kernels.cpu.native import library
 from tests.kernels.compare import LENGTHS, Backend
@@ -55,6 +56,13 @@ def _triton_backend(name: str) -> Backend:
     from qwen35mm_kernels import gpu
 
     return Backend(name, gpu, torch.device("cpu" if interpreted else "cuda"))
+
+
+@pytest.fixture
+def _fp8_card(request: pytest.FixtureRequest) -> None:
+    """For tests of what only cards from compute capability 8.9 on can do."""
+    if "cuda" in request.node.name and not multiplies_fp8(torch.device("cuda")):
+        pytest.skip("this card has no products of eight-bit floats")
 
 
 @pytest.fixture(params=["cpu", *NATIVE, *EMULATED, *TRITON])

@@ -9,6 +9,7 @@ from qwen35mm_kernels.cpu import swiglu, vision_attention
 from qwen35mm_kernels.gpu.attention_decode import paged_attention_decode
 from qwen35mm_kernels.gpu.attention_prefill import paged_attention_prefill
 from qwen35mm_kernels.gpu.conv1d import causal_conv1d
+from qwen35mm_kernels.gpu.fp8 import fp8_linear
 from qwen35mm_kernels.gpu.gdn_prefill import gated_delta_prefill
 from qwen35mm_kernels.gpu.gdn_step import gdn_decode_step
 from qwen35mm_kernels.gpu.moe import moe_experts, moe_route
@@ -21,6 +22,7 @@ __all__ = [
     "add_rms_norm",
     "apply_partial_rope",
     "causal_conv1d",
+    "fp8_linear",
     "gated_delta_prefill",
     "gated_rms_norm",
     "gdn_decode_step",

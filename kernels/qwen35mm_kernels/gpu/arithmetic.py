@@ -21,11 +21,18 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def round_to(x, dtype: tl.constexpr):
-    """float32 to the nearest of `dtype`. On the way to bfloat16, Triton's interpreter would only cut bits off."""
+    """float32 to the nearest of `dtype`. Triton's interpreter would only cut bits off on the way to bfloat16; to e4m3
+    (up to 448) it rounds ties up, and cuts off below 2^-6."""
     if _INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         # Without the low bits, which would make the smallest numbers of zeros.
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    if _INTERPRETED and dtype == tl.float8e4nv:
+        bits = x.to(tl.uint32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000).to(tl.float32, bitcast=True)
+        # Where float32's last bit is worth 2^-9.
+        small = tl.where(x < 0, (x - 16384.0) + 16384.0, (x + 16384.0) - 16384.0)
+        x = tl.where(x != x, x, tl.where(tl.abs(x) < 0.015625, small, normal))
     return x.to(dtype)
 
 

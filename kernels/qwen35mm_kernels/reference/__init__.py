@@ -10,6 +10,7 @@ from qwen35mm_kernels.reference.attention import (
     vision_attention,
 )
 from qwen35mm_kernels.reference.conv1d import causal_conv1d
+from qwen35mm_kernels.reference.fp8 import fp8_linear
 from qwen35mm_kernels.reference.gated_delta_rule import gated_delta_prefill, gdn_decode_step
 from qwen35mm_kernels.reference.moe import moe_experts, moe_route
 from qwen35mm_kernels.reference.norm import add_rms_norm, gated_rms_norm, rms_norm
@@ -21,6 +22,7 @@ __all__ = [
     "add_rms_norm",
     "apply_partial_rope",
     "causal_conv1d",
+    "fp8_linear",
     "gated_delta_prefill",
     "gated_rms_norm",
     "gdn_decode_step",

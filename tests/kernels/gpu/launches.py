@@ -18,6 +18,8 @@ from tests.kernels.gpu.compiled import SHARED_BYTES, Variant, run_child
 
 NUM_LAYERS = 4
 CONTEXT_LENGTH = 32_768
+# One for each form of a product with eight-bit floats.
+FP8_ROWS = (1, 3, 16, 100, 2048)
 
 # What is run, and its name.
 Runs = Iterator[tuple[str, Callable[[], object]]]
@@ -77,7 +79,19 @@ def _variant(fn: Any, compile: dict[str, Any]) -> Variant:
     return Variant(f"{fn.module}:{fn.name}", signature, constants, compile["num_warps"], compile["num_stages"])
 
 
-def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int]) -> Runs:
+def _multiply_fp8(num_in: int, num_rows: int) -> None:
+    """A product with a matrix of blocks; what a model of such matrices launches besides."""
+    import torch
+
+    from qwen35mm_kernels import gpu
+
+    meta = torch.device("meta")
+    values = torch.empty(2048, num_in, dtype=torch.float8_e4m3fn, device=meta)
+    scales = torch.empty(16, num_in // 128, device=meta)
+    gpu.fp8_linear(torch.empty(num_rows, num_in, dtype=torch.bfloat16, device=meta), values, scales)
+
+
+def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], capability: int) -> Runs:
     import torch
 
     from benchmarks.make_random import make_config
@@ -114,11 +128,13 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int]) 
         yield f"prefill {length}", functools.partial(prefill, length)
     for batch in batches:
         yield f"step {batch}", functools.partial(decode, batch)
+    if capability >= 89:
+        for rows in FP8_ROWS:
+            yield f"fp8 {rows}", functools.partial(_multiply_fp8, config.text.hidden_size, rows)
     pixel_values = torch.zeros(8 * 32 * 32, config.vision.patch_dim)
     yield "vision", functools.partial(model.tower, pixel_values, (8, 32, 32))
 
 
 if __name__ == "__main__":
     task = json.load(sys.stdin)
-    capability = task.pop("capability")
-    print(json.dumps(_record(_engine_runs(**task), capability)))
+    print(json.dumps(_record(_engine_runs(**task), task["capability"])))

@@ -4,6 +4,7 @@ They run where `library.find_library` finds a library. Tensors that a compiled o
 """
 
 from qwen35mm_kernels.cpu import (
+    fp8_linear,
     moe_experts,
     moe_route,
     mrope_cos_sin,
@@ -22,6 +23,7 @@ __all__ = [
     "add_rms_norm",
     "apply_partial_rope",
     "causal_conv1d",
+    "fp8_linear",
     "gated_delta_prefill",
     "gated_rms_norm",
     "gdn_decode_step",

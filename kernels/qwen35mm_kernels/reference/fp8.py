@@ -1,0 +1,51 @@
+"""Products with weights in eight-bit floats (e4m3), whose rows are rounded to as many bits.
+
+Source: DeepSeek-V3's blocks of 128 x 128 and tiles of 1 x 128, as in transformers' finegrained_fp8.py.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# Neighbours of a row that have a scale in common, and rows of a weight's block.
+GROUP = 128
+LARGEST = 448.0
+# Of a group: its scale is no subnormal number, and zeros are divided by something.
+LEAST_MAXIMUM = 2.0**-100
+
+
+def fp8_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x @ (values * scales).T, with each 128 neighbours of a row of x rounded to e4m3: their largest becomes 448.
+
+    Args:
+        x: [N, in], float32 or bfloat16. A group that holds an infinity or NaN gives NaN.
+        values: [M, in] float8_e4m3fn.
+        scales: float32, one for each row ([M, ...]) or each 128 rows ([ceil(M / 128), ...]) of `values`, and for each
+            128 columns ([..., ceil(in / 128)]) or all of them ([..., 1]).
+        out: [N, M] in x's dtype, which the result is written to.
+
+    Returns:
+        [N, M] in x's dtype; `out` where it is given.
+    """
+    out = torch.empty(len(x), len(values), dtype=x.dtype) if out is None else out
+    rows_of_scale, is_whole = scale_of_rows(values, scales), scales.shape[1] == 1
+    for row, target in zip(x.float(), out, strict=True):
+        sums = torch.zeros(len(values))
+        for group, some in enumerate(row.split(GROUP)):
+            scale = some.abs().amax().clamp_min(LEAST_MAXIMUM) / LARGEST
+            codes = (some / scale).to(torch.float8_e4m3fn).float()
+            columns = values[:, group * GROUP : group * GROUP + len(some)].float()
+            of_rows = scales[:, 0 if is_whole else group].repeat_interleave(rows_of_scale)[: len(values)]
+            sums += columns @ codes * (scale * of_rows)
+        target.copy_(sums)
+    return out
+
+
+def scale_of_rows(values: torch.Tensor, scales: torch.Tensor) -> int:
+    """How many rows of a weight have a scale in common: 1 or 128; asserts that they fit each other."""
+    (num_out, num_in), (rows, groups) = values.shape, scales.shape
+    assert rows in (num_out, -(-num_out // GROUP)), (values.shape, scales.shape)
+    assert groups in (1, -(-num_in // GROUP)), (values.shape, scales.shape)
+    return 1 if rows == num_out else GROUP

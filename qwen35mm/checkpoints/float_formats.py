@@ -18,6 +18,7 @@ from qwen35mm.checkpoints.integer_formats import FLOATS, check_groups, needed, p
 from qwen35mm.checkpoints.safetensors_files import StoredTensor, read_tensor
 from qwen35mm.checkpoints.sources import Format, Grouped, as_groups
 from qwen35mm_kernels.cpu.native.products import Groups
+from qwen35mm_kernels.reference.fp8 import GROUP, Blocks
 
 # e2m1's values, doubled: whole numbers. The sign is the fourth bit.
 _E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
@@ -58,6 +59,13 @@ class Fp8(Format):
             return Grouped(codes, scales, -(-shape[-1] // scales.shape[1]))
         scales = scale.repeat_interleave(self.block[0], dim=-2)[..., : shape[-2], :]
         return Grouped(codes, scales.flatten(0, -2), self.block[1])
+
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Blocks | None:
+        scale = parts["scale"].shape
+        if self.block is not None and not _is_for_rows(scale, shape[0]):
+            return Blocks(GROUP) if self.block == (GROUP, GROUP) else None
+        num_groups = max(1, math.prod(scale) // shape[0])
+        return Blocks(1, num_groups == 1) if num_groups in (1, shape[1] / GROUP) else None
 
     def _blocks(self, shape: tuple[int, ...]) -> tuple[int, int]:
         assert self.block is not None

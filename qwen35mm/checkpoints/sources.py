@@ -22,6 +22,7 @@ from qwen35mm.checkpoints.safetensors_files import (
 )
 from qwen35mm.errors import CheckpointError
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups
+from qwen35mm_kernels.reference.fp8 import Blocks
 
 # Of float32 that is made at one time of a quantised tensor.
 _VALUES_AT_ONCE = 1 << 20
@@ -76,12 +77,13 @@ class Source(ABC):
         """
 
     @property
-    def groups(self) -> Groups | None:
-        """As which integers a processor's products hold its numbers exactly, by the headers; None where none do."""
+    def groups(self) -> Groups | Blocks | None:
+        """As which integers a processor's products hold its numbers exactly, or as which eight-bit floats a card's, by
+        the headers; None where none do."""
         return None
 
     def grouped_rows(self) -> Iterator[GroupedRows]:
-        """Its rows as such integers, some at a time; raises as `rows`."""
+        """Its rows as such numbers, some at a time; raises as `rows`."""
         raise NotImplementedError(f"{self.kind} isn't held as integers")
 
     def read_into(self, target: torch.Tensor, buffer: torch.Tensor) -> None:
@@ -183,7 +185,7 @@ class Format(ABC):
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Grouped:
         """What the parts say; stacked matrices one under the other."""
 
-    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | None:
+    def groups(self, parts: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Groups | Blocks | None:
         """See `Source.groups`."""
         return None
 
@@ -208,7 +210,7 @@ class QuantisedSource(Source):
             raise damaged(name, stored, str(error)) from None
 
     @property
-    def groups(self) -> Groups | None:
+    def groups(self) -> Groups | Blocks | None:
         return self.format.groups(self.stored, self.shape) if len(self.shape) == 2 else None
 
     def grouped_rows(self) -> Iterator[GroupedRows]:
@@ -216,8 +218,14 @@ class QuantisedSource(Source):
         assert groups is not None
         at_once = max(1, _VALUES_AT_ONCE // width)
         for start in range(0, self.shape[0], at_once):
+            stop = min(start + at_once, self.shape[0])
+            if isinstance(groups, Blocks):
+                if not bool(found.rows(start, stop).isfinite().all()):
+                    raise damaged(self.name, self.stored, "holds values that are no finite numbers")
+                yield GroupedRows(found.codes[start:stop], found.scales[start:stop])
+                continue
             try:
-                rows = found.integers(start, min(start + at_once, self.shape[0]), groups)
+                rows = found.integers(start, stop, groups)
             except ValueError as error:
                 raise damaged(self.name, self.stored, str(error)) from None
             # The largest that any integer makes of them.

@@ -68,7 +68,7 @@ class Qwen35Model(nn.Module):
     Args:
         device: where all of it goes, or each part.
         integers: `int8` or `int4` for the layers' matrices. Embeddings and the output head take eight bits in both;
-            norms, gates and the vision tower stay as they are.
+            norms, gates and the vision tower stay as they are. Or `AS_STORED` or `FP8`, which `load_model` lays out.
         is_mapped: see `Factory`.
 
     Attributes:

@@ -36,7 +36,7 @@ class LoadedModel:
     Attributes:
         name: what to call it: the folder's name or the Hub id.
         path: the folder that it was read from.
-        weights: the format of its matrices: float32, bf16, int8, int4 or as stored.
+        weights: the format of its matrices: float32, bf16, int8, int4, as stored or fp8.
         eos_ids: ids that end a reply.
         generation: the checkpoint's sampling defaults.
     """
@@ -73,8 +73,8 @@ def load(
             computes the layers that don't fit on the processor, slowly. `auto` takes the first GPU that has room for
             the model, all of them together where none has, and the CPU where there is no GPU.
         weights: `bf16`, `int8` or `int4`: matrices in a half or a quarter of the memory, on a CPU. `auto` leaves them
-            as they are in the checkpoint: in `dtype`, or on a CPU with bfloat16 as the integers that a quantised one
-            has; what fits into the memory is chosen in `model_library`.
+            as they are in the checkpoint: in `dtype`, or with bfloat16 as the integers (on a CPU) or FP8 (on cards that
+            multiply it) that a quantised one has; what fits into the memory is chosen in `model_library`.
         weights_cache: where quantised weights are kept for the next time.
         rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
 

@@ -1,8 +1,8 @@
 """Matrices of weights, and the formats that they are kept in: what formats differ in is here and nowhere else.
 
 A `Weight` is made empty and filled with rows as a checkpoint gives them. On a CPU with the compiled part it is packed
-for that processor's products, rounded to integers or as the integers that a quantised checkpoint has; elsewhere it is a
-plain tensor, or integers beside scales, and torch multiplies.
+for that processor's products, rounded to integers or as the integers that a quantised checkpoint has; on a card it is a
+plain tensor, or the eight-bit floats of a checkpoint; elsewhere plain, or integers beside scales, and torch multiplies.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from qwen35mm.model.dense import linear
+from qwen35mm_kernels import select_backend
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups, PackedMatrix
 from qwen35mm_kernels.cpu.quantise import GROUP, dequantise, pack_nibbles, quantise
+from qwen35mm_kernels.reference import fp8
+from qwen35mm_kernels.reference.fp8 import Blocks
 
 # By name: bits of a value, a group's scale included. None: as the activations are.
 INTEGER_FORMATS = {"int8": 8.5, "int4": 4.5}
 # The integers that a checkpoint has, where products hold them exactly; what else is in it stays as activations are.
 AS_STORED = "as stored"
+# The same of its eight-bit floats, on cards that multiply them.
+FP8 = "fp8"
 _ROWS_AT_ONCE = 2048
 _VALUES_AT_ONCE = 1 << 19
 
@@ -35,7 +40,7 @@ class Factory:
 
     Attributes:
         dtype: of activations, and of weights that aren't integers.
-        integers: `int8`, `int4` or `AS_STORED` for matrices that may be quantised.
+        integers: `int8`, `int4`, `AS_STORED` or `FP8` for matrices that may be quantised.
         is_mapped: packed matrices get their memory by `PackedWeight.take`, and take none before.
     """
 
@@ -184,6 +189,49 @@ class QuantisedWeight(Weight):
         return dequantise(self.integers[index], self.scales[index], self.in_features, self.dtype)
 
 
+class Fp8Weight(Weight):
+    """A matrix of eight-bit floats as a checkpoint has them, whose products round the rows that come, too.
+
+    Attributes:
+        values: [out_features, in_features] e4m3.
+        scales: float32, one for each `blocks.rows` rows and 128 columns, or all of them.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(self, out_features: int, in_features: int, factory: Factory, blocks: Blocks) -> None:
+        super().__init__(out_features, in_features, factory)
+        self.blocks, self.ops = blocks, select_backend(factory.device)
+        shape = -(-out_features // blocks.rows), 1 if blocks.is_whole else -(-in_features // fp8.GROUP)
+        values = torch.empty(out_features, in_features, dtype=torch.float8_e4m3fn, device=factory.device)
+        self.register_buffer("values", values)
+        self.register_buffer("scales", torch.empty(shape, dtype=torch.float32, device=factory.device))
+
+    def fill(self, first: int, rows: torch.Tensor) -> None:
+        raise NotImplementedError("eight-bit floats come as they are stored")
+
+    def fill_groups(self, first: int, rows: GroupedRows) -> None:
+        """Writes codes, and scales for each of their rows."""
+        index = torch.arange(first, first + len(rows.integers))
+        self.values[first : first + len(index)] = rows.integers
+        self.scales[index // self.blocks.rows] = rows.scales.to(self.device)
+
+    def product(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        found = self.ops.fp8_linear(x, self.values, self.scales, out)
+        return found if bias is None else found.add_(bias)
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        # As bytes: not every release of torch picks rows of eight-bit floats.
+        codes = self.values.view(torch.uint8)[index].view(torch.float8_e4m3fn).float()
+        scales = self.scales[index // self.blocks.rows]
+        if not self.blocks.is_whole:
+            scales = scales.repeat_interleave(fp8.GROUP, dim=1)[:, : self.in_features]
+        return codes.mul_(scales).to(self.dtype)
+
+
 class StackedWeight(Weight):
     """Weights one under the other: experts, or rows that aren't quantised below those that are."""
 
@@ -254,16 +302,26 @@ class StoredWeight(StackedWeight):
     def stored(self, first: int = 0) -> Iterator[tuple[int, StoredWeight]]:
         yield first, self
 
-    def lay_out(self, runs: Sequence[tuple[int, Groups | None]]) -> None:
-        """Makes its parts, one for each run of rows that are the same integers, or none.
+    def lay_out(self, runs: Sequence[tuple[int, Groups | Blocks | None]]) -> None:
+        """Makes its parts, one for each run of rows that are the same integers or eight-bit floats, or neither.
 
         Args:
             runs: how many rows, and as what they are held; together all rows.
         """
         assert not self.parts
         assert sum(count for count, _ in runs) == self.out_features
-        merged = [(key, sum(count for count, _ in run)) for key, run in groupby(runs, key=lambda run: run[1])]
-        self._hold([PackedWeight(count, self.in_features, self.factory, groups) for groups, count in merged])
+        merged = [(key, [count for count, _ in run]) for key, run in groupby(runs, key=lambda run: run[1])]
+        self._hold([self._part(counts, held) for held, counts in merged])
+
+    def _part(self, counts: Sequence[int], held: Groups | Blocks | None) -> Weight:
+        count, width = sum(counts), self.in_features
+        if isinstance(held, Blocks):
+            # Matrices whose blocks don't follow each other without a gap have a scale for each row.
+            fit = all(each % held.rows == 0 for each in counts[:-1])
+            return Fp8Weight(count, width, self.factory, held if fit else replace(held, rows=1))
+        if held is None:
+            return new_weight(count, width, self.factory)
+        return PackedWeight(count, width, self.factory, held)
 
 
 def new_weight(out_features: int, in_features: int, factory: Factory, *, exact_rows: int = 0) -> Weight:
@@ -275,7 +333,7 @@ def new_weight(out_features: int, in_features: int, factory: Factory, *, exact_r
     if factory.integers is not None and exact_rows:
         main = new_weight(out_features - exact_rows, in_features, factory)
         return StackedWeight([main, new_weight(exact_rows, in_features, factory.exact())], factory)
-    if factory.integers == AS_STORED:
+    if factory.integers in (AS_STORED, FP8):
         return StoredWeight(out_features, in_features, factory)
     if factory.device.type == "cpu" and find_library() is not None:
         return PackedWeight(out_features, in_features, factory)

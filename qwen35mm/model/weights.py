@@ -32,10 +32,20 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.model.devices import DeviceRequest, place
-from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS, PackedWeight, StackedWeight, Weight
+from qwen35mm.model.weight_formats import (
+    AS_STORED,
+    FP8,
+    INTEGER_FORMATS,
+    Fp8Weight,
+    PackedWeight,
+    StackedWeight,
+    Weight,
+)
 from qwen35mm.model.weights_cache import WeightsCache
+from qwen35mm_kernels.backend import multiplies_fp8
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_kernels.cpu.native.products import Groups
+from qwen35mm_kernels.reference.fp8 import Blocks
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +89,16 @@ def load_model(
     _check(targets, stored)
     request = DeviceRequest.parse(device)
     check_integers(integers, request.devices)
-    if integers == AS_STORED and not is_held_as_stored(stored, dtype, request.devices):
-        integers = None
+    if integers == AS_STORED:
+        integers = as_stored(stored, dtype, request.devices)
     make = partial(Qwen35Model, config, dtype=dtype, tie_word_embeddings=not separate_head, integers=integers)
     num_bytes = weights_bytes(stored, dtype, integers)
-    skeleton = partial(make, device=torch.device("meta"))
+
+    def skeleton() -> Qwen35Model:
+        model = make(device=torch.device("meta"))
+        _lay_out(model, targets, stored)
+        return model
+
     places = place(Path(folder).name, num_bytes, config.text.num_layers, skeleton, request)
     kept = None if integers not in INTEGER_FORMATS or cache is None else cache.find(Path(folder), integers, dtype)
     if kept is not None and kept.exists() and kept.read_into(model := make(device=places, is_mapped=True)):
@@ -91,9 +106,10 @@ def load_model(
     model = make(device=places)
     _fill(model, targets, stored, progress)
     became = integers or str(dtype).removeprefix("torch.")
-    if integers == AS_STORED:
-        num_held = sum(held_as(name, each, dtype) is not None for name, each in stored.items())
-        became = f"stored: {num_held} matrices as their integers, the rest as {str(dtype).removeprefix('torch.')}"
+    if integers in (AS_STORED, FP8):
+        num_held = sum(held_as(name, each, dtype, integers) is not None for name, each in stored.items())
+        what = "FP8" if integers == FP8 else "their integers"
+        became = f"stored: {num_held} matrices as {what}, the rest as {str(dtype).removeprefix('torch.')}"
     logger.info("Read %s; kept as %s, %.2f GB.", described(stored.values()), became, loaded_bytes(model) / 1e9)
     if kept is not None:
         kept.write(model)
@@ -108,18 +124,30 @@ def check_integers(integers: str | None, devices: Sequence[torch.device]) -> Non
         )
 
 
-def is_held_as_stored(stored: Mapping[str, Source], dtype: torch.dtype, devices: Sequence[torch.device]) -> bool:
-    """Whether there is a matrix that `AS_STORED` keeps as the integers that it is, and not as floats."""
-    on_cpu = all(device.type == "cpu" for device in devices) and find_library() is not None
-    return on_cpu and any(held_as(name, each, dtype) is not None for name, each in stored.items())
+def as_stored(stored: Mapping[str, Source], dtype: torch.dtype, devices: Sequence[torch.device]) -> str | None:
+    """`AS_STORED` on processors and `FP8` on cards where there is a matrix that is kept as the integers or eight-bit
+    floats that it is; else None."""
+    if all(device.type == "cpu" for device in devices) and find_library() is not None:
+        found = AS_STORED
+    elif all(map(multiplies_fp8, devices)):
+        found = FP8
+    else:
+        return None
+    return found if any(held_as(name, each, dtype, found) is not None for name, each in stored.items()) else None
 
 
-def held_as(name: str, source: Source | Target, dtype: torch.dtype) -> Groups | None:
-    """The integers that `AS_STORED` keeps a tensor as; None of one that isn't made of any, or would be no smaller."""
+def held_as(name: str, source: Source | Target, dtype: torch.dtype, integers: str | None) -> Groups | Blocks | None:
+    """What `AS_STORED` or `FP8` keeps a tensor as; None of one that isn't made of such numbers, or would be no
+    smaller."""
     if dtype != torch.bfloat16 or not isinstance(source, Source) or _integer_bits(name, "int8") is None:
         return None
+    # Cards group the experts of a layer in one product, which is bfloat16's.
+    if integers not in (AS_STORED, FP8) or (integers == FP8 and ".experts." in name):
+        return None
     groups = source.groups
-    return groups if groups is not None and groups.bits_per_value < 8 * dtype.itemsize else None
+    if groups is None or isinstance(groups, Blocks) != (integers == FP8):
+        return None
+    return groups if groups.bits_per_value < 8 * dtype.itemsize else None
 
 
 def weights_bytes(stored: Mapping[str, Source | Target], dtype: torch.dtype, integers: str | None) -> int:
@@ -162,8 +190,8 @@ def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
 def _num_bytes(name: str, tensor: Source | Target, dtype: torch.dtype, integers: str | None) -> float:
     if name.startswith(IGNORED_PREFIXES):
         return 0.0
-    if integers == AS_STORED:
-        groups = held_as(name, tensor, dtype)
+    if integers in (AS_STORED, FP8):
+        groups = held_as(name, tensor, dtype, integers)
         bits = None if groups is None else groups.bits_per_value
     else:
         bits = None if integers is None else _integer_bits(name, integers)
@@ -241,7 +269,7 @@ def _fill(
     for target in targets:
         filled[target.parameter] += target.numel
     assert dict(filled) == sizes, "a parameter isn't filled whole"
-    held = _lay_out(matrices, targets, stored)
+    held = _lay_out(model, targets, stored)
     buffer = new_buffer()
     total, done = sum(stored[target.name].num_bytes for target in targets), 0
     for target in sorted(targets, key=lambda target: stored[target.name].place):
@@ -251,7 +279,7 @@ def _fill(
             if target.name in held:
                 assert isinstance(matrix, StackedWeight)
                 part, first = matrix.part_at(first)
-                assert isinstance(part, PackedWeight)
+                assert isinstance(part, PackedWeight | Fp8Weight)
                 for rows in source.grouped_rows():
                     part.fill_groups(first, rows)
                     first += len(rows.integers)
@@ -266,12 +294,13 @@ def _fill(
             progress(done, total)
 
 
-def _lay_out(matrices: Mapping[str, Weight], targets: Sequence[Target], stored: Mapping[str, Source]) -> set[str]:
-    """Makes the parts of weights that lie as they are stored, and gives the names of tensors that are their integers.
+def _lay_out(model: Qwen35Model, targets: Sequence[Target], stored: Mapping[str, Source]) -> set[str]:
+    """Makes the parts of weights that lie as they are stored, and gives the names of tensors that are their numbers.
 
     What is merged into one matrix may be of several formats: neighbours of one format are one part.
     """
     held: set[str] = set()
+    matrices = {name: module for name, module in model.named_modules() if isinstance(module, Weight)}
     by_parameter: dict[str, list[Target]] = defaultdict(list)
     for target in sorted(targets, key=lambda target: target.offset):
         by_parameter[target.parameter].append(target)
@@ -287,7 +316,8 @@ def _lay_out(matrices: Mapping[str, Weight], targets: Sequence[Target], stored: 
                 if count <= 0:
                     continue
                 is_whole = count == stop - start
-                groups = held_as(target.name, stored[target.name], matrix.dtype) if is_whole else None
+                source = stored[target.name]
+                groups = held_as(target.name, source, matrix.dtype, model.integers) if is_whole else None
                 held |= {target.name} if groups else set()
                 runs.append((count, groups))
             weight.lay_out(runs)

@@ -15,7 +15,7 @@ from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
 from qwen35mm.model.load import choose_dtype, choose_integers, find_checkpoint, weights_name
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
-from qwen35mm.model.weights import bytes_read_per_token, check_integers, is_held_as_stored, weights_bytes
+from qwen35mm.model.weights import as_stored, bytes_read_per_token, check_integers, weights_bytes
 from qwen35mm.model_library.memory import Available, MemoryNeed, NoRoomError, available_bytes, memory_need
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm_kernels.cpu.native.library import find_library
@@ -45,8 +45,8 @@ def fit(
     check_integers(asked, devices)
     config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
     stored = read_checkpoint(folder, config.quantization)
-    if asked == AS_STORED and not is_held_as_stored(stored, dtype, devices):
-        asked = None
+    if asked == AS_STORED:
+        asked = as_stored(stored, dtype, devices)
     on_cpu = all(device.type == "cpu" for device in devices)
     sizes = {each: weights_bytes(stored, dtype, each) for each in (asked, *INTEGER_FORMATS)}
     smaller = [each for each in INTEGER_FORMATS if on_cpu and sizes[each] < sizes[asked]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qwen35mm_kernels.reference.fp8 import GROUP, LARGEST, LEAST_MAXIMUM
+from qwen35mm_kernels.reference.fp8 import GROUP, LARGEST
 from tests.kernels.compare import DTYPES, Backend, assert_close, sliced
 
 pytestmark = pytest.mark.usefixtures("_fp8_card")
@@ -44,8 +44,8 @@ def test_other_scales(kind: str, num_rows: int, backend: Backend) -> None:
 
 @pytest.mark.parametrize("num_rows", [2, 20])
 def test_a_result_written_to_columns_of_another(num_rows: int, backend: Backend) -> None:
-    x, values, scales = make(num_rows, 200, 272, torch.bfloat16)
-    out = torch.full((num_rows, 230), 7.0).bfloat16()[:, 10:210]
+    x, values, scales = make(num_rows, 40, 272, torch.bfloat16)
+    out = torch.full((num_rows, 70), 7.0).bfloat16()[:, 10:50]
     backend.check("fp8_linear", x, values, scales, out)
 
 
@@ -69,6 +69,7 @@ def test_a_group_that_is_no_number_spoils_its_row_alone(num_rows: int, backend: 
     found = backend.run("fp8_linear", x, values, scales)
     assert found[:2].isnan().all()
     assert torch.equal(found[2:], expected[2:])
+    assert not expected.isnan().any()
 
 
 def test_zeros_and_no_rows(backend: Backend) -> None:
@@ -84,7 +85,7 @@ def test_zeros_and_no_rows(backend: Backend) -> None:
 def test_a_row_has_the_same_bits_whatever_the_others_hold(
     num_rows: int, places: tuple[int, ...], triton_backend: Backend
 ) -> None:
-    x, values, scales = make(num_rows, 144, 272, torch.bfloat16)
+    x, values, scales = make(num_rows, 24, 272, torch.bfloat16)
     whole = triton_backend.run("fp8_linear", x, values, scales)
     for place in places:
         other = torch.randn_like(x) * 50
@@ -93,7 +94,7 @@ def test_a_row_has_the_same_bits_whatever_the_others_hold(
 
 
 def test_a_vector_has_the_same_bits_among_up_to_four(triton_backend: Backend) -> None:
-    x, values, scales = make(4, 144, 1040, torch.bfloat16)
+    x, values, scales = make(4, 24, 1040, torch.bfloat16)
     whole = triton_backend.run("fp8_linear", x, values, scales)
     for rows in (slice(1, 2), slice(1, 3), slice(0, 3)):
         assert torch.equal(triton_backend.run("fp8_linear", x[rows], values, scales), whole[rows])
@@ -106,17 +107,16 @@ def test_rows_are_rounded_as_torch_rounds_them(triton_backend: Backend) -> None:
     numbers = torch.arange(1 << 15, dtype=torch.int16).view(torch.bfloat16)
     numbers = numbers[numbers <= LARGEST]
     numbers = torch.cat([numbers, -numbers])
-    x = torch.full((-(-len(numbers) // (GROUP - 1)), GROUP), LARGEST, dtype=torch.bfloat16)
-    padded = torch.zeros(len(x) * (GROUP - 1), dtype=torch.bfloat16)
-    padded[: len(numbers)] = numbers
-    x[:, 1:] = padded.view(len(x), -1)
+    padded = torch.nn.functional.pad(numbers, (0, -len(numbers) % (8 * (GROUP - 1))))
+    # In each group the largest is 448, so that its scale is 1.
+    x = torch.nn.functional.pad(padded.view(-1, 8, GROUP - 1), (1, 0), value=LARGEST).flatten(1)
     codes, scales = rows_to_fp8(x.to(triton_backend.device))
-    assert torch.equal(scales.cpu(), torch.ones(len(x), 1))
+    assert torch.equal(scales.cpu(), torch.ones(len(x), 8))
     assert torch.equal(codes.cpu().float(), x.to(torch.float8_e4m3fn).float())
     # And with scales that aren't powers of two.
-    x = torch.randn(50, 3 * GROUP).bfloat16()
+    x = torch.randn(9, 3 * GROUP).bfloat16()
     codes, scales = rows_to_fp8(x.to(triton_backend.device))
-    expected = x.float().unflatten(1, (3, GROUP)).abs().amax(2).clamp_min(LEAST_MAXIMUM) / LARGEST
+    expected = x.float().unflatten(1, (3, GROUP)).abs().amax(2) / LARGEST
     assert torch.equal(scales.cpu(), expected)
     expected = x.float() / expected.repeat_interleave(GROUP, dim=1)
     assert torch.equal(codes.cpu().float(), expected.to(torch.float8_e4m3fn).float())

@@ -45,17 +45,17 @@ def is_matrix(name: str) -> bool:
     return "language_model.layers" in name and (last.endswith("_proj") or last in ("in_proj_qkv", "in_proj_z"))
 
 
-def fp8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def fp8(matrix: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [..., out, in] e4m3, and scales of blocks."""
     *_, out, width = matrix.shape
-    padded = torch.nn.functional.pad(matrix, (0, -width % BLOCK, 0, -out % BLOCK))
-    blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
+    padded = torch.nn.functional.pad(matrix, (0, -width % block, 0, -out % block))
+    blocks = padded.unflatten(-1, (-1, block)).unflatten(-3, (-1, block))
     scales = blocks.abs().amax((-3, -1)) / 448
     codes = (blocks / scales[..., :, None, :, None]).flatten(-2).flatten(-3, -2)[..., :out, :width]
     return codes.to(torch.float8_e4m3fn).contiguous(), scales
 
 
-def write_fp8(source: Path, folder: Path) -> dict[str, Any]:
+def write_fp8(source: Path, folder: Path, block: int = BLOCK) -> dict[str, Any]:
     """A checkpoint as Qwen publishes those in FP8; returns its quantization_config."""
     shutil.copytree(source, folder)
     tensors: Tensors = {}
@@ -67,16 +67,16 @@ def write_fp8(source: Path, folder: Path) -> dict[str, Any]:
                 for part, half in zip(
                     ["gate_proj", "up_proj"] if len(halves) == 2 else ["down_proj"], halves, strict=True
                 ):
-                    put(tensors, f"{prefix}{part}.weight", half)
+                    put(tensors, f"{prefix}{part}.weight", half, block)
         elif is_matrix(name):
-            put(tensors, name, x)
+            put(tensors, name, x, block)
         else:
             tensors[name] = x
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     quantization = {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
-        "weight_block_size": [BLOCK, BLOCK],
+        "weight_block_size": [block, block],
         "modules_to_not_convert": sorted({"lm_head", "model.visual", *unquantised(tensors)}),
     }
     set_config(folder, quantization)
@@ -90,8 +90,8 @@ def unquantised(tensors: Tensors) -> set[str]:
     return names | {name.removesuffix(".weight") for name in tensors if "gate.weight" in name}
 
 
-def put(tensors: Tensors, name: str, matrix: torch.Tensor) -> None:
-    tensors[name], tensors[f"{name}_scale_inv"] = fp8(matrix)
+def put(tensors: Tensors, name: str, matrix: torch.Tensor, block: int = BLOCK) -> None:
+    tensors[name], tensors[f"{name}_scale_inv"] = fp8(matrix, block)
 
 
 def set_config(folder: Path, quantization: dict[str, Any]) -> None:

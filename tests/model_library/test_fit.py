@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
@@ -20,6 +21,7 @@ from qwen35mm.model_library.memory import MemoryNeed, NoRoomError
 from qwen35mm_kernels.cpu.native.library import find_library
 from tests.checkpoints import ggufs
 from tests.checkpoints.packers import write_packed
+from tests.model.test_quantised_models import is_matrix, write_fp8
 from tests.tiny import DENSE, MOE, build
 
 CPU = torch.device("cpu")
@@ -112,6 +114,25 @@ def test_what_is_offered_says_what_it_takes_and_gives(
         assert eight < four < 16 / 4.5
     monkeypatch.setattr("qwen35mm.model_library.fit.find_library", lambda: None)
     assert {offer.speedup for offer in offered_formats(folder, torch.bfloat16)} == {None}
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_a_card_that_multiplies_fp8_takes_half_of_bfloat16_for_its_matrices(
+    multiplies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen35mm.model.weights.multiplies_fp8", lambda device: multiplies)
+    write_fp8(demo_model_path(), tmp_path / "fp8", 128)
+
+    def weights_of(weights: str) -> int:
+        card = torch.device("cuda", 0)
+        options = replace(OPTIONS, weights=weights, device="cuda:0")
+        chosen, need = fit(options, tmp_path / "fp8", "demo", devices=[card], memory_bytes=1 << 40)
+        assert chosen.weights == weights
+        return need.weights_bytes
+
+    tensors = [x.numel() for name, x in load_file(demo_model_path() / "model.safetensors").items() if is_matrix(name)]
+    saved = weights_of("bf16") - weights_of("auto")
+    assert (0.99 * sum(tensors) < saved < sum(tensors)) if multiplies else saved == 0
 
 
 @pytest.mark.skipif(find_library() is None, reason="there is no compiled part for this processor")

@@ -42,7 +42,10 @@ def _round_kernel(
     x = tl.load(x_ptr + row * stride_x + columns, mask=columns < DEPTH, other=0.0).to(tl.float32)
     # A card's exact division: the quick one is an ulp off, which moves what lies between two codes.
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), axis=1), _LEAST_MAXIMUM), _LARGEST)
-    codes = round_to(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)), tl.float8e4nv)
+    # Whatever a card makes of NaN on the way to eight bits, it comes out as NaN.
+    is_finite = tl.min((tl.abs(x) < float("inf")).to(tl.int32), axis=1) != 0
+    scale = tl.where(is_finite, scale, float("nan"))
+    codes = round_to(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)), codes_ptr.dtype.element_ty)
     tl.store(codes_ptr + row * DEPTH + columns, codes, mask=columns < DEPTH)
     tl.store(scales_ptr + row * num_groups + groups, scale, mask=groups < num_groups)
 
@@ -69,13 +72,13 @@ def _vectors_kernel(
         weight = tl.load(weights + depth[None, :, :], mask=mask, other=0.0).to(tl.float32)
         is_scale = is_column[:, None] & (groups < num_groups)[None, :]
         scale = tl.load(weight_scales + groups[None, :] * stride_group, mask=is_scale, other=0.0)
-        for row in tl.static_range(ROWS):
+        for row in tl.static_range(ROWS):  # pyright: ignore
             # Rows that there aren't are the last one again.
             place = tl.minimum(num_rows - 1, row)
             code = tl.load(codes_ptr + place * DEPTH + depth, mask=depth < DEPTH, other=0.0).to(tl.float32)
             of_row = tl.load(code_scales_ptr + place * num_groups + groups, mask=groups < num_groups, other=0.0)
             sums = tl.sum(weight * code[None, :, :], axis=2) * (of_row[None, :] * scale)
-            total += tl.where(places[None, :] == row, tl.sum(sums, axis=1)[:, None], 0.0)
+            total += tl.where(places[None, :] == row, tl.sum(sums, axis=1)[:, None], 0.0)  # pyright: ignore
     out_ptrs = out_ptr + places.to(tl.int64)[None, :] * stride_out + columns[:, None]
     mask = is_column[:, None] & (places < num_rows)[None, :]
     tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=mask)
@@ -85,7 +88,7 @@ def _vectors_kernel(
 def _tiles_kernel(
     codes_ptr, code_scales_ptr, values_ptr, scales_ptr, out_ptr, num_rows, stride_values, stride_scale, stride_group,
     stride_out, WIDTH: tl.constexpr, DEPTH: tl.constexpr, ROWS_OF_SCALE: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Programs that follow each other have the same weights."""
     num_groups: tl.constexpr = (DEPTH + GROUP - 1) // GROUP
@@ -107,7 +110,7 @@ def _tiles_kernel(
         weight = tl.load(weight_ptrs + group * GROUP, mask=mask, other=0.0)
         of_row = tl.load(code_scale_ptrs + group, mask=is_row, other=0.0)
         scale = tl.load(scale_ptrs + group * stride_group, mask=is_column, other=0.0)
-        total += dot(code, weight, None, "tf32") * (of_row[:, None] * scale[None, :])
+        total += dot(code, weight, None, PRECISION) * (of_row[:, None] * scale[None, :])
     out_ptrs = out_ptr + rows.to(tl.int64)[:, None] * stride_out + columns[None, :]
     tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
@@ -139,6 +142,8 @@ def fp8_linear(
     assert x.stride(1) == values.stride(1) == out.stride(1) == 1
     constants = {"WIDTH": num_out, "DEPTH": depth, "ROWS_OF_SCALE": scale_of_rows(values, scales), "GROUP": GROUP}
     stride_group = 0 if scales.shape[1] == 1 else scales.stride(1)
+    if num_rows == 0:
+        return out
     codes, code_scales = rows_to_fp8(x)
     arguments = codes, code_scales, values, scales, out, num_rows
     strides = values.stride(0), scales.stride(0), stride_group, out.stride(0)
@@ -152,5 +157,5 @@ def fp8_linear(
     block_m = 16 if num_rows <= 16 else 64 if num_rows <= 256 else 128
     config = config_for("fp8_tiles", x.device, f"M{block_m}_{shape}", _TILES[block_m])
     grid = cdiv(num_rows, block_m), cdiv(num_out, config.blocks["BLOCK_N"])
-    launch(_tiles_kernel, grid, *arguments, *strides, config=config, BLOCK_M=block_m, **constants)
+    launch(_tiles_kernel, grid, *arguments, *strides, config=config, BLOCK_M=block_m, PRECISION="tf32", **constants)
     return out

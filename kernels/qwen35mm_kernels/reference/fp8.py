@@ -5,6 +5,8 @@ Source: DeepSeek-V3's blocks of 128 x 128 and tiles of 1 x 128, as in transforme
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 # Neighbours of a row that have a scale in common, and rows of a weight's block.
@@ -12,6 +14,24 @@ GROUP = 128
 LARGEST = 448.0
 # Of a group: its scale is no subnormal number, and zeros are divided by something.
 LEAST_MAXIMUM = 2.0**-100
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix of e4m3 numbers as `fp8_linear` takes it.
+
+    Attributes:
+        rows: that have a scale in common, 1 or 128.
+        is_whole: whether all columns have; else 128.
+    """
+
+    rows: int
+    is_whole: bool = False
+
+    @property
+    def bits_per_value(self) -> float:
+        """With scales; those of whole rows are too few to count."""
+        return 8 if self.is_whole else 8 + 32 / (self.rows * GROUP)
 
 
 def fp8_linear(

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from qwen35mm_kernels.gpu import attention_decode, attention_prefill, rope_kv
+from qwen35mm_kernels.gpu import attention_decode, attention_prefill, fp8, rope_kv
 from qwen35mm_kernels.gpu.launch import Config
 from qwen35mm_kernels.gpu.moe import _DEFAULTS
 from tests.kernels.gpu.compiled import SHARED_BYTES, Compiled, Variant, compile_variants
@@ -270,3 +270,27 @@ def test_experts_fit_a_consumer_cards_memory(block_m: int, capability: int, swig
     assert found.instructions.get("LDGSTS", 0) > 0
     if capability < 100:
         assert found.instructions.get("HGMMA" if capability == 90 and grouped else "HMMA", 0) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "unit"), [(90, "QGMMA"), (100, "UTCQMMA")])
+@pytest.mark.parametrize("block_m", [64, 128])
+def test_products_of_eight_bit_floats_use_a_cards_matrix_units(block_m: int, capability: int, unit: str) -> None:
+    found = compiled(
+        "fp8:_tiles_kernel",
+        capability,
+        fp8._TILES[block_m],
+        {
+            "*fp8e4nv:16": "codes_ptr values_ptr",
+            "*fp32:16": "code_scales_ptr scales_ptr",
+            "*bf16:16": "out_ptr",
+            "i32": "num_rows stride_scale stride_group",
+            "i32:16": "stride_values stride_out",
+        },
+        {"WIDTH": 4096, "DEPTH": 4096, "ROWS_OF_SCALE": 128, "GROUP": 128, "PRECISION": "tf32", "BLOCK_M": block_m},
+    )
+    assert found.spilled_bytes == 0
+    assert found.shared_bytes <= CONSUMER_SHARED_BYTES
+    assert found.instructions[unit] > 0
+    assert "HMMA" not in found.instructions
+    assert found.instructions["LDGSTS"] > 0

@@ -40,7 +40,10 @@ class Groups:
 
 
 class GroupedRows(NamedTuple):
-    """Rows of such a matrix: integers [n, in] int8, scales and minima [n, in / width] float32, rounded up."""
+    """Rows of such a matrix: integers [n, in] int8, scales and minima [n, in / width] float32, rounded up.
+
+    Of eight-bit floats (`reference.fp8.Blocks`) `integers` are e4m3, and a whole row may have one scale.
+    """
 
     integers: torch.Tensor
     scales: torch.Tensor

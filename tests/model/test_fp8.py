@@ -1,0 +1,210 @@
+"""Checkpoints in FP8 that stay FP8: what a card would hold, here with torch's products and with interpreted kernels."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from qwen35mm.checkpoints.quantised import read_checkpoint
+from qwen35mm.config import ModelConfig
+from qwen35mm.engine.batches import prefill_batch
+from qwen35mm.errors import CheckpointError
+from qwen35mm.model import Qwen35Model
+from qwen35mm.model import weights as loading
+from qwen35mm.model.load import choose_integers
+from qwen35mm.model.weight_formats import FP8, Factory, Fp8Weight, PlainWeight, StackedWeight, StoredWeight, Weight
+from qwen35mm.model.weights import load_model, loaded_bytes, weights_bytes
+from qwen35mm_kernels import reference
+from qwen35mm_kernels.cpu.native.products import GroupedRows
+from qwen35mm_kernels.reference.fp8 import Blocks
+from tests.kernels.compare import relative_error
+from tests.model import test_quantised_models
+from tests.model.layouts import new_cache
+from tests.model.test_quantised_models import MATRIX, SCALE, set_config, write_fp8
+from tests.tiny import DENSE, MOE, TinyCheckpoints, TinySpec
+
+BFLOAT16 = torch.bfloat16
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This processor passes for a card that multiplies eight-bit floats."""
+    monkeypatch.setattr(loading, "multiplies_fp8", lambda device: True)
+    monkeypatch.setattr(loading, "find_library", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def folders(tiny: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints as Qwen publishes them, in blocks of 128 x 128."""
+    found = {}
+    for spec in (DENSE, MOE):
+        found[spec.name] = tmp_path_factory.mktemp("fp8") / spec.name
+        write_fp8(tiny.folder(spec), found[spec.name], 128)
+    return found
+
+
+def loaded(folder: Path, weights: str = "auto") -> Qwen35Model:
+    config = ModelConfig.from_pretrained(folder)
+    return load_model(folder, config, dtype=BFLOAT16, integers=choose_integers(weights, BFLOAT16))
+
+
+def matrices(model: Qwen35Model) -> dict[str, Weight]:
+    """The weights of a model that aren't part of another."""
+    return {name: x for name, x in model.named_modules() if isinstance(x, Weight) and name.endswith(".weight")}
+
+
+def logits_of(model: Qwen35Model, token_ids: torch.Tensor) -> torch.Tensor:
+    cache = new_cache(model, num_tokens=256)
+    cache.prepare(len(token_ids))
+    positions = torch.arange(len(token_ids)).expand(3, -1)
+    return model.logits(model(prefill_batch(cache, model.embed_tokens(token_ids), positions))).float()
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
+def test_matrices_are_held_as_they_are_stored(
+    spec: TinySpec, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each number that FP8 stands for is the one that bfloat16 is rounded from; what isn't FP8 is bfloat16's."""
+    caplog.set_level("INFO", "qwen35mm.model.weights")
+    folder = folders[spec.name]
+    held = loaded(folder)
+    told = re.search(r"kept as stored: (\d+) matrices as FP8, the rest as bfloat16", caplog.messages[-1])
+    plain = loaded(folder, "bf16")
+    assert held.integers == FP8
+    assert plain.integers is None
+    ours, theirs = matrices(held), matrices(plain)
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        index = torch.arange(weight.out_features)
+        assert torch.equal(weight.rows(index), theirs[name].rows(index)), name
+    parts = [part for weight in held.modules() if isinstance(weight, StoredWeight) for part in weight.parts]
+    assert any(isinstance(part, Fp8Weight) for part in parts)
+    # The experts of a layer are one product on a card, which is bfloat16's.
+    stored = read_checkpoint(folder, ModelConfig.from_pretrained(folder).quantization)
+    expected = [name for name, x in stored.items() if x.kind == "FP8" and ".mlp.experts." not in name]
+    assert told
+    assert int(told[1]) == len(expected)
+    # Matrices are tiny: blocks that none fills whole, and padding, cost a little more than their share.
+    told_bytes = weights_bytes(stored, BFLOAT16, FP8)
+    assert told_bytes <= loaded_bytes(held) < 1.05 * told_bytes
+    assert loaded_bytes(held) < loaded_bytes(plain)
+
+
+@pytest.mark.usefixtures("card")
+def test_layers_are_those_of_bfloat16_up_to_the_rounding_of_rows(folders: dict[str, Path]) -> None:
+    held, plain = loaded(folders[DENSE.name]), loaded(folders[DENSE.name], "bf16")
+    x = torch.randn(7, held.config.text.hidden_size, generator=torch.Generator().manual_seed(3)).bfloat16()
+    for index in range(len(held.layers)):
+        ours, theirs = (model.get_submodule(f"layers.{index}.mlp")(x) for model in (held, plain))
+        # e4m3 errs by 1/16 at most, and mostly by less than half of that; with no error nothing was rounded.
+        assert 1e-3 < relative_error(ours, theirs) < 0.06
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("card")
+def test_the_interpreted_kernels_give_the_same_model(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's piece, and one of as few rows as a decode step has."""
+    pytest.importorskip("triton", reason="Triton has no package for this platform")
+    from qwen35mm_kernels import gpu
+    from tests.interpreter import prepare_interpreter
+
+    prepare_interpreter()
+    model = loaded(folders[DENSE.name])
+    pieces = torch.arange(3, 24), torch.arange(50, 53)
+    expected = [logits_of(model, piece) for piece in pieces]
+    for weight in model.modules():
+        if isinstance(weight, Fp8Weight):
+            monkeypatch.setattr(weight, "ops", gpu)
+    for piece, logits in zip(pieces, expected, strict=True):
+        assert relative_error(logits_of(model, piece), logits) < 1e-2
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize("kind", ["row", "tensor"])
+def test_scales_of_rows_and_of_a_whole_matrix(kind: str, tiny: TinyCheckpoints, tmp_path: Path) -> None:
+    """As compressed-tensors writes them."""
+    folder = shutil.copytree(tiny.folder(DENSE), tmp_path / "model")
+    tensors = {}
+    for name, x in load_file(folder / "model.safetensors").items():
+        if test_quantised_models.is_matrix(name):
+            scale = x.abs().amax(1, keepdim=True) / 448 if kind == "row" else x.abs().amax().view(1) / 448
+            tensors[name], tensors[f"{name}_scale"] = (x / scale).to(torch.float8_e4m3fn), scale
+        else:
+            tensors[name] = x
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    set_config(folder, {"quant_method": "compressed-tensors", "format": "float-quantized"})
+    held, plain = matrices(loaded(folder)), matrices(loaded(folder, "bf16"))
+    down = held["layers.0.mlp.down_proj.weight"]
+    assert isinstance(down, StoredWeight)
+    assert isinstance(down.parts[0], Fp8Weight)
+    for name, weight in held.items():
+        index = torch.arange(weight.out_features)
+        assert torch.equal(weight.rows(index), plain[name].rows(index)), name
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (SCALE, torch.nan, "scales that are no finite numbers"),
+        (SCALE, torch.inf, "scales that are no finite numbers"),
+        (MATRIX, torch.nan, "values that are no finite numbers"),
+    ],
+)
+def test_what_is_no_number_is_refused(
+    name: str, value: float, said: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders[DENSE.name], tmp_path / "broken")
+    tensors: dict[str, Any] = load_file(folder / "model.safetensors")
+    tensors[name].view(-1)[-1:] = torch.tensor([value]).to(tensors[name].dtype)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"{MATRIX}.*{said}"):
+        loaded(folder)
+
+
+def test_without_such_a_card_nothing_changes(folders: dict[str, Path]) -> None:
+    model = loaded(folders[DENSE.name])
+    assert model.integers is None
+    assert not any(isinstance(weight, Fp8Weight | StackedWeight) for weight in model.modules())
+
+
+@pytest.mark.parametrize("counts", [(256, 40), (40, 256), (130, 130)])
+def test_matrices_one_under_the_other_keep_their_scales(counts: tuple[int, int]) -> None:
+    """Blocks that begin where another matrix ends, between two blocks of the whole."""
+    torch.manual_seed(0)
+    weight = StoredWeight(sum(counts), 272, Factory(BFLOAT16, torch.device("cpu"), FP8))
+    weight.lay_out([(count, Blocks(128)) for count in counts])
+    (part,) = weight.parts
+    assert isinstance(part, Fp8Weight)
+    assert part.blocks.rows == (128 if counts[0] % 128 == 0 else 1)
+    expected, first = [], 0
+    for count in counts:
+        codes = torch.randn(count, 272).to(torch.float8_e4m3fn)
+        scales = (torch.rand(-(-count // 128), 3) + 0.1).repeat_interleave(128, 0)[:count]
+        expected.append(codes.float() * scales.repeat_interleave(128, 1)[:, :272])
+        for start in range(0, count, 100):  # pieces end inside blocks
+            some = slice(start, start + 100)
+            part.fill_groups(first + start, GroupedRows(codes[some], scales[some]))
+        first += count
+    x = torch.randn(7, 272).bfloat16()
+    values = torch.cat(expected)
+    assert torch.equal(weight.rows(torch.arange(sum(counts))), values.bfloat16())
+    wanted = reference.fp8_linear(x, part.values, part.scales)
+    assert relative_error(weight.product(x), wanted) < 5e-3
+    assert relative_error(wanted, (x.float() @ values.T).bfloat16()) < 0.05
+    bias = torch.randn(sum(counts)).bfloat16()
+    assert relative_error(weight.product(x, bias), wanted + bias) < 5e-3
+
+
+def test_parts_that_are_not_fp8_stand_apart() -> None:
+    weight = StoredWeight(300, 128, Factory(torch.float32, torch.device("meta"), FP8))
+    weight.lay_out([(100, Blocks(128)), (100, None), (100, Blocks(1, is_whole=True))])
+    assert [type(part) for part in weight.parts] == [Fp8Weight, PlainWeight, Fp8Weight]
+    assert weight.parts[2].scales.shape == (100, 1)

@@ -129,11 +129,13 @@ export class Player {
     video.load();
   }
 
+  /** A page that draws rarely, on a busy machine or out of sight, notices late: it goes back to the end of the range. */
   #stopAt(/** @type {HTMLVideoElement} */ video, /** @type {number} */ to_s, /** @type {AbortSignal} */ signal) {
     const check = () => {
       if (signal.aborted) return;
       if (video.currentTime < to_s && !video.ended) return requestAnimationFrame(check);
       video.pause();
+      video.currentTime = Math.min(video.currentTime, to_s);
     };
     check();
   }

@@ -11,15 +11,23 @@ import { t } from "./words.js";
 
 /** What is to be said of an attached text: its encoding, which can be another one, and what it begins with. */
 export function textTools(/** @type {Page} */ page, /** @type {DraftFile} */ file) {
-  return [encoding(page, file), file.form && previewButton(page, file)];
+  const preview = button("link", t("Preview"), () => {});
+  const label = t("What {name} begins with", { name: file.name });
+  return [
+    encoding(page, file, preview),
+    file.form && [preview, popover(preview, label, (content) => drawPreview(page, content, file))],
+  ];
 }
 
-function encoding(/** @type {Page} */ page, /** @type {DraftFile} */ file) {
+function encoding(/** @type {Page} */ page, /** @type {DraftFile} */ file, /** @type {HTMLButtonElement} */ preview) {
   const { raw } = file;
   if (!raw) return file.encoding && file.encoding !== "UTF-8" && h("span.quiet", file.encoding);
   const labels = { class: "encoding", "aria-label": t("Encoding of {name}", { name: file.name }) };
   const choose = async (/** @type {string} */ name) => {
+    // Another card comes, with what it is then: what was open at this one would vanish.
+    preview.disabled = true;
     await page.composer.draft.replaceBy(file, inEncoding(raw, file.name, name));
+    preview.disabled = false;
     // As before, where it isn't that.
     box.value = file.encoding ?? "";
   };
@@ -29,12 +37,6 @@ function encoding(/** @type {Page} */ page, /** @type {DraftFile} */ file) {
     page.app.encodings.map((name) => h("option", { value: name, selected: name === file.encoding }, name)),
   );
   return box;
-}
-
-function previewButton(/** @type {Page} */ page, /** @type {DraftFile} */ file) {
-  const trigger = button("link", t("Preview"), () => {});
-  const label = t("What {name} begins with", { name: file.name });
-  return [trigger, popover(trigger, label, (content) => drawPreview(page, content, file))];
 }
 
 /** Runs once an element is in sight: a long conversation has many. */

@@ -38,10 +38,12 @@ def say_what_was_seen(asked: Asked) -> str:
 
 @dataclass
 class FakeModel:
-    """Answers after `delay_s`, with what `answer` gives; an exception that it raises is the stream's."""
+    """Answers after `delay_s`, when `waits` doesn't hold (any more), with what `answer` gives; an exception that it
+    raises is the stream's."""
 
     answer: Callable[[Asked], str] = say_what_was_seen
     delay_s: float = 0.0
+    waits: Callable[[], object] = bool
     finish_reason: FinishReason = "stop"
     asked: list[Asked] = field(default_factory=list)
     num_at_once: int = 0
@@ -84,6 +86,8 @@ class FakeModel:
         finished = False
         try:
             await asyncio.sleep(self.delay_s)
+            while self.waits():
+                await asyncio.sleep(0.005)
             text = self.answer(asked)
             finished = True
             yield Finished(

@@ -14,6 +14,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.outputs import OutputSettings
 from qwen35mm.captioning.requests import CaptionStyle
+from qwen35mm.captioning.run import Run
 from qwen35mm.errors import OutputError, RefusedError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
 from tests.captioning.runs import failures, interrupted, job, run, settings, texts
@@ -138,8 +139,14 @@ async def test_a_bug_leaves_no_look_running(folder: Path, monkeypatch: pytest.Mo
 
 
 async def test_an_interruption_finishes_what_is_at_work(folder: Path) -> None:
-    model = FakeModel(delay_s=0.2)
-    outcome = await interrupted(job(folder, run=settings()), model, lambda _: model.num_at_once == 2)
+    runs: list[Run] = []
+    model = FakeModel(waits=lambda: not (runs and runs[-1].stopped))
+
+    def both_at_work(run: Run) -> bool:
+        runs.append(run)
+        return model.num_at_once == 2
+
+    outcome = await interrupted(job(folder, run=settings()), model, both_at_work)
     assert (outcome.exit_code, outcome.stopped) == (130, "interrupted")
     assert outcome.counts.num_captioned == len(texts(folder)) == len(model.asked) == 2
     assert outcome.counts.num_found == outcome.counts.num_over

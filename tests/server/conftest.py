@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -93,6 +95,16 @@ def serving(app: Starlette) -> Iterator[str]:
             server.should_exit = True
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
+
+
+@contextmanager
+def sent(address: str, path: str, body: dict[str, Any]) -> Iterator[None]:
+    """A request that is on its way until the end of the block; then its sender hangs up, having read nothing."""
+    place, data = urlsplit(address), json.dumps(body).encode()
+    with socket.create_connection((place.hostname or "", place.port or 0), timeout=PATIENCE_S) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\n"
+        connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        yield
 
 
 @pytest.fixture(scope="session")

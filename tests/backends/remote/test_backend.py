@@ -19,7 +19,7 @@ from qwen35mm.errors import ConfigError, EngineError, PromptError, RequestError,
 from qwen35mm.prompt import Message, Text
 from qwen35mm.sampling import SamplingParams
 from tests.backends.events import result_of
-from tests.backends.remote.asking import QUESTION, Asker, events_of, until
+from tests.backends.remote.asking import PATIENCE_S, QUESTION, Asker, events_of, until
 from tests.backends.remote.server import Handler, ModelServer, answers, chunk, event, fails, pieces, sends, stalls
 
 
@@ -171,7 +171,7 @@ async def test_a_cancellation_is_never_lost_whatever_it_meets(server: ModelServe
         for _ in range(num_steps):
             await asyncio.sleep(0)
         asking.cancel()
-        await asyncio.wait([asking], timeout=5)
+        await asyncio.wait([asking], timeout=PATIENCE_S)
         assert asking.cancelled(), num_steps
 
 

@@ -12,7 +12,7 @@ from qwen35mm.backends.remote import backend
 from qwen35mm.backends.remote.deadline import RemoteTimeouts
 from qwen35mm.errors import EngineError, RequestTimeoutError
 from qwen35mm.prompt import Image, Message
-from tests.backends.remote.asking import Asker, events_of, until
+from tests.backends.remote.asking import PATIENCE_S, Asker, events_of, until
 from tests.backends.remote.server import Act, Handler, ModelServer, fails, pieces, sends, stalls
 
 
@@ -73,7 +73,7 @@ async def test_closing_ends_what_runs_and_what_waits_with_an_error(server: Model
     await until(lambda: len(server.bodies) == 1)
     await asyncio.sleep(0.1)
     await one.aclose()
-    for error in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5):
+    for error in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), PATIENCE_S):
         assert isinstance(error, EngineError)
         assert "was closed" in str(error)
     assert (len(server.bodies), asker.waits_s) == (1, [])

@@ -132,9 +132,10 @@ def test_a_server_is_added_with_its_key_and_forgotten(browser: Browser, scripted
         on_servers.get_by_role("button", name="Forget Small-1B").click()
         page.dialog.get_by_role("button", name="Delete").click()
         expect(page.dialog).to_have_count(0)
+        page.wait_until(lambda: "secret-key" not in (tmp_path / "servers.json").read_text("utf-8"))
         page.page.locator("button.model").click()
+        expect(on_servers.get_by_role("button", name="Big-9B")).to_be_visible()
         expect(on_servers.get_by_role("button", name="Small-1B")).to_have_count(0)
-        assert "secret-key" not in (tmp_path / "servers.json").read_text("utf-8")
 
 
 def test_a_chat_goes_on_from_a_server_to_a_model_of_this_machine(

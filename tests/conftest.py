@@ -46,14 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector needn't look again and again at all that is imported, half a million objects."""
-    gc.collect()
+    """The garbage collector needn't look at half a million objects that stay: now, amid tests, or at the end."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

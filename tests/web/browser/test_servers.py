@@ -134,7 +134,8 @@ def test_a_server_is_added_with_its_key_and_forgotten(browser: Browser, scripted
         expect(page.dialog).to_have_count(0)
         page.wait_until(lambda: "secret-key" not in (tmp_path / "servers.json").read_text("utf-8"))
         page.page.locator("button.model").click()
-        expect(on_servers.get_by_role("button", name="Big-9B")).to_be_visible()
+        here = models.get_by_role("region", name="On this machine")
+        expect(here.get_by_role("button", name="demo")).to_be_visible()
         expect(on_servers.get_by_role("button", name="Small-1B")).to_have_count(0)
 
 

@@ -129,7 +129,7 @@ export class Player {
     video.load();
   }
 
-  /** A page that draws rarely, on a busy machine or out of sight, notices late: it goes back to the end of the range. */
+  /** A page that draws rarely, on a busy machine or out of sight, notices late, and goes back to where it ends. */
   #stopAt(/** @type {HTMLVideoElement} */ video, /** @type {number} */ to_s, /** @type {AbortSignal} */ signal) {
     const check = () => {
       if (signal.aborted) return;

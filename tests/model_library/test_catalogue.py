@@ -34,6 +34,18 @@ def test_sizes_are_those_of_the_shapes(model: HubModel) -> None:
     assert model.kv_token_bytes == 2 * 2 * num_attention * text.num_key_value_heads * text.head_dim
 
 
+def test_the_readmes_table_is_what_its_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf")
+    from benchmarks import ROOT, weights_memory
+
+    weights_memory.main()
+    _, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    readme = [line.strip("| ").split(" | ") for line in (ROOT / "README.md").read_text("utf-8").splitlines()]
+    known = {cells[0]: cells[3] for cells in readme if len(cells) == 5}
+    assert len(rows) == 9
+    assert {name: " / ".join(sizes) for name, *sizes in rows}.items() <= known.items()
+
+
 async def test_what_fits_is_told_before_it_is_downloaded(make: Make, other: Path) -> None:
     small, middle, *_ = HUB_MODELS
     switch = make()

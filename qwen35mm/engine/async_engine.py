@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import queue
@@ -32,18 +33,25 @@ T = TypeVar("T")
 DEADLINE_POLL_S = 0.25
 
 
-class FileThread(Executor):
-    """A thread for files; `on_done` is called after whatever it did.
+# Reading a prompt's cached segments shall not wait for another one's video.
+_NUM_READERS = 3
+
+
+class FileThreads(Executor):
+    """Threads for files, which begin with things in the order in which they come; `on_done` is called after each.
 
     The library's own pools take no work any more once the program ends, when the engine still has some to write.
     """
 
-    def __init__(self, name: str, on_done: Callable[[], None]) -> None:
+    def __init__(self, name: str, on_done: Callable[[], None], num_threads: int = 1) -> None:
         self._work: queue.SimpleQueue[tuple[Future[object], Callable[[], object]] | None] = queue.SimpleQueue()
         self._on_done = on_done
         self._is_shut_down = False
-        self._thread = threading.Thread(target=self._run, name=f"qwen35mm-{name}", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"qwen35mm-{name}", daemon=True) for _ in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if self._is_shut_down:
@@ -59,9 +67,10 @@ class FileThread(Executor):
             with contextlib.suppress(queue.Empty):
                 while (work := self._work.get_nowait()) is not None:
                     work[0].cancel()
-        self._work.put(None)
-        if wait:
-            self._thread.join()
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -87,7 +96,8 @@ class AsyncEngine:
 
     def __init__(self, make_engine: Callable[[Executor, Executor], Engine]) -> None:
         self._wake = threading.Condition()
-        self._reader, self._writer = FileThread("reader", self._notify), FileThread("writer", self._notify)
+        self._reader = FileThreads("reader", self._notify, _NUM_READERS)
+        self._writer = FileThreads("writer", self._notify)
         try:
             self._engine = make_engine(self._reader, self._writer)
         except BaseException:
@@ -138,11 +148,13 @@ class AsyncEngine:
                 loop.call_soon_threadsafe(outputs.put_nowait, output)
 
         # Before the command: whatever ends the engine from here on tells us.
-        self._listeners[request.id] = deliver
+        request_id, last = request.id, request.last_event
+        self._listeners[request_id] = deliver
         event: Event | None = None
         try:
-            self._submit(lambda: self._add(request, deliver))
-            while event is None or not request.ends_with(event):
+            self._submit(functools.partial(self._add, request, deliver))
+            del request  # its pixels are large, and the answer may take long
+            while not isinstance(event, last):
                 told = (await outputs.get()).event
                 if isinstance(told, Qwen35mmError):
                     try:
@@ -152,9 +164,9 @@ class AsyncEngine:
                 event = told
                 yield event
         finally:
-            self._listeners.pop(request.id, None)
+            self._listeners.pop(request_id, None)
             with contextlib.suppress(EngineError):
-                self._submit(lambda: self._engine.cancel(request.id))
+                self._submit(lambda: self._engine.cancel(request_id))
 
     def commit(self, source: CachedPrompt) -> None:
         """Has a finished conversation's history computed for its next turn, when there is nothing else to do."""

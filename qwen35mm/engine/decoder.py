@@ -115,11 +115,11 @@ class Decoder:
                 return
             self._admit(self.suspended.pop(0))
 
-    def has_room(self, num_tokens: int) -> bool:
-        """Whether so many tokens fit beside the running replies, each with a block to grow into."""
+    def has_room(self, *nums_tokens: int) -> bool:
+        """Whether sequences of so many tokens fit beside the running replies, each with a block to grow into."""
         pool = self._pools.kv
         held = {block for reply in self.running for block in reply.cache.block_table}
-        wanted = pool.blocks_for(num_tokens) + len(self.running) + 1
+        wanted = sum(map(pool.blocks_for, nums_tokens)) + len(self.running) + len(nums_tokens)
         return wanted <= pool.allocator.num_blocks - len(held)
 
     def make_room(self) -> bool:

@@ -2,7 +2,8 @@
 
 It is synchronous, knows no threads and does no input or output; what must be read or written is handed to a reader and
 a writer. A step runs at most one piece of one prompt (some vision layers, or one piece of prefill), then one token of
-every running reply. History commits are computed when nothing else is to do.
+every running reply. While a prompt waits for a file the next one is begun. History commits are computed when nothing
+else is to do.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Engine:
         self._factory = ReplyFactory(loaded)
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: dict[str, Reply] = {}
-        self._prefilling: Reply | None = None
+        # In order of admission. The first that waits for no file goes on; another is only taken while all of them wait.
+        self._prefilling: list[Reply] = []
         invariant = self.settings.batch_invariant
         self._decoder = Decoder(self.runtime, ids_never_sampled(loaded), batch_invariant=invariant)
         self._commits = Commits(self.runtime)
@@ -107,9 +109,9 @@ class Engine:
         """Whether `step()` would only find that a file isn't read yet."""
         if self._decoder.running or self._decoder.suspended:
             return False
-        if self._prefilling is not None:
-            return self._prefilling.prefill.blocked
-        return not self._waiting and self._commits.blocked
+        if any(not reply.prefill.blocked for reply in self._prefilling) or self._next_request() is not None:
+            return False
+        return bool(self._prefilling) or self._commits.blocked
 
     @property
     def num_waiting(self) -> int:
@@ -153,8 +155,9 @@ class Engine:
         """
         outputs = self._schedule()
         nobody_decodes = not self._decoder.can_step
-        if self._prefilling is not None:
-            outputs += self._run_prefill(self._prefilling)
+        ready = next((reply for reply in self._prefilling if not reply.prefill.blocked), None)
+        if ready is not None:
+            outputs += self._run_prefill(ready)
         if nobody_decodes and self._decoder.can_step and not self._waiting:
             return outputs  # a reply has begun: its first token is told before its second one is computed
         if self._decoder.can_step:
@@ -188,11 +191,12 @@ class Engine:
         self.runtime.vision.check_integrity()
 
     def _schedule(self) -> list[StepOutput]:
-        """Ends who is late, brings suspended replies back, and takes the next request where no prompt is in hand."""
+        """Ends who is late, brings suspended replies back, takes the next request while all prompts in hand wait."""
         outputs = self._end_late()
         self._decoder.resume()
-        if self._prefilling is None:
+        if not self._prefilling:
             self.runtime.offload()
+        if all(reply.prefill.blocked for reply in self._prefilling):
             outputs += self._admit()
         return outputs
 
@@ -207,22 +211,28 @@ class Engine:
             outputs.append(StepOutput(request.id, RequestTimeoutError(message)))
         return outputs
 
-    def _admit(self) -> list[StepOutput]:
-        """Takes the next request out of the line, if there is a slot and room for it."""
-        if not self._waiting or self._decoder.suspended:
-            return []
+    def _next_request(self) -> Request | None:
+        """The first in line, if there is a slot and room for it beside those that run and the prompts in hand."""
+        if not self._waiting or self._decoder.suspended or len(self._running) >= self.runtime.slots:
+            return None
         request = next(iter(self._waiting.values()))
-        num_running = len(self._decoder.running)
-        if num_running == self.runtime.slots:
-            return []
-        if num_running and not self._decoder.has_room(len(request.prompt.token_ids)):
+        prompts = [each.prompt.token_ids for each in (*(reply.request for reply in self._prefilling), request)]
+        if self._running and not self._decoder.has_room(*map(len, prompts)):
+            return None
+        return request
+
+    def _admit(self) -> list[StepOutput]:
+        """Takes the next request out of the line, if it can be."""
+        request = self._next_request()
+        if request is None:
             return []
         del self._waiting[request.id]
         try:
             reply = self._factory.make(request, Prefill(self.runtime, request, reading=request.reading))
         except Exception as error:
             return [StepOutput(request.id, self.explained(error, request.id))]
-        self._running[request.id] = self._prefilling = reply
+        self._running[request.id] = reply
+        self._prefilling.append(reply)
         total = len(self._waiting)
         return [StepOutput(id_, Progress("wait", ahead, total)) for ahead, id_ in enumerate(self._waiting, start=1)]
 
@@ -231,7 +241,8 @@ class Engine:
         try:
             outputs = [StepOutput(reply.request.id, progress) for progress in reply.prefill.step()]
             if reply.prefill.done:
-                self._prefilling = None
+                self._prefilling.remove(reply)
+                reply.request = reply.request.without_pixels()
                 outputs += self._end_prefill(reply)
         except OutOfBlocksError as error:
             return self._wait_for_room(reply, error)
@@ -240,11 +251,12 @@ class Engine:
         return outputs
 
     def _wait_for_room(self, reply: Reply, error: OutOfBlocksError) -> list[StepOutput]:
-        """The prompt in hand finds no blocks: a commit gives way, or it waits, or suspended replies go first."""
+        """A prompt in hand finds no blocks: a commit gives way, or it waits, or suspended replies and older prompts go
+        first, or younger prompts begin again."""
         if self._commits.give_way() or self._decoder.running or reply.prefill.unpin():
             return []
-        if self._decoder.suspended:
-            self._requeue(reply)
+        if self._decoder.suspended or len(self._prefilling) > 1:
+            self._requeue(reply if self._decoder.suspended else self._prefilling[-1])
             return []
         return self._fail(error, reply)
 
@@ -304,8 +316,8 @@ class Engine:
         """The only running reply finds no block: whoever else holds some gives them back, and has to begin again."""
         if self._commits.give_way():
             return []
-        if self._prefilling is not None:
-            self._requeue(self._prefilling)
+        if self._prefilling:
+            self._requeue(self._prefilling[-1])
             return []
         logger.error("a single reply of %s finds no room; the memory plan is wrong", reply.request.id)
         return self._fail(EngineError(say("The cache is full. Start a new chat, or use a larger cache.")), reply)
@@ -326,7 +338,7 @@ class Engine:
     def _close(self, reply: Reply) -> None:
         """Takes a request out of everything and gives back what it holds."""
         self._running.pop(reply.request.id, None)
-        if self._prefilling is reply:
-            self._prefilling = None
+        if reply in self._prefilling:
+            self._prefilling.remove(reply)
         self._decoder.remove(reply)
         reply.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from qwen35mm.engine.reading import PromptReader, Reading
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.settings import piece_tokens_at
-from qwen35mm.engine.vision import VisionUnit, VisionUnits, encode, needed_units, place
+from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES, VisionUnit, VisionUnits, encode, needed_units, place
 from qwen35mm_preprocess import PreparedMedia
 
 T = TypeVar("T")
@@ -96,7 +96,8 @@ class Prefill:
                 if found.phase != "read":
                     break
         if self.done:
-            self._work.close()  # lets go of features and hidden states: the reply may be long
+            self._work.close()  # lets go of hidden states and pixels: the reply may be long
+            self.source = self.source.without_pixels()
         return told
 
     def unpin(self) -> bool:
@@ -209,10 +210,16 @@ class Prefill:
     def _encode(self, units: Sequence[VisionUnit], worth_keeping: frozenset[bytes]) -> Work[dict[bytes, torch.Tensor]]:
         """The embeddings of units that nothing is kept of, by address."""
         runtime, found = self._runtime, {}
-        media = yield from self._read_media(list(dict.fromkeys(unit.media_index for unit in units)))
+        indices = list(dict.fromkeys(unit.media_index for unit in units))
+        medium: PreparedMedia | None = None
         for index, unit in enumerate(units):
             tower = runtime.model.tower
-            for num_layers, features in encode(tower, unit, media[unit.media_index]):
+            if medium is None:
+                medium = yield from self._read(unit.media_index, indices)
+            encoding = encode(tower, unit, medium)
+            if unit.media_index not in [following.media_index for following in units[index + 1 : index + 2]]:
+                medium = None  # one medium's pixels are enough
+            for num_layers, features in encoding:
                 if features is not None:
                     found[unit.address] = features
                     if unit.address in worth_keeping:
@@ -220,33 +227,38 @@ class Prefill:
                 yield Progress("encode", index * tower.config.depth + num_layers, len(units) * tower.config.depth)
         return found
 
-    def _read_media(self, indices: Sequence[int]) -> Work[dict[int, PreparedMedia]]:
-        """Media with their pixels."""
-        media: dict[int, PreparedMedia] = {}
-        for index in indices:
-            medium = self.source.media[index]
-            if not isinstance(medium, PreparedMedia):
-                future = self._runtime.reader.submit(medium.load)
-                yield Progress("read", len(media), len(indices))
-                medium = yield from self._result(future)
-            media[index] = medium
-        return media
+    def _read(self, media_index: int, indices: Sequence[int]) -> Work[PreparedMedia]:
+        """A medium with its pixels, one of those that are needed."""
+        medium = self.source.media[media_index]
+        if isinstance(medium, PreparedMedia):
+            return medium
+        future = self._runtime.reader.submit(medium.load)
+        yield Progress("read", indices.index(media_index), len(indices))
+        return (yield from self._result(future))
 
     def _run_pieces(
-        self, start: Start, units: VisionUnits, features: Mapping[bytes, torch.Tensor], num_seen: int
+        self, start: Start, units: VisionUnits, features: dict[bytes, torch.Tensor], num_seen: int
     ) -> Work[None]:
         """Runs what is left of the prompt.
 
         Args:
+            features: by address; each leaves once the last of its tokens has run.
             num_seen: how many of the first segments were asked for before, by a request that keeps what is shared.
         """
         model, prompt, cache = self._runtime.model, self._prompt, start.sequence
         num_tokens = len(prompt.token_ids)
         token_ids, positions = upload(prompt.token_ids, model.device), upload(prompt.positions, model.device)
+        used_until = {
+            unit.address: span.stop
+            for span in prompt.spans
+            if (unit := units.get((span.media_index, span.unit_index // UNIT_TEMPORAL_PATCHES))) is not None
+        }
         for begin, stop, segment_index in self._pieces(start.num_segments):
             yield from self._with_room(lambda size=stop - begin: cache.prepare(size))
             embeds = model.embed_tokens(token_ids[begin:stop])
             place(prompt, units, features, embeds, begin)
+            for address in [each for each in features if used_until[each] <= stop]:
+                del features[address]
             hidden = model(prefill_batch(cache, embeds, positions[:, begin:stop]))
             cache.advance(stop - begin)
             if segment_index is not None and self._keeps:
@@ -257,6 +269,7 @@ class Prefill:
                 self.last_hidden = hidden[-1:].clone()  # not a view, which would hold all of them
                 cache.rope_delta = prompt.rope_delta
             self.done = stop == self._stop
+            del embeds, hidden
             yield Progress("prefill", stop, num_tokens)
 
     def _pieces(self, num_segments: int) -> Iterator[tuple[int, int, int | None]]:

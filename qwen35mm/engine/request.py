@@ -6,9 +6,9 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
@@ -24,6 +24,8 @@ from qwen35mm.prompt import Prompt
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaPlan, PreparedMedia
 from qwen35mm_preprocess.say import Said, say
+
+P = TypeVar("P", bound="CachedPrompt")
 
 # Libraries, Triton and CUDA itself have errors of their own for it.
 _NO_MEMORY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of memory")
@@ -44,6 +46,10 @@ class DeferredMedia:
     load: Callable[[], PreparedMedia]
 
 
+def _not_any_more() -> PreparedMedia:
+    raise AssertionError("a prompt that was read is read again")
+
+
 @dataclass(frozen=True, eq=False)
 class CachedPrompt:
     """A prompt, its media in order of appearance, and whose it is.
@@ -59,6 +65,10 @@ class CachedPrompt:
     conversation: str | None = None
     salt: bytes = b""
     salt_from: int = 0
+
+    def without_pixels(self: P) -> P:
+        """The same once it is in the cache, of which nothing but its media's plans is asked any more."""
+        return replace(self, media=tuple(DeferredMedia(medium.plan, _not_any_more) for medium in self.media))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +97,14 @@ class Request(CachedPrompt):
         """Raises ContextTooLongError for a prompt that leaves no room for the reply that is wanted."""
         check_num_tokens(len(self.prompt.token_ids) - (not self.replies), context_length)
 
+    @property
+    def last_event(self) -> type[Finished | PromptRead]:
+        """What its last event is."""
+        return Finished if self.replies else PromptRead
+
     def ends_with(self, event: Event) -> bool:
         """Whether an event is the request's last."""
-        return isinstance(event, Finished if self.replies else PromptRead)
+        return isinstance(event, self.last_event)
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,14 @@ def encode(tower: VisionTower, unit: VisionUnit, medium: PreparedMedia) -> Itera
     patches = medium.patches[unit.start * patches_per_frame : unit.stop * patches_per_frame]
     layers_per_step = max(1, patch_layers_per_step(tower.device) // len(patches))
     x, rope = tower.embed(pixel_values(patches, tower.device), unit.grid_thw)
+    del medium, patches
     for number, block in enumerate(tower.blocks):
         if number and number % layers_per_step == 0:
             yield number, None
         x = block(x, rope, unit.grid_thw.t)
-    yield len(tower.blocks), tower.merger(x)
+    features = tower.merger(x)
+    del x
+    yield len(tower.blocks), features
 
 
 def place(

@@ -43,7 +43,7 @@ def counting(patch: pytest.MonkeyPatch) -> None:
     watch(Decoder, "_suspend", lambda *_: "swapped a reply out")
 
     def given_up(self: Engine, reply: Any) -> str | None:
-        return None if self._commits.begun or self._prefilling is None else "began again"
+        return None if self._commits.begun or not self._prefilling else "began again"
 
     watch(Engine, "_give_way_to", given_up)
     watch(Commits, "give_way", lambda self: "ended a commit for room" if self.begun else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import ctypes
 import gc
 import threading
@@ -257,3 +258,23 @@ async def test_a_medium_that_is_gone_ends_its_request_in_words(engine: AsyncEngi
     # What is kept of the very same picture needs no file.
     await collect(engine, request)
     assert (await collect(engine, replace(gone, id="again"))).cache.num_cached_units == 1
+
+
+async def test_a_stream_holds_no_pixels_while_its_reply_is_written(
+    loaded: LoadedModel, make_request: MakeRequest
+) -> None:
+    engine = AsyncEngine(lambda *threads: Engine(loaded, EngineSettings(context_length=1024)))
+    gc.collect()
+    gc.disable()
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=200)
+        request = make_request(Image(noise(0)), Text("What is this?"), params=params)
+        request = replace(request, media=tuple(map(copy.copy, request.media)))
+        medium = weakref.ref(request.media[0])
+        events = engine.stream(request)
+        del request
+        kinds = [type(event) async for event in events if isinstance(event, Finished) or medium() is None]
+        assert kinds[0] is not Finished, "the reply has long been written"
+    finally:
+        gc.enable()
+        engine.close()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from qwen35mm.engine import Engine, EngineSettings, Finished, Progress, Request, TextDelta
+from qwen35mm.engine import DeferredMedia, Engine, EngineSettings, Finished, Progress, Request, StepOutput, TextDelta
 from qwen35mm.engine.step_graph import StepGraph
 from qwen35mm.errors import EngineError, RequestTimeoutError
 from qwen35mm.model import Batch, LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
 from qwen35mm.prompt import Image, Part, Text
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import PreparedMedia
 from tests.engine.conftest import MakeRequest, noise
-from tests.engine.exact import cache_settings, endless_replies, results_of, run, small_blocks
+from tests.engine.exact import Later, cache_settings, endless_replies, results_of, run, small_blocks
 
 LONG = SamplingParams(temperature=0.0, max_tokens=20)
 QUESTIONS: tuple[tuple[Part, ...], ...] = (
@@ -56,7 +58,7 @@ def test_slots_bound_how_many_run(loaded: LoadedModel, make_request: MakeRequest
     while engine.has_work:
         engine.step()
         engine.check_integrity()
-        running = len(engine._decoder.running) + (engine._prefilling is not None)
+        running = len(engine._decoder.running) + len(engine._prefilling)
         most = max(most, running)
         assert running <= 2
     assert most == 2
@@ -204,3 +206,60 @@ def test_a_suspended_reply_can_be_cancelled(crowded: tuple[Engine, list[Request]
     engine.check_integrity()
     found = results_of(run(engine))
     assert set(found) == {request.id for request in requests} - {victim.id}
+
+
+def test_a_prompt_that_waits_for_a_file_holds_back_nobody(loaded: LoadedModel, make_request: MakeRequest) -> None:
+    """The next ones are begun meanwhile, as far as there are slots, and it goes on when its file is there."""
+    files = Later()
+    engine = Engine(
+        loaded, EngineSettings(slots=2, context_length=512), cache_settings(loaded, reuse=False), reader=files
+    )
+    waiting = make_request(Image(noise(0)), Text("What is this?"))
+    (medium,) = waiting.media
+    assert isinstance(medium, PreparedMedia)
+    deferred = replace(waiting, media=(DeferredMedia(medium.plan, lambda: medium),))
+    others = [make_request(*parts, params=LONG) for parts in QUESTIONS[:3]]
+    for request in (deferred, *others):
+        engine.add(request)
+    outputs: list[StepOutput] = []
+    while not engine.blocked:
+        outputs += engine.step()
+        engine.check_integrity()
+        assert len(engine._running) <= 2
+    found = results_of(outputs)
+    assert {request.id: found[request.id].token_ids for request in others} == {
+        request.id: alone(loaded, request) for request in others
+    }
+    assert engine.has_requests
+    files.work(1)
+    assert not engine.blocked
+    while engine.has_requests:
+        outputs += engine.step()
+    assert results_of(outputs)[waiting.id].token_ids == alone(loaded, waiting)
+
+
+def test_a_prompt_is_not_begun_where_one_that_waits_will_need_the_room(
+    loaded: LoadedModel, make_request: MakeRequest
+) -> None:
+    files = Later()
+    engine = Engine(
+        loaded,
+        EngineSettings(slots=3, context_length=256),
+        cache_settings(loaded, num_tokens=256, reuse=False),
+        reader=files,
+    )
+    waiting = make_request(Image(noise(0)), Text("What is this? " * 10))
+    (medium,) = waiting.media
+    assert isinstance(medium, PreparedMedia)
+    engine.add(replace(waiting, media=(DeferredMedia(medium.plan, lambda: medium),)))
+    large = make_request(Text("word " * 55))
+    engine.add(large)
+    for _ in range(5):
+        engine.step()
+    assert engine.blocked
+    assert engine.num_waiting == 1
+    files.work(1)
+    outputs: list[StepOutput] = []
+    while engine.has_requests:
+        outputs += engine.step()
+    assert list(results_of(outputs)) == [waiting.id, large.id]

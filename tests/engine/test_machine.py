@@ -39,7 +39,7 @@ SLOW_ON_PURPOSE = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthChec
 
 
 # Without a seed, any edit of the class would draw other examples, among which some of this might not happen.
-@seed(2)
+@seed(11)
 class SeededMachine(EngineMachine):
     pass
 

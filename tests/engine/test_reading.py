@@ -198,8 +198,8 @@ def test_a_prompt_that_has_to_begin_again_is_read_once() -> None:
     engine.add(request)
     engine.step()
     engine.step()
-    assert engine._prefilling is not None
-    engine._requeue(engine._prefilling)
+    (prefilling,) = engine._prefilling
+    engine._requeue(prefilling)
     while engine.has_requests:
         outputs = engine.step()
     (found,) = [output.event for output in outputs if isinstance(output.event, PromptRead)]

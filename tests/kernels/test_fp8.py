@@ -14,6 +14,11 @@ pytestmark = pytest.mark.usefixtures("_fp8_card")
 ROWS = (1, 3, 4, 5, 16, 17, 257)
 
 
+def limit(dtype: torch.dtype, backend: Backend) -> float | None:
+    """Hopper's matrix units keep about 13 bits of a sum of eight-bit floats' products."""
+    return 1e-3 if backend.name == "cuda" and dtype == torch.float32 else None
+
+
 def make(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """x, values and scales of blocks; rows and groups of other sizes, so that no scale can stand for another."""
     x = sliced(num_rows, num_in, dtype=dtype) * torch.logspace(-2, 2, num_rows)[:, None].to(dtype)
@@ -26,7 +31,7 @@ def make(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype) -> tuple[
 @pytest.mark.parametrize(("num_out", "num_in"), [(128, 128), (200, 272), (24, 64), (129, 656)])
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_every_number_of_rows(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype, backend: Backend) -> None:
-    backend.check("fp8_linear", *make(num_rows, num_out, num_in, dtype))
+    backend.check("fp8_linear", *make(num_rows, num_out, num_in, dtype), limit=limit(dtype, backend))
 
 
 @pytest.mark.parametrize("num_rows", [2, 20])
@@ -125,4 +130,4 @@ def test_rows_are_rounded_as_torch_rounds_them(triton_backend: Backend) -> None:
 def test_vectors_and_tiles_differ_by_their_last_bits_alone(triton_backend: Backend) -> None:
     x, values, scales = make(20, 144, 656, torch.float32)
     some = triton_backend.run("fp8_linear", x[:4], values, scales)
-    assert_close(triton_backend.run("fp8_linear", x, values, scales)[:4], some, 1e-6)
+    assert_close(triton_backend.run("fp8_linear", x, values, scales)[:4], some, limit(x.dtype, triton_backend) or 1e-6)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import compute_module_sizes
 from safetensors.torch import load_file, save_file
 
 from qwen35mm.checkpoints.quantised import read_checkpoint
@@ -17,6 +18,7 @@ from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.errors import CheckpointError
 from qwen35mm.model import Qwen35Model
 from qwen35mm.model import weights as loading
+from qwen35mm.model.devices import DeviceMap, DeviceRequest
 from qwen35mm.model.load import choose_integers
 from qwen35mm.model.weight_formats import FP8, Factory, Fp8Weight, PlainWeight, StackedWeight, StoredWeight, Weight
 from qwen35mm.model.weights import load_model, loaded_bytes, weights_bytes
@@ -173,6 +175,22 @@ def test_without_such_a_card_nothing_changes(folders: dict[str, Path]) -> None:
     model = loaded(folders[DENSE.name])
     assert model.integers is None
     assert not any(isinstance(weight, Fp8Weight | StackedWeight) for weight in model.modules())
+
+
+@pytest.mark.usefixtures("card")
+def test_several_cards_are_planned_for_what_fp8_takes(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[tuple[int, int]] = []
+
+    def place(name: str, num_bytes: int, num_layers: int, skeleton: Any, request: DeviceRequest) -> DeviceMap:
+        planned.append((num_bytes, compute_module_sizes(skeleton())[""]))
+        return DeviceMap.on(request.devices[0], num_layers)
+
+    monkeypatch.setattr(loading, "place", place)
+    loaded(folders[DENSE.name])
+    ((num_bytes, by_modules),) = planned
+    assert num_bytes <= by_modules < 1.05 * num_bytes
 
 
 @pytest.mark.parametrize("counts", [(256, 40), (40, 256), (130, 130)])

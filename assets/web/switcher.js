@@ -24,7 +24,8 @@ export class Switcher {
 
   async draw(/** @type {HTMLElement} */ content) {
     redraw(content, h("p.quiet", t("Looking for models")));
-    const found = await this.page.requests.ask("models", {}, "models");
+    // By a name of its own: the settings ask for the same, and whoever asks later takes it from the other.
+    const found = await this.page.requests.ask("models", {}, "switcher");
     if (!found) return content.hidePopover();
     const hadFocus = content.contains(document.activeElement) || document.activeElement === document.body;
     redraw(

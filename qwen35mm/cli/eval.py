@@ -1,4 +1,4 @@
-"""`qwen35mm eval`: what formats of weights cost, in distributions and, of the bundled model, in right answers."""
+"""`qwen35mm eval`: what formats of weights, and of keys and values, cost in distributions and right answers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,20 @@ _QUESTIONS = 20
 
 def evaluate(
     weights: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Formats with commas between: bf16, float32, int8, int4; auto is as a quantised checkpoint has them.",
+            help="Formats with commas between: bf16, float32, int8, int4; auto is as a quantised checkpoint has them. "
+            "Without it int8,int4, or none beside --kv-dtype.",
             metavar="FORMATS",
         ),
-    ] = "int8,int4",
+    ] = None,
+    kv_dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A type of keys and values, as for chat, beside the reference's weights; may be repeated.",
+            metavar="TYPE",
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="A checkpoint's folder or Hugging Face id; the bundled demo without it.")
     ] = None,
@@ -47,7 +55,9 @@ def evaluate(
     threads: Annotated[int | None, typer.Option(help="Threads on the processor; one a core without it.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell what formats of weights cost: distances of next-token distributions, perplexity, right answers."""
+    """Tell what formats of weights, and of keys and values, cost: in distributions, perplexity and right answers."""
+    if weights is None:
+        weights = "" if kv_dtype else "int8,int4"
     words = None if text is None else _read(text)
     with quick_imports():
         from rich.console import Console
@@ -64,6 +74,7 @@ def evaluate(
             model or demo_model_path(),
             [name.strip() for name in weights.split(",") if name.strip()],
             reference=reference,
+            kv_dtypes=kv_dtype or (),
             text=words,
             max_tokens=tokens,
             num_questions=questions,
@@ -96,13 +107,15 @@ def _divergences(results: list[Result]) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{results[0].divergence.num_tokens:,} tokens, against {results[0].weights}; KL in nats")
-    for name in ("weights", "MiB", "KL mean", "KL 99%", "KL max", "same first, %", "perplexity"):
-        table.add_column(name, justify="left" if name == "weights" else "right")
+    for name in ("weights", "KV", "MiB", "KL mean", "KL 99%", "KL max", "same first, %", "perplexity"):
+        table.add_column(name, justify="left" if name in ("weights", "KV") else "right")
     for result in results:
         found = result.divergence
         kl = (f"{number:.5f}" for number in (found.kl_mean, found.kl_p99, found.kl_max))
         first = f"{found.top1_percent:.2f}"
-        table.add_row(result.weights, f"{result.num_bytes / 2**20:,.1f}", *kl, first, f"{found.perplexity:.4f}")
+        table.add_row(
+            result.weights, result.kv_dtype, f"{result.num_bytes / 2**20:,.1f}", *kl, first, f"{found.perplexity:.4f}"
+        )
     return table
 
 
@@ -116,10 +129,14 @@ def _skills(results: list[Result]) -> Table:
     table = Table(title=f"{title}: {each} questions a skill, {total.num_questions:,} in all")
     table.add_column("skill")
     for result in results:
-        table.add_column(result.weights, justify="right")
+        table.add_column(_name(result), justify="right")
     for skill in (*results[0].skills, "all"):
         table.add_row(skill, *(_accuracy(result, skill, result is results[0]) for result in results))
     return table
+
+
+def _name(result: Result) -> str:
+    return result.weights if result.kv_dtype == "auto" else f"KV {result.kv_dtype}"
 
 
 def _accuracy(result: Result, skill: str, is_reference: bool) -> str:

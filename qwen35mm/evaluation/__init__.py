@@ -1,1 +1,2 @@
-"""What a format of weights costs: distributions against a reference's, and the bundled model's skills."""
+"""What a format of weights, or of keys and values, costs: distributions against a reference's, and the bundled model's
+skills."""

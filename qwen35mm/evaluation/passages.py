@@ -7,7 +7,7 @@ logits of a vocabulary of 248,320 would be a megabyte a token, and two whole mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,13 +62,18 @@ def text_passages(loaded: LoadedModel, text: str, max_tokens: int) -> list[Passa
     return passages
 
 
-def hidden_states(loaded: LoadedModel, passages: Sequence[Passage]) -> Iterator[torch.Tensor]:
-    """Of each passage the final hidden states [T, hidden] that its targets are foretold from."""
+def hidden_states(loaded: LoadedModel, passages: Sequence[Passage], kv_dtype: str = "auto") -> Iterator[torch.Tensor]:
+    """Of each passage the final hidden states [T, hidden] that its targets are foretold from.
+
+    Args:
+        kv_dtype: what keys and values are kept as, and read as by every token (see CacheSettings).
+    """
     longest = max(len(passage.prompt.token_ids) for passage in passages)
     # One passage at a time, and nothing is kept of it.
-    kv_bytes = (longest + DEFAULT_BLOCK_SIZE) * loaded.config.kv_bytes_per_token(loaded.model.dtype)
+    cache = CacheSettings(reuse=False, kv_dtype=kv_dtype)
+    kv_bytes = (longest + DEFAULT_BLOCK_SIZE) * loaded.config.kv_bytes_per_token(*cache.kv_formats(loaded.model.dtype))
     settings = EngineSettings(context_length=longest, slots=1)
-    engine = Engine(loaded, settings, CacheSettings(kv_bytes=kv_bytes, reuse=False))
+    engine = Engine(loaded, settings, replace(cache, kv_bytes=kv_bytes))
     for passage in passages:
         reading = Reading("states", passage.start)
         engine.add(Request(passage.prompt, passage.media, "nothing", reading=reading, replies=False))

@@ -93,9 +93,9 @@ class SkillTest:
         backend.close()
         return passages
 
-    def run(self, loaded: LoadedModel) -> list[bool]:
-        """Whether each question's whole answer is right."""
-        backend = _backend(loaded)
+    def run(self, loaded: LoadedModel, kv_dtype: str = "auto") -> list[bool]:
+        """Whether each question's whole answer is right, with keys and values kept as this type."""
+        backend = _backend(loaded, kv_dtype)
         try:
             found = asyncio.run(answers(backend, self._questions))
         finally:
@@ -145,6 +145,8 @@ def _training() -> tuple[Any, Sequence[str]]:
     return cases.make_cases, cases.SKILLS
 
 
-def _backend(loaded: LoadedModel) -> LocalBackend:
+def _backend(loaded: LoadedModel, kv_dtype: str = "auto") -> LocalBackend:
     # Every model computes all of every prompt.
-    return LocalBackend(loaded, settings=EngineSettings(slots=_SLOTS), cache=CacheSettings(reuse=False))
+    return LocalBackend(
+        loaded, settings=EngineSettings(slots=_SLOTS), cache=CacheSettings(reuse=False, kv_dtype=kv_dtype)
+    )

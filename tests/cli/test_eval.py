@@ -44,7 +44,8 @@ def test_json_has_every_format(qwen35mm: Run, tiny: TinyCheckpoints, spec: TinyS
     assert [each["weights"] for each in found["formats"]] == ["float32", "bf16", "int8", "int4"]
     assert (reference["kl_mean"], reference["kl_max"], reference["top1_percent"]) == (0, 0, 100)
     divergence = "num_tokens kl_mean kl_p99 kl_max top1_percent perplexity"
-    assert set(reference) == {*divergence.split(), "weights", "num_bytes", "accuracy", "skills"}
+    sizes = "weights num_bytes kv_dtype kv_token_bytes"
+    assert set(reference) == {*divergence.split(), *sizes.split(), "accuracy", "skills"}
     assert {each["num_tokens"] for each in found["formats"]} == {299}
     means = [each["kl_mean"] for each in others]
     assert 0 < means[0] < means[1] < means[2]
@@ -61,7 +62,7 @@ def test_a_text_of_ones_own(qwen35mm: Run, tmp_path: Path) -> None:
     done = qwen35mm("eval", "--weights", "bf16", "--text", path, "--questions", "0")
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if "bf16" in line and "│" in line]
-    assert [cell.strip() for cell in row.strip("│").split("│")][2:6] == ["0.00000", "0.00000", "0.00000", "100.00"]
+    assert [cell.strip() for cell in row.strip("│").split("│")][3:7] == ["0.00000", "0.00000", "0.00000", "100.00"]
     assert "Right answers" not in done.stdout
 
 
@@ -75,6 +76,18 @@ def test_the_bundled_models_skills(qwen35mm: Run, monkeypatch: pytest.MonkeyPatc
     assert [row for row in rows if row in known] == known
 
 
+def test_keys_and_values_of_the_bundled_model(qwen35mm: Run) -> None:
+    done = qwen35mm(
+        "eval", "--kv-dtype", "int8", "--kv-dtype", "k=int8,v=int4", "--questions", "0", "--tokens", "300", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    plain, int8, apart = json.loads(done.stdout)["formats"]
+    assert [each["kv_dtype"] for each in (plain, int8, apart)] == ["auto", "int8", "k=int8,v=int4"]
+    assert plain["kv_token_bytes"] > int8["kv_token_bytes"] > apart["kv_token_bytes"]
+    assert 0 < int8["kl_mean"] <= 0.003
+    assert int8["top1_percent"] >= 99.5
+
+
 def test_the_projects_text_is_what_most_models_read() -> None:
     text = asset_path("evaluation.txt").read_text("utf-8")
     assert 30_000 < len(text) < 40_000
@@ -85,6 +98,7 @@ def test_the_projects_text_is_what_most_models_read() -> None:
     [
         (("--weights", "int3"), 1, "bf16, float32, int8, int4, with commas between; got 'int3'"),
         (("--weights", ","), 1, "got none"),
+        (("--kv-dtype", "int3"), 1, "got 'int3'"),
         (("--reference", "int8"), 1, "The reference must be bf16 or float32"),
         (("--text", "nowhere.txt"), 2, "can't be read"),
         (("--text", str(demo_model_path() / "model.safetensors")), 2, "is no text in UTF-8"),

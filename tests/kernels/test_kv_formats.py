@@ -115,6 +115,25 @@ def test_write(pair: Pair, backend: Backend) -> None:
     assert ((found - expected).abs() <= 0.16 * expected.abs().amax(-1, keepdim=True)).all()
 
 
+def test_values_of_every_kind_are_written_as_the_twins(pair: Pair, backend: Backend) -> None:
+    if backend.is_triton:
+        pytest.skip("Triton's kernels keep plain numbers")
+    x = rows_with_everything()
+    qkv, *arguments, _, _, rows = projection(
+        len(x), num_heads=1, num_kv_heads=1, head_dim=64, rotated=16, dtype=torch.float32
+    )
+    assert isinstance(qkv, torch.Tensor)
+    qkv[:, -64:] = x
+    caches = [torch.zeros(64, 1, format.row_width(64), dtype=format.dtype) for format in pair]
+    backend.run("qk_norm_rope_write", qkv, *arguments, *caches, rows, num_heads=1, formats=pair)
+    expected = torch.stack([reference.quantise(pair[1], row) for row in x])
+    assert torch.equal(caches[1][rows, 0].view(torch.uint8), expected.view(torch.uint8))  # type: ignore[index]
+    qkv[3, -40] = math.nan
+    backend.run("qk_norm_rope_write", qkv, *arguments, *caches, rows, num_heads=1, formats=pair)
+    found = pair[1].dequantise(caches[1][rows, 0], torch.float32)  # type: ignore[index]
+    assert found[3, 24].isnan()
+
+
 def quantised(pool: Pool, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
     """A pool's keys and values as codes; what no sequence holds has scales of NaN."""
     return pair[0].quantise(pool.k_cache), pair[1].quantise(pool.v_cache)
@@ -128,7 +147,7 @@ def test_decode(pair: Pair, dtype: torch.dtype, backend: Backend) -> None:
     q, gate = queries(3, 6, 64, dtype)
     past = *quantised(pool, pair), pool.block_table, pool.lengths
     # Torch takes them in the queries' type.
-    limit = 1e-2 if dtype == torch.bfloat16 else None
+    limit = 1e-2 if backend.name == "cpu" and dtype == torch.bfloat16 else None
     options = {"block_size": BLOCK_SIZE, "scale": SCALE, "formats": pair}
     backend.check("paged_attention_decode", q, gate, *past, limit=limit, **options)
 

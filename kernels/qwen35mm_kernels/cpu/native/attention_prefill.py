@@ -11,13 +11,15 @@ import torch
 
 from qwen35mm_kernels.cpu import attention as by_torch
 from qwen35mm_kernels.cpu.native.library import loaded_library
-from qwen35mm_kernels.cpu.native.strided import Strided, dense_rows, is_known, strided
-from qwen35mm_kernels.kv_formats import KVFormats
+from qwen35mm_kernels.cpu.native.strided import KVRows, Strided, dense_rows, is_known, kv_rows, strided
+from qwen35mm_kernels.kv_formats import KVFormats, formats_of
 
 
 class _Attention(ctypes.Structure):
     _fields_ = [
-        *((name, Strided) for name in ("q", "k", "v", "gate")),
+        ("q", Strided),
+        *((name, KVRows) for name in ("k", "v")),
+        ("gate", Strided),
         *((name, ctypes.c_void_p) for name in ("block_table", "out")),
         *((name, ctypes.c_long) for name in ("num_tokens", "num_keys", "num_frames")),
         *((name, ctypes.c_long) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "is_causal")),
@@ -37,14 +39,15 @@ def paged_attention_prefill(
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    if not _is_ours(q, gate, k_cache, v_cache):
+    if not _is_ours(q, gate):
         past = k_cache, v_cache, block_table, length
         options = {"block_size": block_size, "scale": scale, "formats": formats}
         return by_torch.paged_attention_prefill(q, gate, *past, **options)
     q, gate, k_cache, v_cache = map(dense_rows, (q, gate, k_cache, v_cache))
     block_table = block_table.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
-    places = (*map(strided, (q, k_cache, v_cache, gate)), block_table.data_ptr(), out.data_ptr())
+    past = map(kv_rows, (k_cache, v_cache), formats_of(formats, k_cache, v_cache))
+    places = (strided(q), *past, strided(gate), block_table.data_ptr(), out.data_ptr())
     heads = q.shape[1], k_cache.shape[1], q.shape[2]
     _run(q, _Attention(*places, len(q), length, 1, *heads, block_size, True, scale))
     return out
@@ -57,7 +60,7 @@ def vision_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_fram
     out = torch.empty(q.shape, dtype=q.dtype)
     num_patches, num_heads, head_dim = q.shape
     size = num_patches // num_frames
-    places = (*map(strided, (q, k, v)), Strided(), None, out.data_ptr())
+    places = (strided(q), kv_rows(k), kv_rows(v), Strided(), None, out.data_ptr())
     heads = num_heads, num_heads, head_dim
     _run(q, _Attention(*places, size, size, num_frames, *heads, 1, False, head_dim**-0.5))
     return out
@@ -70,4 +73,4 @@ def _is_ours(*tensors: torch.Tensor) -> bool:
 
 def _run(q: torch.Tensor, attention: _Attention) -> None:
     is_bf16 = q.dtype == torch.bfloat16
-    loaded_library()("qwen_attention_prefill", ctypes.byref(attention), is_bf16, torch.get_num_threads())
+    loaded_library()("qwen_flash_attention", ctypes.byref(attention), is_bf16, torch.get_num_threads())

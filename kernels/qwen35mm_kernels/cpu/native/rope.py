@@ -8,15 +8,15 @@ import torch
 
 from qwen35mm_kernels.cpu import attention, rope
 from qwen35mm_kernels.cpu.native.library import loaded_library
-from qwen35mm_kernels.cpu.native.strided import dense_rows, is_known, strided
-from qwen35mm_kernels.kv_formats import KVFormats
+from qwen35mm_kernels.cpu.native.strided import KVRows, dense_rows, is_known, kv_rows, strided
+from qwen35mm_kernels.kv_formats import KVFormats, formats_of
 
 
 class _WriteHeads(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("qkv", "cos", "sin", "q_norm", "k_norm", "rows", "q")),
-        *((name, ctypes.c_void_p) for name in ("k_cache", "v_cache")),
-        *((name, ctypes.c_long) for name in ("num_tokens", "qkv_row", "cache_row", "num_heads", "num_kv_heads")),
+        *((name, KVRows) for name in ("k", "v")),
+        *((name, ctypes.c_long) for name in ("num_tokens", "qkv_row", "num_heads", "num_kv_heads")),
         *((name, ctypes.c_long) for name in ("head_dim", "half", "norms_are_bf16")),
         ("eps", ctypes.c_float),
     ]
@@ -36,20 +36,19 @@ def qk_norm_rope_write(
     num_heads: int,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    is_ours = is_known(qkv, k_cache, v_cache) and is_known(q_norm, k_norm)
-    if not is_ours or not k_cache.is_contiguous() or not v_cache.is_contiguous():
+    if not (is_known(qkv) and is_known(q_norm, k_norm) and k_cache.stride(2) == v_cache.stride(2) == 1):
         return attention.qk_norm_rope_write(
             qkv, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, rows, num_heads=num_heads, formats=formats
         )
-    num_kv_heads, head_dim = k_cache.shape[1:]
+    num_kv_heads, head_dim = k_cache.shape[1], len(k_norm)
     qkv, num_tokens = dense_rows(qkv), qkv.shape[0]
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype)
     sources = tuple(x.contiguous() for x in (cos, sin, q_norm, k_norm, rows))
     heads = _WriteHeads(
-        *(x.data_ptr() for x in (qkv, *sources, q, k_cache, v_cache)),
+        *(x.data_ptr() for x in (qkv, *sources, q)),
+        *map(kv_rows, (k_cache, v_cache), formats_of(formats, k_cache, v_cache)),
         num_tokens,
         qkv.stride(0),
-        num_kv_heads * head_dim,
         num_heads,
         num_kv_heads,
         head_dim,
@@ -58,7 +57,7 @@ def qk_norm_rope_write(
         eps,
     )
     is_bf16 = qkv.dtype == torch.bfloat16
-    loaded_library()("qwen_qk_norm_rope_write", ctypes.byref(heads), is_bf16, torch.get_num_threads())
+    loaded_library()("qwen_norm_rope_write", ctypes.byref(heads), is_bf16, torch.get_num_threads())
     return q
 
 

@@ -6,6 +6,8 @@ import ctypes
 
 import torch
 
+from qwen35mm_kernels.kv_formats import PLAIN, KVFormat
+
 
 class Strided(ctypes.Structure):
     """[N, H, D] with a dense last dimension, or [N, H]: strided.h's struct."""
@@ -16,6 +18,18 @@ class Strided(ctypes.Structure):
 def strided(x: torch.Tensor) -> Strided:
     """The memory of a tensor, which has to live as long as it is used."""
     return Strided(x.data_ptr(), x.stride(0), x.stride(1))
+
+
+class KVRows(ctypes.Structure):
+    """Rows of the cache in a format, with strides in bytes: kv_rows.h's struct."""
+
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_long) for name in ("row", "head", "format"))]
+
+
+def kv_rows(x: torch.Tensor, format: KVFormat | None = None) -> KVRows:
+    """The memory of keys or values [N, Hkv, row], which has to live as long as it is used; plain ones by their type."""
+    size = x.element_size()
+    return KVRows(x.data_ptr(), x.stride(0) * size, x.stride(1) * size, (format or PLAIN[x.dtype]).number)
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:

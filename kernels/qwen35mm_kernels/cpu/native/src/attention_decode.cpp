@@ -3,6 +3,7 @@
 // A sequence is cut into parts of a fixed length, which threads share and which are added up in order: its bits depend
 // on its own keys alone. Keys and values are read once for the query heads that share them, where they lie.
 #include "exp2.h"
+#include "kv_rows.h"
 #include "runs.h"
 #include "scratch.h"
 #include "strided.h"
@@ -14,7 +15,7 @@
 
 struct DecodeAttention {
     Strided q, gate;             // float or bfloat16, a row for each sequence
-    Strided k, v;                // as q, rows of the pool
+    KVRows k, v;                 // rows of the pool
     const int32_t *block_table;  // [num_sequences][table_row]
     const int32_t *lengths;      // [num_sequences]
     void *out;                   // [num_sequences][num_heads][head_dim], as q
@@ -41,21 +42,21 @@ struct Parts {
 
 // At dimension d of `count` rows, asks for those that come ROWS_AHEAD after them. Rows of one head lie apart, so that
 // nothing else reads ahead; asked for a whole row at a time, it took a fifth longer.
-template <class T>
-INLINE void prefetch(const T *const *rows, int count, long d) {
-    if (d % long(64 / sizeof(T)) == 0)
-        for (int i = 0; i < count; i++) __builtin_prefetch(rows[i + ROWS_AHEAD] + d, 0, 2);
+template <class Row>
+INLINE void prefetch(Row, const uint8_t *const *rows, int count, long d) {
+    if (Row::offset(d) / 64 != Row::offset(d - LANES) / 64 || d == 0)
+        for (int i = 0; i < count; i++) __builtin_prefetch(rows[i + ROWS_AHEAD] + Row::offset(d), 0, 2);
 }
 
 // scores[h][j] of H query heads with keys [first, first + LANES / H): a vector of sums is turned over to add its lanes.
-template <int H, class T>
-INLINE void score(const float *queries, long query_row, const T *const *keys, long dim, float *scores) {
+template <int H, class Row>
+INLINE void score(Row row, const float *queries, long query_row, const uint8_t *const *keys, long dim, float *scores) {
     constexpr int K = LANES / H;
     vf sums[LANES] = {};
     over_vectors(dim, [&](long d, auto some) {
-        prefetch(keys, K, d);
+        prefetch(row, keys, K, d);
         for (int j = 0; j < K; j++) {
-            vf key = load(keys[j] + d, some);
+            vf key = row.from(keys[j], d, some);
             for (int h = 0; h < H; h++) sums[h * K + j] = fma(key, load(queries + h * query_row + d), sums[h * K + j]);
         }
     });
@@ -67,17 +68,18 @@ INLINE void score(const float *queries, long query_row, const T *const *keys, lo
 }
 
 // Adds KEYS values by weight to the sums of H heads.
-template <int H, class T>
-INLINE void add_values(const float *weights, const T *const *values, long dim, float *sums, long sums_row) {
+template <int H, class Row>
+INLINE void add_values(Row row, const float *weights, const uint8_t *const *values, long dim, float *sums,
+                       long sums_row) {
     const auto add = [&](long d, auto vectors, auto some) {
         constexpr int V = vectors();
-        prefetch(values, KEYS, d);
+        prefetch(row, values, KEYS, d);
         vf total[H][V];
         for (int h = 0; h < H; h++)
             for (int v = 0; v < V; v++) total[h][v] = load(sums + h * sums_row + d + v * LANES);
         for (int j = 0; j < KEYS; j++) {
             vf value[V];
-            for (int v = 0; v < V; v++) value[v] = load(values[j] + d + v * LANES, some);
+            for (int v = 0; v < V; v++) value[v] = row.from(values[j], d + v * LANES, some);
             for (int h = 0; h < H; h++)
                 for (int v = 0; v < V; v++) total[h][v] = fma(value[v], splat(weights[h * PART + j]), total[h][v]);
         }
@@ -113,11 +115,11 @@ void attend_part(const DecodeAttention &all, long sequence, long first, long kv_
     const long group = all.num_heads / all.num_kv_heads, count = std::min(PART, all.lengths[sequence] - first);
     // A tile past the last key reads that one again, and so does what is asked for ahead.
     constexpr long MARGIN = LANES + ROWS_AHEAD;
-    const T *keys[PART + MARGIN], *values[PART + MARGIN];
+    const uint8_t *keys[PART + MARGIN], *values[PART + MARGIN];
     for (long i = 0; i < count; i++) {
         const long block = all.block_table[sequence * all.table_row + (first + i) / all.block_size];
         const long row = block * all.block_size + (first + i) % all.block_size;
-        keys[i] = place<T>(all.k, row, kv_head), values[i] = place<T>(all.v, row, kv_head);
+        keys[i] = all.k.at(row, kv_head), values[i] = all.v.at(row, kv_head);
     }
     std::fill_n(keys + count, MARGIN, keys[count - 1]);
     std::fill_n(values + count, MARGIN, values[count - 1]);
@@ -130,13 +132,18 @@ void attend_part(const DecodeAttention &all, long sequence, long first, long kv_
     in_runs<4>(0, group, [&](long h, auto heads) {
         constexpr int H = heads();
         float *sums = parts + h * parts_row;
-        for (long j = 0; j < count; j += LANES / H)
-            score<H>(queries + h * padded, padded, keys + j, dim, scores + h * PART + j);
+        with_format(all.k.format, [&](auto row) {
+            for (long j = 0; j < count; j += LANES / H)
+                score<H>(row, queries + h * padded, padded, keys + j, dim, scores + h * PART + j);
+        });
         for (int i = 0; i < H; i++) {
             std::fill_n(sums + i * parts_row, padded, 0.0f);
             weigh(scores + (h + i) * PART, count, sums + i * parts_row + padded);
         }
-        for (long j = 0; j < count; j += KEYS) add_values<H>(scores + h * PART + j, values + j, dim, sums, parts_row);
+        with_format(all.v.format, [&](auto row) {
+            for (long j = 0; j < count; j += KEYS)
+                add_values<H>(row, scores + h * PART + j, values + j, dim, sums, parts_row);
+        });
     });
 }
 
@@ -193,7 +200,7 @@ void attention_decode(const DecodeAttention &all, int num_threads) {
 extern "C" {
 
 // See reference.attention.paged_attention_decode.
-void qwen_attention_decode(const DecodeAttention *attention, long is_bf16, long num_threads) {
+void qwen_paged_attention_decode(const DecodeAttention *attention, long is_bf16, long num_threads) {
     is_bf16 ? attention_decode<bf16>(*attention, num_threads) : attention_decode<float>(*attention, num_threads);
 }
 }

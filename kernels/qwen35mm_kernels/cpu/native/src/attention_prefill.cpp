@@ -5,6 +5,7 @@
 // of pairs of bfloat16 where the processor multiplies these. Tiles of keys begin at the sequence's start, so that a
 // query's bits know nothing of those beside it.
 #include "exp2.h"
+#include "kv_rows.h"
 #include "scratch.h"
 #include "strided.h"
 #include "threads.h"
@@ -14,7 +15,8 @@
 #include <cmath>
 
 struct Attention {
-    Strided q, k, v;                                     // float or bfloat16
+    Strided q;                                           // float or bfloat16
+    KVRows k, v;
     Strided gate;                                        // as q; no data: none
     const int32_t *block_table;                          // null: keys lie in order
     void *out;                                           // [tokens][num_heads][head_dim], as q
@@ -75,24 +77,49 @@ template <class T>
 struct Rows {
     long count = 0;
     const T *keys[KEYS], *values[KEYS];
+    const uint8_t *key_rows[KEYS], *value_rows[KEYS];
+    T *read = nullptr;  // [2][KEYS][head_dim, padded]: what isn't of type T becomes it
 
     void find(const Attention &all, const Task &task, long first, long end) {
         count = std::min(KEYS, end - first);
         for (long i = 0; i < count; i++) {
             long key = first + i;
             if (all.block_table) key = all.block_table[key / all.block_size] * all.block_size + key % all.block_size;
-            keys[i] = place<T>(all.k, task.frame * all.num_keys + key, task.kv_head);
-            values[i] = place<T>(all.v, task.frame * all.num_keys + key, task.kv_head);
+            key_rows[i] = all.k.at(task.frame * all.num_keys + key, task.kv_head);
+            value_rows[i] = all.v.at(task.frame * all.num_keys + key, task.kv_head);
         }
     }
 
-    // They lie far apart where other heads' are between them.
-    void prefetch(long dim) const {
-        for (long i = 0; i < count; i++)
-            for (long d = 0; d < dim; d += 64 / sizeof(T)) {
-                __builtin_prefetch(keys[i] + d, 0, 2);
-                __builtin_prefetch(values[i] + d, 0, 2);
+    static constexpr long OWN = std::is_same_v<T, float> ? KV_FLOAT32 : KV_BF16;
+
+    // Rows of type T: where they lie, or made from their codes.
+    void convert(const Attention &all) {
+        const long row = (all.head_dim + LANES - 1) / LANES * LANES;
+        if (!read && (all.k.format != OWN || all.v.format != OWN)) read = scratch<T, 47>(2 * KEYS * row);
+        convert(all.k.format, key_rows, keys, read, all.head_dim, row);
+        convert(all.v.format, value_rows, values, read + KEYS * row, all.head_dim, row);
+    }
+
+    void convert(long format, const uint8_t *const *from, const T **rows, T *to, long dim, long row) {
+        if (format == OWN) {
+            for (long i = 0; i < count; i++) rows[i] = reinterpret_cast<const T *>(from[i]);
+            return;
+        }
+        with_format(format, [&](auto kept) {
+            for (long i = 0; i < count; i++, to += row) {
+                rows[i] = to;
+                over_vectors(dim, [&](long d, auto some) { store(to + d, kept.from(from[i], d, some)); });
             }
+        });
+    }
+
+    // They lie far apart where other heads' are between them.
+    void prefetch(const Attention &all) const {
+        const long key = row_bytes(all.k.format, all.head_dim), value = row_bytes(all.v.format, all.head_dim);
+        for (long i = 0; i < count; i++) {
+            for (long byte = 0; byte < key; byte += 64) __builtin_prefetch(key_rows[i] + byte, 0, 2);
+            for (long byte = 0; byte < value; byte += 64) __builtin_prefetch(value_rows[i] + byte, 0, 2);
+        }
     }
 
     void load_into(const Workspace<float> &work, long dim, long width) const {
@@ -175,9 +202,10 @@ void run(const Attention &all, const Task &task) {
     tile.find(all, task, 0, end);
     for (long first = 0; first < end; first += KEYS) {
         const long keys = tile.count;
+        tile.convert(all);
         tile.load_into(work, dim, width);
         tile.find(all, task, first + KEYS, end);
-        tile.prefetch(dim);
+        tile.prefetch(all);
         for (long j = 0; j < keys; j += PANEL_WIDTH)
             in_runs<TILE_ROWS>(0, count, [&](long row, auto rows) {
                 constexpr int R = rows();
@@ -234,7 +262,7 @@ void attention_prefill(const Attention &all, int num_threads) {
 extern "C" {
 
 // See reference.attention.paged_attention_prefill and vision_attention.
-void qwen_attention_prefill(const Attention *attention, long is_bf16, long num_threads) {
+void qwen_flash_attention(const Attention *attention, long is_bf16, long num_threads) {
     is_bf16 ? attention_prefill<bf16>(*attention, num_threads) : attention_prefill<float>(*attention, num_threads);
 }
 }

@@ -1,5 +1,6 @@
 // Rotary positions: a head's first dimensions turned, alone, or after the norms of an attention layer's queries and
 // keys on their way into the KV cache.
+#include "kv_write.h"
 #include "scratch.h"
 #include "strided.h"
 #include "threads.h"
@@ -14,8 +15,8 @@ struct WriteHeads {
     const void *q_norm, *k_norm;  // [head_dim], zero-centred: float or bfloat16
     const int64_t *rows;          // [num_tokens] rows of the caches; -1 for padding
     void *q;                      // [num_tokens][num_heads][head_dim], as qkv
-    void *k_cache, *v_cache;      // [rows] of [num_kv_heads][head_dim], as qkv
-    long num_tokens, qkv_row, cache_row, num_heads, num_kv_heads, head_dim, half;
+    KVRows k, v;                  // rows of the pool, written
+    long num_tokens, qkv_row, num_heads, num_kv_heads, head_dim, half;
     long norms_are_bf16;
     float eps;
 };
@@ -38,8 +39,8 @@ INLINE void rotate(const From *from, const float *cos, const float *sin, long ha
 }
 
 // A head normed by a weight of floats, turned, and rounded.
-template <class T>
-INLINE void norm_and_rotate(const WriteHeads &all, const T *x, const float *weight, long token, float *normed, T *to) {
+template <class T, class To>
+INLINE void norm_and_rotate(const WriteHeads &all, const T *x, const float *weight, long token, float *normed, To *to) {
     const long dim = all.head_dim, half = all.half;
     vf squares = {};
     over_vectors(dim, [&](long i, auto some) {
@@ -69,7 +70,7 @@ void write_heads(const WriteHeads &all, int num_threads) {
     all.norms_are_bf16 ? expand_norms<bf16>(all, weights) : expand_norms<float>(all, weights);
     const int threads = int(std::min<long>(num_threads, 1 + values / VALUES_PER_THREAD));
     parallel((all.num_tokens + TOKENS - 1) / TOKENS, threads, [&](long task) {
-        float *normed = scratch<float, 46>(dim);
+        float *normed = scratch<float, 46>(2 * dim), *turned = normed + dim;
         for (long n = task * TOKENS; n < std::min(all.num_tokens, (task + 1) * TOKENS); n++) {
             T *q = static_cast<T *>(all.q) + n * all.num_heads * dim;
             if (all.rows[n] < 0) {
@@ -77,13 +78,17 @@ void write_heads(const WriteHeads &all, int num_threads) {
                 continue;
             }
             const T *qkv = static_cast<const T *>(all.qkv) + n * all.qkv_row, *keys = qkv + 2 * all.num_heads * dim;
-            T *k = static_cast<T *>(all.k_cache) + all.rows[n] * all.cache_row;
-            T *v = static_cast<T *>(all.v_cache) + all.rows[n] * all.cache_row;
             for (long h = 0; h < all.num_heads; h++)
                 norm_and_rotate(all, qkv + 2 * h * dim, weights, n, normed, q + h * dim);
-            for (long h = 0; h < all.num_kv_heads; h++)
-                norm_and_rotate(all, keys + h * dim, weights + dim, n, normed, k + h * dim);
-            std::copy_n(keys + all.num_kv_heads * dim, all.num_kv_heads * dim, v);
+            for (long h = 0; h < all.num_kv_heads; h++) {
+                uint8_t *k = const_cast<uint8_t *>(all.k.at(all.rows[n], h));
+                uint8_t *v = const_cast<uint8_t *>(all.v.at(all.rows[n], h));
+                norm_and_rotate(all, keys + h * dim, weights + dim, n, normed, turned);
+                write_row(all.k.format, turned, dim, k);
+                const T *values = keys + (all.num_kv_heads + h) * dim;
+                over_vectors(dim, [&](long d, auto some) { store(turned + d, load(values + d, some), some); });
+                write_row(all.v.format, turned, dim, v);
+            }
         }
     });
 }
@@ -108,7 +113,7 @@ void partial_rope(const Strided &x, const float *cos, const float *sin, T *out, 
 extern "C" {
 
 // See reference.attention.qk_norm_rope_write.
-void qwen_qk_norm_rope_write(const WriteHeads *heads, long is_bf16, long num_threads) {
+void qwen_norm_rope_write(const WriteHeads *heads, long is_bf16, long num_threads) {
     is_bf16 ? write_heads<bf16>(*heads, num_threads) : write_heads<float>(*heads, num_threads);
 }
 

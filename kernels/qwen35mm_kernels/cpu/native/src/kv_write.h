@@ -1,0 +1,95 @@
+// From floats to a row of the cache: kv_formats.py's quantise, in every bit.
+#pragma once
+
+#include <algorithm>
+
+#include "kv_rows.h"
+
+// What lies between the extremes of a group of values.
+struct GroupRange {
+    float top, bottom;
+};
+
+// NaN where one of them is none: comparisons would lose it.
+INLINE GroupRange range_of(const float *x) {
+    GroupRange range{x[0], x[0]};
+    bool is_number = true;
+    for (long i = 0; i < KV_GROUP; i++) {
+        is_number &= x[i] == x[i];
+        range.top = std::max(range.top, x[i]), range.bottom = std::min(range.bottom, x[i]);
+    }
+    return is_number ? range : GroupRange{NAN, NAN};
+}
+
+// The number of a float with `MANTISSA` bits and exponents that begin at 1 - BIAS, to nearest, ties to even.
+template <int MANTISSA, int BIAS>
+INLINE uint8_t small_float(float x) {
+    constexpr int DROPPED = 23 - MANTISSA;
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const uint32_t sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
+    float positive;
+    memcpy(&positive, &magnitude, 4);
+    if (magnitude < uint32_t(128 - BIAS) << 23)  // below its normal numbers all steps are the same
+        return uint8_t(sign | uint32_t(std::nearbyint(positive * float(1 << (BIAS - 1 + MANTISSA)))));
+    const uint32_t rounded = (magnitude + (1u << (DROPPED - 1)) - 1 + (magnitude >> DROPPED & 1)) >> DROPPED;
+    return uint8_t(sign | (rounded - (uint32_t(127 - BIAS) << MANTISSA)));
+}
+
+// Half precision, as torch rounds what is at most 65504.
+INLINE uint16_t to_half(float x) {
+    if (x != x) return 0x7e00u;
+    const float bounded = std::min(65504.0f, std::max(-65504.0f, x));
+    uint32_t bits;
+    memcpy(&bits, &bounded, 4);
+    const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    if (magnitude < 113u << 23) {
+        const float positive = bounded < 0 ? -bounded : bounded;
+        return uint16_t(sign | uint32_t(std::nearbyint(positive * 16777216.0f)));  // 2^24
+    }
+    return uint16_t(sign | (((magnitude + 0xfffu + (magnitude >> 13 & 1)) >> 13) - (112u << 10)));
+}
+
+template <long FORMAT>
+INLINE void write_group(const float *x, uint8_t *to) {
+    constexpr float LARGEST = FORMAT == KV_INT8 ? 127.0f : FORMAT == KV_FP8 ? 448.0f : 57344.0f;
+    const GroupRange range = range_of(x);
+    const float extreme = range.top > -range.bottom ? range.top : range.bottom;
+    const bf16 stored = to_bf16(FORMAT == KV_INT4 ? extreme / -8.0f : std::fabs(extreme) / LARGEST);
+    const float scale = bf16_to_float(stored);
+    memcpy(to, &stored, sizeof stored);
+    to += KV_SCALE_BYTES;
+    float steps[KV_GROUP];
+    for (long i = 0; i < KV_GROUP; i++) steps[i] = std::fabs(scale) > 0.0f ? x[i] / scale : 0.0f;
+    const auto bounded = [&](long i, float low, float high) { return std::min(high, std::max(low, steps[i])); };
+    if constexpr (FORMAT == KV_INT4) {
+        const auto code = [&](long i) { return uint8_t(std::nearbyint(bounded(i, -8, 7)) + 8.0f); };
+        for (long i = 0; i < KV_GROUP / 2; i++) to[i] = uint8_t(code(i) | code(i + KV_GROUP / 2) << 4);
+    } else if constexpr (FORMAT == KV_INT8) {
+        for (long i = 0; i < KV_GROUP; i++) to[i] = uint8_t(int8_t(std::nearbyint(bounded(i, -127, 127))));
+    } else {
+        constexpr int MANTISSA = FORMAT == KV_FP8 ? 3 : 2, BIAS = FORMAT == KV_FP8 ? 7 : 15;
+        for (long i = 0; i < KV_GROUP; i++) to[i] = small_float<MANTISSA, BIAS>(bounded(i, -LARGEST, LARGEST));
+    }
+}
+
+INLINE void write_row(long format, const float *x, long dim, uint8_t *row) {
+    if (format <= KV_BF16)
+        return with_type(format == KV_BF16, [&](auto type) {
+            over_vectors(dim, [&](long d, auto some) {
+                store(reinterpret_cast<decltype(type) *>(row) + d, load(x + d, some), some);
+            });
+        });
+    if (format == KV_F16) {
+        for (long d = 0; d < dim; d++) {
+            const uint16_t half = to_half(x[d]);
+            memcpy(row + 2 * d, &half, 2);
+        }
+        return;
+    }
+    with_format(format, [&](auto kept) {
+        using Row = decltype(kept);
+        if constexpr (Row::IS_CODED)
+            for (long d = 0; d < dim; d += KV_GROUP) write_group<Row::NUMBER>(x + d, row + Row::offset(d));
+    });
+}

@@ -13,7 +13,7 @@ from qwen35mm_preprocess.say import say
 DEFAULT_CONTEXT_LENGTH = 32_768
 CPU_PIECE_TOKENS = 512
 GPU_PIECE_TOKENS = 2048
-# On a CPU attention takes, from there on, about as long as half of all else: pieces shrink as the tokens before them
+# From there on attention takes a CPU, with the 0.8B, longer than all else: pieces shrink as the tokens before them
 # grow, so that attention in one step never takes longer than it does there.
 CPU_DEEP_TOKENS = 32_768
 CPU_LEAST_PIECE_TOKENS = 64

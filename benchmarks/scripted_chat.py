@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from PIL import Image as PILImage
 
-from qwen35mm.backends.model_backend import default_budget
 from qwen35mm.config import ModelConfig
 from qwen35mm.prompt import DEFAULT_MIN_SEGMENT, ChatTemplate, Image, Message, Prompt, PromptBuilder, Text
 from qwen35mm.tokenizer import Tokenizer
-from qwen35mm_preprocess import MediaProcessor, read_processing
+from qwen35mm_preprocess import MediaBudget, MediaProcessor, read_processing
 
 # Words of the bundled demo model's vocabulary, a token or two each.
 TEXT = (
@@ -51,7 +50,9 @@ class ScriptedChat:
         self.config = ModelConfig.from_pretrained(folder)
         self._tokenizer = Tokenizer.from_pretrained(folder)
         self._template = ChatTemplate.from_pretrained(folder)
-        media = MediaProcessor(*read_processing(folder), budget=default_budget(torch.device(arguments.device)))
+        media = MediaProcessor(
+            *read_processing(folder), budget=MediaBudget.for_device(torch.device(arguments.device).type)
+        )
         self._image = self.picture(arguments.image_side)
         self.media = media.prepare(self._image, kind="image")
         self.thinking: bool = arguments.thinking

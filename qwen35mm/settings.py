@@ -77,6 +77,13 @@ class ModelOptions:
             help="N times as many positions by YaRN, for contexts beyond the model's own; short ones suffer a little.",
         ),
     ] = None
+    max_memory: Annotated[
+        int | None,
+        _size(
+            rich_help_panel="Model",
+            help="Most memory that the program may take, on a processor: weights, context and slots are chosen to fit.",
+        ),
+    ] = None
     slots: Annotated[int | None, _model(help="Most replies that are written at one time; 4 without it.", min=1)] = None
     batch_invariant: Annotated[
         bool | None,
@@ -177,6 +184,8 @@ class ModelOptions:
             budget=self._media_budget(),
             settings=EngineSettings(**chosen),
             cache=self._cache_settings(default_cache_dir),
+            max_memory=self.max_memory,
+            fixed_slots=self.slots is not None,
         )
 
     def _cache_settings(self, default_directory: Path | None) -> CacheSettings:
@@ -203,7 +212,7 @@ class ModelOptions:
     def _media_budget(self) -> MediaBudget:
         import torch
 
-        from qwen35mm.backends.model_backend import default_budget
+        from qwen35mm_preprocess import MediaBudget
 
         on_gpu = "cuda" in self.device or (self.device == "auto" and torch.cuda.is_available())
         chosen = given(
@@ -212,7 +221,7 @@ class ModelOptions:
             max_frames=self.max_frames,
             fps=self.fps,
         )
-        return replace(default_budget(torch.device("cuda" if on_gpu else "cpu")), **chosen)
+        return replace(MediaBudget.for_device("cuda" if on_gpu else "cpu"), **chosen)
 
 
 data_dir_option = _folder(

@@ -245,8 +245,15 @@ class MediaProcessor:
         return self._planned(processing, size, source_size=info.size, notes=tuple(notes))
 
     def _plan_video(self, source: MediaSource, clip: VideoClip) -> MediaPlan:
-        processing, budget = self.video_processing, self.budget
-        info = probe_video(source, self.limits)
+        return self.plan_frames(probe_video(source, self.limits), source, clip)
+
+    def plan_frames(self, info: VideoInfo, source: MediaSource = "a video", clip: VideoClip | None = None) -> MediaPlan:
+        """Decides what is made of a video that these are the frames of; `source` is what it is called in messages.
+
+        Raises:
+            MediaLimitError, MediaBudgetError: the clip isn't in it, or it fits no budget.
+        """
+        processing, budget, clip = self.video_processing, self.budget, clip or VideoClip()
         notes = list(info.warnings)
         if clip.start_s >= info.duration_s:
             raise MediaLimitError(

@@ -193,6 +193,11 @@ class MediaBudget:
         _check(self, "similar_difference", _is_positive(self.similar_difference), "positive")
 
     @classmethod
+    def for_device(cls, kind: str) -> MediaBudget:
+        """The default of a chat on `cuda` or `cpu`: more on a GPU, which encodes media in no time."""
+        return cls.for_gpu() if kind == "cuda" else cls.for_cpu()
+
+    @classmethod
     def for_cpu(cls) -> MediaBudget:
         """The default of a chat on a CPU."""
         return cls(max_image_tokens=1280, max_video_tokens=4096)

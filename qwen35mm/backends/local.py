@@ -46,7 +46,9 @@ class LocalBackend(ModelBackend, TextModel):
         # While some are answered, the media of as many others are read.
         self._most_at_once = settings.slots + min(settings.slots, settings.max_waiting)
         self.engine = AsyncEngine(
-            lambda reader, writer: Engine(self.loaded, settings, cache, reader=reader, writer=writer)
+            lambda reader, writer: Engine(
+                self.loaded, settings, cache, reader=reader, writer=writer, budget=self.media.budget
+            )
         )
         self.context_length = self.engine.context_length
         weakref.finalize(self, self.engine.begin_to_close)

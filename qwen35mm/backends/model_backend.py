@@ -15,8 +15,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.options import check_options
 from qwen35mm.backends.plain import PlainPrompts
@@ -97,7 +95,7 @@ class ModelBackend(PlainPrompts):
         self.media = MediaProcessor(
             loaded.image_processing,
             loaded.video_processing,
-            budget=budget or default_budget(loaded.model.device),
+            budget=budget or MediaBudget.for_device(loaded.model.device.type),
             limits=limits or MediaLimits(),
             cache_bytes_per_token=loaded.config.kv_bytes_per_token(loaded.model.dtype),
             blind=loaded.name if loaded.config.tower is None else None,
@@ -330,11 +328,6 @@ class ModelBackend(PlainPrompts):
                 num_tokens += 0 if part.plan is not None else media[-1].plan.num_tokens
             finally:
                 abandoned.set() if not reading.done() else None
-
-
-def default_budget(device: torch.device) -> MediaBudget:
-    """What media may cost where nothing else is asked for: more on a GPU, which encodes them in no time."""
-    return MediaBudget.for_gpu() if device.type == "cuda" else MediaBudget.for_cpu()
 
 
 def _salt(tenant: str | None) -> bytes:

@@ -22,6 +22,9 @@ MIN_CACHED_STATES = 8
 _MAX_CPU_KV_BYTES = 2 << 30
 _MAX_CONTEXTS = 32
 _MAX_STATE_BYTES = 1 << 30
+# Measured: see docs/memory.md. Modules that only a model's work imports, threads with their temporaries, and what the
+# allocator keeps between two pieces of work.
+STARTED_BYTES = 72 << 20
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class MemoryPlan:
         vision_bytes: the most that cached vision embeddings may take, in host memory.
         host_kv_bytes: the most KV that is kept in host memory after it had to leave a GPU.
         device: what holds KV and running states.
+        weights_bytes, work_bytes: of the model, and of what it holds while it computes; 0 where the caller counts them.
+        runtime_bytes: of the program itself, in host memory.
     """
 
     context_length: int
@@ -107,6 +112,23 @@ class MemoryPlan:
     vision_bytes: int
     host_kv_bytes: int
     device: str
+    weights_bytes: int = 0
+    work_bytes: int = 0
+    runtime_bytes: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        """What the model's device holds: weights, KV, running states and what is computed with."""
+        return self.weights_bytes + self.kv_bytes + self.slot_bytes + self.work_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What is in host memory whatever the device: kept states, embeddings and KV, and the program."""
+        return self.state_bytes + self.vision_bytes + self.host_kv_bytes + self.runtime_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.device_bytes + self.host_bytes
 
     def describe(self) -> str:
         """One line for the log."""
@@ -115,7 +137,8 @@ class MemoryPlan:
             f"Cache on {self.device}: KV of {self.num_kv_tokens:,} tokens x {_kib(self.kv_token_bytes)} = "
             f"{mib(self.kv_bytes)} (one context: {self.context_length:,} tokens), running states of {self.num_slots} "
             f"slots and one commit {mib(self.slot_bytes)}; kept at most: {mib(self.state_bytes)} of states, "
-            f"{mib(self.vision_bytes)} of vision embeddings{host}."
+            f"{mib(self.vision_bytes)} of vision embeddings{host}; with {mib(self.weights_bytes)} of weights and "
+            f"{mib(self.work_bytes)} to compute with, {mib(self.total_bytes)} in all."
         )
 
 
@@ -129,11 +152,16 @@ def plan_memory(
     block_size: int,
     settings: CacheSettings,
     available_bytes: int | None = None,
+    limit_bytes: int | None = None,
+    weights_bytes: int = 0,
+    work_bytes: int = 0,
+    runtime_bytes: int = 0,
 ) -> MemoryPlan:
     """Chooses every budget that `settings` leaves open, and checks that one sequence of `context_length` tokens fits.
 
     KV gets, on a CPU, an eighth of the memory up to 2 GiB, on a GPU half of what is free; always at least one context.
-    States get a sixteenth of the host's memory up to 1 GiB, and at least eight of them.
+    States get a sixteenth of the host's memory up to 1 GiB, and at least eight of them. On a CPU all is one memory:
+    where it doesn't hold that, what would be kept of finished requests gets the same share of what is left.
 
     Args:
         dtype: the model's: of the conv states, and of K and V where `settings` say nothing else; recurrent states are
@@ -143,6 +171,9 @@ def plan_memory(
         context_length: tokens of one sequence, reply included.
         block_size: tokens of one KV block.
         available_bytes: memory for all layers: all of a CPU's, what is free on a GPU. None asks the system.
+        limit_bytes: the most that all of the plan may take on a CPU, which is then refused beyond it. None: only what
+            is kept gets less where that much isn't available.
+        weights_bytes, work_bytes, runtime_bytes: see `MemoryPlan`; a GPU's weights have left what is available already.
 
     Raises:
         ConfigError: one sequence doesn't fit; the message has the arithmetic. Or the model can't keep K and V so.
@@ -169,12 +200,17 @@ def plan_memory(
     one_state = config.state_bytes(dtype)
     slot_bytes = (num_slots + 1) * one_state
 
+    most_bytes = available_bytes if limit_bytes is None else limit_bytes
+    running_bytes = slot_bytes + work_bytes + (weights_bytes + runtime_bytes if on_cpu else 0)
+    chosen_state_bytes = max(MIN_CACHED_STATES * one_state, min(_MAX_STATE_BYTES, host_bytes // 16))
+    state_bytes = _budget(settings.state_bytes, chosen_state_bytes, settings)
+    vision_bytes = _budget(settings.vision_bytes, DEFAULT_VISION_BYTES, settings)
     kv_bytes = settings.kv_bytes
     if kv_bytes is None:
         share = min(_MAX_CPU_KV_BYTES, available_bytes // 8) if on_cpu else available_bytes // 2
         # More than this helps nobody, and every block costs the allocator a little.
         share = min(share, _MAX_CONTEXTS * context_bytes)
-        kv_bytes = max(context_bytes, min(share, available_bytes - slot_bytes))
+        kv_bytes = max(context_bytes, share if on_cpu else min(share, available_bytes - running_bytes))
     context = (
         f"one sequence of {context_length:,} tokens needs {mib(context_bytes)} ({context_length:,} x "
         f"{_kib(token_bytes)} of KV a token, in blocks of {block_size})"
@@ -185,15 +221,30 @@ def plan_memory(
             f"{kv_bytes // block_bytes * block_size:,} tokens. Give the cache at least {mib(context_bytes)}, or ask "
             "for a shorter context."
         )
+    if on_cpu:
+        # What was asked for by its number is left as it is.
+        open_kv = kv_bytes - context_bytes if settings.kv_bytes is None else 0
+        open_states = state_bytes if settings.state_bytes is None else 0
+        open_vision = vision_bytes if settings.vision_bytes is None else 0
+        wanted = open_kv + open_states + open_vision
+        left = most_bytes - running_bytes - (kv_bytes + state_bytes + vision_bytes - wanted)
+        if left < wanted:
+            left = max(left, 0)
+            kv_bytes -= open_kv - open_kv * left // wanted if wanted else 0
+            state_bytes -= open_states - open_states * left // wanted if wanted else 0
+            vision_bytes -= open_vision - open_vision * left // wanted if wanted else 0
     num_kv_tokens = kv_bytes // block_bytes * block_size
     kv_bytes = num_kv_tokens * token_bytes
-    if kv_bytes + slot_bytes > available_bytes:
+    kept_bytes = state_bytes + vision_bytes
+    others = {} if limit_bytes is None else {"weights": weights_bytes, "the model's work": work_bytes}
+    others |= {} if limit_bytes is None else {"the program": runtime_bytes, "kept states and embeddings": kept_bytes}
+    if kv_bytes + slot_bytes + sum(others.values()) > most_bytes:
+        more = "".join(f", {name} {mib(size)}" for name, size in others.items() if size)
         raise ConfigError(
             f"The cache doesn't fit into the memory of {name}: KV takes {mib(kv_bytes)} ({context}), the states of "
-            f"{num_slots} slots and one commit take {mib(slot_bytes)}, and there are {mib(available_bytes)}. Ask for "
+            f"{num_slots} slots and one commit take {mib(slot_bytes)}{more}, and there are {mib(most_bytes)}. Ask for "
             "a shorter context, fewer slots or a smaller cache."
         )
-    chosen_state_bytes = max(MIN_CACHED_STATES * one_state, min(_MAX_STATE_BYTES, host_bytes // 16))
     chosen_host_kv_bytes = 0 if on_cpu else host_bytes // 8
     return MemoryPlan(
         context_length=context_length,
@@ -202,10 +253,13 @@ def plan_memory(
         kv_token_bytes=token_bytes,
         num_slots=num_slots,
         slot_bytes=slot_bytes,
-        state_bytes=_budget(settings.state_bytes, chosen_state_bytes, settings),
-        vision_bytes=_budget(settings.vision_bytes, DEFAULT_VISION_BYTES, settings),
+        state_bytes=state_bytes,
+        vision_bytes=vision_bytes,
         host_kv_bytes=_budget(settings.host_kv_bytes, chosen_host_kv_bytes, settings),
         device=name,
+        weights_bytes=weights_bytes,
+        work_bytes=work_bytes,
+        runtime_bytes=runtime_bytes,
     )
 
 

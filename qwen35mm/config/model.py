@@ -149,9 +149,14 @@ class ModelConfig:
     def state_bytes(self, conv_dtype: ElementType) -> int:
         """Bytes of one sequence's recurrent states (always fp32) and conv states (in `conv_dtype`)."""
         text = self.text
-        recurrent = text.value_dim * text.linear_key_head_dim * _RECURRENT_STATE_BYTES
         conv = text.conv_dim * (text.linear_conv_kernel_dim - 1) * conv_dtype.itemsize
-        return len(text.linear_layers) * (recurrent + conv)
+        return self.recurrent_bytes + len(text.linear_layers) * conv
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Bytes of one sequence's recurrent states."""
+        text = self.text
+        return len(text.linear_layers) * text.value_dim * text.linear_key_head_dim * _RECURRENT_STATE_BYTES
 
 
 def _read_vision(top: Section, text: TextConfig) -> VisionConfig:

@@ -33,6 +33,7 @@ from qwen35mm.errors import (
     RequestTimeoutError,
 )
 from qwen35mm.model import LoadedModel
+from qwen35mm_preprocess import MediaBudget
 from qwen35mm_preprocess.say import say
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Engine:
         cache: how much is kept.
         reader, writer: read and write files, each in the order in which it is asked; without them that is done at once,
             inside the step.
+        budget: what media cost at most, for the memory plan; None: what a processor may spend on its device.
         clock: seconds, for deadlines; the one that requests' times are of.
 
     Raises:
@@ -61,6 +63,7 @@ class Engine:
         *,
         reader: Executor | None = None,
         writer: Executor | None = None,
+        budget: MediaBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loaded = loaded
@@ -71,6 +74,7 @@ class Engine:
             cache or CacheSettings(),
             reader=reader or InlineExecutor(),
             writer=writer or InlineExecutor(),
+            budget=budget or MediaBudget.for_device(loaded.model.device.type),
         )
         self._clock = clock
         self._factory = ReplyFactory(loaded)

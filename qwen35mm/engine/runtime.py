@@ -21,17 +21,20 @@ from qwen35mm.cache import (
     DiskTier,
     PrefixCache,
     VisionCache,
-    plan_memory,
 )
 from qwen35mm.cache.fingerprint import arithmetic, fingerprint
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
+from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.weights_digest import weights_digest
+from qwen35mm.engine.memory import plan_engine
 from qwen35mm.engine.request import damage
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
 from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel
+from qwen35mm.model.weights import loaded_bytes
 from qwen35mm_kernels.kv_formats import KVFormats
+from qwen35mm_preprocess import MediaBudget
 from qwen35mm_preprocess.say import Said, english, say
 
 logger = logging.getLogger(__name__)
@@ -74,6 +77,7 @@ class Runtime:
         *,
         reader: Executor,
         writer: Executor,
+        budget: MediaBudget,
     ) -> None:
         config, model = loaded.config, loaded.model
         self.loaded, self.model = loaded, model
@@ -82,14 +86,15 @@ class Runtime:
         self.slots = settings.slots
         self.reuse, self.kv_dtype = cache.reuse, cache.kv_dtype
         self.reader = reader
-        self.plan = plan = plan_memory(
+        self.plan = plan = plan_engine(
             config,
             dtype=model.dtype,
             device=model.layer_devices,
-            num_slots=settings.slots,
-            context_length=self.context_length,
-            block_size=DEFAULT_BLOCK_SIZE,
-            settings=cache,
+            settings=settings,
+            cache=cache,
+            budget=budget,
+            weights_bytes=loaded_bytes(model),
+            runtime_bytes=STARTED_BYTES,
         )
         logger.info("%s", plan.describe())
         self.pools = CachePools(

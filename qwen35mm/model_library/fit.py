@@ -9,19 +9,33 @@ from pathlib import Path
 
 import torch
 
+from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
+from qwen35mm.errors import ConfigError
 from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
 from qwen35mm.model.load import choose_dtype, choose_integers, find_checkpoint, weights_name
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model.weights import as_stored, bytes_read_per_token, check_integers, weights_bytes
-from qwen35mm.model_library.memory import Available, MemoryNeed, NoRoomError, available_bytes, memory_need
+from qwen35mm.model_library.memory import (
+    Available,
+    MemoryNeed,
+    NoRoomError,
+    available_bytes,
+    available_within,
+    longest_that_fits,
+    memory_need,
+    tokenizer_bytes,
+)
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_preprocess.say import said_of, say
 
 logger = logging.getLogger(__name__)
+
+# Of a conversation that is worth having.
+_SHORTEST_CONTEXT = 2_048
 
 
 def fit(
@@ -62,6 +76,7 @@ def fit(
                 devices=devices,
                 memory_bytes=memory_bytes,
                 integers=integers if integers in INTEGER_FORMATS else None,
+                runtime_bytes=tokenizer_bytes(folder, config),
             )
         except NoRoomError as error:
             # Of `auto` the last word is the smallest's, else that of what was asked for.
@@ -81,7 +96,7 @@ def fit(
                 "%s has %s weights: %s instead of %s of %s, which don't fit into %s of memory beside a context of %s."
             )
             plain, room = asked or weights_name(dtype), gib(memory_bytes)
-            length = f"{need.cache.context_length:,} tokens"
+            length = f"{need.plan.context_length:,} tokens"
             logger.warning(text, name, integers, gib(sizes[integers]), gib(sizes[asked]), plain, room, length)
         chosen = integers if integers in INTEGER_FORMATS else None
         return replace(options, weights=chosen or options.weights, cache=need.settings), need
@@ -126,6 +141,8 @@ def fit_source(
 ) -> tuple[BackendOptions, Path]:
     """The same for the first model, of which nothing is refused: the system may know better what memory it finds.
 
+    What doesn't fit into `max_memory` is refused, since somebody said so.
+
     Args:
         source: a folder, or a Hub id, which is downloaded once.
         name: what to call it in a message.
@@ -136,15 +153,76 @@ def fit_source(
 
     Raises:
         CheckpointError, ConfigError: its files or a setting can't be used.
+        NoRoomError: nothing fits into `max_memory`.
     """
     devices = DeviceRequest.parse(options.device).devices  # before anything is downloaded
     choose_integers(options.weights, choose_dtype(options.dtype))
+    on_cpu = all(device.type == "cpu" for device in devices)
+    if options.max_memory is not None and not on_cpu:
+        raise ConfigError("--max-memory is for a processor's memory: on a card, take --kv-memory and --context-length.")
     folder = find_checkpoint(source)
-    if any(device.type != "cpu" for device in devices):
+    if not on_cpu:
         return options, folder
+    if options.max_memory is not None:
+        return _fit_within(options, folder, name), folder
     try:
         fitted, _ = fit(options, folder, name, devices=devices, memory_bytes=sum(map(available, devices)))
     except NoRoomError as error:
         logger.warning("%s", error)
         fitted = replace(options, weights="int4") if options.weights == "auto" else options
     return fitted, folder
+
+
+def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOptions:
+    """The first that `max_memory` holds of: as asked, with one slot, with the longest context; the log says which.
+
+    Raises:
+        NoRoomError: none is.
+    """
+    most, cpu = options.max_memory, torch.device("cpu")
+    assert most is not None
+    memory_bytes = available_within(options)(cpu) - STARTED_BYTES
+
+    def tried(options: BackendOptions) -> tuple[BackendOptions, MemoryNeed]:
+        return fit(options, folder, name, devices=[cpu], memory_bytes=memory_bytes)
+
+    def fits(context_length: int) -> bool:
+        try:
+            tried(smallest.with_context(context_length))
+        except NoRoomError:
+            return False
+        return True
+
+    smallest = options
+    if not options.fixed_slots:
+        smallest = replace(options, settings=replace(options.settings, slots=1))
+    for candidate in (options, smallest):
+        try:
+            fitted, need = tried(candidate)
+            break
+        except NoRoomError as error:
+            refused = error
+    else:
+        config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
+        longest = options.settings.context_length_of(config.text, name)
+        length = None
+        if options.settings.context_length is None:
+            length = longest_that_fits(min(_SHORTEST_CONTEXT, longest), longest, fits)
+        if length is None:
+            raise NoRoomError(f"--max-memory {gib(most)}, {gib(most - memory_bytes)} for the program: {refused}")
+        fitted, need = tried(smallest.with_context(length))
+    weights = fitted.weights if fitted.weights != "auto" else weights_name(choose_dtype(options.dtype))
+    plan = need.plan
+    logger.warning(
+        "Within %s: %s weights (%s), a context of %s tokens, %d slots; %s for them, %s for the program, "
+        "%s for what is kept.",
+        gib(most),
+        weights,
+        gib(plan.weights_bytes),
+        f"{plan.context_length:,}",
+        plan.num_slots,
+        gib(plan.device_bytes),
+        gib(most - memory_bytes + plan.runtime_bytes),
+        gib(plan.state_bytes + plan.vision_bytes),
+    )
+    return fitted

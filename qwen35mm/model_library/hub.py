@@ -96,6 +96,16 @@ def download(
         raise _in_words(hub_id, error) from error
 
 
+def download_config(hub_id: str) -> Path:
+    """The folder with a model's config.json alone, a few kilobytes, which are kept; errors as for `download`."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(hub_id, "config.json")).parent
+    except Exception as error:
+        raise _in_words(hub_id, error) from error
+
+
 class _Download:
     def __init__(self, hub_id: str, progress: OnProgress, cancelled: Callable[[], bool]) -> None:
         self._hub_id = hub_id

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
-from qwen35mm.cache.planner import CacheSettings, MemoryPlan, host_memory_bytes, plan_memory
+from qwen35mm.cache.planner import CacheSettings, MemoryPlan, host_memory_bytes
 from qwen35mm.config import ModelConfig
+from qwen35mm.engine.memory import plan_engine
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.devices import gib
 from qwen35mm.model.weights import loaded_bytes
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm_preprocess.say import say
 
-# For what a step computes with, and for the rest of the machine.
+# For the rest of the machine.
 RESERVE_BYTES = 512 << 20
+# Measured with tokenizers 0.22: see docs/memory.md.
+_TOKENIZER_TIMES, _TOKEN_BYTES = 15, 1024
 
 Available = Callable[[torch.device], int]
 
@@ -31,19 +37,22 @@ class NoRoomError(ConfigError):
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a model takes on its device: weights, KV and running states.
+    """What a model takes.
 
     Attributes:
+        plan: all of it.
         settings: what the engine has to be started with to take no more than that.
+        has_host: whether the model's device is the host, so that all of the plan lies in one memory.
     """
 
-    weights_bytes: int
-    cache: MemoryPlan
+    plan: MemoryPlan
     settings: CacheSettings
+    has_host: bool
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.cache.kv_bytes + self.cache.slot_bytes
+        """On the model's device; what is kept can be less, and counts where it was fixed."""
+        return self.plan.total_bytes if self.has_host else self.plan.device_bytes
 
 
 def memory_need(
@@ -56,6 +65,7 @@ def memory_need(
     devices: Sequence[torch.device],
     memory_bytes: int,
     integers: str | None = None,
+    runtime_bytes: int = 0,
 ) -> MemoryNeed:
     """What a model will take, with the planner's own arithmetic.
 
@@ -73,10 +83,10 @@ def memory_need(
         NoRoomError: it doesn't fit, with the numbers and what would help.
         ConfigError: a setting can't be used.
     """
-    settings = options.settings
-    context_length = settings.context_length_of(config.text, name)
+    on_cpu = all(device.type == "cpu" for device in devices)
+    left = memory_bytes - weights_bytes
     weights = say("{integers} weights", integers=integers) if integers else say("weights")
-    if weights_bytes > memory_bytes:
+    if left < 0:
         raise NoRoomError(
             say(
                 "{name} doesn't fit: its {weights} take {size}, and {memory} of memory can be had on {devices}. Take a "
@@ -88,47 +98,84 @@ def memory_need(
                 devices=_names(devices),
             )
         )
-    # The engine plans by all memory of a host, and by what the weights leave free on a GPU.
-    on_cpu = all(device.type == "cpu" for device in devices)
-    left = None if on_cpu else memory_bytes - weights_bytes
-
-    def planned(cache: CacheSettings) -> MemoryNeed:
-        plan = plan_memory(
-            config,
-            dtype=dtype,
-            device=devices[0],
-            num_slots=settings.slots,
-            context_length=context_length,
-            block_size=DEFAULT_BLOCK_SIZE,
-            settings=cache,
-            available_bytes=left,
-        )
-        return MemoryNeed(weights_bytes, plan, cache)
-
-    need = planned(options.cache)
-    if on_cpu and options.cache.kv_bytes is None and need.total_bytes > memory_bytes:
-        one_context = -(-context_length // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * need.cache.kv_token_bytes
-        left_bytes = memory_bytes - weights_bytes - need.cache.slot_bytes
-        need = planned(replace(options.cache, kv_bytes=max(one_context, left_bytes)))
-    plan = need.cache
+    cache = options.cache
+    planned = functools.partial(
+        plan_model,
+        config,
+        weights_bytes,
+        options,
+        name=name,
+        dtype=dtype,
+        device=devices[0],
+        runtime_bytes=runtime_bytes,
+        # The engine plans by all memory of a host, and by what the weights leave free on a GPU.
+        available_bytes=None if on_cpu else left,
+    )
+    plan = planned(cache=cache)
+    if on_cpu and plan.total_bytes > memory_bytes:
+        # Running requests come first, and what is kept gets the rest.
+        plan = planned(cache=running_alone(cache, plan))
+        if plan.total_bytes <= memory_bytes:
+            plan = planned(cache=cache, limit_bytes=memory_bytes)
+            cache = replace(cache, kv_bytes=plan.kv_bytes, state_bytes=plan.state_bytes, vision_bytes=plan.vision_bytes)
+    need = MemoryNeed(plan, cache, on_cpu)
     if need.total_bytes > memory_bytes:
         raise NoRoomError(
             say(
-                "{name} doesn't fit: {weights} take {size}, KV for {n} tokens {kv} and running states {states}, "
-                "together {total}, and {memory} of memory can be had on {devices}. Take a smaller model or a shorter "
-                "context, or close other programs.",
+                "{name} doesn't fit: {weights} take {size}, KV for {n} tokens {kv}, running states {states}, computing "
+                "{work} and the rest {rest}, together {total}, and {memory} of memory can be had on {devices}. Take a "
+                "smaller model or a shorter context, or close other programs.",
                 name=name,
                 weights=weights,
                 size=gib(weights_bytes),
                 n=plan.num_kv_tokens,
                 kv=gib(plan.kv_bytes),
                 states=gib(plan.slot_bytes),
+                work=gib(plan.work_bytes),
+                rest=gib(plan.host_bytes if on_cpu else 0),
                 total=gib(need.total_bytes),
                 memory=gib(memory_bytes),
                 devices=_names(devices),
             )
         )
     return need
+
+
+def plan_model(
+    config: ModelConfig,
+    weights_bytes: int,
+    options: BackendOptions,
+    *,
+    cache: CacheSettings,
+    device: torch.device,
+    **details: Any,
+) -> MemoryPlan:
+    """`plan_engine` for an engine that is started with these options and budgets."""
+    budget = options.media_budget(device)
+    how = {"settings": options.settings, "cache": cache, "budget": budget, "weights_bytes": weights_bytes}
+    return plan_engine(config, device=device, **how, **details)
+
+
+def running_alone(cache: CacheSettings, plan: MemoryPlan) -> CacheSettings:
+    """Budgets with which nothing is kept but what was asked for by its number: one context, and no states."""
+    one_context = -(-plan.context_length // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * plan.kv_token_bytes
+    given = cache.kv_bytes if cache.kv_bytes is not None else one_context
+    return replace(cache, kv_bytes=given, state_bytes=cache.state_bytes or 0, vision_bytes=cache.vision_bytes or 0)
+
+
+def tokenizer_bytes(folder: Path, config: ModelConfig) -> int:
+    """About what a tokenizer takes in memory, by its file; by the vocabulary where that isn't there."""
+    try:
+        return (folder / "tokenizer.json").stat().st_size * _TOKENIZER_TIMES
+    except OSError:
+        return config.text.vocab_size * _TOKEN_BYTES
+
+
+def available_within(options: BackendOptions) -> Available:
+    """`available_bytes`, no more than leaves the program within `max_memory`."""
+    if (most := options.max_memory) is None:
+        return available_bytes
+    return lambda device: max(min(available_bytes(device), most - resident_bytes()), 0)
 
 
 def available_bytes(device: torch.device) -> int:
@@ -139,7 +186,7 @@ def available_bytes(device: torch.device) -> int:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
         # A container's limit may leave less than the machine has.
-        free = min(psutil.virtual_memory().available, host_memory_bytes() - _resident_bytes())
+        free = min(psutil.virtual_memory().available, host_memory_bytes() - resident_bytes())
     return max(free - RESERVE_BYTES, 0)
 
 
@@ -148,7 +195,7 @@ def held_bytes(device: torch.device, planned_bytes: int) -> int:
 
     A host gives memory when it is first written to; of a GPU, everything that PyTorch has allocated is ours.
     """
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else min(planned_bytes, _resident_bytes())
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else min(planned_bytes, resident_bytes())
 
 
 @dataclass(frozen=True)
@@ -185,6 +232,15 @@ def measure_room(
     return Room(free, free + max(held - (weights_bytes if keep_weights else 0), 0))
 
 
+def longest_that_fits(shortest: int, longest: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest length, in steps of a KV block from `shortest` on, that fits; None where not even that does."""
+    if fits(longest):
+        return longest
+    lengths = range(shortest, longest, DEFAULT_BLOCK_SIZE)
+    num_fitting = bisect_left(lengths, True, key=lambda length: not fits(length))
+    return lengths[num_fitting - 1] if num_fitting else None
+
+
 def largest_context(
     backend: LocalBackend, options: BackendOptions, limit: int | None, available: Available
 ) -> int | None:
@@ -205,14 +261,11 @@ def largest_context(
 
     if longest <= backend.context_length:
         return None
-    if fits(longest):
-        return longest
-    lengths = range(backend.context_length, longest, DEFAULT_BLOCK_SIZE)
-    num_fitting = bisect_left(lengths, True, key=lambda length: not fits(length))
-    return lengths[num_fitting - 1] if num_fitting > 1 else None
+    found = longest_that_fits(backend.context_length, longest, fits)
+    return found if found is not None and found > backend.context_length else None
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     """Of this process."""
     return psutil.Process().memory_info().rss
 

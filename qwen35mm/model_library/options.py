@@ -17,7 +17,12 @@ from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """The arguments of `load` and of `LocalBackend`; see there. `fit` says what `auto` weights are."""
+    """The arguments of `load` and of `LocalBackend`; see there. `fit` says what `auto` weights are.
+
+    Attributes:
+        max_memory: bytes that the program may take, on a processor; formats, slots and context are chosen to fit.
+        fixed_slots: whether `settings.slots` were asked for, so that they stay.
+    """
 
     dtype: str = "auto"
     device: str = "auto"
@@ -28,6 +33,8 @@ class BackendOptions:
     settings: EngineSettings = field(default_factory=EngineSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     commit_history: bool = True
+    max_memory: int | None = None
+    fixed_slots: bool = False
 
     def load(self, source: str | Path, *, name: str | None = None) -> LocalBackend:
         """Loads a checkpoint and starts its engine; `name` is what to call it, if not as `load` does.
@@ -75,6 +82,10 @@ class BackendOptions:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return self.load(source, name=name) if loaded is None else self.start(loaded)
+
+    def media_budget(self, device: torch.device) -> MediaBudget:
+        """What media may cost, on a device where nothing was said."""
+        return self.budget or MediaBudget.for_device(device.type)
 
     def with_context(self, context_length: int | None) -> BackendOptions:
         """The same with another context length; None leaves it to the model."""

@@ -25,7 +25,7 @@ from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import (
     Available,
     MemoryNeed,
-    available_bytes,
+    available_within,
     largest_context,
     measure_room,
     memory_need,
@@ -62,10 +62,10 @@ class BackendSwitch:
         backend: Answering,
         options: BackendOptions | None = None,
         *,
-        available: Available = available_bytes,
+        available: Available | None = None,
     ) -> None:
         self._options = options or BackendOptions()
-        self._available = available
+        self._available = available or available_within(self._options)
         self._backend: Answering | None = backend
         # None while a server answers.
         self._last: LoadedModel | None = None
@@ -307,7 +307,7 @@ class BackendSwitch:
         model = _installed(self.loaded) if source is None else await asyncio.to_thread(find_model, source)
         same = self._local is not None and model.folder == self.folder and keeps_weights
         fitted, need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
-        if same and need.cache.context_length == self._context_length:
+        if same and need.plan.context_length == self._context_length:
             return
 
         # Beside the old one where both fit: it then answers on whatever happens. With the same weights only the

@@ -164,7 +164,8 @@ def test_too_little_is_refused_with_the_arithmetic(options, parts):
 def test_a_plan_describes_itself():
     assert plan("35B-A3B", settings=CacheSettings(kv_bytes=640 * MIB)).describe() == (
         "Cache on cpu: KV of 32,768 tokens x 20 KiB = 640.0 MiB (one context: 32,768 tokens), running states of 4 "
-        "slots and one commit 307.0 MiB; kept at most: 1,024.0 MiB of states, 256.0 MiB of vision embeddings."
+        "slots and one commit 307.0 MiB; kept at most: 1,024.0 MiB of states, 256.0 MiB of vision embeddings; "
+        "with 0.0 MiB of weights and 0.0 MiB to compute with, 2,227.0 MiB in all."
     )
     given = CacheSettings(host_kv_bytes=3 * MIB)
     assert "3.0 MiB of KV in host memory" in plan(device=CUDA, settings=given).describe()

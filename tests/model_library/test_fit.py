@@ -26,7 +26,9 @@ from tests.tiny import DENSE, MOE, build
 
 CPU = torch.device("cpu")
 OPTIONS = BackendOptions(
-    device="cpu", settings=EngineSettings(context_length=1024, slots=2), cache=CacheSettings(kv_bytes=2 << 20)
+    device="cpu",
+    settings=EngineSettings(context_length=1024, slots=2),
+    cache=CacheSettings(kv_bytes=2 << 20, reuse=False),
 )
 
 
@@ -70,15 +72,15 @@ def test_a_format_that_was_asked_for_is_kept_to_and_a_smaller_one_named() -> Non
 
 
 def test_kept_prompts_get_what_weights_leave_before_the_weights_are_made_smaller() -> None:
-    options = replace(OPTIONS, cache=CacheSettings())
+    options = replace(OPTIONS, cache=CacheSettings(reuse=False))
     plenty = fit_demo(1 << 40, options)[1]
     fitted, need = fit_demo(plenty.total_bytes - (1 << 20), options)
     assert fitted.weights == "auto"
-    assert plenty.cache.kv_bytes - (2 << 20) < need.cache.kv_bytes < plenty.cache.kv_bytes
+    assert plenty.plan.kv_bytes - (2 << 20) < need.plan.kv_bytes < plenty.plan.kv_bytes
     assert fitted.cache.kv_bytes is not None
-    one_context = 1024 * need.cache.kv_token_bytes
-    least = need.weights_bytes + need.cache.slot_bytes + one_context
-    assert fit_demo(least, options)[1].cache.kv_bytes == one_context
+    one_context = 1024 * need.plan.kv_token_bytes
+    least = need.total_bytes - need.plan.kv_bytes + one_context
+    assert fit_demo(least, options)[1].plan.kv_bytes == one_context
     assert fit_demo(least - 1, options)[0].weights == "int8"
 
 

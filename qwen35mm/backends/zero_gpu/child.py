@@ -128,7 +128,7 @@ class Child:
     def _answer(self, job: Job) -> Generator[Item | None, None, None]:
         deadline_s = time.monotonic() + job.duration_s - RESERVE_S
         if self._engine is None:
-            self._engine = Engine(self._loaded, self._settings, self._cache)
+            self._engine = Engine(self._loaded, self._settings, self._cache, budget=self._backend.media.budget)
         engine, request = self._engine, job.request
         parts = iter_media(job.turn.messages)
         request = replace(

@@ -1,0 +1,133 @@
+"""`qwen35mm plan`: what a model takes of this machine's memory, before a byte of its weights is there."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qwen35mm.cli.quick_imports import quick_imports
+from qwen35mm.option_values import parse_size
+from qwen35mm.settings import ModelOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from qwen35mm.cache import MemoryPlan
+    from qwen35mm.model_library.plan import Forecast, FormatPlan
+
+_BAR_WIDTH = 60
+# Signs, too: a bar is read without colours.
+_PARTS = (
+    ("weights", "█", "blue", ("weights_bytes",)),
+    ("KV", "▓", "green", ("kv_bytes",)),
+    ("states", "▒", "magenta", ("slot_bytes",)),
+    ("work", "░", "yellow", ("work_bytes",)),
+    ("program", "▚", "cyan", ("runtime_bytes",)),
+    ("kept", "·", "white", ("state_bytes", "vision_bytes")),
+)
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A checkpoint's folder, a GGUF file or a Hugging Face id.")],
+    context: Annotated[int | None, typer.Option(help="Most tokens of a conversation; as chat's without it.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Replies that are written at one time; 4 without it.")] = None,
+    weights: Annotated[str, typer.Option(help="auto (all of them), bf16, int8 or int4.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    device: Annotated[str, typer.Option(help="As for chat.")] = "auto",
+    rope_scaling: Annotated[str | None, typer.Option(metavar="yarn,factor=N", help="As for chat.")] = None,
+    max_image_tokens: Annotated[int | None, typer.Option(help="Most tokens of one image.")] = None,
+    max_video_tokens: Annotated[int | None, typer.Option(help="Most tokens of one video.")] = None,
+    max_memory: Annotated[
+        int | None, typer.Option(parser=parse_size, metavar="SIZE", help="Plan for this much; what is free without it.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, in bytes and tokens.")] = False,
+) -> None:
+    """Tell what a model takes of memory, in each format of weights, and which context fits."""
+    with quick_imports():
+        from qwen35mm.model_library.plan import forecast
+    options = ModelOptions(
+        model=model,
+        dtype=dtype,
+        weights=weights,
+        device=device,
+        context_length=context,
+        rope_scaling=rope_scaling,
+        slots=slots,
+        max_image_tokens=max_image_tokens,
+        max_video_tokens=max_video_tokens,
+        max_memory=max_memory,
+    )
+    found = forecast(model, options.backend_options())
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    from rich.console import Console
+
+    _show(Console(), found)
+
+
+def _show(console: Console, found: Forecast) -> None:
+    from rich.table import Table
+
+    first = found.formats[0].needed
+    console.print(
+        f"[bold]{found.name}[/] on {found.device}, {_mib(found.memory_bytes)} MiB to be had; a context of "
+        f"{first.context_length:,} tokens, {first.num_slots} slots. Weights by {found.weights_from}. In MiB:",
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False)
+    heads = ("weights", "KV", "states", "work", "program", "needed", "+ kept", "= most", "fits", "longest")
+    for name in ("", *heads):
+        table.add_column(name, justify="left" if name in ("", "fits") else "right")
+    for each in found.formats:
+        table.add_row(each.weights, *_numbers(each))
+    console.print(table)
+    widest = max(found.memory_bytes, *(each.needed.total_bytes for each in found.formats))
+    for each in found.formats:
+        console.print(f"{each.weights:>8} ", _bar(each.most or each.needed, widest, found.memory_bytes), sep="")
+    legend = "  ".join(f"[{colour}]{sign * 2}[/] {name}" for name, sign, colour, _ in _PARTS)
+    console.print(f"{'':>8} {legend}  | what can be had", highlight=False)
+    states, recurrent = found.state_bytes, found.recurrent_bytes
+    console.print(
+        f"KV: {found.kv_token_bytes / 1024:g} KiB a token. States: {_mib(states)} MiB a sequence, {_mib(recurrent)} of "
+        f"them recurrent in float32, {_mib(states - recurrent)} of the convolution; one sequence more is for commits.",
+        highlight=False,
+    )
+    media = Table("medium", box=None, pad_edge=False)
+    for name in ("tokens, at most", "KV, MiB", "embeddings, MiB"):
+        media.add_column(name, justify="right")
+    for each in found.media:
+        height, width = each.size
+        name = f"{width} x {height}" if each.kind == "image" else f"a minute of video, {width} x {height}"
+        media.add_row(name, f"{each.num_tokens:,}", _mib(each.kv_bytes), _mib(each.embedding_bytes))
+    if found.media:
+        console.print(media)
+
+
+def _numbers(each: FormatPlan) -> list[str]:
+    needed, most = each.needed, each.most
+    sizes = [getattr(needed, name) for _, _, _, (name, *_) in _PARTS[:5]]
+    sums = [needed.total_bytes]
+    if most is not None:
+        sums += [most.total_bytes - needed.total_bytes, most.total_bytes]
+    context = "-" if each.largest_context is None else f"{each.largest_context:,}"
+    told = [f"{size / 2**20:,.0f}" for size in (*sizes, *sums)]
+    return [*told, *["-"] * (3 - len(sums)), "yes" if each.fits else "no", context]
+
+
+def _bar(plan: MemoryPlan, widest: int, memory_bytes: int) -> str:
+    """A line as long as all of it, with a mark where the memory ends."""
+    drawn, end, shown = "", 0, 0
+    mark = round(memory_bytes / widest * _BAR_WIDTH)
+    for _, sign, colour, names in _PARTS:
+        end += sum(getattr(plan, name) for name in names)
+        stop = round(end / widest * _BAR_WIDTH)
+        drawn += f"[{colour}]{sign * (stop - shown)}[/]"
+        shown = max(shown, stop)
+    return f"{drawn}{' ' * max(mark - shown, 0)}|" if shown <= mark else f"{drawn} (| at {mark} of {_BAR_WIDTH})"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f}"

@@ -1,0 +1,87 @@
+"""The memory plan of an engine: the cache's, with what is computed with. A start, a choice and a forecast ask here."""
+
+from __future__ import annotations
+
+import torch
+
+from qwen35mm.cache import CacheSettings, MemoryPlan, plan_memory
+from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
+from qwen35mm.cache.placement import Devices, layer_devices
+from qwen35mm.config import ModelConfig
+from qwen35mm.engine.settings import EngineSettings
+from qwen35mm.model.activations import logits_bytes, prefill_bytes, vision_bytes
+from qwen35mm_preprocess import MediaBudget
+
+# What transformers' processors allow a medium where no budget says less: 16.7 million pixels.
+_MOST_TOKENS = 16_384
+# Temporal patches of the shortest video.
+_FEWEST_FRAMES = 2
+
+
+def plan_engine(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: Devices,
+    settings: EngineSettings,
+    cache: CacheSettings,
+    budget: MediaBudget,
+    name: str = "this model",
+    weights_bytes: int = 0,
+    runtime_bytes: int = 0,
+    available_bytes: int | None = None,
+    limit_bytes: int | None = None,
+) -> MemoryPlan:
+    """`plan_memory` for an engine with these settings; see there, and `context_length_of`, for the arguments.
+
+    Args:
+        budget: what media may cost, which bounds the vision tower's work.
+
+    Raises:
+        ConfigError: a setting can't be used, or one sequence doesn't fit.
+    """
+    first = layer_devices(config.text, device)[0]
+    return plan_memory(
+        config,
+        dtype=dtype,
+        device=device,
+        num_slots=settings.slots,
+        context_length=settings.context_length_of(config.text, name),
+        block_size=DEFAULT_BLOCK_SIZE,
+        settings=cache,
+        available_bytes=available_bytes,
+        limit_bytes=limit_bytes,
+        weights_bytes=weights_bytes,
+        work_bytes=work_bytes(config, dtype, settings, budget, first),
+        runtime_bytes=runtime_bytes,
+    )
+
+
+def work_bytes(
+    config: ModelConfig, dtype: torch.dtype, settings: EngineSettings, budget: MediaBudget, device: torch.device
+) -> int:
+    """Bytes that a step computes with at most: the largest piece of a prompt or unit of a medium, and logits.
+
+    One prompt at a time is computed. What decoding a medium's file takes isn't in it: that is up to the file.
+    """
+    rows = settings.slots
+    # What a sampler knows of each slot's tokens, and which can't be chosen.
+    tables = (2 * (rows + 1) + 1) * config.text.vocab_size
+    piece = prefill_bytes(config, dtype, settings.piece_tokens_on(device))
+    return max(piece, media_bytes(config, dtype, budget)) + logits_bytes(config, rows, dtype) + tables
+
+
+def media_bytes(config: ModelConfig, dtype: torch.dtype, budget: MediaBudget) -> int:
+    """Bytes of the largest medium's pixels, 8 bits each, and of its largest unit's work; 0 where there is no tower."""
+    if config.tower is None:
+        return 0
+    tower = config.vision
+    patches_per_token = tower.spatial_merge_size**2
+
+    def cost(max_tokens: int | None, num_frames: int, pixel_bytes: int) -> int:
+        num_patches = (max_tokens or _MOST_TOKENS) * patches_per_token
+        return num_patches * pixel_bytes + vision_bytes(tower, dtype, num_patches, num_frames)
+
+    image_pixels = tower.patch_dim // tower.temporal_patch_size
+    image = cost(budget.max_image_tokens, 1, image_pixels)
+    return max(image, cost(budget.max_video_tokens, _FEWEST_FRAMES, tower.patch_dim))

@@ -1,0 +1,234 @@
+"""What a model would take on this machine, told from its small files alone: no weights are read, none downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from qwen35mm.cache import MemoryPlan
+from qwen35mm.cache.planner import STARTED_BYTES
+from qwen35mm.checkpoints.quantised import read_checkpoint
+from qwen35mm.checkpoints.shards import model_name
+from qwen35mm.checkpoints.sources import Source
+from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets
+from qwen35mm.config import ModelConfig
+from qwen35mm.errors import CheckpointError, ConfigError
+from qwen35mm.model import DeviceRequest
+from qwen35mm.model.load import choose_dtype, choose_integers, weights_name
+from qwen35mm.model.weight_formats import INTEGER_FORMATS
+from qwen35mm.model.weights import check_integers, weights_bytes
+from qwen35mm.model_library.hub import download_config
+from qwen35mm.model_library.installed import find_model, is_hub_id
+from qwen35mm.model_library.memory import (
+    available_bytes,
+    longest_that_fits,
+    plan_model,
+    resident_bytes,
+    running_alone,
+    tokenizer_bytes,
+)
+from qwen35mm.model_library.options import BackendOptions
+from qwen35mm_preprocess import MediaProcessor, family_processing, read_processing
+from qwen35mm_preprocess.video_probe import VideoInfo
+
+# Height and width.
+PICTURES = ((480, 640), (1080, 1920), (3024, 4032))
+_VIDEO, _VIDEO_FPS, _VIDEO_S = (1080, 1920), 30, 60
+_SHORTEST = 1024
+
+
+@dataclass(frozen=True)
+class FormatPlan:
+    """A model in one format of weights.
+
+    Attributes:
+        weights: bf16, float32, int8 or int4.
+        needed: with one context and nothing that is kept: its `total_bytes` have to fit.
+        fits: whether they do.
+        most: what the same takes at most, with what is kept of finished requests; None where it doesn't fit.
+        largest_context: tokens of the longest that fits; None where none does.
+    """
+
+    weights: str
+    needed: MemoryPlan
+    fits: bool
+    most: MemoryPlan | None
+    largest_context: int | None
+
+
+@dataclass(frozen=True)
+class MediumCost:
+    """What a picture or a video takes in a prompt.
+
+    Attributes:
+        num_tokens: at most, with marks and timestamps.
+        kv_bytes, embedding_bytes: of those tokens in the KV cache, and of what the vision tower makes of it.
+    """
+
+    kind: str
+    size: tuple[int, int]
+    num_tokens: int
+    kv_bytes: int
+    embedding_bytes: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Everything that `qwen35mm plan` tells.
+
+    Attributes:
+        memory_bytes: what the model may take, the program's own memory included.
+        weights_from: "headers" of the weights' files, or "config.json" by its shapes.
+        state_bytes: one sequence's recurrent and conv states.
+        recurrent_bytes: the recurrent states of them, always in float32.
+    """
+
+    name: str
+    device: str
+    memory_bytes: int
+    weights_from: str
+    kv_token_bytes: int
+    state_bytes: int
+    recurrent_bytes: int
+    formats: tuple[FormatPlan, ...]
+    media: tuple[MediumCost, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the sums that `MemoryPlan` has."""
+        found = asdict(self)
+        for told, made in zip(found["formats"], self.formats, strict=True):
+            for key in ("needed", "most"):
+                if (plan := getattr(made, key)) is not None:
+                    told[key]["total_bytes"] = plan.total_bytes
+        return found
+
+
+def forecast(source: str | Path, options: BackendOptions) -> Forecast:
+    """What a model takes in each format that `options` allow, and what fits.
+
+    Args:
+        source: a folder, a GGUF file, an installed model, or a Hub id, of which config.json alone is fetched.
+
+    Raises:
+        CheckpointError, ConfigError: the model or a setting can't be used.
+    """
+    # Before anything is read: what this process has imported by now is what a start imports, too.
+    own_bytes = resident_bytes() + STARTED_BYTES
+    devices = DeviceRequest.parse(options.device).devices
+    on_cpu = all(device.type == "cpu" for device in devices)
+    folder = find_small_files(source)
+    config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
+    stored, weights_from = _tensors(folder, config)
+    dtype = choose_dtype(options.dtype)
+    asked = choose_integers(options.weights, dtype)
+    check_integers(asked, devices)
+    is_open = on_cpu and options.weights == "auto"
+    memory_bytes = sum(map(available_bytes, devices))
+    if options.max_memory is not None:
+        memory_bytes = options.max_memory
+    elif on_cpu:
+        memory_bytes += resident_bytes()
+    runtime_bytes = own_bytes + tokenizer_bytes(folder, config)
+    formats = []
+    for integers in (None, *INTEGER_FORMATS) if is_open else (asked,):
+        details = {"name": model_name(source), "dtype": dtype, "device": devices[0], "runtime_bytes": runtime_bytes}
+        size = weights_bytes(stored, dtype, integers)
+        weights = integers or weights_name(dtype)
+        formats.append(_format(weights, config, size, options, memory_bytes, on_cpu, details))
+    return Forecast(
+        name=model_name(source),
+        device=", ".join(map(str, devices)),
+        memory_bytes=memory_bytes,
+        weights_from=weights_from,
+        kv_token_bytes=config.kv_bytes_per_token(dtype),
+        state_bytes=config.state_bytes(dtype),
+        recurrent_bytes=config.recurrent_bytes,
+        formats=tuple(formats),
+        media=_media(folder, config, dtype, options, devices[0]),
+    )
+
+
+def _format(
+    weights: str,
+    config: ModelConfig,
+    size: int,
+    options: BackendOptions,
+    memory_bytes: int,
+    on_cpu: bool,
+    details: Mapping[str, Any],
+) -> FormatPlan:
+    def planned(options: BackendOptions, *, alone: bool, limit_bytes: int | None = None) -> MemoryPlan:
+        # The program doesn't run on a card.
+        how = {
+            **details,
+            "available_bytes": None if on_cpu else max(memory_bytes - size, 0),
+            "limit_bytes": limit_bytes,
+        }
+        most = plan_model(config, size, options, cache=replace(options.cache, kv_bytes=None), **how)
+        cache = running_alone(options.cache, most) if alone else options.cache
+        return plan_model(config, size, options, cache=cache, **how)
+
+    def fits(context_length: int) -> bool:
+        try:
+            plan = planned(options.with_context(context_length), alone=True)
+        except ConfigError:
+            return False
+        return (plan.total_bytes if on_cpu else plan.device_bytes) <= memory_bytes
+
+    needed = planned(replace(options, max_memory=None), alone=True)
+    here = fits(needed.context_length)
+    most = planned(options, alone=False, limit_bytes=memory_bytes if on_cpu else None) if here else None
+    longest = longest_that_fits(_SHORTEST, config.text.max_position_embeddings, fits)
+    return FormatPlan(weights, needed, here, most, longest)
+
+
+def find_small_files(source: str | Path) -> Path:
+    """A folder with config.json at least: a folder's or an installed model's own, else the Hub's, fetched alone.
+
+    Raises:
+        CheckpointError: there is none, or it can't be had.
+    """
+    path = Path(source).expanduser()
+    if (path / "config.json").is_file():
+        return path.resolve()
+    try:
+        return find_model(source).folder
+    except CheckpointError:
+        if path.exists() or not is_hub_id(str(source)):
+            raise
+    return download_config(str(source))
+
+
+def _tensors(folder: Path, config: ModelConfig) -> tuple[Mapping[str, Source | Target], str]:
+    """A checkpoint's tensors by their files' headers; by the config's shapes where there are no files."""
+    if any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf*")):
+        return read_checkpoint(folder, config.quantization), "headers"
+    targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
+    return {target.name: target for target in targets}, "config.json"
+
+
+def _media(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, options: BackendOptions, device: torch.device
+) -> tuple[MediumCost, ...]:
+    if config.tower is None:
+        return ()
+    has_own = any(folder.glob("*processor_config.json"))
+    processing = read_processing(folder) if has_own else family_processing()
+    token_bytes = config.kv_bytes_per_token(dtype)
+    processor = MediaProcessor(*processing, budget=options.media_budget(device), cache_bytes_per_token=token_bytes)
+    plans = [processor.plan(Image.new("L", (width, height))) for height, width in PICTURES]
+    count = _VIDEO_FPS * _VIDEO_S
+    pts = np.arange(count)
+    nothing = np.zeros(count, dtype=bool)
+    minute = VideoInfo(_VIDEO, None, pts, nothing, pts / _VIDEO_FPS, _VIDEO_FPS, True, _VIDEO_S, True, ())
+    plans.append(processor.plan_frames(minute))
+    row_bytes = config.text.hidden_size * dtype.itemsize
+    return tuple(
+        MediumCost(x.kind, x.source_size, x.num_prompt_tokens, x.cache_bytes, x.num_tokens * row_bytes) for x in plans
+    )

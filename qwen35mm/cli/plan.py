@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qwen35mm.cache import MemoryPlan
     from qwen35mm.model_library.plan import Forecast, FormatPlan
 
-_BAR_WIDTH = 60
+_BAR_WIDTH = 48
 # Signs, too: a bar is read without colours.
 _PARTS = (
     ("weights", "█", "blue", ("weights_bytes",)),
@@ -34,6 +34,7 @@ def plan(
     context: Annotated[int | None, typer.Option(help="Most tokens of a conversation; as chat's without it.")] = None,
     slots: Annotated[int | None, typer.Option(help="Replies that are written at one time; 4 without it.")] = None,
     weights: Annotated[str, typer.Option(help="auto (all of them), bf16, int8 or int4.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="auto (all that make sense), or as for chat.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     device: Annotated[str, typer.Option(help="As for chat.")] = "auto",
     rope_scaling: Annotated[str | None, typer.Option(metavar="yarn,factor=N", help="As for chat.")] = None,
@@ -55,6 +56,7 @@ def plan(
         context_length=context,
         rope_scaling=rope_scaling,
         slots=slots,
+        kv_dtype=kv_dtype,
         max_image_tokens=max_image_tokens,
         max_video_tokens=max_video_tokens,
         max_memory=max_memory,
@@ -77,21 +79,33 @@ def _show(console: Console, found: Forecast) -> None:
         f"{first.context_length:,} tokens, {first.num_slots} slots. Weights by {found.weights_from}. In MiB:",
         highlight=False,
     )
-    table = Table(box=None, pad_edge=False)
-    heads = ("weights", "KV", "states", "work", "program", "needed", "+ kept", "= most", "fits", "longest")
-    for name in ("", *heads):
-        table.add_column(name, justify="left" if name in ("", "fits") else "right")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    heads = (
+        "weights/KV",
+        "weights",
+        "KV",
+        "states",
+        "work",
+        "program",
+        "needed",
+        "+ kept",
+        "= most",
+        "fits",
+        "longest",
+    )
+    for name in heads:
+        table.add_column(name, justify="left" if name in ("weights/KV", "fits") else "right")
     for each in found.formats:
-        table.add_row(each.weights, *_numbers(each))
+        table.add_row(_label(each), *_numbers(each))
     console.print(table)
     widest = max(found.memory_bytes, *(each.needed.total_bytes for each in found.formats))
     for each in found.formats:
-        console.print(f"{each.weights:>8} ", _bar(each.most or each.needed, widest, found.memory_bytes), sep="")
+        console.print(f"{_label(each):>10} ", _bar(each.most or each.needed, widest, found.memory_bytes), sep="")
     legend = "  ".join(f"[{colour}]{sign * 2}[/] {name}" for name, sign, colour, _ in _PARTS)
-    console.print(f"{'':>8} {legend}  | what can be had", highlight=False)
+    console.print(f"{'':>10} {legend}  | had", highlight=False)
     states, recurrent = found.state_bytes, found.recurrent_bytes
     console.print(
-        f"KV: {found.kv_token_bytes / 1024:g} KiB a token. States: {_mib(states)} MiB a sequence, {_mib(recurrent)} of "
+        f"KV: {first.kv_token_bytes / 1024:g} KiB a token. States: {_mib(states)} MiB a sequence, {_mib(recurrent)} of "
         f"them recurrent in float32, {_mib(states - recurrent)} of the convolution; one sequence more is for commits.",
         highlight=False,
     )
@@ -104,6 +118,10 @@ def _show(console: Console, found: Forecast) -> None:
         media.add_row(name, f"{each.num_tokens:,}", _mib(each.kv_bytes), _mib(each.embedding_bytes))
     if found.media:
         console.print(media)
+
+
+def _label(each: FormatPlan) -> str:
+    return each.weights if each.kv_dtype == "auto" else f"{each.weights}/{each.kv_dtype}"
 
 
 def _numbers(each: FormatPlan) -> list[str]:

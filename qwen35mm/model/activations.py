@@ -29,7 +29,8 @@ def prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> i
     linear = (2 * text.conv_dim + 3 * text.value_dim + gates) * item + gates * _FLOAT
     # Queries with gates, keys and values, then queries turned, and what is attended to.
     attention = (4 * heads + 2 * text.num_key_value_heads * text.head_dim) * item
-    rope = 2 * text.rope.rotary_dim // 2 * _FLOAT
+    # Cosines and sines, and where each token's keys and values go.
+    places = 2 * text.rope.rotary_dim // 2 * _FLOAT + 2 * _INT64
     # Beside the mixer's output and its norm.
     rest = 2 * text.hidden_size * item
     if text.moe is None:
@@ -42,7 +43,7 @@ def prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: int) -> i
         # Rows in their experts' order, and what comes out; one expert may get all tokens.
         expert = 3 * moe.intermediate_size * item + text.hidden_size * item
         feed_forward = rest + (2 * chosen + 2) * text.hidden_size * item + routing + expert
-    return num_tokens * (stream + rope + max(linear, attention, feed_forward))
+    return num_tokens * (stream + places + max(linear, attention, feed_forward))
 
 
 def logits_bytes(config: ModelConfig, num_rows: int, dtype: ElementType) -> int:

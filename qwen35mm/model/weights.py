@@ -124,7 +124,7 @@ def check_integers(integers: str | None, devices: Sequence[torch.device]) -> Non
         )
 
 
-def as_stored(stored: Mapping[str, Source], dtype: torch.dtype, devices: Sequence[torch.device]) -> str | None:
+def as_stored(stored: Mapping[str, Source | Target], dtype: torch.dtype, devices: Sequence[torch.device]) -> str | None:
     """`AS_STORED` on processors and `FP8` on cards where there is a matrix that is kept as the integers or eight-bit
     floats that it is; else None."""
     if all(device.type == "cpu" for device in devices) and find_library() is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from qwen35mm.cache.kv_types import AUTO
 from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
@@ -159,7 +160,9 @@ def fit_source(
     choose_integers(options.weights, choose_dtype(options.dtype))
     on_cpu = all(device.type == "cpu" for device in devices)
     if options.max_memory is not None and not on_cpu:
-        raise ConfigError("--max-memory is for a processor's memory: on a card, take --kv-memory and --context-length.")
+        raise ConfigError(
+            say("--max-memory is for a processor's memory: on a card, take --kv-memory and --context-length.")
+        )
     folder = find_checkpoint(source)
     if not on_cpu:
         return options, folder
@@ -174,7 +177,9 @@ def fit_source(
 
 
 def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOptions:
-    """The first that `max_memory` holds of: as asked, with one slot, with the longest context; the log says which.
+    """The first that `max_memory` holds of: as asked, with one slot, with KV as int8, with the longest context.
+
+    The log says which. Nothing that was asked for is changed.
 
     Raises:
         NoRoomError: none is.
@@ -193,10 +198,13 @@ def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOpti
             return False
         return True
 
-    smallest = options
+    candidates = [options]
     if not options.fixed_slots:
-        smallest = replace(options, settings=replace(options.settings, slots=1))
-    for candidate in (options, smallest):
+        candidates.append(replace(options, settings=replace(options.settings, slots=1)))
+    if options.cache.kv_dtype == AUTO:
+        candidates.append(replace(candidates[-1], cache=replace(options.cache, kv_dtype="int8")))
+    smallest = candidates[-1]
+    for candidate in candidates:
         try:
             fitted, need = tried(candidate)
             break
@@ -209,17 +217,25 @@ def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOpti
         if options.settings.context_length is None:
             length = longest_that_fits(min(_SHORTEST_CONTEXT, longest), longest, fits)
         if length is None:
-            raise NoRoomError(f"--max-memory {gib(most)}, {gib(most - memory_bytes)} for the program: {refused}")
+            raise NoRoomError(
+                say(
+                    "--max-memory {most}, {own} of it for the program: {refused}",
+                    most=gib(most),
+                    own=gib(most - memory_bytes),
+                    refused=said_of(refused),
+                )
+            )
         fitted, need = tried(smallest.with_context(length))
     weights = fitted.weights if fitted.weights != "auto" else weights_name(choose_dtype(options.dtype))
     plan = need.plan
     logger.warning(
-        "Within %s: %s weights (%s), a context of %s tokens, %d slots; %s for them, %s for the program, "
+        "Within %s: %s weights (%s), a context of %s tokens with KV as %s, %d slots; %s for them, %s for the program, "
         "%s for what is kept.",
         gib(most),
         weights,
         gib(plan.weights_bytes),
         f"{plan.context_length:,}",
+        fitted.cache.kv_dtype,
         plan.num_slots,
         gib(plan.device_bytes),
         gib(most - memory_bytes + plan.runtime_bytes),

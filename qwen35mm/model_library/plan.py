@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from qwen35mm.cache import MemoryPlan
+from qwen35mm.cache.kv_types import AUTO
 from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.shards import model_name
@@ -21,8 +23,8 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model import DeviceRequest
 from qwen35mm.model.load import choose_dtype, choose_integers, weights_name
-from qwen35mm.model.weight_formats import INTEGER_FORMATS
-from qwen35mm.model.weights import check_integers, weights_bytes
+from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
+from qwen35mm.model.weights import as_stored, check_integers, weights_bytes
 from qwen35mm.model_library.hub import download_config
 from qwen35mm.model_library.installed import find_model, is_hub_id
 from qwen35mm.model_library.memory import (
@@ -34,21 +36,24 @@ from qwen35mm.model_library.memory import (
     tokenizer_bytes,
 )
 from qwen35mm.model_library.options import BackendOptions
-from qwen35mm_preprocess import MediaProcessor, family_processing, read_processing
+from qwen35mm_preprocess import MediaBudgetError, MediaProcessor, family_processing, read_processing
 from qwen35mm_preprocess.video_probe import VideoInfo
 
 # Height and width.
 PICTURES = ((480, 640), (1080, 1920), (3024, 4032))
 _VIDEO, _VIDEO_FPS, _VIDEO_S = (1080, 1920), 30, 60
 _SHORTEST = 1024
+# Beside the model's own type, where nothing was asked for.
+_SMALLER_KV = ("int8", "int4")
 
 
 @dataclass(frozen=True)
 class FormatPlan:
-    """A model in one format of weights.
+    """A model in one format of weights, with one of keys and values.
 
     Attributes:
-        weights: bf16, float32, int8 or int4.
+        weights: bf16, float32, int8, int4, or stored: the integers of a quantised checkpoint as they are.
+        kv_dtype: as `CacheSettings` has it.
         needed: with one context and nothing that is kept: its `total_bytes` have to fit.
         fits: whether they do.
         most: what the same takes at most, with what is kept of finished requests; None where it doesn't fit.
@@ -56,6 +61,7 @@ class FormatPlan:
     """
 
     weights: str
+    kv_dtype: str
     needed: MemoryPlan
     fits: bool
     most: MemoryPlan | None
@@ -93,7 +99,6 @@ class Forecast:
     device: str
     memory_bytes: int
     weights_from: str
-    kv_token_bytes: int
     state_bytes: int
     recurrent_bytes: int
     formats: tuple[FormatPlan, ...]
@@ -128,7 +133,10 @@ def forecast(source: str | Path, options: BackendOptions) -> Forecast:
     dtype = choose_dtype(options.dtype)
     asked = choose_integers(options.weights, dtype)
     check_integers(asked, devices)
+    if asked == AS_STORED:
+        asked = as_stored(stored, dtype, devices)
     is_open = on_cpu and options.weights == "auto"
+    kv_types = [options.cache.kv_dtype, *(_SMALLER_KV if on_cpu and options.cache.kv_dtype == AUTO else ())]
     memory_bytes = sum(map(available_bytes, devices))
     if options.max_memory is not None:
         memory_bytes = options.max_memory
@@ -136,17 +144,19 @@ def forecast(source: str | Path, options: BackendOptions) -> Forecast:
         memory_bytes += resident_bytes()
     runtime_bytes = own_bytes + tokenizer_bytes(folder, config)
     formats = []
-    for integers in (None, *INTEGER_FORMATS) if is_open else (asked,):
-        details = {"name": model_name(source), "dtype": dtype, "device": devices[0], "runtime_bytes": runtime_bytes}
+    details = {"name": model_name(source), "dtype": dtype, "device": devices[0], "runtime_bytes": runtime_bytes}
+    for integers in dict.fromkeys((asked, *(INTEGER_FORMATS if is_open else ()))):
         size = weights_bytes(stored, dtype, integers)
         weights = integers or weights_name(dtype)
-        formats.append(_format(weights, config, size, options, memory_bytes, on_cpu, details))
+        for kv_dtype in kv_types:
+            wanted = replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))
+            with contextlib.suppress(ConfigError) if kv_dtype in _SMALLER_KV else contextlib.nullcontext():
+                formats.append(_format(weights, config, size, wanted, memory_bytes, on_cpu, details))
     return Forecast(
         name=model_name(source),
         device=", ".join(map(str, devices)),
         memory_bytes=memory_bytes,
         weights_from=weights_from,
-        kv_token_bytes=config.kv_bytes_per_token(dtype),
         state_bytes=config.state_bytes(dtype),
         recurrent_bytes=config.recurrent_bytes,
         formats=tuple(formats),
@@ -185,7 +195,7 @@ def _format(
     here = fits(needed.context_length)
     most = planned(options, alone=False, limit_bytes=memory_bytes if on_cpu else None) if here else None
     longest = longest_that_fits(_SHORTEST, config.text.max_position_embeddings, fits)
-    return FormatPlan(weights, needed, here, most, longest)
+    return FormatPlan(weights, options.cache.kv_dtype, needed, here, most, longest)
 
 
 def find_small_files(source: str | Path) -> Path:
@@ -220,14 +230,19 @@ def _media(
         return ()
     has_own = any(folder.glob("*processor_config.json"))
     processing = read_processing(folder) if has_own else family_processing()
-    token_bytes = config.kv_bytes_per_token(dtype)
+    token_bytes = config.kv_bytes_per_token(*options.cache.kv_formats(dtype))
     processor = MediaProcessor(*processing, budget=options.media_budget(device), cache_bytes_per_token=token_bytes)
-    plans = [processor.plan(Image.new("L", (width, height))) for height, width in PICTURES]
+    plans = []
+    for height, width in PICTURES:
+        # One that no budget allows has no cost.
+        with contextlib.suppress(MediaBudgetError):
+            plans.append(processor.plan(Image.new("L", (width, height))))
     count = _VIDEO_FPS * _VIDEO_S
     pts = np.arange(count)
     nothing = np.zeros(count, dtype=bool)
     minute = VideoInfo(_VIDEO, None, pts, nothing, pts / _VIDEO_FPS, _VIDEO_FPS, True, _VIDEO_S, True, ())
-    plans.append(processor.plan_frames(minute))
+    with contextlib.suppress(MediaBudgetError):
+        plans.append(processor.plan_frames(minute))
     row_bytes = config.text.hidden_size * dtype.itemsize
     return tuple(
         MediumCost(x.kind, x.source_size, x.num_prompt_tokens, x.cache_bytes, x.num_tokens * row_bytes) for x in plans

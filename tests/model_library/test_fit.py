@@ -152,11 +152,11 @@ def test_a_quantised_checkpoint_is_taken_as_it_is_stored(method: str, tmp_path: 
     plain = fitted("bf16")[1]
     assert chosen.weights == "auto"
     # Small floats become bfloat16.
-    assert (need.weights_bytes == plain.weights_bytes) == (method == "fp8")
+    assert (need.plan.weights_bytes == plain.plan.weights_bytes) == (method == "fp8")
     fits = fitted("auto", plain.total_bytes - 1)[0].weights
     assert fits == ("int8" if method == "fp8" else "auto")
     with LocalBackend.load(folder, device="cpu") as backend:
         assert backend.loaded.weights == ("bf16" if method == "fp8" else "as stored")
-        assert need.weights_bytes <= loaded_bytes(backend.loaded.model) < 1.1 * need.weights_bytes
+        assert need.plan.weights_bytes <= loaded_bytes(backend.loaded.model) < 1.1 * need.plan.weights_bytes
         switch = BackendSwitch(backend, OPTIONS)
         assert [offer.weights for offer in switch.formats()] == ["bf16", "int8", "int4"]

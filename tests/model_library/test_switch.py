@@ -39,7 +39,7 @@ OPTIONS = BackendOptions(
     cache=CacheSettings(kv_bytes=16 * MIB, state_bytes=4 * MIB, vision_bytes=MIB),
 )
 # What a step computes with, which the old model doesn't hold while it rests; too little for another one.
-WORK = 16 * MIB
+WORK = 26 * MIB
 
 Make = Callable[..., BackendSwitch]
 
@@ -331,7 +331,7 @@ async def test_another_format_keeps_the_model_and_its_context(make: Make, other:
 
 
 async def test_a_format_that_fails_to_load_leaves_the_old_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    switch = make(0, replace(OPTIONS, dtype="auto", weights="int8"))
+    switch = make(WORK, replace(OPTIONS, dtype="auto", weights="int8"))
     load = BackendOptions.load
 
     def fail(self: BackendOptions, *args: Any, **options: Any) -> LocalBackend:

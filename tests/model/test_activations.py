@@ -1,0 +1,70 @@
+"""What a model holds while it computes, by its sizes, against what torch allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from qwen35mm.assets import demo_model_path
+from qwen35mm.cache import CachePools
+from qwen35mm.engine.batches import prefill_batch
+from qwen35mm.model import LoadedModel
+from qwen35mm.model.activations import logits_bytes, prefill_bytes, vision_bytes
+from qwen35mm.model.load import load
+from qwen35mm_kernels.cpu.native.library import find_library
+
+pytestmark = pytest.mark.skipif(find_library() is None, reason="torch's own operations take more: see docs/memory.md")
+
+
+@pytest.fixture(scope="module")
+def demo() -> LoadedModel:
+    return load(demo_model_path(), device="cpu")
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most bytes of tensors that live at one time during `work`, beyond those before."""
+    work()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        work()
+    results: Any = found.profiler and found.profiler.kineto_results
+    events = [each for each in results.events() if each.name() == "[memory]"]
+    held = most = 0
+    for each in sorted(events, key=lambda each: each.start_ns()):
+        held += each.nbytes()
+        most = max(most, held)
+    return most
+
+
+def test_a_piece_of_a_prompt(demo: LoadedModel) -> None:
+    model, num_tokens = demo.model, 512
+    pools = CachePools(demo.config, num_slots=1, num_tokens=num_tokens, dtype=model.dtype, device=model.layer_devices)
+    sequence = pools.new_sequence()
+    sequence.prepare(num_tokens)
+    token_ids = torch.arange(num_tokens) % 900
+    positions = torch.arange(num_tokens).expand(3, -1).contiguous()
+    found = peak_bytes(lambda: model(prefill_batch(sequence, model.embed_tokens(token_ids), positions)))
+    planned = prefill_bytes(demo.config, model.dtype, num_tokens)
+    assert 0.9 * planned < found <= planned
+
+
+def test_logits(demo: LoadedModel) -> None:
+    model = demo.model
+    hidden = torch.zeros(4, demo.config.text.hidden_size, dtype=model.dtype)
+    found = peak_bytes(lambda: model.logits(hidden))
+    # The sampler's copy comes later.
+    sampled = 4 * demo.config.text.vocab_size * 4
+    assert (
+        0.9 * logits_bytes(demo.config, 4, model.dtype) < found + sampled <= logits_bytes(demo.config, 4, model.dtype)
+    )
+
+
+@pytest.mark.parametrize("grid", [(1, 32, 40), (8, 16, 32)], ids=["image", "video"])
+def test_a_unit_of_the_tower(demo: LoadedModel, grid: tuple[int, int, int]) -> None:
+    tower, num_patches = demo.config.vision, grid[0] * grid[1] * grid[2]
+    found = peak_bytes(lambda: demo.model.tower(torch.zeros(num_patches, tower.patch_dim), grid))
+    planned = vision_bytes(tower, demo.model.dtype, num_patches, grid[0])
+    assert 0.9 * planned < found <= planned

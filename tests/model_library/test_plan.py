@@ -1,0 +1,195 @@
+"""The forecast of memory: known figures, what is read for it, and that a running program keeps to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.make_random import ROOT, make_config
+from qwen35mm.assets import demo_model_path
+from qwen35mm.cache import CacheSettings
+from qwen35mm.cache.planner import STARTED_BYTES
+from qwen35mm.config import ModelConfig
+from qwen35mm.engine import EngineSettings
+from qwen35mm.errors import CheckpointError
+from qwen35mm.model_library import BackendOptions, fit_source
+from qwen35mm.model_library import memory as model_memory
+from qwen35mm.model_library.memory import NoRoomError
+from qwen35mm.model_library.plan import Forecast, forecast
+
+MIB, GIB = 1 << 20, 1 << 30
+OPTIONS = BackendOptions(device="cpu", max_memory=64 * GIB)
+
+
+@pytest.fixture
+def config_alone(tmp_path: Path) -> Path:
+    """35B-A3B's config.json and nothing else."""
+    (tmp_path / "config.json").write_text(json.dumps(make_config("35B-A3B", "bfloat16")))
+    return tmp_path
+
+
+def planned(folder: Path, context_length: int) -> Forecast:
+    settings = EngineSettings(context_length=context_length)
+    return forecast(folder, replace(OPTIONS, weights="int4", settings=settings))
+
+
+def test_known_figures_of_35b(config_alone: Path) -> None:
+    """Of llama.cpp's for this model: its KV, and the 251.25 MiB that it keeps for four sequences."""
+    for length, mib in ((4_096, 80), (32_768, 640), (65_536, 1_280), (131_072, 2_560), (262_144, 5_120)):
+        found = planned(config_alone, length)
+        assert found.formats[0].needed.kv_bytes == mib * MIB
+    assert found.weights_from == "config.json"
+    assert 4 * found.recurrent_bytes == 240 * MIB
+    config = ModelConfig.from_pretrained(config_alone)
+    # With conv states in float32. Here they are in the model's own type, which is half of 11.25 MiB.
+    assert 4 * config.state_bytes(torch.float32) == int(251.25 * MIB)
+    assert 4 * found.state_bytes == 240 * MIB + int(11.25 * MIB) // 2
+    assert [each.num_tokens for each in found.media] == [302, 1_224, 1_232, 3_911]
+
+
+def test_what_fits_is_as_long_as_it_says(config_alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.plan.resident_bytes", lambda: 300 * MIB)
+    options = replace(OPTIONS, max_memory=22 * GIB)
+    found = forecast(config_alone, options)
+    own, eight, four = (each for each in found.formats if each.kv_dtype == "auto")
+    assert (own.fits, eight.fits, four.fits) == (False, False, True)
+    assert own.largest_context is None
+    assert four.most is not None
+    assert four.most.total_bytes <= 22 * GIB
+    longest = four.largest_context
+    assert longest is not None
+    one = replace(options, weights="int4")
+    assert forecast(config_alone, one.with_context(longest)).formats[0].fits
+    assert not forecast(config_alone, one.with_context(longest + 64)).formats[0].fits
+
+
+def test_headers_are_read_where_they_are() -> None:
+    found = forecast(demo_model_path(), OPTIONS)
+    assert found.weights_from == "headers"
+    assert found.to_dict()["formats"][0]["needed"]["total_bytes"] == found.formats[0].needed.total_bytes
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        forecast(tmp_path, OPTIONS)
+
+
+def test_max_memory_is_kept_to(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(model_memory, "resident_bytes", lambda: 300 * MIB)
+    monkeypatch.setattr(model_memory, "available_bytes", lambda device: 20 * GIB)
+
+    def within(num_bytes: int, **changes: Any) -> BackendOptions:
+        caplog.clear()
+        options = BackendOptions(device="cpu", max_memory=num_bytes, **changes)
+        fitted, _ = fit_source(options, demo_model_path(), "demo")
+        assert len([each for each in caplog.messages if each.startswith("Within ")]) == 1
+        return fitted
+
+    assert within(4_096 * MIB).settings == EngineSettings()
+    cache, settings = CacheSettings(kv_dtype="int8"), EngineSettings(slots=1)
+    (least,) = forecast(demo_model_path(), replace(OPTIONS, weights="int4", cache=cache, settings=settings)).formats
+    tokenizer = model_memory.tokenizer_bytes(demo_model_path(), ModelConfig.from_pretrained(demo_model_path()))
+    enough = 300 * MIB + STARTED_BYTES + tokenizer + least.needed.device_bytes
+    one = within(enough)
+    assert (one.settings.slots, one.cache.kv_dtype, one.settings.context_length) == (1, "int8", None)
+    few = enough - MIB // 2
+    small = within(few)
+    assert small.settings.slots == 1
+    assert small.cache.kv_dtype == "int8"
+    assert small.settings.context_length is not None
+    assert 2_048 <= small.settings.context_length < 8_192
+    with pytest.raises(
+        NoRoomError, match=r"--max-memory 450\.0 MiB, 372\.0 MiB of it for the program: demo doesn't fit"
+    ):
+        within(450 * MIB)
+    with pytest.raises(NoRoomError):
+        within(few, settings=EngineSettings(context_length=8_192), fixed_slots=True)
+
+
+# Prints, in MiB: the plan's total, the most that the process had resident, and the conversation's tokens.
+PROGRAM = """
+import asyncio, sys
+from qwen35mm.backends.local import LocalBackend
+import qwen35mm.model_library
+from qwen35mm.cache import CacheSettings
+from qwen35mm.cache.planner import STARTED_BYTES
+from qwen35mm.cache import CacheSettings
+from qwen35mm.cache.planner import STARTED_BYTES
+from qwen35mm.config import ModelConfig
+from qwen35mm.engine import EngineSettings
+from qwen35mm.model_library.memory import memory_need, resident_bytes, tokenizer_bytes
+from qwen35mm.model_library.options import BackendOptions
+from qwen35mm.model_library.plan import forecast
+from qwen35mm.prompt import Message, Text
+from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaBudget
+import torch
+
+folder, length, num_turns = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+config = ModelConfig.from_pretrained(folder)
+token_bytes, state_bytes = config.kv_bytes_per_token(torch.bfloat16), config.state_bytes(torch.bfloat16)
+# Text alone, and no more is kept than the conversation fills.
+cache = CacheSettings(kv_bytes=-(-length // 64) * 64 * token_bytes, state_bytes=2 * state_bytes, vision_bytes=0)
+options = BackendOptions(
+    "bfloat16", "cpu", "bf16", budget=MediaBudget(max_image_tokens=8, max_video_tokens=8),
+    settings=EngineSettings(context_length=length, slots=1), cache=cache, max_memory=1 << 40,
+)
+plan = forecast(folder, options).formats[0]
+backend = options.load(folder)
+open("/proc/self/clear_refs", "w").write("5")  # the most from here on
+
+async def talk():
+    words = "A red square lies left of the green circle. "
+    messages = [Message("user", (Text(words * 64),))]
+    turn = words * max(1, int((0.93 * length / num_turns - 8) / (backend.count_tokens(messages) / 64)))
+    messages = []
+    for _ in range(num_turns):
+        messages.append(Message("user", (Text(turn),)))
+        async for event in backend.stream(messages, SamplingParams(temperature=0.0, max_tokens=4)):
+            pass
+        messages.append(Message("assistant", (Text(event.result.text or "yes"),)))
+        backend.wait_idle()
+    return backend.count_tokens(messages)
+
+count = asyncio.run(talk())
+most = next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print("found", plan.most.total_bytes / 2**20, most, count)
+backend.close()
+"""
+
+
+def run(folder: Path, length: int, num_turns: int) -> tuple[float, float, int]:
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(length), str(num_turns)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    plan, most, count = done.stdout.split("found ")[1].split()
+    return float(plan), float(most), int(count)
+
+
+def check_promise(plan: float, most: float, count: int, length: int) -> None:
+    assert 0.85 * length < count <= length
+    assert most <= plan, "more than was promised"
+    assert plan - most <= 0.03 * plan, "so much less that the promise says little"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_small_model_takes_no_more_than_its_plan() -> None:
+    plan, most, _ = run(demo_model_path(), 2_048, 3)
+    # Of the program's own memory, with which a tiny model's plan is nearly all.
+    assert 0.8 * plan < most <= plan
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("length", [2_048, 8_192, 32_768])
+def test_a_model_takes_what_its_plan_says(length: int, tmp_path: Path) -> None:
+    make = [sys.executable, "-m", "benchmarks.make_random", "--size", "0.8B", "--out", str(tmp_path / "random-0.8B")]
+    subprocess.run([*make, "--dtype", "bfloat16", "--seed", "0"], check=True, cwd=ROOT, capture_output=True)
+    check_promise(*run(tmp_path / "random-0.8B", length, 3), length)

@@ -130,7 +130,7 @@ def test_a_card_that_multiplies_fp8_takes_half_of_bfloat16_for_its_matrices(
         options = replace(OPTIONS, weights=weights, device="cuda:0")
         chosen, need = fit(options, tmp_path / "fp8", "demo", devices=[card], memory_bytes=1 << 40)
         assert chosen.weights == weights
-        return need.weights_bytes
+        return need.plan.weights_bytes
 
     tensors = [x.numel() for name, x in load_file(demo_model_path() / "model.safetensors").items() if is_matrix(name)]
     saved = weights_of("bf16") - weights_of("auto")

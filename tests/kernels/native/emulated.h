@@ -76,6 +76,12 @@ inline __m512i widen_u16(__m256i x) {
     return each<uint32_t>([&](int i) { return values[i]; });
 }
 
+inline __m512i widen_u8(__m128i x) {
+    uint8_t values[16];
+    memcpy(values, &x, 16);
+    return each<uint32_t>([&](int i) { return values[i]; });
+}
+
 inline void save(void *p, __m512i x) { memcpy(p, &x, 64); }
 
 template <class T>
@@ -333,6 +339,7 @@ inline void tile_dpbf16(int to, int a, int b) {
 #define _mm512_loadu_si512 emulated::load
 #define _mm512_storeu_si512 emulated::save
 #define _mm512_cvtepu16_epi32 emulated::widen_u16
+#define _mm512_cvtepu8_epi32 emulated::widen_u8
 #define _mm512_castps_pd emulated::same_bits<__m512d>
 #define _mm512_castps512_ps256 emulated::same_bits<__m256>
 #define _mm512_extractf64x4_pd emulated::half_of

@@ -15,7 +15,7 @@
 #include <cmath>
 
 struct Attention {
-    Strided q;                                           // float or bfloat16
+    Strided q;  // float or bfloat16
     KVRows k, v;
     Strided gate;                                        // as q; no data: none
     const int32_t *block_table;                          // null: keys lie in order

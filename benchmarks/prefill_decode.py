@@ -45,7 +45,7 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.load import DTYPES, choose_integers, weights_name
 from qwen35mm.model.weight_formats import AS_STORED
-from qwen35mm.model.weights import bytes_read_per_token, is_held_as_stored
+from qwen35mm.model.weights import as_stored, bytes_read_per_token
 
 MACHINE, OURS, TRANSFORMERS, LLAMA_CPP = "the machine", "qwen35mm", "transformers", "llama.cpp"
 Runs = list[dict[str, Any]]
@@ -171,8 +171,8 @@ class Bench:
         for weights in arguments.weights:
             integers = choose_integers(weights, self._dtype)
             stored = read_checkpoint(Path(arguments.model), self._config.quantization)
-            if integers == AS_STORED and not is_held_as_stored(stored, self._dtype, [torch.device(arguments.device)]):
-                integers = None
+            if integers == AS_STORED:
+                integers = as_stored(stored, self._dtype, [torch.device(arguments.device)])
             num_bytes = bytes_read_per_token(self._config, stored, self._dtype, integers)
             yield Measured(OURS, integers or plain, Worker(Ours, arguments, weights), num_bytes)
         if TRANSFORMERS in arguments.peer:

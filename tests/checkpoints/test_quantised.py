@@ -18,6 +18,7 @@ from qwen35mm.checkpoints.quantised import read_sources
 from qwen35mm.checkpoints.safetensors_files import new_buffer, read_headers
 from qwen35mm.checkpoints.sources import Source
 from qwen35mm.errors import CheckpointError
+from qwen35mm_kernels.cpu.native.products import Groups
 from tests.checkpoints import others, packers
 
 Tensors = dict[str, torch.Tensor]
@@ -55,7 +56,7 @@ def numbers(source: Source) -> torch.Tensor:
     """Its numbers; as integers, where it is held as some, it has the same."""
     rows = [rows.float().clone() for rows in source.rows(source.shape[-1], new_buffer())]
     found = torch.cat(rows).view(source.shape)
-    if (groups := source.groups) is not None:
+    if isinstance(groups := source.groups, Groups):
         held = torch.cat([rows.dequantised(groups.width) for rows in source.grouped_rows()])
         assert torch.equal(held, found)
     return found

@@ -173,6 +173,7 @@ def test_quantised_rows_are_those_of_the_library(kind: str, tmp_path: Path) -> N
     if (groups := source.groups) is None:
         assert kind in ("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "MXFP4", "NVFP4")
         return
+    assert isinstance(groups, Groups)
     held = torch.cat([part.dequantised(groups.width) for part in source.grouped_rows()]).numpy()
     assert np.array_equal(held, expected[order])
 

@@ -6,6 +6,7 @@ import _thread
 import asyncio
 import gc
 import json
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +135,15 @@ def wait_for(holds: Any) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process that was started in the background may ignore Ctrl-C, and then nothing would interrupt it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_an_answer_and_leaves_the_chat() -> None:
     def interrupt(_: object) -> list[str | Exception | None]:
         if model.num_open == model.most_at_once:

@@ -96,7 +96,7 @@ def test_the_projects_text_is_what_most_models_read() -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("--weights", "int3"), 1, "bf16, float32, int8, int4, with commas between; got 'int3'"),
+        (("--weights", "int3"), 1, "bf16, float32, int8, int4, auto, with commas between; got 'int3'"),
         (("--weights", ","), 1, "got none"),
         (("--kv-dtype", "int3"), 1, "got 'int3'"),
         (("--reference", "int8"), 1, "The reference must be bf16 or float32"),

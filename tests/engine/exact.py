@@ -309,7 +309,8 @@ def small_blocks(block_size: int) -> Iterator[None]:
     defaults = CachePools.__init__.__kwdefaults__
     assert defaults is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("qwen35mm.engine.runtime.DEFAULT_BLOCK_SIZE", block_size)
+        for module in ("memory", "runtime"):
+            patch.setattr(f"qwen35mm.engine.{module}.DEFAULT_BLOCK_SIZE", block_size)
         patch.setitem(defaults, "block_size", block_size)
         yield
 

@@ -41,6 +41,7 @@ from benchmarks.report import Spread, machine, print_json, print_machine, print_
 from benchmarks.work import cache_bytes, prefill_flops, vision_flops, weight_bytes
 from benchmarks.worker import Worker, numbers, parser, rounds, set_threads
 from qwen35mm.checkpoints.quantised import read_checkpoint
+from qwen35mm.checkpoints.shards import GGUF_NOTE
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.load import DTYPES, choose_integers, weights_name
@@ -166,14 +167,22 @@ class Bench:
         for samples in rounds(workers, self._arguments.repeats, method, value, warm=warm):
             yield [(measured, samples[key]) for key, measured in asked.items()]
 
+    def _as_stored(self, plain_bytes: float) -> tuple[str | None, float]:
+        """What a quantised checkpoint is kept as, and the bytes of it that a token reads; else these bytes."""
+        folder = Path(self._arguments.model)
+        if self._config.quantization is None and not (folder / GGUF_NOTE).is_file():
+            return None, plain_bytes
+        stored = read_checkpoint(folder, self._config.quantization)
+        integers = as_stored(stored, self._dtype, [torch.device(self._arguments.device)])
+        return integers, bytes_read_per_token(self._config, stored, self._dtype, integers)
+
     def _engines(self) -> Iterator[Measured]:
         arguments, plain = self._arguments, weights_name(self._dtype)
         for weights in arguments.weights:
             integers = choose_integers(weights, self._dtype)
-            stored = read_checkpoint(Path(arguments.model), self._config.quantization)
+            num_bytes = weight_bytes(self._config, self._dtype, None if integers == AS_STORED else integers)
             if integers == AS_STORED:
-                integers = as_stored(stored, self._dtype, [torch.device(arguments.device)])
-            num_bytes = bytes_read_per_token(self._config, stored, self._dtype, integers)
+                integers, num_bytes = self._as_stored(num_bytes)
             yield Measured(OURS, integers or plain, Worker(Ours, arguments, weights), num_bytes)
         if TRANSFORMERS in arguments.peer:
             num_bytes = weight_bytes(self._config, self._dtype)

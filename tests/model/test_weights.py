@@ -253,8 +253,9 @@ def test_peak_memory_is_the_weights_and_one_shard(large_checkpoint: Path, tiny: 
     assert 0.9 * weight_bytes < peak_bytes < 1.15 * weight_bytes + shard_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("integers", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("integers", ["int8", "int4"])
 def test_peak_memory_of_quantised_weights_is_little_more_than_they_are(
     integers: str, large_checkpoint: Path, tiny: TinyCheckpoints, tmp_path: Path
 ) -> None:

@@ -119,13 +119,11 @@ class GgufSource(Source):
         for start in range(0, len(stored), at_once):
             part = slice(start, start + at_once)
             rows = grouped_rows(self.kind, stored[part if self.row_order is None else self.row_order[part]])
-            if not all(x is None or bool((x * 256).isfinite().all()) for x in rows[1:]):
+            if not all(x is None or bool((x * 256).isfinite().all()) for x in (rows.scales, rows.minima)):
                 raise damaged(self.name, self.stored, "holds values that are no finite numbers")
             if self.column_order is not None:
-                integers = rows.integers[:, self.column_order]
-                scales, minima = (None if x is None else x[:, order] for x in rows[1:])
-                assert scales is not None
-                rows = GroupedRows(integers, scales, minima)
+                minima = None if rows.minima is None else rows.minima[:, order]
+                rows = GroupedRows(rows.integers[:, self.column_order], rows.scales[:, order], minima)
             yield rows
 
     def _group_order(self, width: int) -> np.ndarray | None:

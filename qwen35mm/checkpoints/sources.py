@@ -84,7 +84,7 @@ class Source(ABC):
 
     def grouped_rows(self) -> Iterator[GroupedRows]:
         """Its rows as such numbers, some at a time; raises as `rows`."""
-        raise NotImplementedError(f"{self.kind} isn't held as integers")
+        raise AssertionError(f"{self.kind} has no groups")
 
     def read_into(self, target: torch.Tensor, buffer: torch.Tensor) -> None:
         """Writes its numbers to `target` (1-D, contiguous, as many elements) in its dtype; raises as `rows`."""

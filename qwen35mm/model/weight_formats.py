@@ -34,6 +34,10 @@ _ROWS_AT_ONCE = 2048
 _VALUES_AT_ONCE = 1 << 19
 
 
+# Plain ones [n, in_features] on the CPU, in float32 or bfloat16, or those of a quantised checkpoint as it has them.
+Rows = torch.Tensor | GroupedRows
+
+
 @dataclass(frozen=True)
 class Factory:
     """Where and how parameters are made.
@@ -72,8 +76,8 @@ class Weight(nn.Module, abc.ABC):
         self.dtype, self.device = factory.dtype, factory.device
 
     @abc.abstractmethod
-    def fill(self, first: int, rows: torch.Tensor) -> None:
-        """Writes plain rows [n, in_features], on the CPU, in float32 or bfloat16, over those from `first` on."""
+    def fill(self, first: int, rows: Rows) -> None:
+        """Writes rows over those from `first` on: plain ones, or to a part that lies so, those of a checkpoint."""
 
     @abc.abstractmethod
     def product(
@@ -94,7 +98,8 @@ class PlainWeight(Weight):
         values = torch.empty(out_features, in_features, dtype=factory.dtype, device=factory.device)
         self.values = nn.Parameter(values, requires_grad=False)
 
-    def fill(self, first: int, rows: torch.Tensor) -> None:
+    def fill(self, first: int, rows: Rows) -> None:
+        assert isinstance(rows, torch.Tensor)
         self.values[first : first + len(rows)] = rows
 
     def product(
@@ -135,12 +140,11 @@ class PackedWeight(Weight):
         self.matrix = PackedMatrix(old.library, old.format, self.out_features, self.in_features, data, scales)
         self.data, self.scales = data, scales
 
-    def fill(self, first: int, rows: torch.Tensor) -> None:
-        self.matrix.fill(first, rows)
-
-    def fill_groups(self, first: int, rows: GroupedRows) -> None:
-        """The same of one that is made of groups."""
-        self.matrix.fill_groups(first, rows)
+    def fill(self, first: int, rows: Rows) -> None:
+        if isinstance(rows, GroupedRows):
+            self.matrix.fill_groups(first, rows)
+        else:
+            self.matrix.fill(first, rows)
 
     def product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -166,7 +170,8 @@ class QuantisedWeight(Weight):
         self.register_buffer("integers", integers)
         self.register_buffer("scales", torch.zeros(out_features, groups, dtype=torch.bfloat16, device=factory.device))
 
-    def fill(self, first: int, rows: torch.Tensor) -> None:
+    def fill(self, first: int, rows: Rows) -> None:
+        assert isinstance(rows, torch.Tensor)
         # A few at a time: what it computes with is many times what it makes.
         for some in rows.split(max(1, _VALUES_AT_ONCE // self.in_features)):
             integers, scales = quantise(some, self.bits)
@@ -208,12 +213,9 @@ class Fp8Weight(Weight):
         self.register_buffer("values", values)
         self.register_buffer("scales", torch.empty(shape, dtype=torch.float32, device=factory.device))
 
-    def fill(self, first: int, rows: torch.Tensor) -> None:
-        raise NotImplementedError("eight-bit floats come as they are stored")
-
-    def fill_groups(self, first: int, rows: GroupedRows) -> None:
-        """Writes codes, and scales for each of their rows."""
-        index = torch.arange(first, first + len(rows.integers))
+    def fill(self, first: int, rows: Rows) -> None:
+        assert isinstance(rows, GroupedRows), "eight-bit floats come as they are stored"
+        index = torch.arange(first, first + len(rows))
         self.values[first : first + len(index)] = rows.integers
         self.scales[index // self.blocks.rows] = rows.scales.to(self.device)
 
@@ -252,21 +254,13 @@ class StackedWeight(Weight):
             yield slice(start, start + part.out_features), part
             start += part.out_features
 
-    def part_at(self, row: int) -> tuple[Weight, int]:
-        """The part of a part that a row lies in, and which of its rows it is there."""
-        for place, part in self._placed():
-            if place.start <= row < place.stop:
-                row -= place.start
-                return part.part_at(row) if isinstance(part, StackedWeight) else (part, row)
-        raise IndexError(row)
-
     def stored(self, first: int = 0) -> Iterator[tuple[int, StoredWeight]]:
         """Those in it that lie as a checkpoint has them, and where each begins."""
         for place, part in self._placed():
             if isinstance(part, StackedWeight):
                 yield from part.stored(first + place.start)
 
-    def fill(self, first: int, rows: torch.Tensor) -> None:
+    def fill(self, first: int, rows: Rows) -> None:
         for place, part in self._placed():
             low, high = max(first, place.start), min(first + len(rows), place.stop)
             if low < high:

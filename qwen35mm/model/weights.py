@@ -36,8 +36,6 @@ from qwen35mm.model.weight_formats import (
     AS_STORED,
     FP8,
     INTEGER_FORMATS,
-    Fp8Weight,
-    PackedWeight,
     StackedWeight,
     Weight,
 )
@@ -276,17 +274,9 @@ def _fill(
         source = stored[target.name]
         if (matrix := matrices.get(target.parameter)) is not None:
             first, width = target.offset // matrix.in_features, matrix.in_features
-            if target.name in held:
-                assert isinstance(matrix, StackedWeight)
-                part, first = matrix.part_at(first)
-                assert isinstance(part, PackedWeight | Fp8Weight)
-                for rows in source.grouped_rows():
-                    part.fill_groups(first, rows)
-                    first += len(rows.integers)
-            else:
-                for rows in source.rows(width, buffer):
-                    matrix.fill(first, rows)
-                    first += len(rows)
+            for rows in source.grouped_rows() if target.name in held else source.rows(width, buffer):
+                matrix.fill(first, rows)
+                first += len(rows)
         else:
             source.read_into(parameters[target.parameter][target.offset : target.offset + target.numel], buffer)
         done += source.num_bytes

@@ -20,6 +20,7 @@ from qwen35mm.checkpoints.sources import Source
 from qwen35mm.errors import CheckpointError
 from qwen35mm_kernels.cpu.native.products import Groups
 from tests.checkpoints import others, packers
+from tests.kernels.compare import dequantised
 
 Tensors = dict[str, torch.Tensor]
 
@@ -57,7 +58,7 @@ def numbers(source: Source) -> torch.Tensor:
     rows = [rows.float().clone() for rows in source.rows(source.shape[-1], new_buffer())]
     found = torch.cat(rows).view(source.shape)
     if isinstance(groups := source.groups, Groups):
-        held = torch.cat([rows.dequantised(groups.width) for rows in source.grouped_rows()])
+        held = torch.cat([dequantised(rows, groups.width) for rows in source.grouped_rows()])
         assert torch.equal(held, found)
     return found
 

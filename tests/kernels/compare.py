@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import torch
 
 from qwen35mm_kernels import cpu, reference
+from qwen35mm_kernels.cpu.native.products import GroupedRows
 
 # Odd lengths around a chunk, more than one block of every kernel, and last more than one of torch.
 LENGTHS = (1, 63, 64, 65, 130, 257)
@@ -151,3 +152,13 @@ def _mapped(value: Any, function: Any) -> Any:
 
 def _is_tensors(value: Any) -> TypeGuard[tuple[torch.Tensor, ...]]:
     return isinstance(value, tuple) and all(isinstance(part, torch.Tensor) for part in value)
+
+
+def dequantised(rows: GroupedRows, width: int) -> torch.Tensor:
+    """[n, in] float32: what a checkpoint's groups stand for, each number rounded once."""
+
+    def repeated(per_group: torch.Tensor) -> torch.Tensor:
+        return per_group.double().repeat_interleave(width, dim=1)[:, : rows.integers.shape[1]]
+
+    exact = rows.integers.double() * repeated(rows.scales)
+    return (exact if rows.minima is None else exact + repeated(rows.minima)).float()

@@ -9,7 +9,7 @@ import torch
 
 from qwen35mm_kernels.cpu.native.library import Library
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups, PackedMatrix
-from tests.kernels.compare import relative_error
+from tests.kernels.compare import dequantised, relative_error
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 # Formats and what they are multiplied by.
@@ -248,9 +248,9 @@ def test_groups_of_a_checkpoint_are_held_exactly(bits: int, has_minima: bool, na
         integers = torch.randint(low, high + 1, (out_features, in_features), dtype=torch.int8)
         rows = GroupedRows(integers, torch.randn(per_group), torch.randn(per_group) * 8 if has_minima else None)
         matrix, cut = PackedMatrix(native_library, groups, out_features, in_features), draw.randint(0, out_features)
-        matrix.fill_groups(cut, rows.part(cut, out_features))
-        matrix.fill_groups(0, rows.part(0, cut))
-        assert torch.equal(unpacked(matrix), rows.dequantised(groups.width))
+        matrix.fill_groups(cut, rows[cut:])
+        matrix.fill_groups(0, rows[:cut])
+        assert torch.equal(unpacked(matrix), dequantised(rows, groups.width))
         x = strided_rows(draw.choice([1, 2, 5, 17]), in_features, draw.choice([FLOAT32, BFLOAT16]))
         assert_product(matrix, x, torch.randn(out_features).to(x.dtype))
         bias = torch.zeros(out_features, dtype=x.dtype)

@@ -209,7 +209,7 @@ def test_matrices_one_under_the_other_keep_their_scales(counts: tuple[int, int])
         expected.append(codes.float() * scales.repeat_interleave(128, 1)[:, :272])
         for start in range(0, count, 100):  # pieces end inside blocks
             some = slice(start, start + 100)
-            part.fill_groups(first + start, GroupedRows(codes[some], scales[some]))
+            part.fill(first + start, GroupedRows(codes[some], scales[some]))
         first += count
     x = torch.randn(7, 272).bfloat16()
     values = torch.cat(expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -39,7 +39,8 @@ class Groups:
         return self.bits + 32 * (1 + self.has_minima) / self.width
 
 
-class GroupedRows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class GroupedRows:
     """Rows of such a matrix: integers [n, in] int8, scales and minima [n, in / width] float32, rounded up.
 
     Of eight-bit floats (`reference.fp8.Blocks`) `integers` are e4m3, and a whole row may have one scale.
@@ -49,20 +50,12 @@ class GroupedRows(NamedTuple):
     scales: torch.Tensor
     minima: torch.Tensor | None = None
 
-    def part(self, start: int, stop: int) -> GroupedRows:
-        """The rows from `start` to `stop`."""
-        minima = None if self.minima is None else self.minima[start:stop]
-        return GroupedRows(self.integers[start:stop], self.scales[start:stop], minima)
+    def __len__(self) -> int:
+        return len(self.integers)
 
-    def dequantised(self, width: int) -> torch.Tensor:
-        """[n, in] float32: what they stand for, each rounded once."""
-        scales, minima = (
-            None if x is None else x.double().repeat_interleave(width, dim=1)[:, : self.integers.shape[1]]
-            for x in (self.scales, self.minima)
-        )
-        assert scales is not None
-        exact = self.integers.double() * scales
-        return (exact if minima is None else exact + minima).float()
+    def __getitem__(self, part: slice) -> GroupedRows:
+        """Some of the rows."""
+        return GroupedRows(self.integers[part], self.scales[part], None if self.minima is None else self.minima[part])
 
 
 class _Weight(ctypes.Structure):
@@ -145,9 +138,8 @@ class PackedMatrix:
 
     def fill_groups(self, first: int, rows: GroupedRows) -> None:
         """Writes rows of this matrix's groups over those from `first` on."""
-        integers, scales, minima = (None if x is None else x.contiguous() for x in rows)
-        assert integers is not None
-        assert scales is not None
+        integers, scales = rows.integers.contiguous(), rows.scales.contiguous()
+        minima = None if rows.minima is None else rows.minima.contiguous()
         assert isinstance(self.format, Groups)
         assert self.format.has_minima == (minima is not None)
         assert (integers.dtype, integers.shape[1]) == (torch.int8, self.in_features)

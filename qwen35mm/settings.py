@@ -117,6 +117,13 @@ class ModelOptions:
             "apart: k=int8,v=int4. On a processor int8 holds nearly twice as many tokens, int4 more than three times.",
         ),
     ] = "auto"
+    kept_states: Annotated[
+        str,
+        _cache(
+            metavar="TYPE",
+            help="What recurrent states of kept prompts are kept as: float32, or bf16, which takes half the memory.",
+        ),
+    ] = "float32"
     state_memory: Annotated[
         int | None, _size(rich_help_panel="Cache", help="Memory for the recurrent states of kept prompts.")
     ] = None
@@ -196,7 +203,8 @@ class ModelOptions:
             raise typer.BadParameter("--cache-size is for the disk cache, and there is none.")
         kv_dtype = self.kv_dtype or "auto"
         chosen = given(kv_bytes=self.kv_memory, state_bytes=self.state_memory, disk_bytes=self.cache_size)
-        cache = CacheSettings(directory=directory, kv_dtype=kv_dtype, **chosen)
+        kept_states = self.kept_states or "float32"
+        cache = CacheSettings(directory=directory, kv_dtype=kv_dtype, kept_states=kept_states, **chosen)
         if directory is None:
             return cache
         try:

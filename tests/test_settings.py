@@ -30,6 +30,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "fps": ("0.5", 0.5),
     "kv_memory": ("1GiB", 1 << 30),
     "kv_dtype": ("k=int8,v=int4", "k=int8,v=int4"),
+    "kept_states": ("bf16", "bf16"),
     "state_memory": ("500MB", 500_000_000),
     "cache_dir": ("c", Path("c")),
     "cache_size": ("2G", 2 << 30),

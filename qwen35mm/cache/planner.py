@@ -25,6 +25,8 @@ _MAX_STATE_BYTES = 1 << 30
 # Measured: see docs/memory.md. Modules that only a model's work imports, threads with their temporaries, and what the
 # allocator keeps between two pieces of work.
 STARTED_BYTES = 72 << 20
+# What checkpoints keep recurrent states as.
+KEPT_STATES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class CacheSettings:
         disk_bytes: the most that the directory may hold.
         kv_dtype: what keys and values are kept as: `auto` is the model's own type, else bf16, f16, float32, fp8,
             fp8_e5m2, int8 or int4, also apart: `k=int8,v=int4`. It decides bits, so another one is another cache.
+        kept_states: what checkpoints' recurrent states are kept as: float32, or bf16, which takes half the memory. It
+            decides bits, too: whoever computes on past a cut does so from the rounded state.
         reuse: whether anything is kept after a request at all.
     """
 
@@ -51,6 +55,7 @@ class CacheSettings:
     disk_bytes: int = DEFAULT_DISK_BYTES
     reuse: bool = True
     kv_dtype: str = AUTO
+    kept_states: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("kv_bytes", "state_bytes", "vision_bytes", "host_kv_bytes", "disk_bytes"):
@@ -64,6 +69,13 @@ class CacheSettings:
         if not isinstance(self.directory, Path | None):
             raise ConfigError(f"directory must be a folder, or None; got {self.directory!r}.")
         kv_formats_of(self.kv_dtype, torch.bfloat16)
+        if not (isinstance(self.kept_states, str) and self.kept_states in KEPT_STATES):
+            raise ConfigError(f"States are kept as {' or '.join(KEPT_STATES)}; got {self.kept_states!r}.")
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """Of recurrent states in checkpoints."""
+        return KEPT_STATES[self.kept_states]
 
     def kv_formats(self, dtype: torch.dtype) -> KVFormats:
         """What keys and values of a model of this type are kept as."""

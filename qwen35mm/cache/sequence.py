@@ -177,9 +177,10 @@ class CachePools:
 
     Args:
         num_tokens: tokens of KV, rounded up to whole blocks.
-        dtype: of the conv states, and of K and V where `kv_formats` is None; recurrent states are float32 always.
+        dtype: of the conv states, and of K and V where `kv_formats` is None; running recurrent states are float32.
         device: of all layers, or of each.
         kv_formats: of K, and of V.
+        kept_states: of recurrent states in checkpoints.
 
     Attributes:
         layers: of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots.
@@ -195,11 +196,12 @@ class CachePools:
         device: Devices = "cpu",
         block_size: int = DEFAULT_BLOCK_SIZE,
         kv_formats: KVFormats | None = None,
+        kept_states: torch.dtype = torch.float32,
     ) -> None:
         num_blocks = -(-num_tokens // block_size)
         formats = kv_formats or kv_formats_of("auto", dtype)
         self.kv = KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, formats=formats, device=device)
-        self.states = StatePool(config, num_slots=num_slots, dtype=dtype, device=device)
+        self.states = StatePool(config, num_slots=num_slots, dtype=dtype, device=device, kept_dtype=kept_states)
         self.layers = {**self.kv.layers, **self.states.layers}
 
     def new_sequence(self) -> SequenceCache:

@@ -20,17 +20,29 @@ class StatePool:
 
     The lowest free slot is given out first, so that running sequences lie side by side and a decode batch is one view.
 
+    Args:
+        kept_dtype: of recurrent states that a checkpoint keeps.
+
     Attributes:
         layers: conv and recurrent states of all slots of each layer; the conv states are the last inputs of the causal
             convolution, oldest first.
     """
 
-    def __init__(self, config: ModelConfig, *, num_slots: int, dtype: torch.dtype, device: Devices = "cpu") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: Devices = "cpu",
+        kept_dtype: torch.dtype = torch.float32,
+    ) -> None:
         assert num_slots >= 1
         text = config.text
         conv_shape = (num_slots, text.conv_dim, text.linear_conv_kernel_dim - 1)
         state_shape = (num_slots, text.linear_num_value_heads, text.linear_key_head_dim, text.linear_value_head_dim)
         self.num_slots = num_slots
+        self._dtype, self._kept_dtype = dtype, kept_dtype
         self.slot_bytes = config.state_bytes(dtype)
         on = layer_devices(text, device)
         self.layers = {
@@ -75,19 +87,34 @@ class StatePool:
             for index, name in enumerate(("conv", "recurrent"))
         }
 
+    def round_to_kept(self, slot: int) -> None:
+        """Rounds a slot's states to what a checkpoint keeps: whoever runs on must see what others will find."""
+        if self._kept_dtype != torch.float32:
+            for _, recurrent in self.layers.values():
+                recurrent[slot] = recurrent[slot].to(self._kept_dtype)
+
+    def keep(self, slot: int, *, on_host: bool = True) -> dict[str, torch.Tensor]:
+        """What `save` gives, as a checkpoint keeps it: exact behind `round_to_kept`."""
+        kept = self.save(slot, on_host=on_host)
+        if self._kept_dtype != torch.float32:
+            kept["recurrent"] = kept["recurrent"].to(self._kept_dtype)
+        return kept
+
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether tensors are what `save` gives for this pool."""
+        """Whether tensors are what `keep` gives for this pool."""
         if set(tensors) != {"conv", "recurrent"}:
             return False
         saved = (tensors["conv"], tensors["recurrent"])
+        if (saved[0].dtype, saved[1].dtype) != (self._dtype, self._kept_dtype):
+            return False
         return all(
-            each.shape == (len(self.layers), *states.shape[1:]) and each.dtype == states.dtype
+            each.shape == (len(self.layers), *states.shape[1:])
             for pair in self.layers.values()
             for each, states in zip(saved, pair, strict=True)
         )
 
     def load(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Writes what `save` gave into a slot."""
+        """Writes what `save` or `keep` gave into a slot."""
         for index, (conv, recurrent) in enumerate(self.layers.values()):
             conv[slot].copy_(tensors["conv"][index])
             recurrent[slot].copy_(tensors["recurrent"][index])

@@ -261,6 +261,8 @@ class Prefill:
                 del features[address]
             hidden = model(prefill_batch(cache, embeds, positions[:, begin:stop]))
             cache.advance(stop - begin)
+            if segment_index is not None:
+                self._runtime.pools.states.round_to_kept(cache.slot)
             if segment_index is not None and self._keeps:
                 self._publish(start, segment_index, num_seen)
             for _ in () if self._reader is None else self._reader.take(hidden, begin):

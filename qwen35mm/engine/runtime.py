@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import asdict
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -61,7 +60,7 @@ class Runtime:
     Attributes:
         root: the fingerprint that all addresses begin with.
         reuse: whether anything is kept after a request.
-        kv_dtype: what keys and values are kept as.
+        cache_settings: what keys, values and states are kept as is in them.
         slots: requests at the same time; the pools have one slot more, for history commits.
 
     Raises:
@@ -84,7 +83,7 @@ class Runtime:
         self.context_length = settings.context_length_of(config.text)
         self.piece_tokens = settings.piece_tokens_on(model.device)
         self.slots = settings.slots
-        self.reuse, self.kv_dtype = cache.reuse, cache.kv_dtype
+        self.reuse, self.cache_settings = cache.reuse, cache
         self.reader = reader
         self.plan = plan = plan_engine(
             config,
@@ -104,13 +103,14 @@ class Runtime:
             dtype=model.dtype,
             device=model.layer_devices,
             kv_formats=cache.kv_formats(model.dtype),
+            kept_states=cache.kept_dtype,
         )
         self.disk: DiskTier | None = None
         self.root = secrets.token_bytes(32)
         if cache.directory is not None and cache.reuse:
             # Opened before the weights are hashed: where it can't be used, that is told at once.
             store = DiskStore(cache.directory, max_bytes=cache.disk_bytes)
-            self.root = _root(loaded, self.piece_tokens, self.pools.kv.formats, cache.directory)
+            self.root = _root(loaded, self.piece_tokens, self.pools.kv.formats, cache)
             self.disk = DiskTier(store, self.root, self.pools, reader=reader, writer=writer)
         self.prefixes = PrefixCache(
             self.pools, state_bytes=plan.state_bytes, host_kv_bytes=plan.host_kv_bytes, disk=self.disk
@@ -158,17 +158,19 @@ class Runtime:
         }
 
 
-def _root(loaded: LoadedModel, piece_tokens: int, kv_formats: KVFormats, directory: Path) -> bytes:
+def _root(loaded: LoadedModel, piece_tokens: int, kv_formats: KVFormats, cache: CacheSettings) -> bytes:
     """What decides the bits of a cached segment, apart from its tokens."""
     model = loaded.model
+    assert cache.directory is not None
     return fingerprint(
         {
-            "weights": weights_digest(loaded.path, directory / "weights"),
+            "weights": weights_digest(loaded.path, cache.directory / "weights"),
             "weights_format": loaded.weights,
             "arithmetic": arithmetic(model.layer_devices, model.dtype),
             "block_size": DEFAULT_BLOCK_SIZE,
             "piece_tokens": piece_tokens,
             "kv": [format.name for format in kv_formats],
+            "kept_states": cache.kept_states,
             "rope": asdict(loaded.config.text.rope),
             "vision_unit": UNIT_TEMPORAL_PATCHES,
             "image_processing": loaded.image_processing.fingerprint(),

@@ -282,15 +282,24 @@ _cold: dict[Any, Answer] = {}
 
 
 def cold(
-    loaded: LoadedModel, request: Request, settings: EngineSettings = SETTINGS, *, kv_dtype: str = "auto"
+    loaded: LoadedModel,
+    request: Request,
+    settings: EngineSettings = SETTINGS,
+    *,
+    like: CacheSettings = CacheSettings(),  # noqa: B008 - it is frozen
 ) -> Answer:
-    """The reply of an engine that keeps nothing and serves nobody else, computed once for each prompt."""
+    """The reply of an engine that keeps nothing and serves nobody else, computed once for each prompt.
+
+    Args:
+        like: what keys, values and states are kept as.
+    """
+    kept = {"kv_dtype": like.kv_dtype, "kept_states": like.kept_states}
     prompt = request.prompt
     digests = tuple((span.digest, span.grid_thw, span.start) for span in prompt.spans)
-    key = (id(loaded), settings, kv_dtype, prompt.token_ids.tobytes(), digests, prompt.segments, request.params)
+    key = (id(loaded), settings, *kept.values(), prompt.token_ids.tobytes(), digests, prompt.segments, request.params)
     if key not in _cold:
         assert settings.context_length is not None
-        cache = cache_settings(loaded, num_tokens=settings.context_length, reuse=False, kv_dtype=kv_dtype)
+        cache = cache_settings(loaded, num_tokens=settings.context_length, reuse=False, **kept)
         engine = Engine(loaded, settings, cache)
         (_cold[key],) = serve(engine, replace(request, id=f"cold-{len(_cold)}", deadline_s=None))
     return _cold[key]

@@ -83,7 +83,7 @@ def ask(engine: Engine, chat: Chat, messages: list[Message], **options: Any) -> 
     """One answer, compared with the cold one."""
     request = chat.request(messages, **options)
     (answer,) = serve(engine, request)
-    assert_same(answer, cold(chat.loaded, request, kv_dtype=engine.runtime.kv_dtype))
+    assert_same(answer, cold(chat.loaded, request, like=engine.runtime.cache_settings))
     return answer
 
 
@@ -272,26 +272,37 @@ def test_a_start_inside_a_video_equals_cold(
 
 
 @pytest.mark.parametrize(
-    ("model", "kv_dtype"),
+    ("model", "kv_dtype", "kept_states"),
     [
-        ((DENSE, "float32"), "int8"),
-        ((DENSE, "bfloat16"), "int4"),
-        (MODELS[1], "fp8"),
-        ((DENSE, "bfloat16"), "k=f16,v=fp8_e5m2"),
-        ((DENSE, "float32"), "k=bf16,v=int4"),
+        ((DENSE, "float32"), "int8", "float32"),
+        ((DENSE, "bfloat16"), "int4", "bf16"),
+        (MODELS[1], "fp8", "float32"),
+        ((DENSE, "bfloat16"), "k=f16,v=fp8_e5m2", "float32"),
+        ((DENSE, "float32"), "k=bf16,v=int4", "float32"),
+        ((DENSE, "float32"), "auto", "bf16"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value[0].name}-{value[1]}",
 )
-def test_every_type_of_keys_and_values_equals_cold(model: tuple[TinySpec, str], kv_dtype: str, tmp_path: Path) -> None:
+def test_every_type_that_is_kept_equals_cold(
+    model: tuple[TinySpec, str], kv_dtype: str, kept_states: str, tmp_path: Path
+) -> None:
     """From memory, after an eviction, on a branch, and from the disk after a restart."""
     loaded = chat_model(*model)
-    chat, settings = Chat(loaded), cache_settings(loaded, directory=tmp_path, kv_dtype=kv_dtype)
+    chat = Chat(loaded)
+    settings = cache_settings(loaded, directory=tmp_path, kv_dtype=kv_dtype, kept_states=kept_states)
     messages = turns(six_turns(images=False, video=False))[2]
     engine = Engine(loaded, SETTINGS, settings)
     first, *_, last = converse(engine, chat, messages)
     assert last.result.cache.num_cached_tokens > 0
-    plain = cold(loaded, chat.request(turns(messages)[0]))
-    assert not torch.equal(first.logits, plain.logits)
+    if kv_dtype != "auto":
+        assert not torch.equal(first.logits, cold(loaded, chat.request(turns(messages)[0])).logits)
+    if kept_states != "float32":
+        unrounded = cold(loaded, chat.request(messages), like=replace(settings, kept_states="float32"))
+        assert not torch.equal(last.logits, unrounded.logits)
+        states = engine.runtime.prefixes.states
+        for address in states.addresses:
+            assert (state := states.get(address)) is not None
+            assert state["recurrent"].dtype == torch.bfloat16
     drop_kv(engine, cached_segments(engine, chat.request(messages)))
     assert ask(engine, chat, messages).result.cache.num_cached_tokens > 0
     branch = [*with_reply(messages), user(words("a branch"))]
@@ -300,7 +311,7 @@ def test_every_type_of_keys_and_values_equals_cold(model: tuple[TinySpec, str], 
     again = Engine(loaded, SETTINGS, settings)
     assert set(ask(again, chat, branch).result.cache.cached_from) == {"disk"}
     # In another type the same tokens have another cache.
-    other = Engine(loaded, SETTINGS, replace(settings, kv_dtype="auto"))
+    other = Engine(loaded, SETTINGS, replace(settings, kv_dtype="auto", kept_states="float32"))
     (answer,) = serve(other, chat.request(branch))
     assert answer.result.cache.miss == "other model"
 

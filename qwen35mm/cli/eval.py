@@ -44,6 +44,12 @@ def evaluate(
         typer.Option(help="A text file to foretell; without it the demo's right answers, or a text of the project's."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Most tokens of the text.", min=2)] = 8192,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of the text that are read in one go; 2,048 without it. What comes deeper is told.", min=2
+        ),
+    ] = None,
     questions: Annotated[
         int | None,
         typer.Option(help="Questions of each skill of the bundled model; 20 without it, none for others.", min=0),
@@ -76,7 +82,8 @@ def evaluate(
             reference=reference,
             kv_dtypes=kv_dtype or (),
             text=words,
-            max_tokens=tokens,
+            max_tokens=tokens if context is None else max(tokens, context),
+            context=context,
             num_questions=questions,
             device=device,
             rope_scaling=rope_scaling,
@@ -89,6 +96,8 @@ def evaluate(
         return
     console = Console()
     console.print(_divergences(results))
+    if results[0].divergence.depths:
+        console.print(_depths(results))
     if questions:
         console.print(_skills(results))
 
@@ -116,6 +125,19 @@ def _divergences(results: list[Result]) -> Table:
         table.add_row(
             result.weights, result.kv_dtype, f"{result.num_bytes / 2**20:,.1f}", *kl, first, f"{found.perplexity:.4f}"
         )
+    return table
+
+
+def _depths(results: list[Result]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="KL mean, and same first in %, by the tokens before")
+    table.add_column("")
+    for depth in results[0].divergence.depths:
+        table.add_column(f"{depth.start:,} to {depth.stop:,}", justify="right")
+    for result in results[1:]:
+        depths = result.divergence.depths
+        table.add_row(_name(result), *(f"{depth.kl_mean:.5f}  {depth.top1_percent:.2f}" for depth in depths))
     return table
 
 

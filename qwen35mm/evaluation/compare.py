@@ -73,6 +73,7 @@ def compare(
     kv_dtypes: Sequence[str] = (),
     text: str | None = None,
     max_tokens: int = 8192,
+    context: int | None = None,
     num_questions: int = 0,
     device: str = "cpu",
     rope_scaling: str | None = None,
@@ -85,6 +86,7 @@ def compare(
         kv_dtypes: as CacheSettings takes them; formats of weights are computed with their own type.
         text: to foretell; without it the right answers where there are questions, else a text that comes with us.
         max_tokens: of the text.
+        context: tokens of a window of it, each of which begins anew; without it, 2,048.
         num_questions: of each of the bundled model's skills.
         device, rope_scaling: as `load` takes them.
         told: called with what is being done.
@@ -113,7 +115,7 @@ def compare(
         loaded = load(source, dtype=dtype, device=device, weights=taken, rope_scaling=rope_scaling)
         if not passages:
             if text is not None:
-                passages.extend(text_passages(loaded, text, max_tokens))
+                passages.extend(text_passages(loaded, text, max_tokens, context))
             elif test is not None:
                 passages.extend(test.passages(loaded))
         told(f"{name}: reading")

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+
+# Parts of the longest text, and the least tokens that it has for them to mean anything.
+_NUM_DEPTHS = 4
+_LEAST_DEEP = 1024
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Over the tokens that have `start` to `stop` others before them."""
+
+    start: int
+    stop: int
+    num_tokens: int
+    kl_mean: float
+    top1_percent: float
 
 
 @dataclass(frozen=True)
@@ -17,6 +32,7 @@ class Divergence:
         kl_mean, kl_p99, kl_max: of KL(reference || model), in nats, token by token; p99 between two tokens is linear.
         top1_percent: how often both hold the same token for the likeliest.
         perplexity: the model's own; exp of the mean of -log p of the text's tokens.
+        depths: the same by how much comes before a token, in quarters of the longest text; () of short ones.
     """
 
     num_tokens: int
@@ -25,21 +41,28 @@ class Divergence:
     kl_max: float
     top1_percent: float
     perplexity: float
+    depths: tuple[Depth, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class TokenScores:
-    """Of each token, [T]: `kl` and `loss` (-log p of the text's token) in float64, `agrees` bool."""
+    """Of each token, [T]: `kl` and `loss` (-log p of the text's token) in float64, `agrees` bool.
+
+    Attributes:
+        first: tokens before the first of them; each of the others has one more.
+    """
 
     kl: torch.Tensor
     loss: torch.Tensor
     agrees: torch.Tensor
+    first: int = 0
 
 
-def score_tokens(reference: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> TokenScores:
+def score_tokens(reference: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, first: int = 0) -> TokenScores:
     """Scores of a model's logits.
 
     Args:
+        first: tokens before the first of the targets.
         reference, logits: [T, vocab]. The sums are made in float64: equal logits give exactly 0.
         targets: [T] int64, the text's next tokens.
     """
@@ -47,7 +70,7 @@ def score_tokens(reference: torch.Tensor, logits: torch.Tensor, targets: torch.T
     # Rounding may leave a sum a little below zero.
     kl = (expected.exp() * (expected - found)).sum(dim=-1).clamp_(min=0)
     loss = -found.gather(1, targets[:, None])[:, 0]
-    return TokenScores(kl, loss, reference.argmax(dim=-1) == logits.argmax(dim=-1))
+    return TokenScores(kl, loss, reference.argmax(dim=-1) == logits.argmax(dim=-1), first)
 
 
 def summarise(scores: Iterable[TokenScores]) -> Divergence:
@@ -61,4 +84,18 @@ def summarise(scores: Iterable[TokenScores]) -> Divergence:
         kl_max=float(kl.max()),
         top1_percent=100 * float(agrees.double().mean()),
         perplexity=math.exp(float(loss.mean())),
+        depths=tuple(_by_depth(parts, kl, agrees)),
     )
+
+
+def _by_depth(parts: Sequence[TokenScores], kl: torch.Tensor, agrees: torch.Tensor) -> Iterator[Depth]:
+    places = torch.cat([torch.arange(part.first, part.first + len(part.kl)) for part in parts])
+    longest = int(places.max()) + 1
+    if longest < _LEAST_DEEP:
+        return
+    size = math.ceil(longest / _NUM_DEPTHS)
+    for start in range(0, longest, size):
+        here = (places >= start) & (places < start + size)
+        if num_tokens := int(here.sum()):
+            top1_percent = 100 * float(agrees[here].double().mean())
+            yield Depth(start, min(start + size, longest), num_tokens, float(kl[here].mean()), top1_percent)

@@ -46,15 +46,18 @@ class Passage:
         return torch.tensor(self.prompt.token_ids[self.start :])
 
 
-def text_passages(loaded: LoadedModel, text: str, max_tokens: int) -> list[Passage]:
-    """The first `max_tokens` tokens of a text, in windows.
+def text_passages(loaded: LoadedModel, text: str, max_tokens: int, context: int | None = None) -> list[Passage]:
+    """The first `max_tokens` tokens of a text, in windows of `context`, or of `WINDOW_TOKENS`.
 
     Raises:
-        ConfigError: it has less than two tokens.
+        ConfigError: it has less than two tokens, or so many positions aren't the model's.
     """
     builder = PromptBuilder(loaded.tokenizer, loaded.template, loaded.config)
     ids = loaded.tokenizer.encode_plain(text)[:max_tokens]
-    size = min(WINDOW_TOKENS, loaded.config.text.max_position_embeddings)
+    most = loaded.config.text.max_position_embeddings
+    size = min(WINDOW_TOKENS, most) if context is None else context
+    if size > most:
+        raise ConfigError(f"The model has {most:,} positions; got a context of {size:,} tokens.")
     windows = [ids[start : start + size] for start in range(0, len(ids), size)]
     passages = [Passage(builder.plain(window), start=1) for window in windows if len(window) > 1]
     if not passages:
@@ -111,7 +114,7 @@ def _scores(
         for start in range(0, len(targets), size):
             part = slice(start, start + size)
             expected, found = (_logits(head, hidden[index][part]) for head, hidden in (reference, model))
-            yield score_tokens(expected, found, targets[part])
+            yield score_tokens(expected, found, targets[part], passage.start + start)
 
 
 def _logits(head: Weight, hidden: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def test_json_has_every_format(qwen35mm: Run, tiny: TinyCheckpoints, spec: TinyS
     reference, *others = found["formats"]
     assert [each["weights"] for each in found["formats"]] == ["float32", "bf16", "int8", "int4"]
     assert (reference["kl_mean"], reference["kl_max"], reference["top1_percent"]) == (0, 0, 100)
-    divergence = "num_tokens kl_mean kl_p99 kl_max top1_percent perplexity"
+    divergence = "num_tokens kl_mean kl_p99 kl_max top1_percent perplexity depths"
     sizes = "weights num_bytes kv_dtype kv_token_bytes"
     assert set(reference) == {*divergence.split(), *sizes.split(), "accuracy", "skills"}
     assert {each["num_tokens"] for each in found["formats"]} == {299}
@@ -78,14 +78,19 @@ def test_the_bundled_models_skills(qwen35mm: Run, monkeypatch: pytest.MonkeyPatc
 
 def test_keys_and_values_of_the_bundled_model(qwen35mm: Run) -> None:
     done = qwen35mm(
-        "eval", "--kv-dtype", "int8", "--kv-dtype", "k=int8,v=int4", "--questions", "0", "--tokens", "300", "--json"
-    )
+        "eval", "--kv-dtype", "int8", "--kv-dtype", "k=int8,v=int4", "--questions", "0", "--context", "1100",
+        "--tokens", "300", "--json",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     plain, int8, apart = json.loads(done.stdout)["formats"]
     assert [each["kv_dtype"] for each in (plain, int8, apart)] == ["auto", "int8", "k=int8,v=int4"]
     assert plain["kv_token_bytes"] > int8["kv_token_bytes"] > apart["kv_token_bytes"]
     assert 0 < int8["kl_mean"] <= 0.003
     assert int8["top1_percent"] >= 99.5
+    spans = [(depth["start"], depth["stop"], depth["num_tokens"]) for depth in apart["depths"]]
+    assert spans == [(0, 275, 274), (275, 550, 275), (550, 825, 275), (825, 1100, 275)]
+    weighted = sum(depth["kl_mean"] * depth["num_tokens"] for depth in apart["depths"]) / 1099
+    assert weighted == pytest.approx(apart["kl_mean"])
 
 
 def test_the_projects_text_is_what_most_models_read() -> None:
@@ -103,6 +108,7 @@ def test_the_projects_text_is_what_most_models_read() -> None:
         (("--text", "nowhere.txt"), 2, "can't be read"),
         (("--text", str(demo_model_path() / "model.safetensors")), 2, "is no text in UTF-8"),
         (("--text", __file__, "--tokens", "1"), 2, "--tokens"),
+        (("--context", "9999999", "--questions", "0"), 1, "got a context of 9,999,999 tokens"),
         (("--questions", "-1"), 2, "--questions"),
         (("--model", "nowhere/at/all"), 1, "There is no folder"),
         (("--device", "banana", "--questions", "0"), 1, "banana"),

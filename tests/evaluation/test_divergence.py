@@ -47,6 +47,17 @@ def test_the_percentile_lies_between_two_tokens() -> None:
     assert summarise([scores(range(11))]).kl_p99 == pytest.approx(9.9)
 
 
+def test_texts_of_different_lengths_are_told_by_depth() -> None:
+    def scores(first: int, count: int, kl: float) -> TokenScores:
+        agrees = torch.zeros(count, dtype=torch.bool)
+        return TokenScores(torch.full((count,), kl, dtype=torch.float64), torch.zeros(count), agrees, first)
+
+    first, second = summarise([scores(1, 599, 1.0), scores(600, 1400, 4.0), scores(1, 499, 3.0)]).depths[:2]
+    assert (first.start, first.stop, first.num_tokens, first.kl_mean) == (0, 500, 998, 2.0)
+    assert (second.start, second.stop, second.num_tokens, second.kl_mean) == (500, 1000, 500, 3.4)
+    assert summarise([scores(0, 1023, 1.0)]).depths == ()
+
+
 def test_what_is_no_number_is_told() -> None:
     broken = torch.tensor([[0.0, float("nan")]])
     assert math.isnan(summarise([score_tokens(torch.zeros(1, 2), broken, torch.tensor([0]))]).kl_mean)

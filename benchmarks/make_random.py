@@ -25,98 +25,19 @@ from qwen35mm.checkpoints.shards import INDEX_FILE
 from qwen35mm.checkpoints.tensor_names import EMBEDDING, LM_HEAD, Target, checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.model.load import DTYPES
+from qwen35mm.model_library.catalogue import SIZES, family_config
 from qwen35mm.tokenizer import Tokenizer
 
 DEMO = ROOT / "assets" / "demo"
 SHARD_BYTES = 1 << 30
 
-# hidden, layers, query heads, KV heads, GDN value heads, FFN width (of an expert), vision depth, width, heads, FFN
-SIZES: dict[str, tuple[int, ...]] = {
-    "0.8B": (1024, 24, 8, 2, 16, 3584, 12, 768, 12, 3072),
-    "2B": (2048, 24, 8, 2, 16, 6144, 24, 1024, 16, 4096),
-    "4B": (2560, 32, 16, 4, 32, 9216, 24, 1024, 16, 4096),
-    "9B": (4096, 32, 16, 4, 32, 12288, 27, 1152, 16, 4304),
-    "27B": (5120, 64, 24, 4, 48, 17408, 27, 1152, 16, 4304),
-    "35B-A3B": (2048, 40, 16, 2, 32, 512, 27, 1152, 16, 4304),
-}
-TIED = ("0.8B", "2B", "4B")
-EXPERTS, EXPERTS_PER_TOKEN = 256, 8
-
 
 def make_config(size: str, dtype: str) -> dict[str, Any]:
     """The config.json of a size, with the demo tokenizer's ids."""
-    hidden, layers, heads, kv_heads, value_heads, ffn, depth, width, vision_heads, vision_ffn = SIZES[size]
     demo = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
-    is_moe, tied = size.endswith("A3B"), size in TIED
-    text: dict[str, Any] = {
-        "attention_bias": False,
-        "attn_output_gate": True,
-        "dtype": dtype,
-        "eos_token_id": demo["eos_token_id"],
-        "full_attention_interval": 4,
-        "head_dim": 256,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "layer_types": ["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(layers)],
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": value_heads,
-        "linear_value_head_dim": 128,
-        "mamba_ssm_dtype": "float32",
-        "max_position_embeddings": 262144,
-        "model_type": "qwen3_5_moe_text" if is_moe else "qwen3_5_text",
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {
-            "mrope_interleaved": True,
-            "mrope_section": [11, 11, 10],
-            "partial_rotary_factor": 0.25,
-            "rope_theta": 10_000_000,
-            "rope_type": "default",
-        },
-        "tie_word_embeddings": tied,
-        "vocab_size": 248320,
-    }
-    if is_moe:
-        text |= {
-            "moe_intermediate_size": ffn,
-            "num_experts": EXPERTS,
-            "num_experts_per_tok": EXPERTS_PER_TOKEN,
-            "shared_expert_intermediate_size": ffn,
-        }
-    else:
-        text["intermediate_size"] = ffn
-    model_type = "qwen3_5_moe" if is_moe else "qwen3_5"
-    return {
-        "architectures": ["Qwen3_5MoeForConditionalGeneration" if is_moe else "Qwen3_5ForConditionalGeneration"],
-        "dtype": dtype,
-        "eos_token_id": demo["eos_token_id"],
-        "image_token_id": demo["image_token_id"],
-        "model_type": model_type,
-        "text_config": text,
-        "tie_word_embeddings": tied,
-        "video_token_id": demo["video_token_id"],
-        "vision_config": {
-            "deepstack_visual_indexes": [],
-            "depth": depth,
-            "hidden_act": "gelu_pytorch_tanh",
-            "hidden_size": width,
-            "in_channels": 3,
-            "intermediate_size": vision_ffn,
-            "model_type": f"{model_type}_vision",
-            "num_heads": vision_heads,
-            "num_position_embeddings": 2304,
-            "out_hidden_size": hidden,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-        },
-        "vision_end_token_id": demo["vision_end_token_id"],
-        "vision_start_token_id": demo["vision_start_token_id"],
-    }
+    config = family_config(size, dtype)
+    config["text_config"]["eos_token_id"] = demo["eos_token_id"]
+    return config | {name: value for name, value in demo.items() if name.endswith("_token_id") and name[:3] != "pad"}
 
 
 def random_tensor(target: Target, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -1,12 +1,105 @@
-"""The family's models on the Hugging Face Hub, with what they take: known before a byte of them is there."""
+"""The family's models on the Hugging Face Hub, by their shapes: known before a byte of them is there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-# Layouts are padded, and running states come on top.
-_MARGIN = 1.05
+import torch
+
+from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets
+from qwen35mm.config import ModelConfig
+from qwen35mm.config.model import MEDIA_TOKENS
+from qwen35mm.model.weights import weights_bytes
+
+# hidden, layers, query heads, KV heads, GDN value heads, FFN width (of an expert), vision depth, width, heads, FFN
+SIZES: dict[str, tuple[int, ...]] = {
+    "0.8B": (1024, 24, 8, 2, 16, 3584, 12, 768, 12, 3072),
+    "2B": (2048, 24, 8, 2, 16, 6144, 24, 1024, 16, 4096),
+    "4B": (2560, 32, 16, 4, 32, 9216, 24, 1024, 16, 4096),
+    "9B": (4096, 32, 16, 4, 32, 12288, 27, 1152, 16, 4304),
+    "27B": (5120, 64, 24, 4, 48, 17408, 27, 1152, 16, 4304),
+    "35B-A3B": (2048, 40, 16, 2, 32, 512, 27, 1152, 16, 4304),
+}
+TIED = ("0.8B", "2B", "4B")
+EXPERTS, EXPERTS_PER_TOKEN = 256, 8
+
+
+def family_config(size: str, dtype: str) -> dict[str, Any]:
+    """The config.json of a size, without its tokenizer's ids."""
+    hidden, layers, heads, kv_heads, value_heads, ffn, depth, width, vision_heads, vision_ffn = SIZES[size]
+    is_moe, tied = size.endswith("A3B"), size in TIED
+    text: dict[str, Any] = {
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "dtype": dtype,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "layer_types": ["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(layers)],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": value_heads,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "model_type": "qwen3_5_moe_text" if is_moe else "qwen3_5_text",
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10_000_000,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": tied,
+        "vocab_size": 248320,
+    }
+    if is_moe:
+        text |= {
+            "moe_intermediate_size": ffn,
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            "shared_expert_intermediate_size": ffn,
+        }
+    else:
+        text["intermediate_size"] = ffn
+    model_type = "qwen3_5_moe" if is_moe else "qwen3_5"
+    return {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration" if is_moe else "Qwen3_5ForConditionalGeneration"],
+        "dtype": dtype,
+        "model_type": model_type,
+        "text_config": text,
+        "tie_word_embeddings": tied,
+        "vision_config": {
+            "deepstack_visual_indexes": [],
+            "depth": depth,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": width,
+            "in_channels": 3,
+            "intermediate_size": vision_ffn,
+            "model_type": f"{model_type}_vision",
+            "num_heads": vision_heads,
+            "num_position_embeddings": 2304,
+            "out_hidden_size": hidden,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    }
+
+
+def config_tensors(config: ModelConfig) -> Mapping[str, Target]:
+    """The tensors that a checkpoint with this config has, by their names."""
+    targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
+    return {target.name: target for target in targets}
 
 
 @dataclass(frozen=True)
@@ -15,32 +108,26 @@ class HubModel:
 
     Attributes:
         hub_id: such as `Qwen/Qwen3.5-2B`.
-        weights_bytes: by format, as `qwen35mm.model.weights.weights_bytes` counts them; `bf16` is what is downloaded.
-        kv_token_bytes: of one token, in bfloat16.
     """
 
     hub_id: str
-    weights_bytes: dict[str, int]
-    kv_token_bytes: int
 
-    def format_that_fits(self, formats: Sequence[str], *, memory_bytes: int, context_length: int) -> str | None:
-        """The first of these formats whose weights the memory holds, with one whole context; None where none fits."""
-        kv_bytes = self.kv_token_bytes * context_length
-        fitting = (each for each in formats if self.weights_bytes[each] * _MARGIN + kv_bytes <= memory_bytes)
-        return next(fitting, None)
+    @functools.cached_property
+    def config(self) -> ModelConfig:
+        """As the Hub's config.json has it, without its tokenizer's ids."""
+        shapes = family_config(self.hub_id.partition("Qwen3.5-")[2], "bfloat16")
+        return ModelConfig.from_dict(shapes | dict.fromkeys(MEDIA_TOKENS, 0))
+
+    @functools.cached_property
+    def tensors(self) -> Mapping[str, Target]:
+        return config_tensors(self.config)
+
+    @functools.cached_property
+    def num_bytes(self) -> int:
+        """Of its weights, as they are downloaded."""
+        return weights_bytes(self.tensors, torch.bfloat16, None)
 
 
-def _model(name: str, bf16: int, int8: int, int4: int, kv_token_bytes: int) -> HubModel:
-    return HubModel(f"Qwen/Qwen3.5-{name}", {"bf16": bf16, "int8": int8, "int4": int4}, kv_token_bytes)
-
-
-HUB_MODELS = (
-    _model("0.8B", 1_705_971_840, 1_001_623_680, 753_111_168, 12_288),
-    _model("2B", 4_426_483_328, 2_663_892_608, 1_978_123_904, 12_288),
-    _model("4B", 9_078_531_072, 5_140_227_072, 3_357_647_872, 32_768),
-    _model("9B", 18_819_627_488, 10_432_330_208, 6_976_223_712, 32_768),
-    _model("27B", 54_713_457_120, 29_523_057_120, 17_359_575_520, 65_536),
-    _model("35B-A3B", 70_214_363_872, 37_744_552_672, 20_935_879_392, 20_480),
-)
+HUB_MODELS = tuple(HubModel(f"Qwen/Qwen3.5-{size}") for size in SIZES)
 # The largest one that is worth its time: on a processor every weight is read for every token.
 SUGGESTED_ON_CPU, SUGGESTED_ON_GPU = HUB_MODELS[1], HUB_MODELS[3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import torch
 from qwen35mm.cache.kv_types import AUTO
 from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.quantised import read_checkpoint
+from qwen35mm.checkpoints.sources import Source
+from qwen35mm.checkpoints.tensor_names import Target
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ConfigError
 from qwen35mm.model import DeviceRequest
@@ -55,30 +57,42 @@ def fit(
         NoRoomError: it doesn't fit, with the numbers and what would help.
         CheckpointError, ConfigError: its files or a setting can't be used.
     """
-    dtype = choose_dtype(options.dtype)
-    asked = choose_integers(options.weights, dtype)
-    check_integers(asked, devices)
     config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
     stored = read_checkpoint(folder, config.quantization)
-    if asked == AS_STORED:
-        asked = as_stored(stored, dtype, devices)
+    how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(folder, config)}
+    fitted, need = fit_tensors(options, config, stored, name, **how)
+    if fitted.weights != options.weights:
+        dtype = choose_dtype(options.dtype)
+        asked = asked_format(options, stored, devices)
+        text = "%s has %s weights: %s instead of %s of %s, which don't fit into %s of memory beside a context of %s."
+        plain, room = asked or weights_name(dtype), gib(memory_bytes)
+        sizes = gib(need.plan.weights_bytes), gib(weights_bytes(stored, dtype, asked))
+        logger.warning(text, name, fitted.weights, *sizes, plain, room, f"{need.plan.context_length:,} tokens")
+    return fitted, need
+
+
+def fit_tensors(
+    options: BackendOptions,
+    config: ModelConfig,
+    stored: Mapping[str, Source | Target],
+    name: str,
+    *,
+    devices: Sequence[torch.device],
+    memory_bytes: int,
+    runtime_bytes: int,
+) -> tuple[BackendOptions, MemoryNeed]:
+    """`fit` by a config and its tensors, which nobody need have downloaded; the log says nothing."""
+    dtype = choose_dtype(options.dtype)
+    asked = asked_format(options, stored, devices)
     on_cpu = all(device.type == "cpu" for device in devices)
     sizes = {each: weights_bytes(stored, dtype, each) for each in (asked, *INTEGER_FORMATS)}
     smaller = [each for each in INTEGER_FORMATS if on_cpu and sizes[each] < sizes[asked]]
+    how = {"dtype": dtype, "devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": runtime_bytes}
     refused = None
     for integers in [asked, *smaller]:
+        chosen = integers if integers in INTEGER_FORMATS else None
         try:
-            need = memory_need(
-                name,
-                config,
-                sizes[integers],
-                options,
-                dtype=dtype,
-                devices=devices,
-                memory_bytes=memory_bytes,
-                integers=integers if integers in INTEGER_FORMATS else None,
-                runtime_bytes=tokenizer_bytes(folder, config),
-            )
+            need = memory_need(name, config, sizes[integers], options, integers=chosen, **how)
         except NoRoomError as error:
             # Of `auto` the last word is the smallest's, else that of what was asked for.
             refused = error if refused is None or options.weights == "auto" else refused
@@ -92,17 +106,19 @@ def fit(
                     size=gib(sizes[integers]),
                 )
             )
-        if integers != asked:
-            text = (
-                "%s has %s weights: %s instead of %s of %s, which don't fit into %s of memory beside a context of %s."
-            )
-            plain, room = asked or weights_name(dtype), gib(memory_bytes)
-            length = f"{need.plan.context_length:,} tokens"
-            logger.warning(text, name, integers, gib(sizes[integers]), gib(sizes[asked]), plain, room, length)
-        chosen = integers if integers in INTEGER_FORMATS else None
         return replace(options, weights=chosen or options.weights, cache=need.settings), need
     assert refused is not None
     raise refused
+
+
+def asked_format(
+    options: BackendOptions, stored: Mapping[str, Source | Target], devices: Sequence[torch.device]
+) -> str | None:
+    """What `options` have the weights kept as where all fits, as `weights_bytes` takes it."""
+    dtype = choose_dtype(options.dtype)
+    asked = choose_integers(options.weights, dtype)
+    check_integers(asked, devices)
+    return as_stored(stored, dtype, devices) if asked == AS_STORED else asked
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -163,12 +164,12 @@ def running_alone(cache: CacheSettings, plan: MemoryPlan) -> CacheSettings:
     return replace(cache, kv_bytes=given, state_bytes=cache.state_bytes or 0, vision_bytes=cache.vision_bytes or 0)
 
 
-def tokenizer_bytes(folder: Path, config: ModelConfig) -> int:
+def tokenizer_bytes(folder: Path | None, config: ModelConfig) -> int:
     """About what a tokenizer takes in memory, by its file; by the vocabulary where that isn't there."""
-    try:
-        return (folder / "tokenizer.json").stat().st_size * _TOKENIZER_TIMES
-    except OSError:
-        return config.text.vocab_size * _TOKEN_BYTES
+    with contextlib.suppress(OSError):
+        if folder is not None:
+            return (folder / "tokenizer.json").stat().st_size * _TOKENIZER_TIMES
+    return config.text.vocab_size * _TOKEN_BYTES
 
 
 def available_within(options: BackendOptions) -> Available:

@@ -18,13 +18,15 @@ from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.shards import model_name
 from qwen35mm.checkpoints.sources import Source
-from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets
+from qwen35mm.checkpoints.tensor_names import Target
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
 from qwen35mm.model import DeviceRequest
-from qwen35mm.model.load import choose_dtype, choose_integers, weights_name
-from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
-from qwen35mm.model.weights import as_stored, check_integers, weights_bytes
+from qwen35mm.model.load import choose_dtype, weights_name
+from qwen35mm.model.weight_formats import INTEGER_FORMATS
+from qwen35mm.model.weights import weights_bytes
+from qwen35mm.model_library.catalogue import config_tensors
+from qwen35mm.model_library.fit import asked_format
 from qwen35mm.model_library.hub import download_config
 from qwen35mm.model_library.installed import find_model, is_hub_id
 from qwen35mm.model_library.memory import (
@@ -131,10 +133,7 @@ def forecast(source: str | Path, options: BackendOptions) -> Forecast:
     config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
     stored, weights_from = _tensors(folder, config)
     dtype = choose_dtype(options.dtype)
-    asked = choose_integers(options.weights, dtype)
-    check_integers(asked, devices)
-    if asked == AS_STORED:
-        asked = as_stored(stored, dtype, devices)
+    asked = asked_format(options, stored, devices)
     is_open = on_cpu and options.weights == "auto"
     kv_types = [options.cache.kv_dtype, *(_SMALLER_KV if on_cpu and options.cache.kv_dtype == AUTO else ())]
     memory_bytes = sum(map(available_bytes, devices))
@@ -219,8 +218,7 @@ def _tensors(folder: Path, config: ModelConfig) -> tuple[Mapping[str, Source | T
     """A checkpoint's tensors by their files' headers; by the config's shapes where there are no files."""
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf*")):
         return read_checkpoint(folder, config.quantization), "headers"
-    targets = checkpoint_targets(config, separate_head=not config.tie_word_embeddings, split_experts=False)
-    return {target.name: target for target in targets}, "config.json"
+    return config_tensors(config), "config.json"
 
 
 def _media(

@@ -16,11 +16,11 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Event, ModelInfo
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
-from qwen35mm.model.load import choose_dtype
+from qwen35mm.model.load import choose_dtype, weights_name
 from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model_library.catalogue import HUB_MODELS, SUGGESTED_ON_CPU, SUGGESTED_ON_GPU, HubModel
 from qwen35mm.model_library.changes import Changes
-from qwen35mm.model_library.fit import FormatOffer, fit, offered_formats
+from qwen35mm.model_library.fit import FormatOffer, fit, fit_tensors, offered_formats
 from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import (
     Available,
@@ -29,6 +29,7 @@ from qwen35mm.model_library.memory import (
     largest_context,
     measure_room,
     memory_need,
+    tokenizer_bytes,
 )
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm.prompt import Message
@@ -159,11 +160,18 @@ class BackendSwitch:
 
     def format_that_fits(self, model: HubModel) -> str | None:
         """What a model that may be downloaded could be loaded as in place of the current one; None where in nothing."""
-        formats = [self.weights] if self.weights in model.weights_bytes else ["bf16"]
-        if self.on_cpu and self.weights == "auto":
-            formats = [*model.weights_bytes]
         memory_bytes = measure_room(self._local, self._devices, self._available).after_bytes
-        return model.format_that_fits(formats, memory_bytes=memory_bytes, context_length=self.context_length)
+        how = {
+            "devices": self._devices,
+            "memory_bytes": memory_bytes,
+            "runtime_bytes": tokenizer_bytes(None, model.config),
+        }
+        options = self._options.with_context(None)
+        try:
+            fitted, _ = fit_tensors(options, model.config, model.tensors, model.hub_id, **how)
+        except ConfigError:
+            return None
+        return fitted.weights if fitted.weights in INTEGER_FORMATS else weights_name(choose_dtype(options.dtype))
 
     def suggestion(self) -> HubModel | None:
         """The model that is worth a download on this machine; None where none fits."""

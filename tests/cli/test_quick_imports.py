@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35mm.assets import asset_path
+from qwen35mm.assets import asset_path, demo_model_path
 
 # Each took a tenth of a second or more of a start.
 UNWANTED = {
@@ -40,6 +40,8 @@ def run(*arguments):
 page = {"gradio", "fastapi", "starlette", "huggingface_hub.hf_api"}
 unwanted = set(sys.argv[2].split())
 say("help", {*unwanted, *page, "torch", "numpy", "av"})
+run("plan", sys.argv[3])
+say("plan", unwanted | page)
 run("ask", "Which shapes are there?", "--image", sys.argv[1], "--max-tokens", "2")
 assert gc.isenabled() and gc.get_freeze_count()
 say("ask", unwanted | page)
@@ -59,9 +61,9 @@ say("chat", unwanted)
 @pytest.mark.slow
 def test_no_surface_imports_what_it_has_no_use_for(tmp_path: Path) -> None:
     image = shutil.copy(asset_path("samples") / "one-shape.png", tmp_path)
-    command = [sys.executable, "-c", PROGRAM, str(image), " ".join(UNWANTED)]
+    command = [sys.executable, "-c", PROGRAM, str(image), " ".join(UNWANTED), str(demo_model_path())]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.endswith("]")]
-    assert said == [f"{surface}: []" for surface in ("help", "ask", "caption", "chat")]
+    assert said == [f"{surface}: []" for surface in ("help", "plan", "ask", "caption", "chat")]
     assert (tmp_path / "captions.jsonl").is_file()

@@ -13,7 +13,7 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError, StorageError, report_bug
 from qwen35mm.model.load import WEIGHTS
-from qwen35mm.model.weight_formats import AS_STORED
+from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
 from qwen35mm.model_library.installed import InstalledModel
 from qwen35mm.model_library.switch import CONNECT_S
@@ -175,12 +175,11 @@ class Models:
         weights = self._switch.format_that_fits(model)
         if weights is None:
             fit = say("more than this machine's memory holds")
-        elif weights == "bf16":
+        elif weights not in INTEGER_FORMATS:
             fit = say("fits this machine")
         else:
             fit = say("fits this machine with {weights} weights", weights=weights)
-        num_bytes = size(model.weights_bytes["bf16"])
-        return {"source": model.hub_id, "size": num_bytes, "fit": fit, "fits": weights is not None}
+        return {"source": model.hub_id, "size": size(model.num_bytes), "fit": fit, "fits": weights is not None}
 
     def _formats(self) -> list[dict[str, Any]]:
         """What the page lists; nothing where there is nothing to choose."""

@@ -61,7 +61,7 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
         expect(models.get_by_role("region", name="To download").get_by_role("button")).to_have_text(
             [
                 re.compile(r"Qwen3\.5-0\.8B\s*fits this machine\s*1\.6 GiB"),
-                re.compile(r"Qwen3\.5-2B\s*fits this machine with int8 weights\s*4\.1 GiB"),
+                re.compile(r"Qwen3\.5-2B\s*fits this machine with int4 weights\s*4\.1 GiB"),
                 *[re.compile("more than this machine's memory holds")] * 4,
             ]
         )

@@ -2,16 +2,32 @@
 
 A row is what one head of one token takes; its bytes depend on nothing but its values. A format of codes has rows of
 bytes, one block for each `GROUP` values: the scale in bfloat16, then the codes. Naively: `reference.kv_formats`.
+
+A rotated format keeps H D x in place of x: D are fixed signs, H the normalised Walsh-Hadamard matrix (QuaRot,
+arXiv:2404.00456). What a few channels hold is spread over all of them then. Products of rotated keys and rotated
+queries are those of unrotated ones, and sums of rotated values the rotated sums: attention rotates queries and its own
+result, never what is kept.
+
+A format with levels keeps a rotated row over the root of its mean square, each number as the nearest level, and has one
+scale for a row (TurboQuant's first quantiser, arXiv:2504.19874). Its second, a bit of K for the residual's signs (QJL),
+costs more than it gives: benchmarks/kv_rotations.py.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
 GROUP = 32
 _SCALE_BYTES = 2
+
+# Lloyd and Max's for a Gaussian of variance one, those above zero; kv_rows.h has them, too.
+_LEVELS = {
+    3: (0.2450942, 0.7560053, 1.3439093, 2.1519456),
+    4: (0.128395, 0.3880483, 0.6567591, 0.9423404, 1.2562312, 1.6180464, 2.0690172, 2.7325895),
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +41,8 @@ class KVFormat:
         bits: of a code; 0 where there are none.
         codes: of codes that are numbers of a type, that type; None of integers.
         largest: what the number of the largest size in a group becomes.
+        is_rotated: whether H D x is kept.
+        has_levels: whether codes count levels of a Gaussian.
     """
 
     name: str
@@ -33,19 +51,24 @@ class KVFormat:
     bits: int = 0
     codes: torch.dtype | None = None
     largest: float = 0.0
+    is_rotated: bool = False
+    has_levels: bool = False
 
     @property
-    def block_bytes(self) -> int:
-        """Of `GROUP` codes and their scale."""
-        return _SCALE_BYTES + GROUP * self.bits // 8
+    def levels(self) -> torch.Tensor:
+        """[2^bits] float32, rising."""
+        positive = torch.tensor(_LEVELS[self.bits])
+        return torch.cat([-positive.flip(0), positive])
 
     def fits(self, head_dim: int) -> bool:
         """Whether heads of this size can be kept so."""
-        return not self.bits or head_dim % GROUP == 0
+        return not self.bits or (head_dim % GROUP == 0 and not (self.is_rotated and head_dim & (head_dim - 1)))
 
     def row_width(self, head_dim: int) -> int:
         """Elements of `dtype` in a row."""
-        return head_dim // GROUP * self.block_bytes if self.bits else head_dim
+        if not self.bits:
+            return head_dim
+        return (1 if self.has_levels else head_dim // GROUP) * _SCALE_BYTES + head_dim * self.bits // 8
 
     def row_bytes(self, head_dim: int) -> int:
         """Bytes of a row."""
@@ -57,7 +80,14 @@ class KVFormat:
             x = x.clamp(-65504.0, 65504.0)  # its largest
         if not self.bits:
             return x.to(self.dtype)
-        groups = x.float().unflatten(-1, (-1, GROUP))
+        x = self.rotate(x.float())
+        if self.has_levels:
+            scale = x.double().square().mean(-1, keepdim=True).sqrt().float().to(torch.bfloat16)
+            steps = torch.where((scale > 0) & scale.isfinite(), x / scale.float(), 0.0)
+            levels = self.levels.to(x.device)
+            codes = torch.bucketize(steps, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+            return torch.cat([scale.view(torch.uint8), _pack(codes, self.bits)], dim=-1)
+        groups = x.unflatten(-1, (-1, GROUP))
         top, bottom = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
         extreme = torch.where(top > -bottom, top, bottom)
         # Four bits have one code more below zero than above: the extreme takes it.
@@ -68,31 +98,87 @@ class KVFormat:
         elif self.bits == 8:
             codes = steps.clamp(-127, 127).round().to(torch.int8).view(torch.uint8)
         else:
-            low, high = (steps.clamp(-8, 7).round() + 8).to(torch.uint8).split(GROUP // 2, dim=-1)
-            codes = low | high << 4
+            codes = _pack((steps.clamp(-8, 7).round() + 8).to(torch.uint8), 4)
         return torch.cat([scale.view(torch.uint8), codes], dim=-1).flatten(-2)
 
     def dequantise(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Values [..., D] of rows [..., row_width], in another type; a product of code and scale is rounded once."""
+        if not self.is_rotated:
+            return self.read(rows, dtype)
+        return self.rotate_back(self.read(rows, torch.float32)).to(dtype)
+
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., D] as it is kept, before rounding: H D x in x's type, or x itself."""
+        return _hadamard(x.float() * _signs(x.shape[-1]).to(x.device)).to(x.dtype) if self.is_rotated else x
+
+    def rotate_back(self, x: torch.Tensor) -> torch.Tensor:
+        """What `rotate` turned, [..., D]."""
+        return (_hadamard(x.float()) * _signs(x.shape[-1]).to(x.device)).to(x.dtype) if self.is_rotated else x
+
+    def read(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """As `dequantise`, and rotated where they are kept so."""
         if not self.bits:
             return rows.to(dtype)
-        blocks = rows.unflatten(-1, (-1, self.block_bytes))
+        blocks = self._blocks(rows)
         scale = blocks[..., :_SCALE_BYTES].contiguous().view(torch.bfloat16).float()
         codes = blocks[..., _SCALE_BYTES:]
+        if self.has_levels:
+            steps = self.levels.to(rows.device)[_unpack(codes, self.bits).long()]
+            return (steps * scale).flatten(-2).to(dtype)
         if self.codes is not None:
             steps = codes.contiguous().view(self.codes).float()
         elif self.bits == 8:
             steps = codes.contiguous().view(torch.int8).float()
         else:
-            steps = torch.cat([codes & 15, codes >> 4], dim=-1).float() - 8
+            steps = _unpack(codes, 4).float() - 8
         return (steps * scale).flatten(-2).to(dtype)
 
     def is_finite(self, rows: torch.Tensor) -> bool:
         """Whether no scale of rows [..., row_width] is NaN or infinite; of numbers whoever holds them can ask."""
         if not self.bits or not rows.numel():
             return True
-        scales = rows.unflatten(-1, (-1, self.block_bytes))[..., :_SCALE_BYTES].contiguous().view(torch.bfloat16)
-        return bool(scales.isfinite().all())
+        return bool(self._blocks(rows)[..., :_SCALE_BYTES].contiguous().view(torch.bfloat16).isfinite().all())
+
+    def _blocks(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [..., row_width] by what has one scale, [..., blocks, bytes]."""
+        return rows.unflatten(-1, (1, -1) if self.has_levels else (-1, _SCALE_BYTES + GROUP * self.bits // 8))
+
+
+def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes [..., n] as bytes [..., n * bits / 8].
+
+    Of four bits, `GROUP` by `GROUP`, a byte has one of the first half and one of the second; of three bits, eight codes
+    are three bytes, the first in the lowest bits.
+    """
+    if bits == 4:
+        low, high = codes.unflatten(-1, (-1, GROUP)).split(GROUP // 2, dim=-1)
+        return (low | high << 4).flatten(-2)
+    words = (codes.int().unflatten(-1, (-1, 8)) << torch.arange(0, 24, 3, device=codes.device)).sum(-1, keepdim=True)
+    return (words >> torch.tensor([0, 8, 16], device=codes.device) & 255).to(torch.uint8).flatten(-2)
+
+
+def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Bytes [..., n * bits / 8] as codes [..., n], int32 or uint8."""
+    if bits == 4:
+        halves = packed.unflatten(-1, (-1, GROUP // 2))
+        return torch.cat([halves & 15, halves >> 4], dim=-1).flatten(-2)
+    words = (packed.int().unflatten(-1, (-1, 3)) << torch.tensor([0, 8, 16], device=packed.device)).sum(-1, True)
+    return (words >> torch.arange(0, 24, 3, device=packed.device) & 7).flatten(-2)
+
+
+@functools.lru_cache(maxsize=8)
+def _signs(dim: int) -> torch.Tensor:
+    """[D] of 1 and -1: a bent function of the index, so that what is constant over a row is spread, too."""
+    return torch.tensor([-1.0 if (i & i >> 1 & 0x5555).bit_count() & 1 else 1.0 for i in range(dim)])
+
+
+def _hadamard(x: torch.Tensor) -> torch.Tensor:
+    """The normalised Walsh-Hadamard transform of rows [..., D], its own inverse; it adds in kv_rows.h's order."""
+    dim = x.shape[-1]
+    for _ in range(dim.bit_length() - 1):
+        first, second = x.chunk(2, dim=-1)
+        x = torch.stack([first + second, first - second], dim=-1).flatten(-2)
+    return x * dim**-0.5
 
 
 _BYTES = torch.uint8
@@ -106,6 +192,9 @@ FORMATS = {
         KVFormat("fp8_e5m2", 4, _BYTES, bits=8, codes=torch.float8_e5m2, largest=57344.0),
         KVFormat("int8", 5, _BYTES, bits=8, largest=127.0),
         KVFormat("int4", 6, _BYTES, bits=4),
+        KVFormat("int4r", 7, _BYTES, bits=4, is_rotated=True),
+        KVFormat("tq4", 8, _BYTES, bits=4, is_rotated=True, has_levels=True),
+        KVFormat("tq3", 9, _BYTES, bits=3, is_rotated=True, has_levels=True),
     )
 }
 PLAIN = {format.dtype: format for format in FORMATS.values() if not format.bits}

@@ -39,10 +39,15 @@ def check_kv_formats(formats: KVFormats, text: TextConfig, dtype: torch.dtype, d
         devices: what its layers lie on.
 
     Raises:
-        ConfigError: its heads are no multiple of a group, or a GPU would have to read them.
+        ConfigError: its heads are no multiple of a group, or can't be rotated, or a GPU would have to read them.
     """
     for format in formats:
         if not format.fits(text.head_dim):
+            if format.is_rotated:
+                raise ConfigError(
+                    f"{format.name} rotates heads, for which their dimensions must be a power of two from {GROUP} on, "
+                    f"and this model's have {text.head_dim}. Take int8 or bf16."
+                )
             raise ConfigError(
                 f"{format.name} keeps keys and values in groups of {GROUP}, and this model's heads have "
                 f"{text.head_dim} dimensions. Take bf16 or f16."

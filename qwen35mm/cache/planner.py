@@ -41,7 +41,8 @@ class CacheSettings:
         directory: where checkpoints outlive the process, also as a string; None keeps nothing on disk.
         disk_bytes: the most that the directory may hold.
         kv_dtype: what keys and values are kept as: `auto` is the model's own type, else bf16, f16, float32, fp8,
-            fp8_e5m2, int8 or int4, also apart: `k=int8,v=int4`. It decides bits, so another one is another cache.
+            fp8_e5m2, int8, int4, int4r, tq4 or tq3, also apart: `k=int8,v=int4`. It decides bits, so another one
+            is another cache.
         kept_states: what checkpoints' recurrent states are kept as: float32, or bf16, which takes half the memory. It
             decides bits, too: whoever computes on past a cut does so from the rounded state.
         reuse: whether anything is kept after a request at all.

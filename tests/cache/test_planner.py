@@ -215,6 +215,7 @@ def test_a_folder_may_be_a_string(tmp_path: Path) -> None:
 
 def test_a_smaller_type_of_keys_and_values_holds_more_tokens() -> None:
     budget, bytes_of = 64 * MIB, {"auto": 12288, "f16": 12288, "k=int8,v=int4": 4992, "fp8": 6528, "int4": 3456}
+    bytes_of |= {"int4r": 3456, "tq4": 3120, "tq3": 2352}
     for kv_dtype, token_bytes in bytes_of.items():
         found = plan(context_length=2048, settings=CacheSettings(kv_bytes=budget, kv_dtype=kv_dtype))
         assert (found.kv_token_bytes, found.num_kv_tokens) == (token_bytes, budget // (64 * token_bytes) * 64)
@@ -222,7 +223,7 @@ def test_a_smaller_type_of_keys_and_values_holds_more_tokens() -> None:
 
 @pytest.mark.parametrize("text", ["int3", "", "k=int8", "k=int8,v=int4,k=int8", "int8,int4", "v=int8,v=int8", None])
 def test_a_type_of_keys_and_values_that_there_is_not_is_told(text: Any) -> None:
-    with pytest.raises(ConfigError, match=r"fp8_e5m2, int8, int4, or apart, as in k=int8,v=int4; got"):
+    with pytest.raises(ConfigError, match=r"fp8_e5m2, int8, int4, int4r, tq4, tq3, or apart, as in k=int8,v=int4; got"):
         CacheSettings(kv_dtype=text)
 
 
@@ -236,3 +237,8 @@ def test_where_a_type_of_keys_and_values_cannot_be_is_told() -> None:
         check("k=bf16,v=int8", [CPU, CUDA])
     with pytest.raises(ConfigError, match="groups of 32, and this model's heads have 48 dimensions"):
         check("int4", [CPU], head_dim=48)
+    check("int4", [CPU], head_dim=96)
+    with pytest.raises(ConfigError, match=r"tq3 rotates heads, .* power of two from 32 on, and this model's have 96"):
+        check("k=int4,v=tq3", [CPU], head_dim=96)
+    with pytest.raises(ConfigError, match=r"On a GPU .* own type, bf16; int4r is for processors"):
+        check("int4r", [CUDA])

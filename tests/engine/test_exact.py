@@ -279,6 +279,8 @@ def test_a_start_inside_a_video_equals_cold(
         (MODELS[1], "fp8", "float32"),
         ((DENSE, "bfloat16"), "k=f16,v=fp8_e5m2", "float32"),
         ((DENSE, "float32"), "k=bf16,v=int4", "float32"),
+        ((DENSE, "bfloat16"), "k=int4r,v=tq3", "float32"),
+        (MODELS[1], "k=tq3,v=tq4", "float32"),
         ((DENSE, "float32"), "auto", "bf16"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value[0].name}-{value[1]}",

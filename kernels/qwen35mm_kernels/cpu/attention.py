@@ -58,12 +58,13 @@ def paged_attention_decode(
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    k_format, v_format = formats = formats_of(formats, k_cache, v_cache)
+    q, out = k_format.rotate(q), torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     for b, length in enumerate(lengths.tolist()):
         if length:
             keys, values = _read(k_cache, v_cache, _rows(block_table[b], length, block_size), formats, q.dtype)
             out[b] = attention_decode(q[b], keys, values, scale=scale)
-    return out.mul_(gate.sigmoid())
+    return v_format.rotate_back(out).mul_(gate.sigmoid())
 
 
 def paged_attention_prefill(
@@ -78,20 +79,22 @@ def paged_attention_prefill(
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
+    k_format, v_format = formats = formats_of(formats, k_cache, v_cache)
     keys, values = _read(k_cache, v_cache, _rows(block_table, length, block_size), formats, q.dtype)
-    return attention_prefill(q, keys, values, scale=scale).mul_(gate.sigmoid())
+    attended = attention_prefill(k_format.rotate(q), keys, values, scale=scale)
+    return v_format.rotate_back(attended).mul_(gate.sigmoid())
 
 
 def _read(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     rows: slice | torch.Tensor,
-    formats: KVFormats | None,
+    formats: KVFormats,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of some rows, in a type; views of the cache where it has that one."""
-    k_format, v_format = formats_of(formats, k_cache, v_cache)
-    return k_format.dequantise(k_cache[rows], dtype), v_format.dequantise(v_cache[rows], dtype)
+    """Keys and values of some rows as they are kept, in a type; views of the cache where it has that one."""
+    k_format, v_format = formats
+    return k_format.read(k_cache[rows], dtype), v_format.read(v_cache[rows], dtype)
 
 
 def _rows(block_table: torch.Tensor, length: int, block_size: int) -> slice | torch.Tensor:

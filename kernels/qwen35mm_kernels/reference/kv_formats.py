@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 
 from qwen35mm_kernels.kv_formats import GROUP, KVFormat
@@ -13,6 +16,10 @@ def quantise(format: KVFormat, x: torch.Tensor) -> torch.Tensor:
         return torch.tensor([max(-65504.0, min(65504.0, value)) for value in x.tolist()], dtype=torch.float16)
     if not format.bits:
         return x.to(format.dtype)
+    if format.is_rotated:
+        x = _hadamard(x * _signs(len(x)))
+    if format.has_levels:
+        return _quantise_to_levels(format, x)
     blocks = [_quantise_group(format, x[start : start + GROUP]) for start in range(0, len(x), GROUP)]
     return torch.cat(blocks)
 
@@ -21,12 +28,47 @@ def dequantise(format: KVFormat, row: torch.Tensor) -> torch.Tensor:
     """A kept row [row_width] as values [D] float32."""
     if not format.bits:
         return row.float()
-    return torch.tensor([value for block in row.split(format.block_bytes) for value in _values(format, block)])
+    size = len(row) if format.has_levels else 2 + GROUP * format.bits // 8
+    values = torch.tensor([value for block in row.split(size) for value in _values(format, block)])
+    return _hadamard(values) * _signs(len(values)) if format.is_rotated else values
 
 
 def dequantise_all(format: KVFormat, rows: torch.Tensor) -> torch.Tensor:
     """Rows of all tokens and heads [N, Hkv, row_width] as values [N, Hkv, D] float32."""
     return torch.stack([torch.stack([dequantise(format, head) for head in token]) for token in rows])
+
+
+def _hadamard(x: torch.Tensor) -> torch.Tensor:
+    """x [D] times a matrix of 1 and -1 over sqrt(D): of halves, then of their halves, the sum and the difference."""
+    width = len(x)
+    while width > 1:
+        first, second = x.view(-1, 2, width // 2).unbind(1)
+        x, width = torch.stack([first + second, first - second], dim=1).flatten(), width // 2
+    return x * len(x) ** -0.5
+
+
+@functools.cache
+def _signs(dim: int) -> torch.Tensor:
+    signs = []
+    for i in range(dim):
+        # Neighbouring digits of i that are both 1, pair by pair: an odd number of them is -1.
+        pairs = sum(i >> digit & 3 == 3 for digit in range(0, dim.bit_length(), 2))
+        signs.append((-1.0) ** pairs)
+    return torch.tensor(signs)
+
+
+def _quantise_to_levels(format: KVFormat, x: torch.Tensor) -> torch.Tensor:
+    squares = [value * value for value in x.tolist()]
+    scale = torch.tensor(math.sqrt(sum(squares) / len(squares))).bfloat16()
+    edges, codes = (format.levels[1:] + format.levels[:-1]) / 2, []
+    for value in x:
+        step = value / scale.float() if 0 < scale < math.inf else torch.tensor(0.0)
+        codes.append(int((step > edges).sum()))
+    if format.bits == 4:
+        packed = bytes(codes[i + j] | codes[i + j + 16] << 4 for i in range(0, len(codes), 32) for j in range(16))
+    else:
+        packed = sum(code << 3 * i for i, code in enumerate(codes)).to_bytes(len(codes) * 3 // 8, "little")
+    return torch.cat([scale[None].view(torch.uint8), torch.tensor(list(packed), dtype=torch.uint8)])
 
 
 def _quantise_group(format: KVFormat, values: torch.Tensor) -> torch.Tensor:
@@ -50,7 +92,13 @@ def _quantise_group(format: KVFormat, values: torch.Tensor) -> torch.Tensor:
 
 def _values(format: KVFormat, block: torch.Tensor) -> list[float]:
     scale, codes = block[:2].clone().view(torch.bfloat16).item(), block[2:]
-    if format.codes is not None:
+    if format.has_levels and format.bits == 3:
+        levels, packed = format.levels.tolist(), int.from_bytes(bytes(codes.tolist()), "little")
+        steps = [levels[packed >> 3 * i & 7] for i in range(len(codes) * 8 // 3)]
+    elif format.has_levels:
+        levels, halves = format.levels.tolist(), [half for some in codes.split(16) for half in (some & 15, some >> 4)]
+        steps = [levels[code] for part in halves for code in part.tolist()]
+    elif format.codes is not None:
         steps = codes.clone().view(format.codes).tolist()
     elif format.bits == 8:
         steps = [code - 256 if code > 127 else code for code in codes.tolist()]

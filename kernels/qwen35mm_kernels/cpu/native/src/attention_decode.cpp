@@ -128,6 +128,7 @@ void attend_part(const DecodeAttention &all, long sequence, long first, long kv_
         const T *query = place<T>(all.q, sequence, kv_head * group + h);
         for (long d = 0; d < padded; d += LANES)
             store(queries + h * padded + d, load_part(query + d, dim - d) * (all.scale * 1.44269504f));
+        if (is_rotated(all.k.format)) rotate_row(queries + h * padded, dim);
     }
     in_runs<4>(0, group, [&](long h, auto heads) {
         constexpr int H = heads();
@@ -159,16 +160,20 @@ void merge(const DecodeAttention &all, long sequence, long head, const Parts &pa
         part[padded] = exp2(splat(part[padded] - largest))[0];
         total += part[padded] * part[padded + 1];
     }
-    const T *gate = place<T>(all.gate, sequence, head);
+    if (!count) return void(std::fill_n(out, dim, T(0)));
+    float *attended = parts.of(first, all.num_heads, head);
     for (long d = 0; d < dim; d += LANES) {
         vf sums = {};
         for (long p = 0; p < count; p++) {
             const float *part = parts.of(first + p, all.num_heads, head);
             sums = fma(load(part + d), splat(part[padded]), sums);
         }
-        vf attended = sums * (1.0f / total) * sigmoid(load_part(gate + d, dim - d));
-        store_part(out + d, count ? attended : vf{}, dim - d);
+        store(attended + d, sums * (1.0f / total));
     }
+    if (is_rotated(all.v.format)) rotate_row_back(attended, dim);
+    const T *gate = place<T>(all.gate, sequence, head);
+    for (long d = 0; d < dim; d += LANES)
+        store_part(out + d, load(attended + d) * sigmoid(load_part(gate + d, dim - d)), dim - d);
 }
 
 template <class T>

@@ -191,8 +191,12 @@ void run(const Attention &all, const Task &task) {
     const float scale = all.scale * 1.44269504f, query_scale = IS_FLOAT ? scale : 1, score_scale = IS_FLOAT ? 1 : scale;
     for (long i = 0; i < count; i++) {
         const T *query = place<T>(all.q, task.frame * all.num_tokens + token(i), head(i));
+        float *scaled = work.out;
         for (long d = 0; d < dim; d += LANES)
-            store_part(work.queries + i * work.row + d, load_part(query + d, dim - d) * query_scale, dim - d);
+            store_part(scaled + d, load_part(query + d, dim - d) * query_scale, dim - d);
+        if (is_rotated(all.k.format)) rotate_row(scaled, dim);
+        for (long d = 0; d < dim; d += LANES)
+            store_part(work.queries + i * work.row + d, load_part(scaled + d, dim - d), dim - d);
     }
     std::fill_n(work.out, count * width, 0.0f);
     std::fill_n(work.sums, count * LANES, 0.0f);
@@ -232,6 +236,7 @@ void run(const Attention &all, const Task &task) {
     for (long i = 0; i < count; i++) {
         const long place_of = task.frame * all.num_tokens + token(i);
         const float share = 1.0f / sum(load(work.sums + i * LANES));
+        if (is_rotated(all.v.format)) rotate_row_back(work.out + i * width, dim);
         T *out = static_cast<T *>(all.out) + (place_of * all.num_heads + head(i)) * dim;
         for (long d = 0; d < dim; d += LANES) {
             vf attended = load(work.out + i * width + d) * share;

@@ -2,12 +2,74 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
+#include "scratch.h"
 #include "simd.h"
+#include "tiles.h"
 
-enum KVFormat : long { KV_FLOAT32, KV_BF16, KV_F16, KV_FP8, KV_FP8_E5M2, KV_INT8, KV_INT4 };
+enum KVFormat : long { KV_FLOAT32, KV_BF16, KV_F16, KV_FP8, KV_FP8_E5M2, KV_INT8, KV_INT4, KV_INT4R, KV_TQ4, KV_TQ3 };
 
 constexpr long KV_GROUP = 32, KV_SCALE_BYTES = 2;
+
+// Whether rows are kept rotated: H D x in place of x.
+INLINE bool is_rotated(long format) { return format >= KV_INT4R; }
+
+// x [dim] to H x, the normalised Walsh-Hadamard transform, its own inverse; dim is a power of two, 32 or more.
+INLINE void hadamard(float *x, long dim) {
+    float *from = x, *to = scratch<float, 48>(dim);
+    for (long stage = 1; stage < dim; stage *= 2, std::swap(from, to))
+        for (long i = 0; i < dim / 2; i += LANES) {
+            const vf first = load(from + i), second = load(from + dim / 2 + i);
+            store(to + 2 * i, interleave_low(first + second, first - second));
+            store(to + 2 * i + LANES, interleave_high(first + second, first - second));
+        }
+    const float factor = float(1.0 / std::sqrt(double(dim)));
+    for (long d = 0; d < dim; d += LANES) store(x + d, load(from + d) * factor);
+}
+
+// x to D x: kv_formats.py's signs.
+INLINE void give_signs(float *x, long dim) {
+    for (long d = 0; d < dim; d++)
+        if (__builtin_parityl(d & d >> 1 & 0x5555)) x[d] = -x[d];
+}
+
+INLINE void rotate_row(float *x, long dim) { give_signs(x, dim), hadamard(x, dim); }
+INLINE void rotate_row_back(float *x, long dim) { hadamard(x, dim), give_signs(x, dim); }
+
+// Lloyd and Max's levels of a Gaussian of variance one.
+template <int BITS>
+struct Levels;
+template <>
+struct Levels<3> {
+    alignas(64) static constexpr float ALL[8] = {-2.1519456f, -1.3439093f, -0.7560053f, -0.2450942f,
+                                                 0.2450942f,  0.7560053f,  1.3439093f,  2.1519456f};
+};
+template <>
+struct Levels<4> {
+    alignas(64) static constexpr float ALL[16] = {
+        -2.7325895f, -2.0690172f, -1.6180464f, -1.2562312f, -0.9423404f, -0.6567591f, -0.3880483f, -0.128395f,
+        0.128395f,   0.3880483f,  0.6567591f,  0.9423404f,  1.2562312f,  1.6180464f,  2.0690172f,  2.7325895f};
+};
+
+// The levels of codes.
+template <int BITS>
+INLINE vf levels_of(vu codes) {
+    const float *levels = Levels<BITS>::ALL;
+#if defined(__AVX512F__)
+    const __m512 table = BITS == 4 ? _mm512_load_ps(levels) : _mm512_broadcast_f32x8(_mm256_load_ps(levels));
+    return (vf)_mm512_permutexvar_ps((__m512i)codes, table);
+#elif defined(__AVX2__)
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(levels), (__m256i)codes);
+    if constexpr (BITS == 3) return (vf)low;
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(levels + (1 << BITS) - 8), (__m256i)codes);
+    return (vf)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
+#else
+    vf found = {};
+    for (int i = 0; i < LANES; i++) found[i] = levels[codes[i]];
+    return found;
+#endif
+}
 
 // Where a tensor of rows lies; strides between tokens and between heads, in bytes.
 struct KVRows {
@@ -38,7 +100,7 @@ INLINE vu load_bytes(const uint8_t *p) {
 // A row of codes in a format: from(row, d, some) are its values from d on.
 template <long FORMAT>
 struct KVRow {
-    static constexpr bool IS_CODED = true;
+    static constexpr bool IS_GROUPED = true;
     static constexpr long NUMBER = FORMAT;
     static constexpr long CODE_BYTES = FORMAT == KV_INT4 ? KV_GROUP / 2 : KV_GROUP;
     static constexpr long BLOCK = KV_SCALE_BYTES + CODE_BYTES;
@@ -69,9 +131,40 @@ struct KVRow {
     }
 };
 
+// One scale, then codes of levels.
+template <int BITS>
+struct LevelRow {
+    static constexpr bool IS_GROUPED = false;
+
+    static long offset(long d) { return KV_SCALE_BYTES + d * BITS / 8; }
+
+    template <class Some>
+    static INLINE_MEMBER vf from(const uint8_t *row, long d, Some) {
+        bf16 bits;
+        memcpy(&bits, row, sizeof bits);
+        const float scale = bf16_to_float(bits);
+        const uint8_t *codes = row + offset(d / KV_GROUP * KV_GROUP);
+        const long i = d % KV_GROUP;
+        if constexpr (BITS == 4) return levels_of<4>(load_bytes(codes + i % 16) >> int(i / 16 * 4) & 15u) * scale;
+        // Eight codes are three bytes: the word that ends with them stays inside the row.
+        const auto word = [&](long some) {
+            uint32_t bits;
+            memcpy(&bits, codes + some / 8 * 3 - 1, sizeof bits);
+            return splat_int(int32_t(bits));
+        };
+        const vi lanes = lane_index() + int32_t(i % 8);
+        const vi words = LANES == 16 ? (lanes < 8 ? word(i) : word(i + 8)) : word(i);
+        return levels_of<3>(reinterpret_cast<vu>(words) >> reinterpret_cast<vu>(8 + 3 * (lanes & 7)) & 7u) * scale;
+    }
+};
+template <>
+struct KVRow<KV_TQ4> : LevelRow<4> {};
+template <>
+struct KVRow<KV_TQ3> : LevelRow<3> {};
+
 template <class T>
 struct PlainRow {
-    static constexpr bool IS_CODED = false;
+    static constexpr bool IS_GROUPED = false;
 
     static long offset(long d) { return d * long(sizeof(T)); }
 
@@ -86,7 +179,7 @@ template <>
 struct KVRow<KV_BF16> : PlainRow<bf16> {};
 template <>
 struct KVRow<KV_F16> {
-    static constexpr bool IS_CODED = false;
+    static constexpr bool IS_GROUPED = false;
 
     static long offset(long d) { return d * 2; }
 
@@ -119,6 +212,8 @@ INLINE void with_format(long format, const Work &work) {
         case KV_FP8: return work(KVRow<KV_FP8>());
         case KV_FP8_E5M2: return work(KVRow<KV_FP8_E5M2>());
         case KV_INT8: return work(KVRow<KV_INT8>());
+        case KV_TQ4: return work(KVRow<KV_TQ4>());
+        case KV_TQ3: return work(KVRow<KV_TQ3>());
         default: return work(KVRow<KV_INT4>());
     }
 }

@@ -73,7 +73,41 @@ INLINE void write_group(const float *x, uint8_t *to) {
     }
 }
 
-INLINE void write_row(long format, const float *x, long dim, uint8_t *row) {
+// Of a rotated row.
+template <int BITS>
+INLINE void write_levels(const float *x, long dim, uint8_t *row) {
+    double squares = 0.0;
+    for (long d = 0; d < dim; d++) squares += double(x[d]) * double(x[d]);
+    const bf16 stored = to_bf16(float(std::sqrt(squares / double(dim))));
+    memcpy(row, &stored, sizeof stored);
+    row += KV_SCALE_BYTES;
+    const float scale = bf16_to_float(stored), *levels = Levels<BITS>::ALL;
+    const bool has_steps = scale > 0.0f && scale < INFINITY;
+    for (long first = 0; first < dim; first += KV_GROUP, row += KV_GROUP * BITS / 8) {
+        int32_t codes[KV_GROUP];
+        for (long i = 0; i < KV_GROUP; i += LANES) {
+            const vf steps = has_steps ? load(x + first + i) / scale : vf{};
+            vi count = {};
+            for (int e = 1; e < 1 << BITS; e++) count -= steps > (levels[e - 1] + levels[e]) / 2;
+            memcpy(codes + i, &count, sizeof count);
+        }
+        if constexpr (BITS == 4) {
+            for (long i = 0; i < KV_GROUP / 2; i++) row[i] = uint8_t(codes[i] | codes[i + KV_GROUP / 2] << 4);
+        } else {
+            for (long i = 0; i < KV_GROUP; i += 8) {
+                uint32_t word = 0;
+                for (int j = 0; j < 8; j++) word |= uint32_t(codes[i + j]) << 3 * j;
+                for (int byte = 0; byte < 3; byte++) row[i / 8 * 3 + byte] = uint8_t(word >> 8 * byte);
+            }
+        }
+    }
+}
+
+// x is lost where it is rotated.
+INLINE void write_row(long format, float *x, long dim, uint8_t *row) {
+    if (is_rotated(format)) rotate_row(x, dim);
+    if (format == KV_TQ4) return write_levels<4>(x, dim, row);
+    if (format == KV_TQ3) return write_levels<3>(x, dim, row);
     if (format <= KV_BF16)
         return with_type(format == KV_BF16, [&](auto type) {
             over_vectors(dim, [&](long d, auto some) {
@@ -89,7 +123,7 @@ INLINE void write_row(long format, const float *x, long dim, uint8_t *row) {
     }
     with_format(format, [&](auto kept) {
         using Row = decltype(kept);
-        if constexpr (Row::IS_CODED)
+        if constexpr (Row::IS_GROUPED)
             for (long d = 0; d < dim; d += KV_GROUP) write_group<Row::NUMBER>(x + d, row + Row::offset(d));
     });
 }

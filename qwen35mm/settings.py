@@ -104,6 +104,13 @@ class ModelOptions:
     max_video_tokens: Annotated[int | None, _media(help="Most tokens of one video.", min=1)] = None
     max_frames: Annotated[int | None, _media(help="Most frames of one video.", min=1)] = None
     fps: Annotated[float | None, _media(help="Frames a second taken from a video.", min=0.001)] = None
+    color: Annotated[
+        str,
+        _media(
+            metavar="MODE",
+            help="srgb: colours as a viewer shows them; checkpoint: a file's numbers, as transformers takes them.",
+        ),
+    ] = "srgb"
 
     kv_memory: Annotated[
         int | None,
@@ -229,6 +236,7 @@ class ModelOptions:
             max_video_tokens=self.max_video_tokens,
             max_frames=self.max_frames,
             fps=self.fps,
+            color=self.color or None,
         )
         return replace(MediaBudget.for_device("cuda" if on_gpu else "cpu"), **chosen)
 

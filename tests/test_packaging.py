@@ -41,6 +41,7 @@ EXTRAS_OF = {
     "qwen35mm/engine/grammar.py": ["schema"],
     "training/": ["train"],
     "benchmarks/": ["dev"],
+    "benchmarks/media_corpora": ["corpora"],
     "tests/": ["dev", "chat", "serve", "schema", "datasets", "gguf", "ray"],
 }
 # Packages that are imported by another name than they are installed by.

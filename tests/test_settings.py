@@ -28,6 +28,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "max_video_tokens": ("20", 20),
     "max_frames": ("3", 3),
     "fps": ("0.5", 0.5),
+    "color": ("checkpoint", "checkpoint"),
     "kv_memory": ("1GiB", 1 << 30),
     "kv_dtype": ("k=int8,v=int4", "k=int8,v=int4"),
     "kept_states": ("bf16", "bf16"),

@@ -1,11 +1,14 @@
 """Images: opened by content, checked from the header, decoded upright to RGB, resized, cut into patches.
 
 How every mode becomes RGB:
-    1, L, P, RGB, CMYK, YCbCr, HSV, LAB     Pillow's conversion; embedded colour profiles are not applied
+    1, L, P, RGB, CMYK, YCbCr, HSV, LAB     Pillow's conversion, and from what the file says its colours are to sRGB
     alpha (LA, PA, RGBA, La, RGBa) or a
     transparent colour (GIF, PNG)           laid over white
     16-bit grey (I;16...)                   0..65535 scaled to 0..255
-    I, F (32-bit grey, which has no scale)  the least and the greatest value found become 0 and 255
+    I, F (32-bit grey)                      by the range that the file tells; else by the first of 1 (F), 255, 65535
+                                            and the type's own that nearly all values lie in
+With "checkpoint", in the colours of the checkpoint's own processing, profiles are not applied, and the least and the
+greatest value of I and F become 0 and 255.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import ExifTags, Image, ImageFile
 
+from qwen35mm_preprocess.color import code_points, is_srgb, to_srgb
 from qwen35mm_preprocess.errors import (
     MediaChangedError,
     MediaDecodeError,
@@ -25,11 +29,11 @@ from qwen35mm_preprocess.errors import (
     MediaFormatError,
     MediaLimitError,
 )
-from qwen35mm_preprocess.media import SUPPORTED_IMAGES, MediaSource, describe, open_stream, read_format
+from qwen35mm_preprocess.media import AVIF, PNG, SUPPORTED_IMAGES, MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
 from qwen35mm_preprocess.say import Said, decimal, say
-from qwen35mm_preprocess.types import ImageProcessing, MediaLimits, Size
+from qwen35mm_preprocess.types import ColorMode, ImageProcessing, MediaLimits, Size
 
 # EXIF's orientation to the operation that puts the picture upright; 5 to 8 swap width and height.
 _UPRIGHT = {
@@ -42,6 +46,10 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _strict_loading_lock = threading.Lock()
+# TIFF's tags for the values that are black and white.
+_MIN, _MAX, _S_MIN, _S_MAX = 280, 281, 340, 341
+_NEARLY_ALL = 0.999
+_CODE_POINTS = "code points"
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class ImageInfo:
     num_pictures    how many the file holds
     format          Pillow's name for the file's format; None for a PIL image
     is_plain        every decoder makes the same picture of it as `load_image`: 8-bit grey or RGB, upright as stored,
-                    nothing transparent, one picture
+                    nothing transparent, one picture, colours in sRGB
     """
 
     size: Size
@@ -69,12 +77,18 @@ def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
     """
     with _opened(source, limits) as image:
         num_pictures = _num_pictures(image, source)
-        is_opaque = image.mode in ("L", "RGB") and image.info.get("transparency") is None
-        is_plain = is_opaque and num_pictures == 1 and _orientation(image) == 1
+        info = image.info
+        is_opaque = image.mode in ("L", "RGB") and info.get("transparency") is None
+        is_plain = (
+            is_opaque
+            and is_srgb(image.mode, info, info.get(_CODE_POINTS))
+            and num_pictures == 1
+            and _orientation(image) == 1
+        )
         return ImageInfo(_upright_size(image), num_pictures, image.format, is_plain)
 
 
-def load_image(source: MediaSource, limits: MediaLimits) -> Image.Image:
+def load_image(source: MediaSource, limits: MediaLimits, color: ColorMode = "srgb") -> Image.Image:
     """Decodes the (first) picture, upright, in mode RGB; the checks of `probe_image` come before the pixels.
 
     Raises:
@@ -85,7 +99,7 @@ def load_image(source: MediaSource, limits: MediaLimits) -> Image.Image:
         try:
             with _strict_loading():
                 image.load()
-            rgb = to_rgb(image)
+            rgb = to_rgb(image, color)
         except (MediaError, MemoryError):
             raise
         # Pillow's decoders raise whatever the damage leads them to: OSError, SyntaxError, struct.error, ...
@@ -128,7 +142,7 @@ def image_patches(
         MediaChangedError: its size is not the one that the plan was made for.
         MediaError: see `load_image`.
     """
-    picture = load_image(source, limits)
+    picture = load_image(source, limits, plan.color)
     check_same_image(picture, plan, source)
     height, width = plan.size
     frame = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
@@ -137,20 +151,60 @@ def image_patches(
     return patches, unit_digest(processing, plan.size, [frame])
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image, color: ColorMode = "srgb") -> Image.Image:
     """The picture in mode RGB by the rule at the top of this file."""
+    info = image.info
     if image.mode.startswith("I;16"):
         wide = np.asarray(image).astype(np.uint32)
-        return Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
-    if image.mode in ("I", "F"):
-        return _stretched(np.asarray(image, np.float64)).convert("RGB")
-    has_alpha = any(band in "Aa" for band in image.getbands()) or image.info.get("transparency") is not None
-    if not has_alpha:
-        return image.convert("RGB")
-    if image.mode == "La":
-        image = image.convert("LA")
-    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+        image = Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        values = np.nan_to_num(np.asarray(image, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        least, greatest = _own_range(image, values) if color == "srgb" else (values.min(), values.max())
+        image = _scaled(values, least, greatest)
+    has_alpha = any(band in "Aa" for band in image.getbands()) or info.get("transparency") is not None
+    if color == "checkpoint":
+        return _over_white(_with_alpha(image)) if has_alpha else image.convert("RGB")
+    alpha = None
+    if has_alpha:
+        image = _with_alpha(image)
+        alpha = image.getchannel("A")
+        image = image.convert("RGB")
+    elif image.mode not in ("L", "RGB", "CMYK", "LAB"):
+        image = image.convert("RGB")
+    shown = to_srgb(image, info, info.get(_CODE_POINTS))
+    if alpha is not None:
+        shown.putalpha(alpha)
+        shown = _over_white(shown)
+    # What is saved of it mustn't carry the profile that it had.
+    shown.info = {}
+    return shown
+
+
+def _with_alpha(image: Image.Image) -> Image.Image:
+    return (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
+
+
+def _own_range(image: Image.Image, values: np.ndarray) -> tuple[float, float]:
+    """What is black and what is white in grey of 32 bits. One hot pixel mustn't turn the others black."""
+    tags = getattr(image, "tag_v2", {})
+    for names in ((_S_MIN, _S_MAX), (_MIN, _MAX)):
+        least, greatest = (np.ravel(tags.get(name, np.nan))[:1].astype(np.float64) for name in names)
+        if np.isfinite(least).all() and np.isfinite(greatest).all() and float(least[0]) < float(greatest[0]):
+            return float(least[0]), float(greatest[0])
+    nearly_all = np.quantile(values, _NEARLY_ALL)
+    ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
+    return 0.0, next((top for top in ranges if nearly_all <= top), float(2**31 - 1))
+
+
+def _scaled(values: np.ndarray, least: float, greatest: float) -> Image.Image:
+    if least == greatest:
+        return Image.fromarray(np.full(values.shape, np.clip(least, 0, 255), np.uint8))
+    scaled = np.clip((values - least) / (greatest - least), 0, 1) * 255
+    return Image.fromarray(scaled.round().astype(np.uint8))
 
 
 def check_source_size(size: Size, name: Said, limits: MediaLimits) -> None:
@@ -230,6 +284,8 @@ def _opened(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Image]:
             ) from None
         with image:
             check_source_size(_upright_size(image), name, limits)
+            if found in (PNG, AVIF):
+                image.info[_CODE_POINTS] = code_points(stream, found.pillow)
             yield image
 
 
@@ -243,8 +299,11 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":
         return 1
     try:
-        # The base class's method: PNG's own would decode the pixels to look for EXIF data behind them.
-        value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+        # EXIF alone, as viewers do: Pillow's `getexif` takes XMP's and ImageMagick's word, too, and of a PNG it would
+        # decode the pixels to look for EXIF data behind them.
+        exif = Image.Exif()
+        exif.load(image.info.get("exif", b""))
+        value = exif.get(ExifTags.Base.Orientation, 1)
     except Exception:
         return 1
     return value if value in _UPRIGHT else 1
@@ -258,15 +317,6 @@ def _num_pictures(image: Image.Image, source: MediaSource) -> int:
         return getattr(image, "n_frames", 1)
     except Exception:
         return 1
-
-
-def _stretched(values: np.ndarray) -> Image.Image:
-    finite = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-    least, greatest = finite.min(), finite.max()
-    if least == greatest:
-        return Image.fromarray(np.full(values.shape, np.clip(least, 0, 255), np.uint8))
-    scaled = (finite - least) / (greatest - least) * 255
-    return Image.fromarray(scaled.round().astype(np.uint8))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
-from PIL import Image, UnidentifiedImageError, features
+from PIL import Image, features
 
 from qwen35mm_preprocess.errors import MediaDecodeError, MediaFormatError, MediaLimitError, MediaSourceError
 from qwen35mm_preprocess.say import Said, decimal, say
@@ -211,7 +211,13 @@ def _is_animated(stream: BinaryIO, source: MediaSource) -> bool:
     try:
         with Image.open(stream, formats=("GIF",)) as image:
             return bool(getattr(image, "is_animated", False))
-    except (UnidentifiedImageError, OSError, SyntaxError, EOFError, ValueError):
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        # A still one is refused by its pixels, in words that say so.
+        return False
+    except MemoryError:
+        raise
+    # As with pixels: Pillow raises whatever the damage leads it to, IndexError and struct.error among them.
+    except Exception:
         raise MediaDecodeError(
             say("{name} is a damaged GIF. Save it again, or choose another file.", name=describe(source))
         ) from None

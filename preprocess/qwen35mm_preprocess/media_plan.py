@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
 from qwen35mm_preprocess.errors import MediaPlanError
 from qwen35mm_preprocess.patches import Patches
 from qwen35mm_preprocess.say import Said, Saying, is_said
-from qwen35mm_preprocess.types import GridTHW, MediaKind, Size
+from qwen35mm_preprocess.types import ColorMode, GridTHW, MediaKind, Size
 
 # <|vision_start|> and <|vision_end|> around every span.
 NUM_MARKS = 2
@@ -62,6 +62,7 @@ class MediaPlan:
     notes               what was reduced or left out, and why, in words for a person: what `say` gives
     digest              hex SHA-256 of the final pixels; None until prepared
     unit_digests        one for each span in the prompt: an image, or a temporal patch of a video
+    color               what its colours are read as; that of plans made before there was a choice if it isn't told
     """
 
     # For a program that keeps plans as JSON by pydantic: values are what they say, and no key is dropped.
@@ -85,10 +86,12 @@ class MediaPlan:
     digest: str | None = None
     unit_digests: tuple[str, ...] | None = None
     similar_indices: tuple[int, ...] = ()
+    color: ColorMode = "checkpoint"
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "video"):
             raise MediaPlanError(f"A media plan is of kind image or video, not {self.kind!r}.")
+        require_plan(self.color in get_args(ColorMode), "colours of another kind")
         require_plan(min(self.grid_thw) > 0 and min(self.size) > 0 and self.num_tokens > 0, "a size of zero")
         require_plan(min(self.num_prompt_tokens, self.cache_bytes) >= 0, "a cost below zero")
         if self.kind == "image":

@@ -320,6 +320,7 @@ class MediaProcessor:
             num_prompt_tokens=num_in_prompt,
             cache_bytes=num_in_prompt * self.cache_bytes_per_token,
             processing=processing.fingerprint(),
+            color=self.budget.color,
             timestamps_s=timestamps_s,
             **fields,
         )

@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from qwen35mm_preprocess.errors import MediaConfigError
 from qwen35mm_preprocess.say import say
 
 MediaKind = Literal["image", "video"]
+ColorMode = Literal["srgb", "checkpoint"]
+"""Colours as a viewer shows them, or the file's numbers as transformers' processors take them."""
 Size = tuple[int, int]
 
 # Called with (steps done, steps in all) on the calling thread; what it raises stops the work.
@@ -173,10 +175,11 @@ class MediaLimits:
 class MediaBudget:
     """What one medium may cost in the prompt: its placeholders, the marks around them and its timestamps.
 
-    None leaves a value to the checkpoint, so that `MediaBudget()` is what transformers' processors do. With
-    `drop_similar`, a temporal patch of a video that shows the same as the one kept before it is left out: no token's
-    cell (32 x 32 pixels) may differ by `similar_difference` or more, as a mean over the cell of 8-bit values. The
-    patches that stay keep their own timestamps; the first and the last always stay.
+    None leaves a value to the checkpoint: `MediaBudget(color="checkpoint")` is what transformers' processors do.
+    `color` costs nothing; it is chosen with the rest. With `drop_similar`, a temporal patch of a video that shows the
+    same as the one kept before it is left out: no token's cell (32 x 32 pixels) may differ by `similar_difference` or
+    more, as a mean over the cell of 8-bit values. The patches that stay keep their own timestamps; the first and the
+    last always stay.
     """
 
     max_image_tokens: int | None = None
@@ -185,12 +188,14 @@ class MediaBudget:
     fps: float | None = None
     drop_similar: bool = False
     similar_difference: float = 4.0
+    color: ColorMode = "srgb"
 
     def __post_init__(self) -> None:
         for name in ("max_image_tokens", "max_video_tokens", "max_frames", "fps"):
             value = getattr(self, name)
             _check(self, name, value is None or _is_positive(value), "positive or None")
         _check(self, "similar_difference", _is_positive(self.similar_difference), "positive")
+        _check(self, "color", self.color in get_args(ColorMode), " or ".join(get_args(ColorMode)))
 
     @classmethod
     def for_device(cls, kind: str) -> MediaBudget:

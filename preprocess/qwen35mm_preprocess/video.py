@@ -14,16 +14,18 @@ import numpy as np
 from av.container import InputContainer
 from av.error import FFmpegError
 from av.video.frame import VideoFrame
+from av.video.reformatter import Colorspace
 from av.video.stream import VideoStream
 from PIL import Image
 
+from qwen35mm_preprocess.color import Encoding, convert
 from qwen35mm_preprocess.errors import MediaChangedError, MediaDecodeError
 from qwen35mm_preprocess.image import to_rgb
 from qwen35mm_preprocess.media import MediaSource, describe
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
 from qwen35mm_preprocess.say import Said, Saying, say
-from qwen35mm_preprocess.types import MediaLimits, Progress, VideoProcessing
+from qwen35mm_preprocess.types import ColorMode, MediaLimits, Progress, VideoProcessing
 from qwen35mm_preprocess.video_probe import VideoInfo, open_video, probe_video, transpose_of
 
 # The frames of one temporal patch: (index, uint8 [H, W, 3]).
@@ -160,7 +162,7 @@ def _resized_frames(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """The frames that can be decoded: (index, uint8 [H, W, 3] of the planned size)."""
     height, width = plan.size
-    for done, (index, frame) in enumerate(decode_frames(source, info, indices, limits), start=1):
+    for done, (index, frame) in enumerate(decode_frames(source, info, indices, limits, plan.color), start=1):
         yield index, np.asarray(frame.resize((width, height), Image.Resampling.BICUBIC))
         if progress is not None:
             progress(done, len(indices))
@@ -197,7 +199,7 @@ _MIN_FRAMES_SKIPPED = 16
 
 
 def decode_frames(
-    source: MediaSource, info: VideoInfo, indices: Sequence[int], limits: MediaLimits
+    source: MediaSource, info: VideoInfo, indices: Sequence[int], limits: MediaLimits, color: ColorMode = "srgb"
 ) -> Iterator[tuple[int, Image.Image]]:
     """Yields (index, frame) for `indices` (rising, in presentation order), upright and in mode RGB, one at a time.
 
@@ -208,16 +210,16 @@ def decode_frames(
     """
     remaining = list(indices)
     if info.can_seek:
-        for index, frame in _decode(source, info, remaining.copy(), limits, seek=True):
+        for index, frame in _decode(source, info, remaining.copy(), limits, color, seek=True):
             if index != remaining[0]:
                 break
             yield remaining.pop(0), frame
     # Also where a seek lost a frame (open groups of pictures, a wrong index): then from the start.
     if remaining:
-        yield from _decode(source, info, remaining, limits, seek=False)
+        yield from _decode(source, info, remaining, limits, color, seek=False)
 
 
-def first_frame(source: MediaSource, limits: MediaLimits) -> Image.Image:
+def first_frame(source: MediaSource, limits: MediaLimits, color: ColorMode = "srgb") -> Image.Image:
     """The first frame that can be decoded, upright and in mode RGB; nothing else of the file is read.
 
     Raises:
@@ -226,7 +228,7 @@ def first_frame(source: MediaSource, limits: MediaLimits) -> Image.Image:
     with open_video(source, limits) as video:
         try:
             for frame in video.container.decode(video.stream):
-                transpose, image = transpose_of(frame), _frame_to_rgb(frame)
+                transpose, image = transpose_of(frame), _frame_to_rgb(frame, color)
                 return image if transpose is None else image.transpose(transpose)
         # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
         except (FFmpegError, ValueError):
@@ -252,7 +254,7 @@ def seek_runs(is_key: np.ndarray, indices: Sequence[int]) -> list[tuple[int | No
 
 
 def _decode(
-    source: MediaSource, info: VideoInfo, indices: list[int], limits: MediaLimits, *, seek: bool
+    source: MediaSource, info: VideoInfo, indices: list[int], limits: MediaLimits, color: ColorMode, *, seek: bool
 ) -> Iterator[tuple[int, Image.Image]]:
     with open_video(source, limits) as video:
         video.stream.thread_type = "AUTO"
@@ -264,7 +266,7 @@ def _decode(
                     return
             wanted = {int(info.pts[index]): index for index in run}
             for index, frame in _decode_run(video.container, video.stream, wanted):
-                image = _frame_to_rgb(frame)
+                image = _frame_to_rgb(frame, color)
                 yield index, image if info.transpose is None else image.transpose(info.transpose)
 
 
@@ -290,10 +292,24 @@ def _decode_run(
         return
 
 
-def _frame_to_rgb(frame: VideoFrame) -> Image.Image:
+# What is this wide or high and doesn't tell is BT.709, as players have it; the rest is BT.601.
+_HD_WIDTH, _HD_HEIGHT = 1280, 576
+_UNSPECIFIED = 2
+
+
+def _frame_to_rgb(frame: VideoFrame, color: ColorMode) -> Image.Image:
+    matrix = None
+    if color == "srgb":
+        encoding = Encoding.of_code_points(frame.color_primaries, frame.color_trc)
+        if frame.colorspace == _UNSPECIFIED and (frame.width >= _HD_WIDTH or frame.height > _HD_HEIGHT):
+            matrix = Colorspace.ITU709
+        if encoding is not None:
+            wide = frame.format.components[0].bits > 8
+            values = frame.to_ndarray(format="rgb48le" if wide else "rgb24", src_colorspace=matrix)
+            return Image.fromarray(convert(values, encoding))
     if any(component.is_alpha for component in frame.format.components):
-        return to_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
-    return Image.fromarray(frame.to_ndarray(format="rgb24"))
+        return to_rgb(Image.fromarray(frame.to_ndarray(format="rgba", src_colorspace=matrix)), color)
+    return Image.fromarray(frame.to_ndarray(format="rgb24", src_colorspace=matrix))
 
 
 def lost_note(num_lost: int, num_planned: int) -> Saying:

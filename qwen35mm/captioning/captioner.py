@@ -75,7 +75,11 @@ class Captioner:
 
     def describe(self) -> dict[str, Any]:
         """What tells its captions from another model's, as JSON values."""
-        return {"model": self.identity, "budget": asdict(self.processor.budget)}
+        budget = asdict(self.processor.budget)
+        if budget["color"] == "srgb":
+            # Captions that were made before there was a choice stay what they are.
+            del budget["color"]
+        return {"model": self.identity, "budget": budget}
 
     async def caption(self, request: CaptionRequest, prepared: Prepared | None) -> Caption | Failed:
         """The caption that was asked for, or why there is none.

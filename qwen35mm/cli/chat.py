@@ -178,6 +178,7 @@ def _server_budget(model: ModelOptions) -> MediaBudget:
         max_video_tokens=model.max_video_tokens,
         max_frames=model.max_frames,
         fps=model.fps,
+        color=model.color or None,
     )
     return replace(default_media(None, None, "frames").budget, **chosen)
 

@@ -27,7 +27,7 @@ AVIF = pytest.param("AVIF", marks=pytest.mark.skipif(not HAS_AVIF, reason="Pillo
 
 
 def _assert_equals_oracle(source: MediaSource, picture: Image.Image, processing: ImageProcessing) -> None:
-    media = MediaProcessor(processing, VIDEO, MediaBudget()).prepare(source, kind="image")
+    media = MediaProcessor(processing, VIDEO, MediaBudget(color="checkpoint")).prepare(source, kind="image")
     expected = oracles.image_processor(processing)(picture, return_tensors="np")
     assert list(media.plan.grid_thw) == expected["image_grid_thw"][0].tolist()
     assert media.pixel_values.dtype == np.float32
@@ -131,7 +131,9 @@ def test_damaged_exif_is_no_orientation(exif: bytes) -> None:
         ("HSV", (0, 255, 255), (255, 0, 0)),
         ("I;16", 257 * 90, (90, 90, 90)),
         ("I;16B", 257 * 90, (90, 90, 90)),
-        ("I", 70000, (255, 255, 255)),
+        ("I", 40000, (156, 156, 156)),
+        ("I", 12, (12, 12, 12)),
+        ("F", 0.25, (64, 64, 64)),
         ("F", 12.0, (12, 12, 12)),
     ],
 )
@@ -154,13 +156,36 @@ def test_a_transparent_colour_lies_on_white() -> None:
 
 @pytest.mark.parametrize(
     ("format", "dtype", "factor"),
-    # 16 bits have a scale; wider greys have none, and are stretched.
-    [("PNG", np.uint16, 257), ("TIFF", np.uint16, 257), ("TIFF", np.int32, 1000), ("TIFF", np.float32, 0.001)],
+    [
+        ("PNG", np.uint16, 257),
+        ("TIFF", np.uint16, 257),
+        ("TIFF", np.int32, 1),
+        ("TIFF", np.int32, 257),
+        ("TIFF", np.int32, (2**31 - 1) / 255),
+        ("TIFF", np.float32, 1 / 255),
+        ("TIFF", np.float32, 1),
+        ("TIFF", np.float32, 257),
+    ],
 )
 def test_wide_greys_become_8_bits(format: str, dtype: type, factor: float) -> None:
     ramp = np.arange(256).reshape(16, 16)
     data = encode_image(Image.fromarray((ramp * factor).astype(dtype)), format)
     np.testing.assert_array_equal(np.asarray(load_image(data, LIMITS))[..., 0], ramp)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_one_hot_pixel_leaves_the_others_as_they_are(dtype: type) -> None:
+    values = np.full((64, 64), 100, dtype)
+    values[0, 0] = 1_000_000
+    picture = Image.fromarray(values)
+    assert pixel(load_image(encode_image(picture, "TIFF"), LIMITS), 9, 9) == [100, 100, 100]
+    assert pixel(load_image(encode_image(picture, "TIFF"), LIMITS, "checkpoint"), 9, 9) == [0, 0, 0]
+
+
+def test_a_range_that_a_tiff_tells_is_its_range() -> None:
+    values = np.linspace(-2.0, 6.0, 256, dtype=np.float32).reshape(16, 16)
+    data = encode_image(Image.fromarray(values), "TIFF", tiffinfo={340: -2.0, 341: 6.0})
+    np.testing.assert_array_equal(np.asarray(load_image(data, LIMITS))[..., 0], np.arange(256).reshape(16, 16))
 
 
 def test_numbers_that_are_none_become_black() -> None:

@@ -146,7 +146,7 @@ def _encode_message(message: Message, media: list[EncodedMedium]) -> dict[str, A
 def _picture_uri(source: MediaSource, plan: MediaPlan, media: MediaProcessor) -> str:
     """The file's own bytes where every server makes the same picture of them, else the picture encoded anew."""
     # Decoded in any case: a damaged file is a failure here, with words, and not a server's.
-    picture = load_image(source, media.limits)
+    picture = load_image(source, media.limits, plan.color)
     check_same_image(picture, plan, source)
     info = probe_image(source, media.limits)
     # As it is where the plan makes it no smaller than any plan would; however large it is, its plan says what is seen.
@@ -169,7 +169,7 @@ def _encode_frames(source: MediaSource, media: MediaProcessor, plan: MediaPlan) 
     check_same_video(info, plan, source)
     parts: list[dict[str, Any]] = []
     used: list[int] = []
-    for index, frame in decode_frames(source, info, plan.frame_indices, media.limits):
+    for index, frame in decode_frames(source, info, plan.frame_indices, media.limits, plan.color):
         if frame.width * frame.height > plan.size[0] * plan.size[1]:
             frame = _resized(frame, plan.size)
         parts += [_text_part(timestamp_text(times[index])), _picture_part(_encoded(frame, "JPEG"))]

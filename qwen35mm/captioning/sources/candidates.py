@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from typing import Any
 
 from qwen35mm.captioning.items import Item, Medium, Unreadable, failure_kind
 from qwen35mm.captioning.records import printable
-from qwen35mm.errors import CaptioningError
+from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm_preprocess import MediaError, MediaKind, MediaLimits, MediaSourceError, describe, detect_kind
 from qwen35mm_preprocess.media import GIF, check_num_bytes, read_format
+
+logger = logging.getLogger(__name__)
 
 # A file with one of these is meant to be a medium, whatever is in it.
 MEDIA_SUFFIXES = frozenset(
@@ -65,9 +68,16 @@ def probe(candidate: Candidate, name: str, limits: MediaLimits) -> Item | Unread
         if not candidate.is_expected and not looks_like_medium(name) and not _may_be_medium(candidate):
             return None
         kind = _kind(candidate, name, limits)
+        return Item(name, candidate.source, kind, path, candidate.metadata())
     except MediaError as error:
         return Unreadable(name, failure_kind(error), printable(str(error)), path)
-    return Item(name, candidate.source, kind, path, candidate.metadata())
+    except (OutputError, SourceError):
+        raise
+    # What a library makes of hostile bytes is this entry's alone: the next one is read all the same.
+    except Exception as error:
+        logger.warning("%s could not be looked at.", printable(name), exc_info=True)
+        message = f"'{printable(PurePosixPath(name).name)}' could not be looked at ({type(error).__name__}). Check it."
+        return Unreadable(name, "damaged", message, path)
 
 
 def _may_be_medium(candidate: Candidate) -> bool:

@@ -34,10 +34,12 @@ from qwen35mm_preprocess.image import load_image, probe_image
 from tests.backends.remote.asking import Asker, events_of
 from tests.backends.remote.server import ModelServer
 from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene, scene_index
+from tests.preprocess.test_color import P3, profile
 
 LIMITS = MediaLimits()
 HALVES = (0.5, 0.5, 0.5)
 PHOTO = PILImage.open(PHOTOGRAPHS / "rocket.jpg").convert("RGB").crop((0, 0, 160, 120))
+PHOTO.info = {}  # a profile: what is said of colours has tests of its own
 
 
 def uri_bytes(uri: str) -> tuple[str, bytes]:
@@ -78,6 +80,23 @@ def test_files_that_every_decoder_reads_alike_go_out_unchanged() -> None:
     for format, mode in (("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "L")):
         data = encode_image(PHOTO.convert(mode), format)
         assert uri_bytes(encoded(data)["image_url"]["url"]) == (f"data:image/{format.lower()}", data)
+
+
+def test_a_picture_of_other_colours_is_sent_in_srgb() -> None:
+    """A server passes over profiles."""
+    data = encode_image(PHOTO, "PNG", icc_profile=profile(P3, 2.2))
+    sent = uri_bytes(encoded(data)["image_url"]["url"])[1]
+    assert sent != data
+    with PILImage.open(io.BytesIO(sent)) as picture:
+        assert "icc_profile" not in picture.info
+        assert same_pixels(picture, load_image(data, LIMITS))
+    as_it_is = encoded(data, MediaBudget(color="checkpoint"))
+    with PILImage.open(io.BytesIO(uri_bytes(as_it_is["image_url"]["url"])[1])) as picture:
+        assert same_pixels(picture, PHOTO)
+
+
+def same_pixels(picture: PILImage.Image, expected: PILImage.Image) -> bool:
+    return np.array_equal(np.asarray(picture), np.asarray(expected))
 
 
 def turned_jpeg() -> bytes:

@@ -112,7 +112,7 @@ class MemoryPlan:
         host_kv_bytes: the most KV that is kept in host memory after it had to leave a GPU.
         device: what holds KV and running states.
         weights_bytes, work_bytes: of the model, and of what it holds while it computes; 0 where the caller counts them.
-        runtime_bytes: of the program itself, in host memory.
+        runtime_bytes: of the program itself, in host memory, its tokenizer and the texts of prompts with it.
     """
 
     context_length: int

@@ -203,9 +203,12 @@ def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOpti
     most, cpu = options.max_memory, torch.device("cpu")
     assert most is not None
     memory_bytes = available_within(options)(cpu) - STARTED_BYTES
+    config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
+    stored = read_checkpoint(folder, config.quantization)
+    how = {"devices": [cpu], "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(folder, config)}
 
     def tried(options: BackendOptions) -> tuple[BackendOptions, MemoryNeed]:
-        return fit(options, folder, name, devices=[cpu], memory_bytes=memory_bytes)
+        return fit_tensors(options, config, stored, name, **how)
 
     def fits(context_length: int) -> bool:
         try:
@@ -227,7 +230,6 @@ def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOpti
         except NoRoomError as error:
             refused = error
     else:
-        config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
         longest = options.settings.context_length_of(config.text, name)
         length = None
         if options.settings.context_length is None:

@@ -1,13 +1,14 @@
 // Answers to the same question beside each other: of two models, or with other settings. They are branches of the
 // conversation, so a comparison is there whenever it is opened again.
 
-/** @import { Answer, Field, Message, ModelChange, News, Reply, Settings } from "./types.d.ts" */
+/** @import { Answer, Choice, Field, Message, ModelChange, News, Reply, Settings } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
 import { copy } from "./blocks.js";
 import { ask, button, cancel, h, icon, iconButton, redraw, select, showDialog } from "./dom.js";
 import { AnswerRow } from "./message.js";
 import { changeTo, modelOptions } from "./models.js";
+import { allow, Plan } from "./plan.js";
 import { SettingsPanel } from "./settings.js";
 import { number, said, t } from "./words.js";
 
@@ -54,25 +55,38 @@ class OwnSettings extends SettingsPanel {
 
   /** Asks the person; null where they have changed their mind. @returns {Promise<Settings | null>} */
   async ask() {
-    const listed = this.models ? await this.requests.ask("models", {}) : null;
-    const body = h("div.own-settings", listed && this.model(listed), this.body);
+    // Of the model that is there now. The context stays as it is.
+    const { context_length } = this.page.app;
+    const [listed, now] = this.models
+      ? await Promise.all([
+          this.requests.ask("models", {}),
+          this.requests.call("plan", { context_length }).catch(() => null),
+        ])
+      : [null, null];
+    const model = listed && this.model(listed, now?.weights ?? []);
+    const body = h("div.own-settings", model, this.body);
     const begin = { label: t("Answer"), kind: "strong", value: () => this.values };
     return ask(t("Another answer, beside this one"), body, [cancel(), begin]);
   }
 
-  /** The model and the format of its weights, of which one can be another than now. */
-  model(/** @type {Reply<"models">} */ found) {
-    const { formats } = found;
-    const hint = h("p.quiet", { hidden: true }, t("It is loaded first, for all conversations."));
+  /** The model and the format of its weights, of which one can be another than now, and what that takes. */
+  model(/** @type {Reply<"models">} */ found, /** @type {Choice[]} */ formats) {
+    const { context_length } = this.page.app;
+    const plan = new Plan(this.page, (found) => {
+      if (!plan.element.hidden) allow(plan.element, Boolean(found?.fits));
+    });
+    const hint = h("p.quiet", t("It is loaded first, for all conversations."));
+    const loading = h("div", { hidden: true }, hint, plan.element);
     const take = (/** @type {ModelChange | null} */ change) => {
       this.change = change;
-      hint.hidden = !change;
+      loading.hidden = !change;
+      plan.element.hidden = !change || Boolean(change.server);
+      allow(plan.element, true);
+      if (change && !change.server) plan.look(change);
     };
-    const weights = formats.map(({ weights, label, chosen }) =>
-      h("option", { value: chosen ? "" : weights, selected: chosen }, said(label)),
+    const weights = formats.map(({ value, label, chosen }) =>
+      h("option", { value: chosen ? "" : value, selected: chosen }, said(label)),
     );
-    // Of the model that is there now. The context stays as it is.
-    const { context_length } = this.page.app;
     const takeWeights = (/** @type {string} */ chosen) => take(chosen ? { weights: chosen, context_length } : null);
     const weightsRow = h("label.block-field", h("span", t("Weights")), select({}, takeWeights, weights));
     weightsRow.hidden = weights.length < 2;
@@ -82,7 +96,7 @@ class OwnSettings extends SettingsPanel {
       take(change);
     };
     const choice = select({}, takeModel, modelOptions(found));
-    return [h("label.block-field", h("span", t("Model")), choice), weightsRow, hint];
+    return [h("label.block-field", h("span", t("Model")), choice), weightsRow, loading];
   }
 }
 

@@ -6,8 +6,10 @@ export interface Model {
   name: string;
   source: string;
   size: Said;
-  /** Why it can't be used. */
+  /** Why it can't be used, or not with the settings that there are. */
   reason: Said | null;
+  /** Whether its files are such that it can be. */
+  usable: boolean;
   current: boolean;
   is_demo: boolean;
 }
@@ -17,8 +19,6 @@ export interface Download {
   source: string;
   size: Said;
   fit: Said;
-  /** Whether the machine's memory holds it. */
-  fits: boolean;
   /** The one that is worth it here. */
   suggested: boolean;
 }
@@ -48,20 +48,41 @@ export interface ModelsFound {
   /** Why their file can't be read. */
   servers_problem: Said | null;
   downloads: Download[];
-  formats: Format[];
+  /** What the model in the program runs with. */
+  taken: Said | null;
 }
 
-/** A format that the current model's weights can be taken in. */
-export interface Format {
-  weights: string;
+/** A value of a setting. */
+export interface Choice {
+  value: string;
   label: Said;
   chosen: boolean;
+}
+
+/** What a change would take, in bytes and tokens. */
+export interface PlanFound {
+  parts: Record<"weights" | "kv" | "states" | "work" | "program" | "kept", number>;
+  /** What there is. */
+  memory: number;
+  fits: boolean;
+  slots: number;
+  context_length: number;
+  /** Of what fits; null where nothing does. */
+  largest_context: number | null;
+  /** The most tokens of a context, whatever the memory. */
+  num_positions: number;
+  /** None of a setting that can't be chosen. */
+  weights: Choice[];
+  kv_types: Choice[];
+  /** What would fit. */
+  suggestion: { label: Said; context_length: number; weights: string; kv_dtype: string } | null;
 }
 
 export interface ModelChange {
   source?: string;
   context_length?: number;
   weights?: string;
+  kv_dtype?: string;
   is_new?: boolean;
   server?: string;
 }

@@ -181,7 +181,7 @@ export class Page {
   }
 
   changeModel(/** @type {ModelChange} */ change) {
-    return this.models.change(change);
+    return this.models.propose(change);
   }
 
   settingsChanged() {

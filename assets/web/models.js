@@ -1,9 +1,10 @@
 // Which model answers: those of this machine, and others by their Hugging Face id.
 
-/** @import { ChangeState, ModelChange, ModelsFound } from "./types.d.ts" */
+/** @import { ChangeState, ModelChange, ModelsFound, Said } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
 import { askText, button, h, redraw, select, setProgress, showDialog } from "./dom.js";
+import { askSettings } from "./plan.js";
 import { addServer, serverNotes } from "./servers.js";
 import { said, t } from "./words.js";
 
@@ -13,11 +14,11 @@ const SERVER = "server:";
 
 /** The options of a choice among all models: `changeTo` says what each value means. */
 export const modelOptions = (/** @type {ModelsFound} */ { models, servers }) => [
-  models.map(({ source, current, reason, name, size }) =>
+  models.map(({ source, current, reason, usable, name, size }) =>
     h(
       "option",
-      { value: source, selected: current, disabled: Boolean(reason), title: said(reason ?? "") },
-      `${name} (${reason ? t("not usable") : said(size)})`,
+      { value: source, selected: current, disabled: !usable, title: said(reason ?? "") },
+      `${name} (${usable ? said(size) : t("not usable")})`,
     ),
   ),
   servers.map(({ id, name, host, current }) =>
@@ -46,18 +47,14 @@ export class Models {
     const onServer = h("option", { value: SERVER }, t("One on a server"));
     const choose = (/** @type {string} */ chosen) => this.choose(chosen, found);
     const options = [modelOptions(found), another, onServer];
-    const formats = found.formats.map(({ weights, label, chosen }) =>
-      h("option", { value: weights, selected: chosen }, said(label)),
-    );
     // The context stays as it is.
-    const context_length = this.page.app.context_length;
-    const take = (/** @type {string} */ weights) => this.change({ weights, context_length });
-    const hint = h("small", t("Fewer bits take less memory; answers lose a little of their accuracy."));
+    const { context_length } = this.page.app;
     redraw(
       this.element,
       h("label.block-field", h("span", t("Model")), select({}, choose, options)),
       serverNotes(this.page),
-      formats.length > 0 && h("label.block-field", h("span", t("Weights")), select({}, take, formats), hint),
+      found.taken !== null && h("small", said(found.taken)),
+      found.taken !== null && button("plain", t("Context and memory"), () => this.propose({ context_length })),
     );
   }
 
@@ -68,15 +65,34 @@ export class Models {
       return this.load();
     }
     const change = chosen && changeTo(chosen, found);
-    if (chosen) return change && this.change(change);
-    return this.getAnother();
+    if (!chosen) return this.getAnother();
+    return change && this.propose(change, found.models.find(({ source }) => source === chosen)?.name);
   }
 
   async getAnother() {
     const field = { "aria-label": t("Hugging Face id"), placeholder: "Qwen/Qwen3.5-2B" };
     const words = h("p", t("It is downloaded once, and kept."));
-    const id = await askText(t("Get a model from Hugging Face"), words, field, t("Download"));
-    return id ? this.change({ source: id, is_new: true }) : this.load();
+    const id = await askText(t("Get a model from Hugging Face"), words, field, t("Continue"));
+    return id ? this.propose({ source: id, is_new: true }) : this.load();
+  }
+
+  /**
+   * Makes a change, if the person means it once they have seen what it takes of the memory; a server's takes nothing.
+   * @param {ModelChange} change
+   * @param {string} [name] of the model
+   * @param {Said} [size] of what is downloaded, where that is known
+   */
+  async propose(change, name = change.source ?? "", size) {
+    if (change.server) return this.change(change);
+    const stay = t("This chat and what is written stay.");
+    const kept = size === undefined ? "" : `${t("{size} are downloaded once, and kept.", { size: said(size) })} `;
+    const texts = change.is_new
+      ? { title: t("Get {name} from Hugging Face?", { name }), words: h("p", kept + stay), label: t("Download") }
+      : change.source
+        ? { title: t("Use {name}", { name }), words: h("p", stay), label: t("Load it") }
+        : { title: t("Context and memory"), label: t("Apply") };
+    const meant = await askSettings(this.page, change, texts);
+    return meant ? this.change(meant) : this.load();
   }
 
   /** Has another model loaded, and shows how far that is; a download can be stopped. Whether the page begins anew. */

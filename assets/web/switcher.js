@@ -4,7 +4,7 @@
 /** @import { Child, Download, Model, ModelsFound } from "./types.d.ts" */
 /** @import { Page } from "./main.js" */
 
-import { ask, button, h, icon, iconButton, redraw } from "./dom.js";
+import { button, h, icon, iconButton, redraw } from "./dom.js";
 import { popover } from "./popover.js";
 import { addServer, forgetButton } from "./servers.js";
 import { said, t } from "./words.js";
@@ -48,10 +48,10 @@ export class Switcher {
     if (hadFocus) content.querySelector("button")?.focus();
   }
 
-  installed(/** @type {Model} */ { name, source, size, reason, current }) {
+  installed(/** @type {Model} */ { name, source, size, reason, usable, current }) {
     const note = current ? t("Answers now") : said(reason ?? "");
-    const choose = () => this.#close(() => current || this.page.models.change({ source }));
-    return line(name, said(size), note, choose, { "aria-current": current && "true", disabled: Boolean(reason) });
+    const choose = () => this.#close(() => current || this.page.models.propose({ source }, name));
+    return line(name, said(size), note, choose, { "aria-current": current && "true", disabled: !usable });
   }
 
   server(/** @type {Server} */ server) {
@@ -63,9 +63,9 @@ export class Switcher {
   }
 
   downloadable(/** @type {Download} */ download) {
-    const { source, size, fit, fits } = download;
-    const choose = () => this.#close(() => getModel(this.page, download));
-    return line(source, said(size), said(fit), choose, { disabled: !fits });
+    const { source, size, fit } = download;
+    const choose = () => this.#close(() => this.page.models.propose({ source, is_new: true }, source, size));
+    return line(source, said(size), said(fit), choose, {});
   }
 
   #close(/** @type {() => unknown} */ then) {
@@ -90,23 +90,6 @@ function line(name, size, note, onclick, attributes) {
   return h("button.row", { type: "button", onclick, ...attributes }, words, h("span.quiet", size));
 }
 
-/** Downloads a model, if the person means it, and has it answer. */
-async function getModel(/** @type {Page} */ page, /** @type {Download} */ { source, size }) {
-  const words = [
-    t("{size} are downloaded once, and kept.", { size: said(size) }),
-    t("This chat and what is written stay."),
-  ];
-  const isMeant = await ask(
-    t("Get {name} from Hugging Face?", { name: source }),
-    words.map((each) => h("p", each)),
-    [
-      { label: t("Cancel"), value: () => false },
-      { label: t("Download"), kind: "strong", value: () => true },
-    ],
-  );
-  if (isMeant) page.models.change({ source, is_new: true });
-}
-
 /** What is to be known of the demo model, with a better one; dismissed, it stays away. */
 export class DemoBanner {
   constructor(/** @type {Page} */ page) {
@@ -129,14 +112,13 @@ export class DemoBanner {
     const here = found?.models.findLast((model) => !model.is_demo && !model.reason);
     const there = found?.downloads.find((model) => model.suggested);
     if (here) {
-      const change = () => this.page.models.change({ source: here.source });
+      const change = () => this.page.models.propose({ source: here.source }, here.name);
       redraw(this.offer, button("plain", t("Use {name}", { name: here.name }), change));
     } else if (there) {
-      const words = t("Get {name}, {size}", { name: there.source, size: said(there.size) });
-      redraw(
-        this.offer,
-        button("plain", [icon("download"), words], () => getModel(this.page, there)),
-      );
+      const { source, size } = there;
+      const words = t("Get {name}, {size}", { name: source, size: said(size) });
+      const get = () => this.page.models.propose({ source, is_new: true }, source, size);
+      redraw(this.offer, button("plain", [icon("download"), words], get));
     }
   }
 

@@ -1,6 +1,6 @@
 // What the program and the page tell each other (qwen35mm/web says it in Python). Only for tsc.
 
-import type { ChangeState, ModelChange, ModelsFound, ServerInfo } from "./library.d.ts";
+import type { ChangeState, ModelChange, ModelsFound, PlanFound, ServerInfo } from "./library.d.ts";
 
 /** A text apart from its values, or a value by itself: see preprocess/qwen35mm_preprocess/say.py. */
 export type Said =
@@ -338,6 +338,7 @@ export interface Methods {
   save_preset(args: { name: string; settings: Settings }): { presets: Presets };
   delete_preset(args: { name: string }): { presets: Presets };
   models(args: object): ModelsFound;
+  plan(args: ModelChange): PlanFound;
   change_model(args: ModelChange): ChangeState;
   change_state(args: object): ChangeState;
   cancel_change(args: object): object;
@@ -369,4 +370,4 @@ export interface Upload {
 export type Tone = "bad" | "note" | "good";
 
 export type { Attributes, Child, ElementOf } from "./elements.d.ts";
-export type { ChangeState, Download, Format, Model, ModelChange, ModelsFound } from "./library.d.ts";
+export type { ChangeState, Choice, Download, Model, ModelChange, ModelsFound, PlanFound } from "./library.d.ts";

@@ -111,7 +111,7 @@ def open_page(
             )
         else:
             local = fitted.start(loaded)
-            backend = local if shared else BackendSwitch(local, options)
+            backend = local if shared else BackendSwitch(local, options, fitted=fitted)
         stack.callback(backend.close)
         yield backend, {**_how(page, shared), "programs": programs}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,13 @@ import torch
 from qwen35mm.checkpoints.tensor_names import Target, checkpoint_targets
 from qwen35mm.config import ModelConfig
 from qwen35mm.config.model import MEDIA_TOKENS
+from qwen35mm.errors import ConfigError
+from qwen35mm.model.load import choose_dtype, weights_name
+from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model.weights import weights_bytes
+from qwen35mm.model_library.fit import fit_tensors
+from qwen35mm.model_library.memory import tokenizer_bytes
+from qwen35mm.model_library.options import BackendOptions
 
 # hidden, layers, query heads, KV heads, GDN value heads, FFN width (of an expert), vision depth, width, heads, FFN
 SIZES: dict[str, tuple[int, ...]] = {
@@ -126,6 +132,17 @@ class HubModel:
     def num_bytes(self) -> int:
         """Of its weights, as they are downloaded."""
         return weights_bytes(self.tensors, torch.bfloat16, None)
+
+    def format_that_fits(
+        self, options: BackendOptions, *, devices: Sequence[torch.device], memory_bytes: int
+    ) -> str | None:
+        """What its weights would be kept as, by the planner; None where it doesn't fit. Arguments as of `fit`."""
+        how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(None, self.config)}
+        try:
+            fitted, _ = fit_tensors(options, self.config, self.tensors, self.hub_id, **how)
+        except ConfigError:
+            return None
+        return fitted.weights if fitted.weights in INTEGER_FORMATS else weights_name(choose_dtype(options.dtype))
 
 
 HUB_MODELS = tuple(HubModel(f"Qwen/Qwen3.5-{size}") for size in SIZES)

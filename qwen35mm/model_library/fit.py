@@ -137,20 +137,16 @@ class FormatOffer:
     speedup: float | None
 
 
-def offered_formats(folder: Path, dtype: torch.dtype) -> list[FormatOffer]:
-    """The checkpoint's own precision, then the smaller ones.
-
-    Raises:
-        CheckpointError, ConfigError: the checkpoint can't be read.
-    """
-    config = ModelConfig.from_pretrained(folder)
-    stored = read_checkpoint(folder, config.quantization)
+def offered_formats(
+    config: ModelConfig, stored: Mapping[str, Source | Target], dtype: torch.dtype
+) -> tuple[FormatOffer, ...]:
+    """The checkpoint's own precision, then the smaller ones, of a config and its tensors."""
     own = bytes_read_per_token(config, stored, dtype, None)
     offers = [FormatOffer(weights_name(dtype), weights_bytes(stored, dtype, None), None)]
     for integers in INTEGER_FORMATS:
         speedup = own / bytes_read_per_token(config, stored, dtype, integers) if find_library() else None
         offers.append(FormatOffer(integers, weights_bytes(stored, dtype, integers), speedup))
-    return offers
+    return tuple(offers)
 
 
 def fit_source(

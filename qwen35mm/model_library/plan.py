@@ -26,7 +26,7 @@ from qwen35mm.model.load import choose_dtype, weights_name
 from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model.weights import weights_bytes
 from qwen35mm.model_library.catalogue import config_tensors
-from qwen35mm.model_library.fit import asked_format
+from qwen35mm.model_library.fit import FormatOffer, asked_format, offered_formats
 from qwen35mm.model_library.hub import download_config
 from qwen35mm.model_library.installed import find_model, is_hub_id
 from qwen35mm.model_library.memory import (
@@ -46,7 +46,7 @@ PICTURES = ((480, 640), (1080, 1920), (3024, 4032))
 _VIDEO, _VIDEO_FPS, _VIDEO_S = (1080, 1920), 30, 60
 _SHORTEST = 1024
 # Beside the model's own type, where nothing was asked for.
-_SMALLER_KV = ("int8", "int4")
+SMALLER_KV = ("int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,44 @@ class Forecast:
     """Everything that `qwen35mm plan` tells.
 
     Attributes:
-        memory_bytes: what the model may take, the program's own memory included.
+        memory_bytes: what the model may take, with the program's own memory where that counts.
+        num_positions: the most tokens of a context, whatever the memory.
         weights_from: "headers" of the weights' files, or "config.json" by its shapes.
         state_bytes: one sequence's recurrent and conv states.
         recurrent_bytes: the recurrent states of them, always in float32.
+        formats: each of weights with each of keys and values; what was asked for comes first.
+        offers: what weights can be taken in on a processor.
     """
 
     name: str
     device: str
     memory_bytes: int
+    num_positions: int
     weights_from: str
     state_bytes: int
     recurrent_bytes: int
     formats: tuple[FormatPlan, ...]
+    offers: tuple[FormatOffer, ...]
     media: tuple[MediumCost, ...]
+
+    @property
+    def taken(self) -> FormatPlan:
+        """What a start takes: of the weights that may be chosen the first that fit; the smallest where none do."""
+        asked = [each for each in self.formats if each.kv_dtype == self.formats[0].kv_dtype]
+        return next((each for each in asked if each.fits), asked[-1])
+
+    @property
+    def suggestion(self) -> FormatPlan | None:
+        """What fits and changes least, weights before keys and values; else what has the longest context, if any."""
+        fitting = [each for each in self.formats if each.fits]
+        kv_types = [each.kv_dtype for each in self.formats]
+        if fitting:
+            return min(fitting, key=lambda each: kv_types.index(each.kv_dtype))
+        return max(
+            (each for each in self.formats if each.largest_context is not None),
+            key=lambda each: each.largest_context or 0,
+            default=None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with the sums that `MemoryPlan` has."""
@@ -116,17 +140,18 @@ class Forecast:
         return found
 
 
-def forecast(source: str | Path, options: BackendOptions) -> Forecast:
+def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | None = None) -> Forecast:
     """What a model takes in each format that `options` allow, and what fits.
 
     Args:
         source: a folder, a GGUF file, an installed model, or a Hub id, of which config.json alone is fetched.
+        room_bytes: what it may take in this process, which runs already; None is a new one on this machine.
 
     Raises:
         CheckpointError, ConfigError: the model or a setting can't be used.
     """
     # Before anything is read: what this process has imported by now is what a start imports, too.
-    own_bytes = resident_bytes() + STARTED_BYTES
+    own_bytes = resident_bytes() + STARTED_BYTES if room_bytes is None else 0
     devices = DeviceRequest.parse(options.device).devices
     on_cpu = all(device.type == "cpu" for device in devices)
     folder = find_small_files(source)
@@ -135,12 +160,10 @@ def forecast(source: str | Path, options: BackendOptions) -> Forecast:
     dtype = choose_dtype(options.dtype)
     asked = asked_format(options, stored, devices)
     is_open = on_cpu and options.weights == "auto"
-    kv_types = [options.cache.kv_dtype, *(_SMALLER_KV if on_cpu and options.cache.kv_dtype == AUTO else ())]
-    memory_bytes = sum(map(available_bytes, devices))
-    if options.max_memory is not None:
-        memory_bytes = options.max_memory
-    elif on_cpu:
-        memory_bytes += resident_bytes()
+    kv_types = [options.cache.kv_dtype, *(SMALLER_KV if on_cpu and options.cache.kv_dtype == AUTO else ())]
+    memory_bytes = options.max_memory if room_bytes is None else room_bytes
+    if memory_bytes is None:
+        memory_bytes = sum(map(available_bytes, devices)) + (resident_bytes() if on_cpu else 0)
     runtime_bytes = own_bytes + tokenizer_bytes(folder, config)
     formats = []
     details = {"name": model_name(source), "dtype": dtype, "device": devices[0], "runtime_bytes": runtime_bytes}
@@ -149,16 +172,18 @@ def forecast(source: str | Path, options: BackendOptions) -> Forecast:
         weights = integers or weights_name(dtype)
         for kv_dtype in kv_types:
             wanted = replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))
-            with contextlib.suppress(ConfigError) if kv_dtype in _SMALLER_KV else contextlib.nullcontext():
+            with contextlib.suppress(ConfigError) if kv_dtype in SMALLER_KV else contextlib.nullcontext():
                 formats.append(_format(weights, config, size, wanted, memory_bytes, on_cpu, details))
     return Forecast(
         name=model_name(source),
         device=", ".join(map(str, devices)),
         memory_bytes=memory_bytes,
+        num_positions=config.text.max_position_embeddings,
         weights_from=weights_from,
         state_bytes=config.state_bytes(dtype),
         recurrent_bytes=config.recurrent_bytes,
         formats=tuple(formats),
+        offers=offered_formats(config, stored, dtype) if on_cpu else (),
         media=_media(folder, config, dtype, options, devices[0]),
     )
 

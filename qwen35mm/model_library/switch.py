@@ -16,11 +16,11 @@ from qwen35mm.config import ModelConfig
 from qwen35mm.engine import Event, ModelInfo
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
-from qwen35mm.model.load import choose_dtype, weights_name
+from qwen35mm.model.load import choose_dtype
 from qwen35mm.model.weight_formats import INTEGER_FORMATS
 from qwen35mm.model_library.catalogue import HUB_MODELS, SUGGESTED_ON_CPU, SUGGESTED_ON_GPU, HubModel
 from qwen35mm.model_library.changes import Changes
-from qwen35mm.model_library.fit import FormatOffer, fit, fit_tensors, offered_formats
+from qwen35mm.model_library.fit import fit
 from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import (
     Available,
@@ -29,9 +29,9 @@ from qwen35mm.model_library.memory import (
     largest_context,
     measure_room,
     memory_need,
-    tokenizer_bytes,
 )
 from qwen35mm.model_library.options import BackendOptions
+from qwen35mm.model_library.plan import Forecast, forecast
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor
@@ -47,14 +47,14 @@ OnProgress = Callable[[SwitchPhase], None]
 
 
 class BackendSwitch:
-    """Owns the running backend, and replaces it by one with another model, format of weights or context length, or by
-    a server's.
+    """Owns the running backend, and replaces it by one with another model or other settings, or by a server's.
 
     It has what a page uses of a backend, and hands it on. All calls of `stream` and `switch` come from one event loop.
 
     Args:
         backend: the first one; from now on the switch closes it.
         options: what it was made with, and what its successors are made with.
+        fitted: what `fit_source` made of them; slots and the type of keys and values that it picked stay.
         available: how much memory a device has free; tests bring their own.
     """
 
@@ -63,9 +63,13 @@ class BackendSwitch:
         backend: Answering,
         options: BackendOptions | None = None,
         *,
+        fitted: BackendOptions | None = None,
         available: Available | None = None,
     ) -> None:
-        self._options = options or BackendOptions()
+        self._options = self._fitted = options or BackendOptions()
+        if fitted is not None:
+            settings = replace(self._options.settings, slots=fitted.settings.slots)
+            self._options = replace(self._changed(kv_dtype=fitted.cache.kv_dtype), settings=settings)
         self._available = available or available_within(self._options)
         self._backend: Answering | None = backend
         # None while a server answers.
@@ -73,8 +77,9 @@ class BackendSwitch:
         # The options are the same for every model, and so are what they lead to.
         self._devices = DeviceRequest.parse(self._options.device).devices
         # What the current backend can be made again with.
-        self._fitted = self._options
-        if isinstance(backend, LocalBackend):
+        if fitted is not None:
+            self._fitted = fitted
+        elif isinstance(backend, LocalBackend):
             integers, asked = backend.loaded.model.integers, self._options.weights
             plain = "bf16" if asked == "bf16" else "auto"
             self._fitted = replace(self._options, weights=integers if integers in INTEGER_FORMATS else plain)
@@ -136,19 +141,20 @@ class BackendSwitch:
         return self._context_length
 
     @property
-    def weights(self) -> str:
-        """The format that was asked for: auto, bf16, int8 or int4; the one that was taken is `loaded.weights`."""
-        return self._options.weights
+    def options(self) -> BackendOptions:
+        """What successors are made with. Of weights it says what was asked for; what was taken is `loaded.weights`."""
+        return self._options
 
-    def formats(self) -> list[FormatOffer]:
-        """What the current model can be taken in; nothing on a GPU, or of a server.
+    def forecast(self, source: str | Path | None = None, **changes: Any) -> Forecast:
+        """What `switch` with these arguments would take of what is free then; a Hub id's config.json is fetched.
 
         Raises:
-            CheckpointError, ConfigError: its files can't be read any more.
+            CheckpointError, ConfigError: the model or a setting can't be used.
+            EngineError: None is a model on a server.
         """
-        if not self.on_cpu or self._last is None:
-            return []
-        return offered_formats(self._last.path, choose_dtype(self._options.dtype))
+        room = measure_room(self._local, self._devices, self._available).after_bytes
+        source = self.loaded.path if source is None else source
+        return forecast(source, self._changed(**changes), room_bytes=room)
 
     def refusal(self, model: InstalledModel) -> Said | None:
         """Why an installed model doesn't fit this machine, in words; None where it does. No weights are read."""
@@ -160,18 +166,8 @@ class BackendSwitch:
 
     def format_that_fits(self, model: HubModel) -> str | None:
         """What a model that may be downloaded could be loaded as in place of the current one; None where in nothing."""
-        memory_bytes = measure_room(self._local, self._devices, self._available).after_bytes
-        how = {
-            "devices": self._devices,
-            "memory_bytes": memory_bytes,
-            "runtime_bytes": tokenizer_bytes(None, model.config),
-        }
-        options = self._options.with_context(None)
-        try:
-            fitted, _ = fit_tensors(options, model.config, model.tensors, model.hub_id, **how)
-        except ConfigError:
-            return None
-        return fitted.weights if fitted.weights in INTEGER_FORMATS else weights_name(choose_dtype(options.dtype))
+        room = measure_room(self._local, self._devices, self._available).after_bytes
+        return model.format_that_fits(self._options.with_context(None), devices=self._devices, memory_bytes=room)
 
     def suggestion(self) -> HubModel | None:
         """The model that is worth a download on this machine; None where none fits."""
@@ -233,9 +229,10 @@ class BackendSwitch:
         *,
         context_length: int | None = None,
         weights: str | None = None,
+        kv_dtype: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> Answering:
-        """Answers with another model, or with the same one in another format or with another context length.
+        """Answers with another model, or with the same one with other settings.
 
         Everything that can be checked is checked before the old backend is closed, and when the new one fails to load,
         the old one comes back. Once begun it goes to its end, even if the caller is cancelled.
@@ -245,6 +242,7 @@ class BackendSwitch:
             context_length: most tokens of a conversation; None leaves it to the model.
             weights: auto, bf16, int8 or int4, for this model and those after it; None is what was said before, and
                 leaves the current model's as they are.
+            kv_dtype: see `CacheSettings`; so, too.
             on_progress: called in the event loop as each phase begins.
 
         Raises:
@@ -254,12 +252,18 @@ class BackendSwitch:
             EngineError: neither the new model nor the old one could be loaded.
         """
         self._check_open()
-        options = self._options.with_context(context_length)
-        options = options if weights is None else replace(options, weights=weights)
+        options = self._changed(context_length, weights, kv_dtype)
         keeps = weights is None or (self._last is not None and weights == self._last.weights)
         report = on_progress or (lambda phase: None)
         await self._changes.make(lambda: self._change(source, options, keeps, report))
         return self.current
+
+    def _changed(
+        self, context_length: int | None = None, weights: str | None = None, kv_dtype: str | None = None
+    ) -> BackendOptions:
+        options = self._options.with_context(context_length)
+        options = options if weights is None else replace(options, weights=weights)
+        return options if kv_dtype is None else replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))
 
     async def connect(self, server: RemoteBackend, *, on_progress: OnProgress | None = None) -> None:
         """Answers with a server's model; one in this process gives its memory back.
@@ -315,7 +319,8 @@ class BackendSwitch:
         model = _installed(self.loaded) if source is None else await asyncio.to_thread(find_model, source)
         same = self._local is not None and model.folder == self.folder and keeps_weights
         fitted, need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
-        if same and need.plan.context_length == self._context_length:
+        is_kv_same = options.cache.kv_dtype == self._options.cache.kv_dtype
+        if same and is_kv_same and need.plan.context_length == self._context_length:
             return
 
         # Beside the old one where both fit: it then answers on whatever happens. With the same weights only the

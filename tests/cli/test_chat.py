@@ -86,7 +86,7 @@ def test_quantised_weights_lie_beside_the_disk_cache(home: Path) -> None:
     for _ in range(2):
         with open_page(ModelOptions(device="cpu", weights="int8"), PageOptions()) as (backend, _how):
             assert isinstance(backend, BackendSwitch)
-            assert (backend.loaded.weights, backend.loaded.name, backend.weights) == ("int8", "demo", "int8")
+            assert (backend.loaded.weights, backend.loaded.name, backend.options.weights) == ("int8", "demo", "int8")
     kept = list((home / "caches" / "qwen35mm" / "packed").iterdir())
     assert len(kept) == (find_library() is not None)
 

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
+from qwen35mm.checkpoints.quantised import read_checkpoint
+from qwen35mm.config import ModelConfig
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.weights import loaded_bytes
@@ -104,7 +106,9 @@ def test_what_is_offered_says_what_it_takes_and_gives(
 ) -> None:
     folder = tmp_path / "checkpoint"
     build(MOE if moe else DENSE).save_pretrained(folder)
-    offers = offered_formats(folder, torch.bfloat16)
+    config = ModelConfig.from_pretrained(folder)
+    stored = read_checkpoint(folder, config.quantization)
+    offers = offered_formats(config, stored, torch.bfloat16)
     assert [offer.weights for offer in offers] == ["bf16", "int8", "int4"]
     assert [offer.num_bytes for offer in offers] == sorted((offer.num_bytes for offer in offers), reverse=True)
     if find_library() is not None:
@@ -115,7 +119,7 @@ def test_what_is_offered_says_what_it_takes_and_gives(
         assert 1.2 < eight < 16 / 8.5
         assert eight < four < 16 / 4.5
     monkeypatch.setattr("qwen35mm.model_library.fit.find_library", lambda: None)
-    assert {offer.speedup for offer in offered_formats(folder, torch.bfloat16)} == {None}
+    assert {offer.speedup for offer in offered_formats(config, stored, torch.bfloat16)} == {None}
 
 
 @pytest.mark.parametrize("multiplies", [True, False])
@@ -159,4 +163,4 @@ def test_a_quantised_checkpoint_is_taken_as_it_is_stored(method: str, tmp_path: 
         assert backend.loaded.weights == ("bf16" if method == "fp8" else "as stored")
         assert need.plan.weights_bytes <= loaded_bytes(backend.loaded.model) < 1.1 * need.plan.weights_bytes
         switch = BackendSwitch(backend, OPTIONS)
-        assert [offer.weights for offer in switch.formats()] == ["bf16", "int8", "int4"]
+        assert [offer.weights for offer in switch.forecast().offers] == ["bf16", "int8", "int4"]

@@ -270,6 +270,55 @@ async def test_too_little_memory_is_said_with_the_numbers(
         await make(5 * MIB).switch(other)
 
 
+@pytest.mark.parametrize("changes", [{}, {"context_length": 4_096}, {"weights": "int8", "kv_dtype": "int8"}])
+async def test_what_is_told_before_is_what_is_taken(
+    make: Make, other: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.memory.held_bytes", lambda device, planned: 0)
+    switch = make(options=BackendOptions(device="cpu", settings=EngineSettings(context_length=512)))
+    told = switch.forecast(other, **changes).taken
+    fixed = {"weights": told.weights, **changes}
+    for free, fits in ((1 << 40, True), (told.needed.total_bytes, True), (told.needed.total_bytes - 1, False)):
+        monkeypatch.setattr(switch, "_available", lambda device, free=free: free)
+        found = switch.forecast(other, **fixed).taken
+        assert (found.fits, found.needed) == (fits, told.needed)
+        if fits:
+            assert found.most is not None
+            await switch.switch(other, **fixed)
+            assert isinstance(switch.current, LocalBackend)
+            plan = switch.current.engine.plan
+            assert (plan.kv_bytes, plan.slot_bytes, plan.state_bytes, plan.vision_bytes) == (
+                found.most.kv_bytes,
+                found.most.slot_bytes,
+                found.most.state_bytes,
+                found.most.vision_bytes,
+            )
+            assert plan.kv_token_bytes == told.needed.kv_token_bytes
+            assert await answer(switch)
+            monkeypatch.setattr(switch, "_available", lambda device: 1 << 40)
+            await switch.switch(demo_model_path())
+        else:
+            with pytest.raises(ConfigError, match="doesn't fit"):
+                await switch.switch(other, **fixed)
+
+
+async def test_what_was_picked_for_the_memory_stays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = BackendOptions(device="cpu", settings=EngineSettings(context_length=1_024))
+    fitted = replace(options, settings=replace(options.settings, slots=1), cache=CacheSettings(kv_dtype="int8"))
+    switch = BackendSwitch(fitted.load(demo_model_path()), options, fitted=fitted)
+    try:
+        await switch.switch(context_length=512)
+        assert isinstance(switch.current, LocalBackend)
+        assert switch.current.engine.plan.num_slots == 1
+        assert switch.options.cache.kv_dtype == "int8"
+        before = switch.current
+        await switch.switch(context_length=512, kv_dtype="auto")
+        assert switch.current is not before
+        assert (switch.options.cache.kv_dtype, switch.loaded.weights) == ("auto", "bf16")
+    finally:
+        switch.close()
+
+
 async def test_the_largest_context_is_the_planners(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qwen35mm.model_library.memory.held_bytes", lambda device, planned: 0)
     options = BackendOptions("float32", "cpu", settings=EngineSettings(context_length=256, slots=1))

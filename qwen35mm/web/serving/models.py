@@ -7,19 +7,24 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.local import LocalBackend
+from qwen35mm.cache.kv_types import AUTO, kv_formats_of
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import Qwen35mmError, RequestError, StorageError, report_bug
-from qwen35mm.model.load import WEIGHTS
+from qwen35mm.model.load import WEIGHTS, choose_dtype
 from qwen35mm.model.weight_formats import AS_STORED, INTEGER_FORMATS
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
 from qwen35mm.model_library.installed import InstalledModel
+from qwen35mm.model_library.plan import SMALLER_KV, Forecast, FormatPlan
 from qwen35mm.model_library.switch import CONNECT_S
 from qwen35mm.pools import REQUESTS
 from qwen35mm.web.serving.requests import request
 from qwen35mm.web.serving.servers import GIVEN, Server, Servers
+from qwen35mm_kernels.kv_formats import KVFormats
 from qwen35mm_preprocess.say import Said, decimal, said_of, say, size
 
 logger = logging.getLogger(__name__)
@@ -56,8 +61,7 @@ class Models:
 
     @request
     def models(self, person: Person) -> Any:
-        """The models of this machine and of servers, those that can be downloaded, and the current one's formats of
-        weights."""
+        """The models of this machine and of servers, those to be downloaded, and what the current one runs with."""
         installed = [self._installed(model) for model in installed_models()]
         here = {model["source"] for model in installed}
         suggestion = self._switch.suggestion()
@@ -69,7 +73,53 @@ class Models:
                 for model in HUB_MODELS
                 if model.hub_id not in here
             ],
-            "formats": self._formats(),
+            "taken": self._taken(),
+        }
+
+    @request
+    def plan(
+        self,
+        person: Person,
+        source: str | None = None,
+        context_length: Length | None = None,
+        weights: str | None = None,
+        kv_dtype: str | None = None,
+    ) -> Any:
+        """What `change_model` with these arguments would take of the memory, and, where that doesn't fit, what would.
+
+        Nothing is loaded; of a model that isn't here config.json is fetched.
+        """
+        settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype}
+        found = self._switch.forecast(source, **settings)
+        taken, options = found.taken, self._switch.options
+        suggestion = None
+        if not taken.fits:
+            open_settings = {**settings, "weights": "auto", "kv_dtype": "auto"}
+            suggestion = self._switch.forecast(source, **open_settings).suggestion
+        needed, on_cpu = taken.needed, self._switch.on_cpu
+        parts = {
+            "weights": needed.weights_bytes,
+            "kv": needed.kv_bytes,
+            "states": needed.slot_bytes,
+            "work": needed.work_bytes,
+            # The program doesn't lie on a card, and what is kept doesn't either.
+            "program": needed.runtime_bytes if on_cpu else 0,
+            "kept": taken.most.total_bytes - needed.total_bytes if on_cpu and taken.most is not None else 0,
+        }
+        asked, kv_asked = weights or options.weights, kv_dtype or options.cache.kv_dtype
+        own = kv_formats_of(AUTO, dtype := choose_dtype(options.dtype))[0].name
+        kv_types = {AUTO: say("Automatic: {name}", name=own), **{x: x for x in (*SMALLER_KV, kv_asked) if x != AUTO}}
+        return {
+            "parts": parts,
+            "memory": found.memory_bytes,
+            "fits": taken.fits,
+            "slots": needed.num_slots,
+            "context_length": needed.context_length,
+            "largest_context": taken.largest_context,
+            "num_positions": found.num_positions,
+            "weights": _choices(_weights(found, asked), asked),
+            "kv_types": _choices(kv_types, kv_asked) if on_cpu else [],
+            "suggestion": suggestion and _suggested(suggestion, dtype),
         }
 
     @request
@@ -79,6 +129,7 @@ class Models:
         source: str | None = None,
         context_length: Length | None = None,
         weights: str | None = None,
+        kv_dtype: str | None = None,
         is_new: bool = False,
         server: str | None = None,
     ) -> Any:
@@ -89,6 +140,7 @@ class Models:
         Args:
             source: a model's folder or Hub id; None keeps the model.
             weights: auto, bf16, int8 or int4; None leaves what was said before.
+            kv_dtype: what keys and values are kept as; so, too.
             is_new: whether it has to be downloaded first.
             server: has a server's model answer, whatever else is said.
 
@@ -101,7 +153,8 @@ class Models:
         if server is not None:
             change = self._connect(await REQUESTS.run(self._servers.find, server))
         else:
-            change = self._load(source, context_length, weights, is_new)
+            settings = {"context_length": context_length, "weights": weights, "kv_dtype": kv_dtype}
+            change = self._load(source, is_new, **settings)
         self._cancelled = False
         self._state = {"busy": True, "label": _PHASES["check"], "share": None, "error": None}
         self._task = asyncio.create_task(self._change(change))
@@ -167,6 +220,7 @@ class Models:
             "source": str(model.source),
             "size": size(model.num_bytes),
             "reason": reason,
+            "usable": model.usable,
             "current": is_current,
             "is_demo": model.folder == demo_model_path(),
         }
@@ -179,36 +233,25 @@ class Models:
             fit = say("fits this machine")
         else:
             fit = say("fits this machine with {weights} weights", weights=weights)
-        return {"source": model.hub_id, "size": size(model.num_bytes), "fit": fit, "fits": weights is not None}
+        return {"source": model.hub_id, "size": size(model.num_bytes), "fit": fit}
 
-    def _formats(self) -> list[dict[str, Any]]:
-        """What the page lists; nothing where there is nothing to choose."""
-        try:
-            offers = self._switch.formats()
-        except Qwen35mmError:  # the checkpoint went away
-            return []
-        if not offers:
-            return []
-        taken = self._switch.loaded.weights
-        name = say("as the checkpoint has them") if taken == AS_STORED else taken
-        listed = [("auto", say("Automatic: {name}", name=name))]
-        for offer in offers:
-            name, num_bytes = offer.weights, size(offer.num_bytes)
-            words = say("{name}, {size}", name=name, size=num_bytes)
-            if offer.speedup is not None:
-                times = decimal(offer.speedup, 1)
-                words = say("{name}, {size}, up to {n} times as fast", name=name, size=num_bytes, n=times)
-            # float32 isn't chosen here but by --dtype, and is what `auto` takes then.
-            if offer.weights in WEIGHTS:
-                listed.append((offer.weights, words))
-        asked = self._switch.weights
-        return [{"weights": name, "label": label, "chosen": name == asked} for name, label in listed]
+    def _taken(self) -> Said | None:
+        """What the model runs with, and whether that was picked for it; None where a server answers."""
+        backend, options = self._switch.current, self._switch.options
+        if not isinstance(backend, LocalBackend):
+            return None
+        plan, loaded = backend.engine.plan, backend.loaded
+        settings = _in_words(loaded.weights, options.cache.kv_formats(loaded.model.dtype), plan.context_length)
+        words = say("{settings}; {n} {n|reply|replies} at a time.", settings=settings, n=plan.num_slots)
+        if (most := options.max_memory) is None:
+            return words
+        return say("{words} Picked to fit --max-memory {size}.", words=words, size=size(most))
 
-    async def _load(self, source: str | None, context_length: int | None, weights: str | None, is_new: bool) -> None:
+    async def _load(self, source: str | None, is_new: bool, **settings: Any) -> None:
         if is_new and source is not None:
             await asyncio.to_thread(download, source, progress=self._report_download, cancelled=lambda: self._cancelled)
         await self._rest()
-        await self._switch.switch(source, context_length=context_length, weights=weights, on_progress=self._phase)
+        await self._switch.switch(source, **settings, on_progress=self._phase)
         self._server = None
 
     async def _connect(self, server: Server) -> None:
@@ -237,3 +280,44 @@ class Models:
 
     def _tell(self, label: Said, share: float | None) -> None:
         self._state = {**self._state, "label": label, "share": share}
+
+
+def _suggested(plan: FormatPlan, dtype: torch.dtype) -> dict[str, Any]:
+    """The settings of a plan, in arguments of `change_model` and in words."""
+    length = plan.needed.context_length if plan.fits else plan.largest_context
+    label = _in_words(plan.weights, kv_formats_of(plan.kv_dtype, dtype), length or 0)
+    weights = plan.weights if plan.weights in INTEGER_FORMATS else "auto"
+    return {"context_length": length, "weights": weights, "kv_dtype": plan.kv_dtype, "label": label}
+
+
+def _in_words(weights: str, kv: KVFormats, context_length: int) -> Said:
+    return say(
+        "Weights: {weights}; keys and values: {kv}; {n} tokens of context",
+        weights=_as_said(weights),
+        kv=", ".join(dict.fromkeys(each.name for each in kv)),
+        n=context_length,
+    )
+
+
+def _choices(labels: dict[str, Said], chosen: str) -> list[dict[str, Any]]:
+    return [{"value": value, "label": label, "chosen": value == chosen} for value, label in labels.items()]
+
+
+def _weights(found: Forecast, chosen: str) -> dict[str, Said]:
+    """What weights can be kept as; nothing where there is nothing to choose."""
+    auto = say("Automatic: {name}", name=_as_said(found.taken.weights)) if chosen == "auto" else say("Automatic")
+    labels: dict[str, Said] = {}
+    for offer in found.offers:
+        name, num_bytes = offer.weights, size(offer.num_bytes)
+        words = say("{name}, {size}", name=name, size=num_bytes)
+        if offer.speedup is not None:
+            times = decimal(offer.speedup, 1)
+            words = say("{name}, {size}, up to {n} times as fast", name=name, size=num_bytes, n=times)
+        # float32 isn't chosen here but by --dtype, and is what `auto` takes then.
+        if name in WEIGHTS:
+            labels[name] = words
+    return {"auto": auto, **labels} if labels else {}
+
+
+def _as_said(weights: str) -> Said:
+    return say("as the checkpoint has them") if weights == AS_STORED else weights

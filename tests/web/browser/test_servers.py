@@ -170,8 +170,9 @@ def test_a_chat_goes_on_from_a_server_to_a_model_of_this_machine(
 
         page.page.locator("button.model").click()
         models = page.page.get_by_role("dialog", name="Models")
+        models.get_by_role("region", name="On this machine").get_by_role("button", name="demo").click()
         with page.page.expect_navigation():
-            models.get_by_role("region", name="On this machine").get_by_role("button", name="demo").click()
+            page.dialog.get_by_role("button", name="Load it").click()
         expect(page.page.locator(".banner")).to_be_visible()
         assert switch.info.host is None
         expect(page.questions).to_have_count(2)

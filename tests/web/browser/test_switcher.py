@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from benchmarks.make_random import make_config
 from qwen35mm.assets import demo_model_path
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model_library import BackendOptions, BackendSwitch
@@ -30,6 +32,9 @@ def switch_server(
     monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    (tmp_path / "2B").mkdir()
+    (tmp_path / "2B" / "config.json").write_text(json.dumps(make_config("2B", "bfloat16")))
+    monkeypatch.setattr("qwen35mm.model_library.plan.download_config", lambda hub_id: tmp_path / "2B")
     options = BackendOptions(device="cpu", settings=EngineSettings(context_length=512))
     switch = BackendSwitch(options.load(demo_model_path()), options, available=lambda _: 3 * GIB)
     server = serve(switch, port=0)
@@ -65,22 +70,39 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
                 *[re.compile("more than this machine's memory holds")] * 4,
             ]
         )
-        expect(models.get_by_role("button", name="Qwen/Qwen3.5-9B")).to_be_disabled()
         page.page.keyboard.press("Escape")
         expect(models).to_be_hidden()
         expect(name).to_be_focused()
 
-        # A download begins only when it is meant.
+        # A download begins only when it is meant, by whoever has seen what it takes; of the model there is config.json.
         name.click()
         models.get_by_role("button", name="Qwen/Qwen3.5-2B").click()
         expect(page.dialog).to_contain_text("4.1 GiB are downloaded once, and kept.")
+        download = page.dialog.get_by_role("button", name="Download")
+        context = page.dialog.get_by_label("Context")
+        expect(page.dialog.get_by_role("status")).to_contain_text("GiB that can be had")
+        expect(page.dialog.get_by_label("Weights")).to_have_value("auto")
+        expect(page.dialog.get_by_role("listitem")).to_contain_text(
+            ["Weights1.8 GiB", "Keys and values384 MiB", "States"]
+        )
+        expect(download).to_be_enabled()
+        page.dialog.get_by_label("Weights").select_option("bf16")
+        expect(page.dialog.get_by_role("status")).to_contain_text("It doesn't fit: it takes 5.2 GiB")
+        expect(download).to_be_disabled()
+        page.dialog.get_by_role("button", name="Take that").click()
+        expect(page.dialog.get_by_label("Weights")).to_have_value("int4")
+        expect(download).to_be_enabled()
+        context.fill("100000")
+        expect(page.dialog.get_by_role("status")).to_contain_text("This fits")
+        expect(download).to_be_disabled()
         page.dialog.get_by_role("button", name="Cancel").click()
 
         banner.get_by_role("button", name="Don't show this again").click()
         expect(banner).to_be_hidden()
         name.click()
+        models.get_by_role("button", name="my-finetune").click()
         with page.page.expect_navigation():
-            models.get_by_role("button", name="my-finetune").click()
+            page.dialog.get_by_role("button", name="Load it").click()
         assert switch.loaded.name == "my-finetune"
         expect(page.page.get_by_role("button", name="my-finetune", exact=True)).to_be_visible()
         expect(page.questions).to_have_count(1)
@@ -90,7 +112,8 @@ def test_another_model_keeps_chat_and_draft_and_the_banner_stays_dismissed(
         page.wait_answered(2)
 
         page.page.get_by_role("button", name="my-finetune", exact=True).click()
+        models.get_by_role("button", name="demo").click()
         with page.page.expect_navigation():
-            models.get_by_role("button", name="demo").click()
+            page.dialog.get_by_role("button", name="Load it").click()
         expect(page.questions).to_have_count(2)
         expect(banner).to_be_hidden()

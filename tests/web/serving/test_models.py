@@ -1,0 +1,74 @@
+"""What the page is told of a model before it is changed: in the planner's numbers, and what would fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.make_random import make_config
+from qwen35mm.model_library import BackendSwitch
+from qwen35mm_preprocess.say import english
+from tests.web.serving.test_servers import ask, changed, other, served, switch
+
+__all__ = ["ask", "other", "served", "switch"]
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def two_b(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A Hub id, of which config.json alone can be had."""
+    (tmp_path / "config.json").write_text(json.dumps(make_config("2B", "bfloat16")))
+    asked = []
+    monkeypatch.setattr("qwen35mm.model_library.plan.download_config", lambda hub_id: asked.append(hub_id) or tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    return "Qwen/Qwen3.5-2B"
+
+
+def test_a_plan_is_told_and_what_would_fit(
+    ask: Any, switch: BackendSwitch, two_b: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.memory.held_bytes", lambda device, planned: 0)
+    monkeypatch.setattr(switch, "_available", lambda device: 4 * GIB)
+    found = ask("plan", source=two_b, context_length=8_192)
+    assert found["fits"]
+    assert (found["context_length"], found["num_positions"], found["slots"]) == (8_192, 262_144, 2)
+    # bf16 takes more than there is.
+    assert [each["value"] for each in found["weights"]] == ["auto", "bf16", "int8", "int4"]
+    assert english(found["weights"][0]["label"]) == "Automatic: int8"
+    assert found["parts"]["weights"] == 2_663_892_608
+    assert found["parts"]["kv"] == 8_192 * 12_288
+    assert sum(found["parts"].values()) <= found["memory"] == 4 * GIB
+    assert found["suggestion"] is None
+    longest = found["largest_context"]
+
+    # Longer by less than smaller weights save, then by more than those do.
+    for length, weights, kv_dtype in ((longest + 64, "int4", "auto"), (150_000, "int4", "int8")):
+        far = ask("plan", source=two_b, context_length=length, weights="int8")
+        assert not far["fits"]
+        assert far["parts"]["kept"] == 0
+        settings = {name: far["suggestion"][name] for name in ("context_length", "weights", "kv_dtype")}
+        assert settings == {"context_length": length, "weights": weights, "kv_dtype": kv_dtype}
+        assert ask("plan", source=two_b, **settings)["fits"]
+    most = ask("plan", source=two_b, context_length=262_144)["suggestion"]
+    shorter = {name: most[name] for name in ("context_length", "weights", "kv_dtype")}
+    assert ask("plan", source=two_b, **shorter)["fits"]
+
+    monkeypatch.setattr(switch, "_available", lambda device: GIB)
+    none = ask("plan", source=two_b)
+    assert (none["fits"], none["largest_context"], none["suggestion"]) == (False, None, None)
+    assert "has 262,144" in english(ask("plan", source=two_b, context_length=300_000))
+
+
+def test_keys_and_values_are_changed_with_the_context(ask: Any, switch: BackendSwitch) -> None:
+    before = ask("plan", context_length=512)["parts"]["kv"]
+    assert changed(ask, context_length=1_024, kv_dtype="int8") is None
+    assert "keys and values: int8; 1,024 tokens of context" in english(ask("models")["taken"])
+    now = ask("plan", context_length=512)
+    assert now["parts"]["kv"] == before * 17 // 32
+    assert [each["value"] for each in now["kv_types"] if each["chosen"]] == ["int8"]
+    assert changed(ask, context_length=512, kv_dtype="auto") is None
+    assert "keys and values: float32; 512 tokens of context; 2 replies" in english(ask("models")["taken"])

@@ -11,11 +11,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from av.container import InputContainer
 from av.error import FFmpegError
 from av.video.frame import VideoFrame
 from av.video.reformatter import Colorspace
-from av.video.stream import VideoStream
 from PIL import Image
 
 from qwen35mm_preprocess.color import Encoding, convert
@@ -26,7 +24,15 @@ from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
 from qwen35mm_preprocess.say import Said, Saying, say
 from qwen35mm_preprocess.types import ColorMode, MediaLimits, Progress, VideoProcessing
-from qwen35mm_preprocess.video_probe import VideoInfo, open_video, probe_video, transpose_of
+from qwen35mm_preprocess.video_container import (
+    OpenVideo,
+    open_video,
+    packets_of,
+    pixel_aspect,
+    shown_width,
+    transpose_of,
+)
+from qwen35mm_preprocess.video_probe import VideoInfo, probe_video
 
 # The frames of one temporal patch: (index, uint8 [H, W, 3]).
 _Unit = list[tuple[int, np.ndarray]]
@@ -228,8 +234,7 @@ def first_frame(source: MediaSource, limits: MediaLimits, color: ColorMode = "sr
     with open_video(source, limits) as video:
         try:
             for frame in video.container.decode(video.stream):
-                transpose, image = transpose_of(frame), _frame_to_rgb(frame, color)
-                return image if transpose is None else image.transpose(transpose)
+                return _upright(_frame_to_rgb(frame, color), pixel_aspect(video.stream), transpose_of(frame))
         # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
         except (FFmpegError, ValueError):
             pass
@@ -265,18 +270,22 @@ def _decode(
                 except FFmpegError:
                     return
             wanted = {int(info.pts[index]): index for index in run}
-            for index, frame in _decode_run(video.container, video.stream, wanted):
-                image = _frame_to_rgb(frame, color)
-                yield index, image if info.transpose is None else image.transpose(info.transpose)
+            for index, frame in _decode_run(video, wanted):
+                yield index, _upright(_frame_to_rgb(frame, color), info.pixel_aspect, info.transpose)
 
 
-def _decode_run(
-    container: InputContainer, stream: VideoStream, wanted: dict[int, int]
-) -> Iterator[tuple[int, VideoFrame]]:
+def _upright(image: Image.Image, aspect: float, transpose: Image.Transpose | None) -> Image.Image:
+    """In square pixels, as the container says to turn it."""
+    if (width := shown_width(image.width, aspect)) != image.width:
+        image = image.resize((width, image.height), Image.Resampling.BICUBIC)
+    return image if transpose is None else image.transpose(transpose)
+
+
+def _decode_run(video: OpenVideo, wanted: dict[int, int]) -> Iterator[tuple[int, VideoFrame]]:
     """Decodes from the container's position to the last frame in `wanted`, presentation time to index."""
-    last = max(wanted)
+    last, missing = max(wanted), dict(wanted)
     try:
-        for packet in container.demux(stream):
+        for packet in packets_of(video):
             try:
                 frames = packet.decode()
             # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
@@ -284,8 +293,9 @@ def _decode_run(
                 continue
             for frame in frames:
                 pts = frame.pts if frame.pts is not None else frame.dts
-                if pts in wanted and not frame.is_corrupt:
-                    yield wanted[pts], frame
+                # A damaged file may have a time twice.
+                if pts in missing and not frame.is_corrupt:
+                    yield missing.pop(pts), frame
                 if pts is not None and pts >= last:
                     return
     except FFmpegError:
@@ -295,6 +305,8 @@ def _decode_run(
 # What is this wide or high and doesn't tell is BT.709, as players have it; the rest is BT.601.
 _HD_WIDTH, _HD_HEIGHT = 1280, 576
 _UNSPECIFIED = 2
+# How much more lines of different fields differ than those of one, of 255, and in how much of a frame.
+_COMB, _COMBED_SHARE = 60, 0.002
 
 
 def _frame_to_rgb(frame: VideoFrame, color: ColorMode) -> Image.Image:
@@ -309,7 +321,22 @@ def _frame_to_rgb(frame: VideoFrame, color: ColorMode) -> Image.Image:
             return Image.fromarray(convert(values, encoding))
     if any(component.is_alpha for component in frame.format.components):
         return to_rgb(Image.fromarray(frame.to_ndarray(format="rgba", src_colorspace=matrix)), color)
-    return Image.fromarray(frame.to_ndarray(format="rgb24", src_colorspace=matrix))
+    values = frame.to_ndarray(format="rgb24", src_colorspace=matrix)
+    if color == "srgb" and frame.interlaced_frame and _is_combed(values):
+        # Both fields are half a frame's time apart: the first one's lines, and what lies between them.
+        field = Image.fromarray(np.ascontiguousarray(values[::2]))
+        return field.resize((frame.width, frame.height), Image.Resampling.BICUBIC)
+    return Image.fromarray(values)
+
+
+def _is_combed(values: np.ndarray) -> bool:
+    """Whether lines of uint8 [H, W, 3] differ from their neighbours as two moments do: much of what is called
+    interlaced shows one moment in both fields."""
+    green = values[: values.shape[0] // 4 * 4, :, 1].astype(np.int16)
+    even, odd, next_even, next_odd = (green[start::4] for start in range(4))
+    across = np.abs(even - odd) + np.abs(odd - next_even) + np.abs(next_even - next_odd)
+    within = np.abs(even - next_even) + np.abs(odd - next_odd)
+    return bool(np.mean(across > within * 2 + _COMB) > _COMBED_SHARE)
 
 
 def lost_note(num_lost: int, num_planned: int) -> Saying:

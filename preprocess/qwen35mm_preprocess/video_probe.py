@@ -1,164 +1,47 @@
-"""A video's header and packet times, read so that it can reach nothing but its own bytes, and which frames to use.
-
-libav is handed a stream, never a name, and the one demuxer that the content calls for. No other demuxer and no
-protocol is allowed, and a request to open anything else (a playlist's segments, an external track) is refused.
-"""
+"""A video's frames in presentation order, by its header and packet times, and which of them to use."""
 
 from __future__ import annotations
 
-import errno
-import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn
 
 import av
 import numpy as np
-from av.container import InputContainer
 from av.error import FFmpegError
 from av.packet import Packet
-from av.stream import Disposition
 from av.video.frame import VideoFrame
-from av.video.stream import VideoStream
 from PIL import Image
 
-from qwen35mm_preprocess.errors import MediaDecodeError, MediaFormatError, MediaLimitError
+from qwen35mm_preprocess.errors import MediaDecodeError, MediaLimitError
 from qwen35mm_preprocess.image import check_source_size
 from qwen35mm_preprocess.media import (
     MATROSKA,
     MP4,
-    SUPPORTED_VIDEOS,
-    MediaFormat,
+    MPEG_TS,
     MediaSource,
     describe,
-    open_stream,
-    read_format,
 )
 from qwen35mm_preprocess.say import Said, decimal, say
 from qwen35mm_preprocess.types import MediaLimits, Size
-
-# Names of libav's decoders; a codec is refused if libav was built without any of its decoders here.
-_DECODERS = (
-    *("h264", "hevc", "av1", "libdav1d", "libaom-av1", "vp8", "libvpx", "vp9", "libvpx-vp9"),
-    *("mpeg1video", "mpeg2video", "mpeg4", "msmpeg4v3", "h263", "mjpeg", "prores", "png", "gif"),
+from qwen35mm_preprocess.video_container import (
+    SWAP_SIDES,
+    OpenVideo,
+    open_video,
+    packets_of,
+    pixel_aspect,
+    shown_width,
+    transpose_of,
 )
-_READ_BUFFER_BYTES = 2**18
-# Titles are often not UTF-8; PyAV 19 replaces what it can't read by itself and dropped the argument.
-_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+
 # A decoder that reorders frames gives the first one later.
 _MAX_PACKETS_FOR_A_FRAME = 64
-# Signs of (a, b, c, d) of a display matrix, with y pointing down: a pixel (x, y) is shown at (ax + cy, bx + dy).
-_TRANSPOSE = {
-    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
-    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
-    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
-    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
-    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
-    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
-    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
-}
-_SWAP_SIDES = [turn for (a, *_), turn in _TRANSPOSE.items() if a == 0]
-
-
-class OpenVideo(NamedTuple):
-    """An open container, its video stream and its format."""
-
-    container: InputContainer
-    stream: VideoStream
-    format: MediaFormat
-
-
-@contextmanager
-def open_video(source: MediaSource, limits: MediaLimits) -> Iterator[OpenVideo]:
-    """Opens a source of kind video.
-
-    Raises:
-        MediaSourceError, MediaLimitError: the source can't be read, or has too many bytes.
-        MediaFormatError: not a video, sound only, or a codec that is not read here.
-        MediaDecodeError: the container is damaged or cut off.
-    """
-    name = describe(source)
-    if isinstance(source, Image.Image):
-        raise MediaFormatError(say("A PIL image was given as a video. Pass it as an image, or pass the video's file."))
-    with open_stream(source, "video", limits) as file:
-        found = read_format(file, source)
-        if found.libav is None:
-            raise MediaFormatError(
-                say(
-                    "{name} is an image ({format}) where a video was expected: {formats}. Add it as an image.",
-                    name=name,
-                    format=found.name,
-                    formats=SUPPORTED_VIDEOS,
-                )
-            )
-        options = {
-            "format_whitelist": found.libav,
-            "protocol_whitelist": "none",
-            "codec_whitelist": ",".join(_DECODERS),
-            "enable_drefs": "0",
-            "max_pixels": str(limits.max_source_pixels),
-        }
-        try:
-            container = av.open(
-                file,
-                mode="r",
-                format=found.libav,
-                options=options,
-                buffer_size=_READ_BUFFER_BYTES,
-                io_open=_refuse_to_open,
-                **_METADATA,
-            )
-        except FFmpegError:
-            raise MediaDecodeError(
-                say(
-                    "{name} starts like a video ({format}) but is damaged or cut off: its index could not be read. "
-                    "Copy or upload it again.",
-                    name=name,
-                    format=found.name,
-                )
-            ) from None
-        with container:
-            stream = _video_stream(container, name)
-            stream.codec_context.options = {"max_pixels": str(limits.max_source_pixels)}
-            yield OpenVideo(container, stream, found)
-
-
-def _video_stream(container: InputContainer, name: Said) -> VideoStream:
-    """The first video stream that is not an attached cover picture. Raises MediaFormatError."""
-    streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
-    if not streams:
-        what = say("sound only") if container.streams.audio else say("no video")
-        raise MediaFormatError(
-            say(
-                "{name} holds {what}: there is nothing to look at. Choose a file with a video track.",
-                name=name,
-                what=what,
-            )
-        )
-    stream = streams[0]
-    if stream.codec_context is None or stream.codec_context.name not in _DECODERS:
-        codec = stream.codec_context.name if stream.codec_context else say("an unknown codec")
-        raise MediaFormatError(
-            say(
-                "{name} is encoded with {codec}, which is not read here. Convert it to H.264, H.265, VP9 or AV1.",
-                name=name,
-                codec=codec,
-            )
-        )
-    return stream
-
-
-def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> NoReturn:
-    # libav's own kind of error, since it surfaces wherever the container is read.
-    raise FFmpegError(errno.EPERM, "a video may not open other files")
 
 
 @dataclass(frozen=True, eq=False)
 class VideoInfo:
     """A video's frames in presentation order.
 
-    size            (height, width) upright
+    size            (height, width) upright, in square pixels
     transpose       the operation that puts a decoded frame upright, or None
     pts             int64 [N] presentation times in the stream's time base
     is_key          bool [N] whether decoding can start at a frame
@@ -167,6 +50,7 @@ class VideoInfo:
     is_constant     every frame lies less than half a frame from where a constant rate puts it
     duration_s      from the first frame to the end of the last
     can_seek        the container has an index to seek by
+    pixel_aspect    how much wider than high a stored pixel is shown, before it is turned
     warnings        in words for a person
     """
 
@@ -180,6 +64,7 @@ class VideoInfo:
     duration_s: float
     can_seek: bool
     warnings: tuple[Said, ...]
+    pixel_aspect: float = 1.0
 
     @property
     def num_frames(self) -> int:
@@ -227,13 +112,17 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
                 )
             )
         check_source_size(size, name, limits)
+        aspect = pixel_aspect(video.stream)
+        size = (size[0], shown_width(size[1], aspect))
+        check_source_size(size, name, limits)
         can_seek = can_be_turned = video.format in (MP4, MATROSKA)
-        pts, is_key, last_duration, first = _read_packets(video, name, limits, decode_first=can_be_turned)
+        pts, is_key, last_duration, is_cut, first = _read_packets(video, name, limits, decode_first=can_be_turned)
         time_base = float(video.stream.time_base or 0)
         times = (pts - pts[0]).astype(np.float64) * time_base
         declared = float(video.stream.average_rate or 0)
         announced_s = (video.container.duration or 0) / av.time_base
-        announced_frames = video.stream.frames
+        # Of what an edit list cuts away libav tells some packets, and drops others.
+        announced_frames = 0 if is_cut else video.stream.frames
     transpose = None if first is None else transpose_of(first)
     fps, is_constant = _frame_rate(times, declared)
     if is_constant:
@@ -249,7 +138,7 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
             )
         )
     return VideoInfo(
-        size=(size[1], size[0]) if transpose in _SWAP_SIDES else size,
+        size=(size[1], size[0]) if transpose in SWAP_SIDES else size,
         transpose=transpose,
         pts=pts,
         is_key=is_key,
@@ -259,24 +148,29 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
         duration_s=duration,
         can_seek=can_seek,
         warnings=_cut_off_warning(name, len(pts), announced_frames, duration, announced_s),
+        pixel_aspect=aspect,
     )
 
 
 def _read_packets(
     video: OpenVideo, name: Said, limits: MediaLimits, *, decode_first: bool
-) -> tuple[np.ndarray, np.ndarray, int, VideoFrame | None]:
-    """pts [N] and keyframe flags [N], sorted and without repeats, the last frame's duration in ticks (or 0), and the
-    first picture, where it is asked for and can be decoded."""
+) -> tuple[np.ndarray, np.ndarray, int, bool, VideoFrame | None]:
+    """pts [N] and keyframe flags [N], sorted and without repeats, the last frame's duration in ticks (or 0), whether an
+    edit list cuts some away, and the first picture, where it is asked for and can be decoded."""
     num_to_decode = _MAX_PACKETS_FOR_A_FRAME if decode_first else 0
     first: VideoFrame | None = None
     frames: dict[int, tuple[bool, int]] = {}
+    is_cut = False
+    # The second field of a picture comes as a packet of its own there, without a time.
+    has_fields = video.format is MPEG_TS
     is_vp8 = video.stream.codec_context.name in ("vp8", "libvpx")
     try:
-        for packet in video.container.demux(video.stream):
+        for packet in packets_of(video):
             if first is None and num_to_decode:
                 num_to_decode -= 1
                 first = _first_frame(packet)
-            pts = packet.pts if packet.pts is not None else packet.dts
+            is_cut |= packet.is_discard
+            pts = packet.pts if packet.pts is not None or has_fields else packet.dts
             # The empty packet at the end, what an edit list cuts away, half a packet at the end of a cut-off file.
             if pts is None or packet.size == 0 or packet.is_discard or packet.is_corrupt:
                 continue
@@ -297,7 +191,7 @@ def _read_packets(
         )
     order = sorted(frames)
     is_key = np.array([frames[pts][0] for pts in order])
-    return np.array(order, np.int64), is_key, frames[order[-1]][1], first
+    return np.array(order, np.int64), is_key, frames[order[-1]][1], is_cut, first
 
 
 def _first_frame(packet: Packet) -> VideoFrame | None:
@@ -306,20 +200,6 @@ def _first_frame(packet: Packet) -> VideoFrame | None:
     # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
     except (FFmpegError, ValueError):
         return None
-
-
-def transpose_of(frame: VideoFrame) -> Image.Transpose | None:
-    """What puts it upright, to quarter turns; libav shows what a container says of that on decoded frames only."""
-    try:
-        side_data: Any = frame.side_data
-        matrix = side_data["DISPLAYMATRIX"]
-    # Also a ValueError, where the frame has side data of a kind that PyAV has no name for.
-    except (KeyError, ValueError):
-        return None
-    a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
-    longest = max(abs(a), abs(b), abs(c), abs(d))
-    a, b, c, d = (0 if abs(value) <= longest / 2 else (1 if value > 0 else -1) for value in (a, b, c, d))
-    return _TRANSPOSE.get((a, b, c, d))
 
 
 def _frame_rate(times: np.ndarray, declared: float) -> tuple[float, bool]:

@@ -20,11 +20,12 @@ from qwen35mm_preprocess import (
     MediaLimits,
     MediaProcessor,
     MediaSource,
-    video_probe,
+    video_container,
 )
 from qwen35mm_preprocess.media import MediaFormat
 from qwen35mm_preprocess.video import decode_frames
-from qwen35mm_preprocess.video_probe import open_video, probe_video
+from qwen35mm_preprocess.video_container import open_video
+from qwen35mm_preprocess.video_probe import probe_video
 from tests.preprocess.media_files import LIMITS, encode_image, encode_sound, encode_video, scene
 
 PICTURE = Image.new("RGB", (40, 40))
@@ -96,7 +97,7 @@ def test_even_a_playlist_demuxer_reaches_nothing(
     """The walls behind the first: were content ever to choose such a demuxer, it still could not open a thing."""
     demuxer, content = _playlists(port, canary)[name]
     found = MediaFormat(name, "video", "video/mp4", (".mp4",), libav=demuxer)
-    monkeypatch.setattr(video_probe, "read_format", lambda stream, source: found)
+    monkeypatch.setattr(video_container, "read_format", lambda stream, source: found)
     with pytest.raises(MediaError):
         probe_video(content, LIMITS)
 

@@ -39,6 +39,11 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until everything is imported
+    # xdist reads them after this. Cards don't survive a fork.
+    if (workers := getattr(config.option, "tx", None)) and os.environ["TRITON_INTERPRET"] == "1":
+        from tests.forked import fork_workers
+
+        config.option.tx = fork_workers(workers)
     shared = getattr(config, "workerinput", {}).get("fork_server")
     if shared is not None:
         from tests.forked import use_server
@@ -53,10 +58,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers() -> None:
+def _same_numbers(request: pytest.FixtureRequest) -> None:
     """A test draws the same numbers each time, whatever ran before it: one in a thousand must not fail by chance."""
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        # `torch.manual_seed` writes down who called it, for each kind of device: a millisecond a test.
+        seed = torch.manual_seed if request.node.get_closest_marker("gpu") else torch.default_generator.manual_seed
+        seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from tests.children import ROOT, environment
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.preload"])
+# Where a worker of xdist finds the server that it is forked from.
+_ADDRESS, _KEY = "QWEN35MM_TESTS_FORK_SERVER", "QWEN35MM_TESTS_FORK_KEY"
 _FORKSERVER: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
 # Only reached where a test fails.
 PATIENCE_S = 240
@@ -134,10 +137,32 @@ def run(
 def share_server() -> tuple[Any, ...]:
     """Starts what children are forked from, if nobody has, and gives what `use_server` takes in another process.
 
-    It takes 9 seconds of a core, once instead of once a process that runs tests. It ends with this process.
+    It ends with this process. That it imports what tests do costs 8 seconds of a core, once for all of them.
     """
+    _SERVER.set_forkserver_preload(["tests.preload_all"])
     _start_server()
     return _FORKSERVER._forkserver_address, getattr(_FORKSERVER, "_forkserver_authkey", None)
+
+
+def fork_workers(specs: list[str]) -> list[str]:
+    """xdist's `popen`s as ones whose Python is a fork of the server, which this starts."""
+    address, key = share_server()
+    os.environ |= {_ADDRESS: address, _KEY: (key or b"").hex()}
+    fork = shlex.join([sys.executable, str(Path(__file__).with_name("forked_worker.py"))])
+    return [f"popen//python={fork}" if spec == "popen" else spec for spec in specs]
+
+
+def work() -> int:
+    """Has a fork take this process's streams and do what xdist sends; gives its exit code."""
+    use_server((os.environ.pop(_ADDRESS), bytes.fromhex(os.environ.pop(_KEY)) or None))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork's to answer
+    streams = [DupFd(number) for number in range(3)]
+    worker: Any = _SERVER.Process(
+        target=_main, args=("tests.forked_worker", ["forked"], str(Path.cwd()), dict(os.environ), streams)
+    )
+    worker.start()
+    worker.join()
+    return worker.exitcode
 
 
 def use_server(shared: tuple[Any, ...]) -> None:

@@ -124,8 +124,3 @@ def _poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.Tensor, "new_empty_strided"),
     ):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
-
-
-@pytest.fixture(autouse=True)
-def _same_numbers_each_run() -> None:
-    torch.manual_seed(0)

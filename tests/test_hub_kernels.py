@@ -48,8 +48,8 @@ def site_with_kernels(tmp_path: Path) -> Path:
 )
 def test_transformers_finds_the_installed_kernels(site_with_kernels: Path, start: str, module: str) -> None:
     code = start + (
-        f"import transformers.{module} as hub, kernels, qwen35mm_kernels; "
-        "print(kernels.MARK, hub.is_kernels_available())"
+        f"import importlib.util, transformers.{module} as hub, kernels; "
+        "print(kernels.MARK, hub.is_kernels_available(), importlib.util.find_spec('qwen35mm_kernels') is not None)"
     )
     paths = [str(site_with_kernels), str(ROOT / "kernels"), str(ROOT / "preprocess")]
     done = subprocess.run(
@@ -61,4 +61,4 @@ def test_transformers_finds_the_installed_kernels(site_with_kernels: Path, start
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["the", "installed", "distribution", "True"]
+    assert done.stdout.split() == ["the", "installed", "distribution", "True", "True"]

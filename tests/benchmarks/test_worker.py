@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from argparse import Namespace
 from typing import Any
 
 import pytest
 
+from benchmarks import worker
 from benchmarks.worker import Worker, in_turns, rounds
+from tests import forked  # noqa: F401 - says what the processes of "forkserver" find imported
 
 
 class Engine:
@@ -30,16 +33,17 @@ class Engine:
             os._exit(4)
 
 
-@pytest.mark.parametrize(
-    "fails", [None, *(pytest.param(where, marks=pytest.mark.slow) for where in ("make", "add", "close"))]
-)
-def test_a_worker_answers_or_its_end_is_told(fails: str | None) -> None:
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fails", [None, "make", "add", "close"])
+def test_a_worker_answers_or_its_end_is_told(monkeypatch: pytest.MonkeyPatch, fails: str | None, start: str) -> None:
+    monkeypatch.setattr(worker, "_spawn", multiprocessing.get_context(start))
+
     def ask() -> None:
-        with Worker(Engine, Namespace(threads=1, fails=fails), 5) as worker:
-            answer = worker.ask("add", 2)
+        with Worker(Engine, Namespace(threads=1, fails=fails), 5) as engine:
+            answer = engine.ask("add", 2)
             assert answer["sum"] == 7
             assert answer["pid"] != os.getpid()
-            assert worker.load_s >= 0
+            assert engine.load_s >= 0
 
     if fails is None:
         ask()

@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from benchmarks.make_random import make_config
-from qwen35mm.model_library import BackendSwitch
+from qwen35mm.cli.chat import open_page
+from qwen35mm.model_library import BackendSwitch, memory
+from qwen35mm.settings import ModelOptions, PageOptions
+from qwen35mm.web import serve
 from qwen35mm_preprocess.say import english
 from tests.web.serving.test_servers import ask, changed, other, served, switch
 
@@ -72,3 +76,25 @@ def test_keys_and_values_are_changed_with_the_context(ask: Any, switch: BackendS
     assert [each["value"] for each in now["kv_types"] if each["chosen"]] == ["int8"]
     assert changed(ask, context_length=512, kv_dtype="auto") is None
     assert "keys and values: float32; 512 tokens of context; 2 replies" in english(ask("models")["taken"])
+
+
+def test_what_max_memory_picked_is_said_in_the_terminal_and_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 300 << 20)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 20 * GIB)
+    model = ModelOptions(device="cpu", no_disk_cache=True, max_memory=553 << 20)
+    with open_page(model, PageOptions(port=0, data_dir=tmp_path)) as (backend, how):
+        (line,) = [each for each in caplog.messages if each.startswith("Within ")]
+        server = serve(backend, **{**how, "token": ""})
+        try:
+            answer = httpx.post(f"{server.url}qwen35mm/api/models", headers={"x-qwen35mm": "1"}, json={})
+            said = english(answer.json()["taken"])
+        finally:
+            server.close()
+        length = backend.context_length
+    assert f"int4 weights (3.6 MiB), a context of {length:,} tokens with KV as int8, 1 slots" in line
+    assert said == (
+        f"Weights: int4; keys and values: int8; {length:,} tokens of context; 1 reply at a time. Picked to fit "
+        "--max-memory 553 MiB."
+    )

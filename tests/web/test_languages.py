@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 from pathlib import Path
@@ -109,12 +110,13 @@ def texts_said(file: str, source: str) -> set[str]:
     return texts
 
 
-def all_texts() -> set[str]:
+@functools.cache
+def all_texts() -> frozenset[str]:
     asked = [texts_asked_for(path.name, path.read_text("utf-8")) for path in WEB.glob("*.js")]
     said = [
         texts_said(path.name, path.read_text("utf-8")) for part in (PYTHON, PREPROCESS) for path in part.rglob("*.py")
     ]
-    return set().union(*asked, *said)
+    return frozenset().union(*asked, *said)
 
 
 def unsaid(source: str) -> list[str]:

@@ -37,6 +37,7 @@ EXTRAS_OF = {
     "qwen35mm/cli/serve.py": ["serve"],
     "qwen35mm/ray_cluster.py": ["ray"],
     "qwen35mm/checkpoints/gguf": ["gguf"],
+    "preprocess/": ["heif"],
     "qwen35mm/captioning/": ["datasets", "schema", "ray"],
     "qwen35mm/engine/grammar.py": ["schema"],
     "training/": ["train"],

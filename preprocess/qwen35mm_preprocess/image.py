@@ -13,6 +13,7 @@ greatest value of I and F become 0 and 255.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from qwen35mm_preprocess.errors import (
     MediaFormatError,
     MediaLimitError,
 )
-from qwen35mm_preprocess.media import AVIF, PNG, SUPPORTED_IMAGES, MediaSource, describe, open_stream, read_format
+from qwen35mm_preprocess.media import AVIF, HEIC, PNG, SUPPORTED_IMAGES, MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
 from qwen35mm_preprocess.say import Said, decimal, say
@@ -260,6 +261,8 @@ def _opened(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Image]:
                     formats=SUPPORTED_IMAGES,
                 )
             )
+        if found is HEIC:
+            _know_heif()
         try:
             image = Image.open(stream, formats=(found.pillow,))
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -286,7 +289,18 @@ def _opened(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Image]:
             check_source_size(_upright_size(image), name, limits)
             if found in (PNG, AVIF):
                 image.info[_CODE_POINTS] = code_points(stream, found.pillow)
+            elif found is HEIC and (nclx := image.info.get("nclx_profile")) and "icc_profile" not in image.info:
+                image.info[_CODE_POINTS] = int(nclx["color_primaries"]), int(nclx["transfer_characteristics"])
             yield image
+
+
+@functools.lru_cache(maxsize=1)
+def _know_heif() -> None:
+    """Teaches Pillow the format; a picture comes upright, and its EXIF says so."""
+    import pi_heif
+
+    # One thread: several pictures are read at a time.
+    pi_heif.register_heif_opener(decode_threads=1, thumbnails=False)
 
 
 def _upright_size(image: Image.Image) -> Size:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import importlib.util
 import io
 import re
 import stat
@@ -67,12 +68,14 @@ MATROSKA = MediaFormat(
 )
 AVI = MediaFormat("AVI", "video", "video/x-msvideo", (".avi",), libav="avi")
 MPEG_TS = MediaFormat("MPEG-TS", "video", "video/mp2t", (".ts", ".m2ts", ".mts"), libav="mpegts")
-# Recognised only to say so.
-HEIC = MediaFormat("HEIC", "image", "image/heic", (".heic",))
+# What phones make. Pillow reads it by a package of its own, the extra `heif`.
+HEIC = MediaFormat("HEIC", "image", "image/heic", (".heic", ".heif", ".hif"), pillow="HEIF")
 
 # Pillow knows AVIF only where it was built with it.
 HAS_AVIF = "avif" in features.modules and bool(features.check("avif"))
-SUPPORTED_IMAGES = "JPEG, PNG, WebP, GIF, BMP, TIFF" + (", AVIF" if HAS_AVIF else "")
+HAS_HEIF = importlib.util.find_spec("pi_heif") is not None
+_MORE = [format.name for format, is_read in ((AVIF, HAS_AVIF), (HEIC, HAS_HEIF)) if is_read]
+SUPPORTED_IMAGES = ", ".join(["JPEG, PNG, WebP, GIF, BMP, TIFF", *_MORE])
 SUPPORTED_VIDEOS = "MP4, MOV, WebM, MKV, AVI, MPEG-TS, animated GIF"
 
 
@@ -102,7 +105,9 @@ def _sniff_ftyp(head: bytes) -> MediaFormat | None:
     is_heif = brands[0] in _HEIF_BRANDS
     if brands[0] in _AVIF_BRANDS or (is_heif and any(brand in _AVIF_BRANDS for brand in brands)):
         return AVIF if HAS_AVIF else replace(AVIF, pillow=None)
-    return HEIC if is_heif else MP4
+    if not is_heif:
+        return MP4
+    return HEIC if HAS_HEIF else replace(HEIC, pillow=None)
 
 
 # A str is a path or a `data:` URI. Bytes are a whole file.
@@ -193,6 +198,14 @@ def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
                 name=describe(source),
                 images=SUPPORTED_IMAGES,
                 videos=SUPPORTED_VIDEOS,
+            )
+        )
+    if found.name == HEIC.name and found.pillow is None:
+        raise MediaFormatError(
+            say(
+                "{name} is HEIC, which needs an optional extra: {command}. Or convert it to JPEG.",
+                name=describe(source),
+                command="pip install 'qwen35mm[heif]'",
             )
         )
     if found.pillow is None and found.libav is None:

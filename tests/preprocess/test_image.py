@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from qwen35mm_preprocess import ImageProcessing, MediaBudget, MediaProcessor, MediaSource
-from qwen35mm_preprocess.image import load_image, to_rgb
-from qwen35mm_preprocess.media import HAS_AVIF
+from qwen35mm_preprocess import ImageProcessing, MediaBudget, MediaDecodeError, MediaProcessor, MediaSource
+from qwen35mm_preprocess.image import load_image, probe_image, to_rgb
+from qwen35mm_preprocess.media import HAS_AVIF, HAS_HEIF
 from tests.preprocess import oracles
 from tests.preprocess.media_files import IMAGE, LIMITS, PHOTOGRAPHS, SMALL_IMAGE, VIDEO, encode_image, pixel
 
@@ -22,6 +23,18 @@ PICTURES = sorted(path for path in PHOTOGRAPHS.iterdir() if path.suffix in (".pn
 # Top left red, top right green, bottom left blue, bottom right white; wider than high.
 CORNERS = Image.fromarray(
     np.array([[[200, 0, 0], [0, 200, 0]], [[0, 0, 200], [255, 255, 255]]], np.uint8).repeat(16, 0).repeat(32, 1)
+)
+# CORNERS with EXIF orientation 6, by pillow-heif 1.4 (`Image.save(..., "HEIF", quality=60)`); what reads can't write.
+HEIC = (
+    "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAchtZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAAAAAAAAAAAAAAAAADRpbG9jAA"
+    "AAAERAAAIAAQAAAAAB7AABAAAAAAAAAI8AAgAAAAACewABAAAAAAAAACQAAAA4aWluZgAAAAAAAgAAABVpbmZlAgAAAAABAABodmMxAAAAABVp"
+    "bmZlAgAAAQACAABFeGlmAAAAAA5waXRtAAAAAAABAAABB2lwcnAAAADmaXBjbwAAAHZodmNDAQNwAAAAkAAAAAAAHvAA/P34+AAADwNgAAEAGE"
+    "ABDAH//wNwAAADAJAAAAMAAAMAHroCQGEAAQAqQgEBA3AAAAMAkAAAAwAAAwAeoCCBBZbq5Ka5uAhoMCAAAAMDIAAAAwAhYgABAAZEAcFzwIkA"
+    "AAATY29scm5jbHgAAQANAAaAAAAAFGlzcGUAAAAAAAAAQAAAAEAAAAAoY2xhcAAAACAAAAABAAAAQAAAAAH////gAAAAAgAAAAAAAAACAAAAEH"
+    "BpeGkAAAAAAwgICAAAAAlpcm90AwAAABlpcG1hAAAAAAAAAAEAAQaBAgMFhIYAAAAaaXJlZgAAAAAAAAAOY2RzYwACAAEAAQAAALttZGF0AAAA"
+    "iygBrwngITk0H/+3lv/922f/+XJm8LfulFF35CRN/zvqMXCUA8UtsvihF0qk2H6CMSiVqDt1s5LJBNp3/5OWpHfIsVI0835qjfhiKBrclX5bdJ"
+    "U5yENX/6fDs/uWy2/NQuCq/9mivP1pqv1CUhI59UkXX7KR3mDGNd1AKw+KNqv02r2mdjqtu4cWyeAAAAAGRXhpZgAATU0AKgAAAAgAAQESAAMA"
+    "AAABAAYAAAAAAAA="
 )
 AVIF = pytest.param("AVIF", marks=pytest.mark.skipif(not HAS_AVIF, reason="Pillow has no AVIF here"))
 
@@ -105,6 +118,18 @@ def test_exif_orientation(format: str, orientation: int, processor: MediaProcess
     _assert_upright(load_image(data, LIMITS))
     with Image.open(io.BytesIO(data)) as picture:
         _assert_upright(load_image(picture, LIMITS))
+
+
+@pytest.mark.skipif(not HAS_HEIF, reason="the extra heif isn't installed")
+def test_a_phones_picture(processor: MediaProcessor) -> None:
+    data = base64.b64decode(HEIC)
+    _assert_upright(load_image(data, LIMITS))
+    media = processor.prepare(data)
+    assert (media.plan.kind, media.plan.source_size) == ("image", CORNERS.size[::-1])
+    with pytest.raises(MediaDecodeError):
+        load_image(data[:-200], LIMITS)
+    with pytest.raises(MediaDecodeError):
+        probe_image(data[:100], LIMITS)
 
 
 @pytest.mark.parametrize("exif", [b"Exif\0\0MM\0*", b"Exif\0\0\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"])

@@ -20,6 +20,7 @@ from qwen35mm_preprocess import (
     detect_kind,
     media,
 )
+from qwen35mm_preprocess.errors import MediaFormatError
 from qwen35mm_preprocess.media import open_stream, sniff
 from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene
 
@@ -122,13 +123,18 @@ def test_byte_limit_holds_for_every_source(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"#EXTM3U\n", r"expected JPEG, PNG.*MP4, MOV"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "is HEIC, which is not read here"),
         (b"GIF89a", "damaged GIF"),
     ],
 )
 def test_what_is_not_read_is_refused_in_words(data: bytes, message: str) -> None:
     with pytest.raises(MediaError, match=message):
         detect_kind(data)
+
+
+def test_heic_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "HAS_HEIF", False)
+    with pytest.raises(MediaFormatError, match=r"pip install 'qwen35mm\[heif\]'"):
+        detect_kind(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
 
 
 def test_names_in_messages() -> None:

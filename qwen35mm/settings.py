@@ -19,6 +19,7 @@ import typer
 from qwen35mm.assets import demo_model_path
 from qwen35mm.checkpoints.shards import model_name
 from qwen35mm.errors import ConfigError
+from qwen35mm.folders import user_folder
 from qwen35mm.option_values import Logins, parse_folder, parse_logins, parse_size, parse_token
 
 if TYPE_CHECKING:
@@ -68,7 +69,12 @@ class ModelOptions:
         ),
     ] = "auto"
     context_length: Annotated[
-        int | None, _model(help="Most tokens of a conversation; the model's limit, up to 32,768, without it.", min=1)
+        int | None,
+        _model(
+            help="Most tokens of a conversation; the model's limit, up to 32,768, without it. On a processor, one that "
+            "memory doesn't hold has its keys and values in a file in the disk cache's folder: slower.",
+            min=1,
+        ),
     ] = None
     rope_scaling: Annotated[
         str | None,
@@ -201,7 +207,14 @@ class ModelOptions:
             cache=self._cache_settings(default_cache_dir),
             max_memory=self.max_memory,
             fixed_slots=self.slots is not None,
+            kv_directory=self._kv_directory(default_cache_dir),
         )
+
+    def _kv_directory(self, default_directory: Path | None) -> Path | None:
+        """Where keys and values may lie of a context that somebody asked for; no other is worth a disk's space."""
+        if self.no_disk_cache or self.context_length is None:
+            return None
+        return self.cache_dir or default_directory or user_folder("cache")
 
     def _cache_settings(self, default_directory: Path | None) -> CacheSettings:
         from qwen35mm.cache import CacheSettings, DiskStore

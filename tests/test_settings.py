@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from qwen35mm.cache.planner import CacheSettings
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
+from qwen35mm.folders import user_folder
 from qwen35mm.settings import ModelOptions, PageOptions, parse_logins, parse_size, read_options, with_options
 from qwen35mm_preprocess import MediaBudget
 
@@ -246,3 +247,16 @@ def test_a_model_is_called_by_its_folder_its_file_or_its_id(tmp_path: Path, monk
     assert list(names.values()) == ["Some-4B", "Q4", "org/model"]
     elsewhere = [ModelOptions(model=model).for_another_folder().model for model in names]
     assert elsewhere == [str(tmp_path / "Some-4B"), str(tmp_path / "Q4-00001-of-00002.gguf"), "org/model"]
+
+
+def test_keys_and_values_go_to_a_disk_for_a_context_that_was_asked_for_alone() -> None:
+    named, cache = Path("c").absolute(), Path("d").absolute()
+    for options, folder in (
+        (ModelOptions(cache_dir=named), None),
+        (ModelOptions(cache_dir=named, max_memory=1 << 30), None),
+        (ModelOptions(cache_dir=named, context_length=4096), named),
+        (ModelOptions(context_length=4096), cache),
+        (ModelOptions(context_length=4096, no_disk_cache=True), None),
+    ):
+        assert options.backend_options(cache).kv_directory == folder
+    assert ModelOptions(context_length=4096).backend_options().kv_directory == user_folder("cache")

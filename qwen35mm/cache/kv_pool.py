@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from qwen35mm.cache.kv_files import map_tensors
 from qwen35mm.cache.placement import Devices, layer_devices, mib, stack
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ContextTooLongError
-from qwen35mm_kernels.kv_formats import KVFormat, KVFormats
+from qwen35mm_kernels.kv_formats import KVFormats
 
 DEFAULT_BLOCK_SIZE = 64
 
@@ -124,6 +126,10 @@ class KVBlockPool:
         num_blocks, block_size: capacity; a block holds `block_size` tokens.
         formats: of K, and of V.
         device: of all layers, or of each.
+        directory: the folder of a file that all of it lies in instead of memory, on a CPU.
+
+    Raises:
+        ConfigError: the folder can't hold that file.
 
     Attributes:
         layers: K and V of all blocks of each layer.
@@ -140,6 +146,7 @@ class KVBlockPool:
         block_size: int,
         formats: KVFormats,
         device: Devices = "cpu",
+        directory: Path | None = None,
     ) -> None:
         assert min(num_blocks, block_size) >= 1
         text = config.text
@@ -151,14 +158,17 @@ class KVBlockPool:
         self.filled = [0] * num_blocks
         on = layer_devices(text, device)
 
-        def rows(format: KVFormat, device: torch.device) -> torch.Tensor:
-            shape = num_blocks * block_size, text.num_key_value_heads, format.row_width(text.head_dim)
-            return torch.empty(shape, dtype=format.dtype, device=device)
-
-        self.layers = {
-            layer_idx: (rows(formats[0], on[layer_idx]), rows(formats[1], on[layer_idx]))
-            for layer_idx in text.attention_layers
-        }
+        heads, rows = text.num_key_value_heads, num_blocks * block_size
+        wanted = [((rows, heads, format.row_width(text.head_dim)), format.dtype) for format in formats]
+        if directory is not None:
+            made = iter(map_tensors(directory, wanted * len(text.attention_layers)))
+        else:
+            made = (
+                torch.empty(shape, dtype=dtype, device=on[layer_idx])
+                for layer_idx in text.attention_layers
+                for shape, dtype in wanted
+            )
+        self.layers = {layer_idx: (next(made), next(made)) for layer_idx in text.attention_layers}
 
     @property
     def token_bytes(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from qwen35mm.cache.kv_files import file_room
 from qwen35mm.cache.kv_types import AUTO, check_kv_formats, kv_formats_of
 from qwen35mm.cache.placement import Devices, largest_share, layer_devices, mib
 from qwen35mm.cgroups import CGROUPS, OWN_CGROUP, control_groups, read_words
@@ -46,6 +47,8 @@ class CacheSettings:
         kept_states: what checkpoints' recurrent states are kept as: float32, or bf16, which takes half the memory. It
             decides bits, too: whoever computes on past a cut does so from the rounded state.
         reuse: whether anything is kept after a request at all.
+        kv_directory: the folder of a file that KV lies in instead of memory, one context without `kv_bytes`; for a
+            processor, and one reply at a time. It has no name there and is gone with the process.
     """
 
     kv_bytes: int | None = None
@@ -57,6 +60,7 @@ class CacheSettings:
     reuse: bool = True
     kv_dtype: str = AUTO
     kept_states: str = "float32"
+    kv_directory: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("kv_bytes", "state_bytes", "vision_bytes", "host_kv_bytes", "disk_bytes"):
@@ -65,10 +69,12 @@ class CacheSettings:
                 raise ConfigError(f"{name} must be a number of bytes, 0 or more; got {value!r}.")
         if not isinstance(self.reuse, bool):
             raise ConfigError(f"reuse must be True or False; got {self.reuse!r}.")
-        if isinstance(self.directory, str) and self.directory:
-            object.__setattr__(self, "directory", Path(self.directory).expanduser())
-        if not isinstance(self.directory, Path | None):
-            raise ConfigError(f"directory must be a folder, or None; got {self.directory!r}.")
+        for name in ("directory", "kv_directory"):
+            folder = getattr(self, name)
+            if isinstance(folder, str) and folder:
+                object.__setattr__(self, name, Path(folder).expanduser())
+            elif not isinstance(folder, Path | None):
+                raise ConfigError(f"{name} must be a folder, or None; got {folder!r}.")
         kv_formats_of(self.kv_dtype, torch.bfloat16)
         if not (isinstance(self.kept_states, str) and self.kept_states in KEPT_STATES):
             raise ConfigError(f"States are kept as {' or '.join(KEPT_STATES)}; got {self.kept_states!r}.")
@@ -113,6 +119,7 @@ class MemoryPlan:
         device: what holds KV and running states.
         weights_bytes, work_bytes: of the model, and of what it holds while it computes; 0 where the caller counts them.
         runtime_bytes: of the program itself, in host memory, its tokenizer and the texts of prompts with it.
+        kv_directory: the folder of the file that KV lies in, which then counts to no memory; None is memory.
     """
 
     context_length: int
@@ -128,11 +135,17 @@ class MemoryPlan:
     weights_bytes: int = 0
     work_bytes: int = 0
     runtime_bytes: int = 0
+    kv_directory: str | None = None
+
+    @property
+    def kv_memory_bytes(self) -> int:
+        """KV that no file holds."""
+        return 0 if self.kv_directory is not None else self.kv_bytes
 
     @property
     def device_bytes(self) -> int:
         """What the model's device holds: weights, KV, running states and what is computed with."""
-        return self.weights_bytes + self.kv_bytes + self.slot_bytes + self.work_bytes
+        return self.weights_bytes + self.kv_memory_bytes + self.slot_bytes + self.work_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -146,12 +159,13 @@ class MemoryPlan:
     def describe(self) -> str:
         """One line for the log."""
         host = f", {mib(self.host_kv_bytes)} of KV in host memory" if self.host_kv_bytes else ""
+        file = f" in a file in {self.kv_directory}" if self.kv_directory is not None else ""
         return (
             f"Cache on {self.device}: KV of {self.num_kv_tokens:,} tokens x {_kib(self.kv_token_bytes)} = "
-            f"{mib(self.kv_bytes)} (one context: {self.context_length:,} tokens), running states of {self.num_slots} "
-            f"slots and one commit {mib(self.slot_bytes)}; kept at most: {mib(self.state_bytes)} of states, "
-            f"{mib(self.vision_bytes)} of vision embeddings{host}; with {mib(self.weights_bytes)} of weights and "
-            f"{mib(self.work_bytes)} to compute with, {mib(self.total_bytes)} in all."
+            f"{mib(self.kv_bytes)}{file} (one context: {self.context_length:,} tokens), running states of "
+            f"{self.num_slots} slots and one commit {mib(self.slot_bytes)}; kept at most: {mib(self.state_bytes)} of "
+            f"states, {mib(self.vision_bytes)} of vision embeddings{host}; with {mib(self.weights_bytes)} of weights "
+            f"and {mib(self.work_bytes)} to compute with, {mib(self.total_bytes)} in all."
         )
 
 
@@ -189,7 +203,8 @@ def plan_memory(
         weights_bytes, work_bytes, runtime_bytes: see `MemoryPlan`; a GPU's weights have left what is available already.
 
     Raises:
-        ConfigError: one sequence doesn't fit; the message has the arithmetic. Or the model can't keep K and V so.
+        ConfigError: one sequence doesn't fit; the message has the arithmetic. Or the model can't keep K and V so, or
+            not in a file.
     """
     assert min(num_slots, context_length, block_size) >= 1
     placed = layer_devices(config.text, device)
@@ -219,7 +234,9 @@ def plan_memory(
     state_bytes = _budget(settings.state_bytes, chosen_state_bytes, settings)
     vision_bytes = _budget(settings.vision_bytes, DEFAULT_VISION_BYTES, settings)
     kv_bytes = settings.kv_bytes
-    if kv_bytes is None:
+    if kv_bytes is None and settings.kv_directory is not None:
+        kv_bytes = context_bytes
+    elif kv_bytes is None:
         share = min(_MAX_CPU_KV_BYTES, available_bytes // 8) if on_cpu else available_bytes // 2
         # More than this helps nobody, and every block costs the allocator a little.
         share = min(share, _MAX_CONTEXTS * context_bytes)
@@ -234,13 +251,28 @@ def plan_memory(
             f"{kv_bytes // block_bytes * block_size:,} tokens. Give the cache at least {mib(context_bytes)}, or ask "
             "for a shorter context."
         )
+    in_file = settings.kv_directory is not None
+    if settings.kv_directory is not None:
+        if not on_cpu:
+            raise ConfigError(f"Keys and values can lie in a file on a processor alone, and the device is {name}.")
+        if num_slots > 1:
+            # A reply that gave way to another would have to move to memory, which doesn't hold it.
+            raise ConfigError(
+                f"Keys and values in a file are of one reply at a time, and {num_slots} were asked for: --slots 1."
+            )
+        if kv_bytes > (room := file_room(settings.kv_directory)):
+            raise ConfigError(
+                f"Memory doesn't hold the keys and values, and neither does the disk: {context}, and a file in "
+                f"'{settings.kv_directory}' may take {mib(room)}. Ask for a shorter context, or with --cache-dir for a "
+                "folder on another disk."
+            )
     if on_cpu:
         # What was asked for by its number is left as it is.
         open_kv = kv_bytes - context_bytes if settings.kv_bytes is None else 0
         open_states = state_bytes if settings.state_bytes is None else 0
         open_vision = vision_bytes if settings.vision_bytes is None else 0
         wanted = open_kv + open_states + open_vision
-        left = most_bytes - running_bytes - (kv_bytes + state_bytes + vision_bytes - wanted)
+        left = most_bytes - running_bytes - ((0 if in_file else kv_bytes) + state_bytes + vision_bytes - wanted)
         if left < wanted:
             left = max(left, 0)
             kv_bytes -= open_kv - open_kv * left // wanted if wanted else 0
@@ -251,12 +283,14 @@ def plan_memory(
     kept_bytes = state_bytes + vision_bytes
     others = {} if limit_bytes is None else {"weights": weights_bytes, "the model's work": work_bytes}
     others |= {} if limit_bytes is None else {"the program": runtime_bytes, "kept states and embeddings": kept_bytes}
-    if kv_bytes + slot_bytes + sum(others.values()) > most_bytes:
+    memory_kv_bytes = 0 if in_file else kv_bytes
+    if memory_kv_bytes + slot_bytes + sum(others.values()) > most_bytes:
         more = "".join(f", {name} {mib(size)}" for name, size in others.items() if size)
         raise ConfigError(
-            f"The cache doesn't fit into the memory of {name}: KV takes {mib(kv_bytes)} ({context}), the states of "
-            f"{num_slots} slots and one commit take {mib(slot_bytes)}{more}, and there are {mib(most_bytes)}. Ask for "
-            "a shorter context, fewer slots or a smaller cache."
+            f"The cache doesn't fit into the memory of {name}: KV takes {mib(memory_kv_bytes)} ({context}), the states "
+            f"of {num_slots} slots and one commit take {mib(slot_bytes)}{more}, and there are {mib(most_bytes)}. Ask "
+            "for a shorter context, fewer slots or a smaller cache."
+            + ("" if on_cpu else " Only on a processor can a conversation's keys and values lie in a file.")
         )
     chosen_host_kv_bytes = 0 if on_cpu else host_bytes // 8
     return MemoryPlan(
@@ -273,6 +307,7 @@ def plan_memory(
         weights_bytes=weights_bytes,
         work_bytes=work_bytes,
         runtime_bytes=runtime_bytes,
+        kv_directory=None if settings.kv_directory is None else str(settings.kv_directory),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -181,6 +182,7 @@ class CachePools:
         device: of all layers, or of each.
         kv_formats: of K, and of V.
         kept_states: of recurrent states in checkpoints.
+        kv_directory: the folder of a file that KV lies in; None is memory.
 
     Attributes:
         layers: of each decoder layer, K and V of all blocks, or conv and recurrent states of all slots.
@@ -197,10 +199,12 @@ class CachePools:
         block_size: int = DEFAULT_BLOCK_SIZE,
         kv_formats: KVFormats | None = None,
         kept_states: torch.dtype = torch.float32,
+        kv_directory: Path | None = None,
     ) -> None:
         num_blocks = -(-num_tokens // block_size)
         formats = kv_formats or kv_formats_of("auto", dtype)
-        self.kv = KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, formats=formats, device=device)
+        where = {"device": device, "directory": kv_directory}
+        self.kv = KVBlockPool(config, num_blocks=num_blocks, block_size=block_size, formats=formats, **where)
         self.states = StatePool(config, num_slots=num_slots, dtype=dtype, device=device, kept_dtype=kept_states)
         self.layers = {**self.kv.layers, **self.states.layers}
 

@@ -21,7 +21,7 @@ _BAR_WIDTH = 48
 # Signs, too: a bar is read without colours.
 _PARTS = (
     ("weights", "█", "blue", ("weights_bytes",)),
-    ("KV", "▓", "green", ("kv_bytes",)),
+    ("KV", "▓", "green", ("kv_memory_bytes",)),
     ("states", "▒", "magenta", ("slot_bytes",)),
     ("work", "░", "yellow", ("work_bytes",)),
     ("program", "▚", "cyan", ("runtime_bytes",)),
@@ -103,6 +103,13 @@ def _show(console: Console, found: Forecast) -> None:
         console.print(f"{_label(each):>10} ", _bar(each.most or each.needed, widest, found.memory_bytes), sep="")
     legend = "  ".join(f"[{colour}]{sign * 2}[/] {name}" for name, sign, colour, _ in _PARTS)
     console.print(f"{'':>10} {legend}  | had", highlight=False)
+    for each in found.formats:
+        if (folder := each.needed.kv_directory) is not None:
+            console.print(
+                f"{_label(each)}: keys and values of {each.needed.num_kv_tokens:,} tokens lie in a file of "
+                f"{_mib(each.needed.kv_bytes)} MiB in {folder}: slower where the memory left doesn't hold them.",
+                highlight=False,
+            )
     states, recurrent = found.state_bytes, found.recurrent_bytes
     console.print(
         f"KV: {first.kv_token_bytes / 1024:g} KiB a token. States: {_mib(states)} MiB a sequence, {_mib(recurrent)} of "
@@ -131,8 +138,9 @@ def _numbers(each: FormatPlan) -> list[str]:
     if most is not None:
         sums += [most.total_bytes - needed.total_bytes, most.total_bytes]
     context = "-" if each.largest_context is None else f"{each.largest_context:,}"
+    fits = "no" if not each.fits else "yes" if needed.kv_directory is None else "file"
     told = [f"{size / 2**20:,.0f}" for size in (*sizes, *sums)]
-    return [*told, *["-"] * (3 - len(sums)), "yes" if each.fits else "no", context]
+    return [*told, *["-"] * (3 - len(sums)), fits, context]
 
 
 def _bar(plan: MemoryPlan, widest: int, memory_bytes: int) -> str:

@@ -23,6 +23,7 @@ from qwen35mm.cache import (
 )
 from qwen35mm.cache.fingerprint import arithmetic, fingerprint
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
+from qwen35mm.cache.placement import mib
 from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine.memory import plan_engine
@@ -104,7 +105,16 @@ class Runtime:
             device=model.layer_devices,
             kv_formats=cache.kv_formats(model.dtype),
             kept_states=cache.kept_dtype,
+            kv_directory=cache.kv_directory,
         )
+        if cache.kv_directory is not None:
+            logger.warning(
+                "Keys and values of %s tokens lie in a file of %s in %s: slower where the memory that is left "
+                "doesn't hold them.",
+                f"{plan.num_kv_tokens:,}",
+                mib(plan.kv_bytes),
+                cache.kv_directory,
+            )
         self.disk: DiskTier | None = None
         self.root = secrets.token_bytes(32)
         if cache.directory is not None and cache.reuse:

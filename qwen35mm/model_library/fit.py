@@ -27,6 +27,7 @@ from qwen35mm.model_library.memory import (
     NoRoomError,
     available_bytes,
     available_within,
+    first_in_memory,
     longest_that_fits,
     memory_need,
     tokenizer_bytes,
@@ -179,9 +180,10 @@ def fit_source(
     if not on_cpu:
         return options, folder
     if options.max_memory is not None:
-        return _fit_within(options, folder, name), folder
+        return first_in_memory(options, lambda tried: _fit_within(tried, folder, name)), folder
     try:
-        fitted, _ = fit(options, folder, name, devices=devices, memory_bytes=sum(map(available, devices)))
+        how = {"devices": devices, "memory_bytes": sum(map(available, devices))}
+        fitted, _ = first_in_memory(options, lambda tried: fit(tried, folder, name, **how))
     except NoRoomError as error:
         logger.warning("%s", error)
         fitted = replace(options, weights="int4") if options.weights == "auto" else options

@@ -8,27 +8,30 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
 
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.cache.kv_files import mapped_bytes
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.cache.planner import CacheSettings, MemoryPlan, host_memory_bytes
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.memory import plan_engine
 from qwen35mm.errors import ConfigError
+from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
 from qwen35mm.model.weights import loaded_bytes
 from qwen35mm.model_library.options import BackendOptions
-from qwen35mm_preprocess.say import say
+from qwen35mm_preprocess.say import said_of, say
 
 # For the rest of the machine.
 RESERVE_BYTES = 512 << 20
 # Measured with tokenizers 0.22: see docs/memory.md.
 _TOKENIZER_TIMES, _TOKEN_BYTES = 15, 1024
 
+T = TypeVar("T")
 Available = Callable[[torch.device], int]
 
 
@@ -130,7 +133,7 @@ def memory_need(
                 weights=weights,
                 size=gib(weights_bytes),
                 n=plan.num_kv_tokens,
-                kv=gib(plan.kv_bytes),
+                kv=gib(plan.kv_memory_bytes),
                 states=gib(plan.slot_bytes),
                 work=gib(plan.work_bytes),
                 rest=gib(plan.host_bytes if on_cpu else 0),
@@ -140,6 +143,25 @@ def memory_need(
             )
         )
     return need
+
+
+def first_in_memory(options: BackendOptions, tried: Callable[[BackendOptions], T]) -> T:
+    """What `tried` gives with keys and values in memory; where that is refused, and a file allowed, with one.
+
+    Raises:
+        NoRoomError: neither will do.
+        ConfigError: it can't be in memory, and no file is allowed.
+    """
+    on_cpu = all(device.type == "cpu" for device in DeviceRequest.parse(options.device).devices)
+    if options.kv_directory is None or not on_cpu:
+        return tried(options)
+    try:
+        return tried(replace(options, kv_directory=None))
+    except ConfigError as refused:
+        try:
+            return tried(options.in_file())
+        except ConfigError as error:
+            raise NoRoomError(said_of(error)) from refused
 
 
 def plan_model(
@@ -228,7 +250,7 @@ def measure_room(
         return Room(free, free)
     weights_bytes = loaded_bytes(backend.loaded.model)
     plan = backend.engine.plan
-    planned_bytes = weights_bytes + plan.kv_bytes + plan.slot_bytes
+    planned_bytes = weights_bytes + plan.kv_memory_bytes + plan.slot_bytes
     held = sum(held_bytes(device, planned_bytes) for device in devices)
     return Room(free, free + max(held - (weights_bytes if keep_weights else 0), 0))
 
@@ -267,8 +289,8 @@ def largest_context(
 
 
 def resident_bytes() -> int:
-    """Of this process."""
-    return psutil.Process().memory_info().rss
+    """Of this process, but for what the system can take back at any time: pages of keys and values in a file."""
+    return psutil.Process().memory_info().rss - mapped_bytes()
 
 
 def _names(devices: Sequence[torch.device]) -> str:

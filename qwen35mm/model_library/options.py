@@ -22,6 +22,8 @@ class BackendOptions:
     Attributes:
         max_memory: bytes that the program may take, on a processor; formats, slots and context are chosen to fit.
         fixed_slots: whether `settings.slots` were asked for, so that they stay.
+        kv_directory: the folder of a file that may hold the keys and values of a context that memory doesn't hold, on
+            a processor; None refuses such a context.
     """
 
     dtype: str = "auto"
@@ -35,6 +37,7 @@ class BackendOptions:
     commit_history: bool = True
     max_memory: int | None = None
     fixed_slots: bool = False
+    kv_directory: Path | None = None
 
     def load(self, source: str | Path, *, name: str | None = None) -> LocalBackend:
         """Loads a checkpoint and starts its engine; `name` is what to call it, if not as `load` does.
@@ -88,5 +91,12 @@ class BackendOptions:
         return self.budget or MediaBudget.for_device(device.type)
 
     def with_context(self, context_length: int | None) -> BackendOptions:
-        """The same with another context length; None leaves it to the model."""
-        return replace(self, settings=replace(self.settings, context_length=context_length))
+        """The same with another context length; None leaves it to the model, and no disk is written for that."""
+        settings = replace(self.settings, context_length=context_length)
+        return replace(self, settings=settings, kv_directory=self.kv_directory if context_length else None)
+
+    def in_file(self) -> BackendOptions:
+        """The same with keys and values in that file, of one reply at a time."""
+        settings = self.settings if self.fixed_slots else replace(self.settings, slots=1)
+        cache = replace(self.cache, kv_directory=self.kv_directory)
+        return replace(self, settings=settings, cache=cache, kv_directory=None)

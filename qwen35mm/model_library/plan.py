@@ -56,7 +56,8 @@ class FormatPlan:
     Attributes:
         weights: bf16, float32, int8, int4, or stored: the integers of a quantised checkpoint as they are.
         kv_dtype: as `CacheSettings` has it.
-        needed: with one context and nothing that is kept: its `total_bytes` have to fit.
+        needed: with one context and nothing that is kept: its `total_bytes` have to fit. Its keys and values are in a
+            file where memory doesn't hold them and `BackendOptions.kv_directory` allows one.
         fits: whether they do.
         most: what the same takes at most, with what is kept of finished requests; None where it doesn't fit.
         largest_context: tokens of the longest that fits; None where none does.
@@ -173,7 +174,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
         for kv_dtype in kv_types:
             wanted = replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))
             with contextlib.suppress(ConfigError) if kv_dtype in SMALLER_KV else contextlib.nullcontext():
-                formats.append(_format(weights, config, size, wanted, memory_bytes, on_cpu, details))
+                formats.append(_memory_or_file(weights, config, size, wanted, memory_bytes, on_cpu, details))
     return Forecast(
         name=model_name(source),
         device=", ".join(map(str, devices)),
@@ -186,6 +187,26 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
         offers=offered_formats(config, stored, dtype) if on_cpu else (),
         media=_media(folder, config, dtype, options, devices[0]),
     )
+
+
+def _memory_or_file(
+    weights: str, config: ModelConfig, size: int, options: BackendOptions, memory_bytes: int, on_cpu: bool, *how: Any
+) -> FormatPlan:
+    """With keys and values in memory; in a file where one is allowed and only that fits."""
+
+    def planned(options: BackendOptions) -> FormatPlan:
+        return _format(weights, config, size, options, memory_bytes, on_cpu, *how)
+
+    if options.kv_directory is None or not on_cpu:
+        return planned(options)
+    try:
+        made = planned(options)
+    except ConfigError:
+        return planned(options.in_file())
+    with contextlib.suppress(ConfigError):
+        if not made.fits and (in_file := planned(options.in_file())).fits:
+            return in_file
+    return made
 
 
 def _format(

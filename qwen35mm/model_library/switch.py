@@ -53,7 +53,7 @@ class BackendSwitch:
 
     Args:
         backend: the first one; from now on the switch closes it.
-        options: what it was made with, and what its successors are made with.
+        options: what it was made with, and what its successors are made with, their keys and values in memory.
         fitted: what `fit_source` made of them; slots and the type of keys and values that it picked stay.
         available: how much memory a device has free; tests bring their own.
     """
@@ -66,7 +66,7 @@ class BackendSwitch:
         fitted: BackendOptions | None = None,
         available: Available | None = None,
     ) -> None:
-        self._options = self._fitted = options or BackendOptions()
+        self._options = self._fitted = replace(options or BackendOptions(), kv_directory=None)
         if fitted is not None:
             settings = replace(self._options.settings, slots=fitted.settings.slots)
             self._options = replace(self._changed(kv_dtype=fitted.cache.kv_dtype), settings=settings)

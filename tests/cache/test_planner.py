@@ -242,3 +242,30 @@ def test_where_a_type_of_keys_and_values_cannot_be_is_told() -> None:
         check("k=int4,v=tq3", [CPU], head_dim=96)
     with pytest.raises(ConfigError, match=r"On a GPU .* own type, bf16; int4r is for processors"):
         check("int4r", [CUDA])
+
+
+def test_keys_and_values_in_a_file_take_no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(planner, "file_room", lambda folder: 12 * GIB)
+    sizes = {"weights_bytes": GIB, "work_bytes": GIB // 4, "runtime_bytes": GIB // 4}
+    how: dict[str, Any] = {"num_slots": 1, "context_length": 1 << 20, "limit_bytes": 2 * GIB, **sizes}
+    with pytest.raises(ConfigError, match=r"KV takes 12,288\.0 MiB"):
+        plan(**how)
+    mapped = plan(**how, settings=CacheSettings(kv_directory=tmp_path))
+    assert (mapped.num_kv_tokens, mapped.kv_bytes, mapped.kv_memory_bytes) == (1 << 20, 12 * GIB, 0)
+    assert mapped.kv_directory == str(tmp_path)
+    # What is kept gets the rest of the memory, as without a file.
+    assert 2 * GIB - 2 < mapped.total_bytes <= 2 * GIB
+    assert mapped.total_bytes == mapped.slot_bytes + mapped.state_bytes + mapped.vision_bytes + GIB * 3 // 2
+    assert f"12,288.0 MiB in a file in {tmp_path} (one context" in mapped.describe()
+    for changes, told in (
+        ({"context_length": (1 << 20) + 1}, r"neither does the disk: .*needs 12,288\.8 MiB .*may take 12,288\.0 MiB"),
+        ({"num_slots": 2}, "one reply at a time, and 2 were asked for: --slots 1"),
+        ({"device": CUDA, "available_bytes": 64 * GIB}, "on a processor alone, and the device is cuda:0"),
+        ({"weights_bytes": 3 * GIB}, "doesn't fit into the memory"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            plan(**{**how, **changes}, settings=CacheSettings(kv_directory=tmp_path))
+    with pytest.raises(ConfigError, match="Only on a processor can a conversation's keys and values lie in a file"):
+        plan(device=CUDA, context_length=1 << 20, available_bytes=8 * GIB)
+    with pytest.raises(ConfigError, match="kv_directory must be a folder"):
+        CacheSettings(kv_directory=7)  # pyright: ignore[reportArgumentType]

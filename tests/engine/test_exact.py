@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from qwen35mm.cache.chain import Chain
+from qwen35mm.cache.kv_files import mapped_bytes
 from qwen35mm.cache.prefix_cache import PrefixCache
 from qwen35mm.cache.segment_index import CachedSegment
 from qwen35mm.engine import Engine, Request
@@ -316,6 +319,36 @@ def test_every_type_that_is_kept_equals_cold(
     other = Engine(loaded, SETTINGS, replace(settings, kv_dtype="auto", kept_states="float32"))
     (answer,) = serve(other, chat.request(branch))
     assert answer.result.cache.miss == "other model"
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_keys_and_values_in_a_file_equal_those_in_memory(
+    loaded: LoadedModel, chat: Chat, kv_dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Conversations that drive each other out of a file with room for one, branches of them, and after a restart."""
+    monkeypatch.setattr("qwen35mm.cache.planner.file_room", lambda folder: 1 << 40)
+    where = {"directory": tmp_path, "kv_directory": tmp_path / "kv", "kv_dtype": kv_dtype}
+    settings = cache_settings(loaded, **{**where, "kv_bytes": None})
+    one = replace(SETTINGS, slots=1, context_length=640)
+    engine = Engine(loaded, one, settings)
+    assert engine.runtime.plan.num_kv_tokens == 640
+    assert list((tmp_path / "kv").iterdir()) == []
+    evict = MagicMock(side_effect=engine.runtime.prefixes._evict)
+    monkeypatch.setattr(engine.runtime.prefixes, "_evict", evict)
+    for index in (1, 3):
+        for images in (False, True):
+            asked = turns(six_turns(images=images, video=not images))[index]
+            ask(engine, chat, asked)
+            commit(engine, chat.history(with_reply(asked)))
+            branch = [*with_reply(asked), user(words("a branch"))]
+            assert ask(engine, chat, branch).result.cache.num_cached_tokens > 0
+    assert evict.call_count > 0
+    if sys.platform == "linux":
+        assert mapped_bytes() > 0
+    engine.flush()
+    # What was written beside a file is found beside memory, too.
+    again = Engine(loaded, SETTINGS, replace(cache_settings(loaded), directory=tmp_path, kv_dtype=kv_dtype))
+    assert set(ask(again, chat, branch).result.cache.cached_from) == {"disk"}
 
 
 @pytest.mark.parametrize("harm", ["conv", "recurrent", "kv"])

@@ -26,6 +26,7 @@ from tests.checkpoints.packers import write_packed
 from tests.model.test_quantised_models import is_matrix, write_fp8
 from tests.tiny import DENSE, MOE, build
 
+MIB = 1 << 20
 CPU = torch.device("cpu")
 OPTIONS = BackendOptions(
     device="cpu",
@@ -164,3 +165,31 @@ def test_a_quantised_checkpoint_is_taken_as_it_is_stored(method: str, tmp_path: 
         assert need.plan.weights_bytes <= loaded_bytes(backend.loaded.model) < 1.1 * need.plan.weights_bytes
         switch = BackendSwitch(backend, OPTIONS)
         assert [offer.weights for offer in switch.forecast().offers] == ["bf16", "int8", "int4"]
+
+
+def test_a_context_that_memory_doesnt_hold_lies_in_a_file_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("qwen35mm.cache.planner.file_room", lambda folder: 1 << 40)
+    options = replace(OPTIONS, cache=CacheSettings(), settings=EngineSettings(context_length=8_192))
+    options = replace(options, kv_directory=tmp_path)
+    beside = fit_demo(1 << 40, replace(options, cache=CacheSettings(kv_directory=tmp_path, reuse=False)).in_file())[1]
+    short = beside.total_bytes + MIB
+
+    def fitted(options: BackendOptions, memory_bytes: int) -> BackendOptions:
+        caplog.clear()
+        return fit_source(options, demo_model_path(), "demo", available=lambda device: memory_bytes)[0]
+
+    in_memory = fitted(options, 1 << 30)
+    assert (in_memory.cache.kv_directory, in_memory.settings.slots) == (None, 4)
+    in_file = fitted(options, short)
+    assert (in_file.cache.kv_directory, in_file.settings.slots) == (tmp_path, 1)
+    assert not caplog.records
+    assert fitted(options.with_context(None), short).cache.kv_directory is None
+    assert "demo doesn't fit" in caplog.text
+    fixed = replace(options, fixed_slots=True)
+    assert fitted(fixed, short).cache.kv_directory is None
+    assert "4 were asked for: --slots 1" in caplog.text
+    monkeypatch.setattr("qwen35mm.cache.planner.file_room", lambda folder: MIB)
+    assert fitted(options, short).cache.kv_directory is None
+    assert "neither does the disk" in caplog.text

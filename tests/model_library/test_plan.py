@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from benchmarks.make_random import ROOT, make_config
 from qwen35mm.assets import demo_model_path
 from qwen35mm.cache import CacheSettings
 from qwen35mm.cache.planner import STARTED_BYTES
+from qwen35mm.cli.plan import _show
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import EngineSettings
 from qwen35mm.engine.memory import PROMPT_TOKEN_BYTES
@@ -113,6 +115,35 @@ def test_max_memory_is_kept_to(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
         within(450 * MIB)
     with pytest.raises(NoRoomError):
         within(few, settings=EngineSettings(context_length=8_192), fixed_slots=True)
+
+
+def test_a_context_beyond_memory_is_planned_in_a_file(
+    config_alone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """35B-A3B in int4, 5 GiB of keys and values, in as much memory as it takes without them."""
+    monkeypatch.setattr("qwen35mm.cache.planner.file_room", lambda folder: 5 * GIB)
+    monkeypatch.setattr("qwen35mm.model_library.plan.resident_bytes", lambda: 300 * MIB)
+    options = replace(OPTIONS, weights="int4", cache=CacheSettings(kv_dtype="bf16"), kv_directory=config_alone)
+    options = options.with_context(262_144)
+    (in_memory,) = forecast(config_alone, options).formats
+    assert (in_memory.needed.kv_directory, in_memory.needed.kv_memory_bytes) == (None, 5 * GIB)
+    least = in_memory.needed.total_bytes - 5 * GIB - 3 * (in_memory.needed.slot_bytes // 5)
+    short = forecast(config_alone, replace(options, max_memory=least + 8 * MIB))
+    (in_file,) = short.formats
+    needed = in_file.needed
+    assert (in_file.fits, needed.kv_directory, needed.num_slots) == (True, str(config_alone), 1)
+    assert (needed.kv_bytes, needed.kv_memory_bytes) == (5 * GIB, 0)
+    assert in_memory.needed.total_bytes - needed.total_bytes > 5 * GIB
+    assert in_file.largest_context == 262_144
+    _show(Console(width=200), short)
+    shown = capsys.readouterr().out
+    assert f"keys and values of 262,144 tokens lie in a file of 5,120.0 MiB in {config_alone}" in shown
+    assert " file " in shown
+    # One that nobody asked for, and one that the disk doesn't hold either.
+    default = options.with_context(None)
+    assert forecast(config_alone, replace(default, max_memory=least)).formats[0].needed.kv_directory is None
+    monkeypatch.setattr("qwen35mm.cache.planner.file_room", lambda folder: 5 * GIB - 1)
+    assert not forecast(config_alone, replace(options, max_memory=least + 8 * MIB)).formats[0].fits
 
 
 # Prints, in MiB: the plan's total, the most that the process had resident, and the conversation's tokens.

@@ -1,0 +1,88 @@
+"""Keys and values of a context that memory doesn't hold: a file without a name, which the system pages."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import psutil
+import torch
+
+from qwen35mm.cache.placement import mib
+from qwen35mm.errors import ConfigError
+
+# By which a process's list of mappings tells them.
+PREFIX = "qwen35mm-kv-"
+_LEAST_LEFT_BYTES = 2 << 30
+# Their files lie in memory themselves.
+_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
+_ZEROS = bytes(1 << 20)
+
+
+def file_room(folder: Path) -> int:
+    """Bytes that a file in a folder, which need not be there yet, may take.
+
+    A tenth of what its disk has free, and 2 GiB at least, stay free. 0 where files lie in memory.
+    """
+    folder = folder.absolute()
+    there = next(each for each in (folder, *folder.parents) if each.exists()).resolve()
+    disks = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+    if next((disks[each] for each in (there, *there.parents) if each in disks), None) in _MEMORY_FILE_SYSTEMS:
+        return 0
+    free = shutil.disk_usage(there).free
+    return max(free - max(_LEAST_LEFT_BYTES, free // 10), 0)
+
+
+def map_tensors(folder: Path, wanted: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[torch.Tensor]:
+    """Tensors of these shapes and dtypes, zeros, in one file that nobody finds and that goes with them.
+
+    Its room on the disk is taken before it is written to: a page that finds none later would end the process.
+
+    Raises:
+        ConfigError: the folder can't hold it.
+    """
+    starts, stop = [], 0
+    for shape, dtype in wanted:
+        starts.append(stop)
+        stop += -(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Windows removes it with its last handle, the mapping's own.
+        with tempfile.NamedTemporaryFile(prefix=PREFIX, dir=folder, delete=os.name == "nt") as file:
+            if os.name != "nt":
+                Path(file.name).unlink()
+            _reserve(file, stop)
+            mapped = mmap.mmap(file.fileno(), stop)
+    except OSError as error:
+        raise ConfigError(
+            f"Keys and values can't be kept in a file of {mib(stop)} in '{folder}': {error.strerror}. Take "
+            "a shorter context, or with --cache-dir a folder on another disk."
+        ) from error
+    return [
+        torch.frombuffer(mapped, dtype=dtype, count=math.prod(shape), offset=start).view(*shape)
+        for start, (shape, dtype) in zip(starts, wanted, strict=True)
+    ]
+
+
+def mapped_bytes() -> int:
+    """Of such files, what this process has in memory just now; the system takes it back whenever it wants it."""
+    if not hasattr(psutil.Process, "memory_maps"):  # macOS
+        return 0
+    maps = psutil.Process().memory_maps(grouped=False)
+    return sum(each.rss for each in maps if Path(each.path).name.startswith(PREFIX))
+
+
+def _reserve(file: IO[bytes], num_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return
+    for _ in range(-(-num_bytes // len(_ZEROS))):
+        file.write(_ZEROS)
+    file.truncate(num_bytes)
+    file.flush()

@@ -44,7 +44,14 @@ class Decoding:
         formats = kv_formats_of(kv_dtype, model.dtype)
         self.token_bytes = config.kv_bytes_per_token(*formats)
         num_places = context + num_tokens
-        pools = CachePools(config, num_slots=1, num_tokens=num_places, dtype=model.dtype, kv_formats=formats)
+        pools = CachePools(
+            config,
+            num_slots=1,
+            num_tokens=num_places,
+            dtype=model.dtype,
+            device=model.layer_devices,
+            kv_formats=formats,
+        )
         self._cache: SequenceCache = pools.new_sequence()
         piece = EngineSettings().piece_tokens_on(model.device)
         past = max(context - piece, 0)
@@ -55,13 +62,16 @@ class Decoding:
                 values = torch.randn(len(rows), config.text.num_key_value_heads, config.text.head_dim)
                 rows.copy_(format.quantise(values))
         self._cache.advance(past)
-        ids, positions = random_ids(context - past), torch.arange(past, context).expand(3, -1)
-        started_s = time.perf_counter()
-        with torch.inference_mode():
-            self._cache.prepare(len(ids))
-            model(prefill_batch(self._cache, model.embed_tokens(ids), positions))
-            self._cache.advance(len(ids))
-        self.prefill_speed = len(ids) / (time.perf_counter() - started_s)
+        ids = random_ids(context - past).to(model.device)
+        positions = torch.arange(past, context, device=model.device).expand(3, -1)
+        self._cache.prepare(len(ids))
+        # A card's first run compiles.
+        for _ in range(1 if model.device.type == "cpu" else 2):
+            started_s = time.perf_counter()
+            with torch.inference_mode():
+                model(prefill_batch(self._cache, model.embed_tokens(ids), positions)).sum().item()
+            self.prefill_speed = len(ids) / (time.perf_counter() - started_s)
+        self._cache.advance(len(ids))
         sampler = Sampler(1, config.text.vocab_size, [], model.head_device)
         self._graph = StepGraph(model, pools, sampler, 1, pools.kv.blocks_for(num_places))
         self.seconds: list[float] = []
@@ -84,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--weights", default="auto")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--types", nargs="+", default=TYPES)
     parser.add_argument("--context", type=lambda text: [int(part) for part in text.split(",")], default=[512, 8192])
     parser.add_argument("--tokens", type=int, default=24, help="decoded of each type and context")
@@ -91,7 +102,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     set_num_threads(arguments.threads)
-    loaded = load(arguments.model, dtype="bfloat16", device="cpu", weights=arguments.weights)
+    loaded = load(arguments.model, dtype="bfloat16", device=arguments.device, weights=arguments.weights)
     kl = distances(loaded, arguments.types, arguments.kl_tokens) if arguments.kl_tokens else {}
     print(f"{'context':>8}  {'type':<16}{'B/token':>8}{'prefill tok/s':>15}{'decode tok/s':>14}{'of own':>8}{'KL':>10}")
     for context in arguments.context:

@@ -127,7 +127,7 @@ class ModelOptions:
         _cache(
             metavar="TYPE",
             help="What keys and values are kept as: auto (the model's own type), bf16, f16, fp8, fp8_e5m2, int8, int4; "
-            "rotated: int4r, tq4, tq3; apart: k=int8,v=int4. On a processor int8 holds nearly twice as many tokens, "
+            "rotated, on a processor: int4r, tq4, tq3; apart: k=int8,v=int4. int8 holds nearly twice as many tokens, "
             "int4 more than three times.",
         ),
     ] = "auto"

@@ -202,6 +202,9 @@ PLAIN = {format.dtype: format for format in FORMATS.values() if not format.bits}
 # Of keys, and of values.
 KVFormats = tuple[KVFormat, KVFormat]
 
+# What `gpu` has kernels for.
+ON_CARDS = frozenset(("float32", "bf16", "f16", "fp8", "fp8_e5m2", "int8", "int4"))
+
 
 def formats_of(formats: KVFormats | None, k_cache: torch.Tensor, v_cache: torch.Tensor) -> KVFormats:
     """The formats of a layer's cache; where none are given, its tensors hold plain numbers."""

@@ -8,7 +8,7 @@ import torch
 
 from qwen35mm.config import TextConfig
 from qwen35mm.errors import ConfigError
-from qwen35mm_kernels.kv_formats import FORMATS, GROUP, PLAIN, KVFormats
+from qwen35mm_kernels.kv_formats import FORMATS, GROUP, ON_CARDS, PLAIN, KVFormats
 
 AUTO = "auto"
 
@@ -31,15 +31,15 @@ def kv_formats_of(text: str, dtype: torch.dtype) -> KVFormats:
     return known[names["k"]], known[names["v"]]
 
 
-def check_kv_formats(formats: KVFormats, text: TextConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> None:
+def check_kv_formats(formats: KVFormats, text: TextConfig, devices: Sequence[torch.device]) -> None:
     """Tells whether a model can keep its keys and values so.
 
     Args:
-        dtype: the model's.
         devices: what its layers lie on.
 
     Raises:
-        ConfigError: its heads are no multiple of a group, or can't be rotated, or a GPU would have to read them.
+        ConfigError: its heads are no multiple of a group, or can't be rotated, or a GPU would have to read what it has
+            no kernels for.
     """
     for format in formats:
         if not format.fits(text.head_dim):
@@ -52,8 +52,9 @@ def check_kv_formats(formats: KVFormats, text: TextConfig, dtype: torch.dtype, d
                 f"{format.name} keeps keys and values in groups of {GROUP}, and this model's heads have "
                 f"{text.head_dim} dimensions. Take bf16 or f16."
             )
-        if format is not PLAIN[dtype] and any(device.type != "cpu" for device in devices):
+        if format.name not in ON_CARDS and any(device.type != "cpu" for device in devices):
+            known = ", ".join(name for name in FORMATS if name in ON_CARDS)
             raise ConfigError(
-                f"On a GPU keys and values are kept in the model's own type, {PLAIN[dtype].name}; {format.name} is for "
-                "processors. Leave --kv-dtype out, or take --device cpu."
+                f"{format.name} is for processors alone: on a GPU keys and values can be kept as {known}. Take one of "
+                "these, or --device cpu."
             )

@@ -221,7 +221,7 @@ def plan_memory(
         )
 
     formats = settings.kv_formats(dtype)
-    check_kv_formats(formats, config.text, dtype, used)
+    check_kv_formats(formats, config.text, used)
     token_bytes = config.kv_bytes_per_token(*formats)
     block_bytes = block_size * token_bytes
     context_bytes = -(-context_length // block_size) * block_bytes

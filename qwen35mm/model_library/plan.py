@@ -161,7 +161,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
     dtype = choose_dtype(options.dtype)
     asked = asked_format(options, stored, devices)
     is_open = on_cpu and options.weights == "auto"
-    kv_types = [options.cache.kv_dtype, *(SMALLER_KV if on_cpu and options.cache.kv_dtype == AUTO else ())]
+    kv_types = [options.cache.kv_dtype, *(SMALLER_KV if options.cache.kv_dtype == AUTO else ())]
     memory_bytes = options.max_memory if room_bytes is None else room_bytes
     if memory_bytes is None:
         memory_bytes = sum(map(available_bytes, devices)) + (resident_bytes() if on_cpu else 0)

@@ -230,18 +230,18 @@ def test_a_type_of_keys_and_values_that_there_is_not_is_told(text: Any) -> None:
 def test_where_a_type_of_keys_and_values_cannot_be_is_told() -> None:
     def check(kv_dtype: str, devices: list[torch.device], head_dim: int = 256) -> None:
         text = replace(config_of("0.8B").text, head_dim=head_dim)
-        check_kv_formats(kv_formats_of(kv_dtype, torch.bfloat16), text, torch.bfloat16, devices)
+        check_kv_formats(kv_formats_of(kv_dtype, torch.bfloat16), text, devices)
 
     check("bf16", [CUDA], head_dim=48)
-    with pytest.raises(ConfigError, match=r"On a GPU .* own type, bf16; int8 is for processors"):
-        check("k=bf16,v=int8", [CPU, CUDA])
+    check("k=fp8,v=int8", [CPU, CUDA])
+    check("tq3", [CPU])
+    with pytest.raises(ConfigError, match=r"tq3 is for processors alone: on a GPU .* as .*bf16, f16, fp8, .*int4\. "):
+        check("k=bf16,v=tq3", [CPU, CUDA])
     with pytest.raises(ConfigError, match="groups of 32, and this model's heads have 48 dimensions"):
         check("int4", [CPU], head_dim=48)
     check("int4", [CPU], head_dim=96)
     with pytest.raises(ConfigError, match=r"tq3 rotates heads, .* power of two from 32 on, and this model's have 96"):
         check("k=int4,v=tq3", [CPU], head_dim=96)
-    with pytest.raises(ConfigError, match=r"On a GPU .* own type, bf16; int4r is for processors"):
-        check("int4r", [CUDA])
 
 
 def test_keys_and_values_in_a_file_take_no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,9 +30,10 @@ def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: True)
 
 
-def engine_of(spec: TinySpec, *, slots: int) -> Engine:
+def engine_of(spec: TinySpec, kv_dtype: str, *, slots: int) -> Engine:
     loaded = chat_model(spec)
-    return Engine(loaded, EngineSettings(context_length=256, slots=slots), cache_settings(loaded, num_tokens=768))
+    cache = cache_settings(loaded, num_tokens=768, kv_dtype=kv_dtype)
+    return Engine(loaded, EngineSettings(context_length=256, slots=slots), cache)
 
 
 def requests(spec: TinySpec) -> list[Request]:
@@ -47,23 +48,25 @@ def requests(spec: TinySpec) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "slots"),
+    ("spec", "kv_dtype", "slots"),
     [
-        (MOE, 3),
-        pytest.param(DENSE, 3, marks=pytest.mark.slow),
-        pytest.param(DENSE, 1, marks=pytest.mark.slow),
-        pytest.param(MOE, 1, marks=pytest.mark.slow),
+        (MOE, "auto", 3),
+        pytest.param(DENSE, "auto", 3, marks=pytest.mark.slow),
+        pytest.param(DENSE, "auto", 1, marks=pytest.mark.slow),
+        pytest.param(MOE, "auto", 1, marks=pytest.mark.slow),
+        pytest.param(DENSE, "k=int8,v=int4", 3, marks=pytest.mark.slow),
+        pytest.param(DENSE, "k=fp8,v=fp8_e5m2", 1, marks=pytest.mark.slow),
     ],
     ids=lambda value: value.name if isinstance(value, TinySpec) else str(value),
 )
 def test_a_seed_gives_one_text_on_both_paths_alone_and_in_company_with_a_grammar_or_without(
-    spec: TinySpec, slots: int, monkeypatch: pytest.MonkeyPatch
+    spec: TinySpec, kv_dtype: str, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = requests(spec)
-    expected = results(engine_of(spec, slots=1), *asked)
-    in_company = results(engine_of(spec, slots=4), *asked)
+    expected = results(engine_of(spec, kv_dtype, slots=1), *asked)
+    in_company = results(engine_of(spec, kv_dtype, slots=4), *asked)
     run_on_triton(chat_model(spec).model, monkeypatch)
-    on_triton = results(engine_of(spec, slots=slots), *asked)
+    on_triton = results(engine_of(spec, kv_dtype, slots=slots), *asked)
     for request in asked:
         assert in_company[request.id].token_ids == expected[request.id].token_ids
         assert on_triton[request.id].token_ids == expected[request.id].token_ids

@@ -38,11 +38,13 @@ def exact() -> Iterator[LoadedModel]:
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def engine_of(loaded: LoadedModel, *, ahead: bool = True, num_tokens: int = 8192, **options: Any) -> Engine:
+def engine_of(
+    loaded: LoadedModel, *, ahead: bool = True, num_tokens: int = 8192, kv_dtype: str = "auto", **options: Any
+) -> Engine:
     settings = EngineSettings(**{"context_length": 2048, "slots": 4, **options})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: ahead)
-        return Engine(loaded, settings, cache_settings(loaded, num_tokens=num_tokens))
+        return Engine(loaded, settings, cache_settings(loaded, num_tokens=num_tokens, kv_dtype=kv_dtype))
 
 
 def conversation() -> list[Message]:
@@ -65,14 +67,15 @@ def test_replies_are_those_of_a_cpu(exact: LoadedModel, demo: LoadedModel) -> No
         assert found[0].token_ids == found[1].token_ids
 
 
-def test_warm_logits_are_those_of_a_cold_engine(on_card: LoadedModel) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "k=int8,v=int4", "k=fp8,v=fp8_e5m2", "f16"])
+def test_warm_logits_are_those_of_a_cold_engine(on_card: LoadedModel, kv_dtype: str) -> None:
     chat = Chat(on_card)
     messages = conversation()
-    warm = engine_of(on_card, ahead=False)
+    warm = engine_of(on_card, ahead=False, kv_dtype=kv_dtype)
     for stop in (1, 3, 5):
         request = chat.request(messages[:stop], params=GREEDY)
         (answer,) = serve(warm, request)
-        (expected,) = serve(engine_of(on_card, ahead=False), request)
+        (expected,) = serve(engine_of(on_card, ahead=False, kv_dtype=kv_dtype), request)
         assert_same(answer, expected)
     assert answer.result.cache.num_cached_tokens > 0
 

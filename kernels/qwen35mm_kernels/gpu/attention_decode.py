@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
+from qwen35mm_kernels.gpu.kv_rows import kept_as, known_formats, load_rows
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2, num_multiprocessors
 from qwen35mm_kernels.kv_formats import KVFormats
 
@@ -30,6 +31,8 @@ _DEFAULT = {
     torch.bfloat16: Config({"BLOCK_N": 32}, num_warps=4, num_stages=5),
     torch.float32: Config({"BLOCK_N": 16}, num_warps=4, num_stages=2),
 }
+# Of keys and values in another type than the queries': 32 tokens' codes would leave room for two programs, not three.
+_KEPT = Config({"BLOCK_N": 16}, num_warps=4, num_stages=2)
 _IEEE = tl.constexpr("ieee")
 _COMBINE = Config({"BLOCK_D": 64}, num_warps=4)
 
@@ -49,7 +52,7 @@ def paged_attention_decode(
     """Allocates q's size times up to MAX_SPLITS in float32 for the splits, from the shapes alone."""
     batch_size, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
-    assert_layout(q, gate, k_cache, v_cache, block_size)
+    k_format, v_format = checked_formats(q, gate, k_cache, v_cache, block_size, formats)
     assert block_table.shape[0] == lengths.shape[0] == batch_size
     assert block_table.stride(1) == lengths.stride(0) == 1
     assert block_table.dtype == lengths.dtype == torch.int32
@@ -57,8 +60,9 @@ def paged_attention_decode(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sums = torch.empty(batch_size, num_heads, max_splits, head_dim, dtype=torch.float32, device=q.device)
     maxima, weights = sums.new_empty(2, batch_size, num_heads, max_splits).unbind()
-    shape = f"G{num_heads // num_kv_heads}_D{head_dim}_{q.dtype.itemsize * 8}"
-    config = config_for("paged_attention_decode", q.device, shape, _DEFAULT[q.dtype])
+    kept = kept_as(q.dtype, k_format, v_format)
+    shape = f"G{num_heads // num_kv_heads}_D{head_dim}_{q.dtype.itemsize * 8}{kept}"
+    config = config_for("paged_attention_decode", q.device, shape, _KEPT if kept else _DEFAULT[q.dtype])
     assert SPLIT_STEP % config.blocks["BLOCK_N"] == 0, "a tile of keys must lie in one block, wherever a split starts"
     num_programs = min(
         batch_size * max_splits * num_kv_heads, _PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(q.device)
@@ -77,6 +81,8 @@ def paged_attention_decode(
         BLOCK_SIZE=block_size,
         BLOCK_B=max(16, next_power_of_2(batch_size)),
         BLOCK_G=max(16, next_power_of_2(num_heads // num_kv_heads)),
+        K_FORMAT=k_format.name,
+        V_FORMAT=v_format.name,
         **cut,
     )
     config = config_for("paged_attention_combine", q.device, f"D{head_dim}", _COMBINE)
@@ -92,20 +98,24 @@ def paged_attention_decode(
     return out
 
 
-def assert_layout(
-    q: torch.Tensor, gate: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_size: int
-) -> None:
+def checked_formats(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_size: int,
+    formats: KVFormats | None,
+) -> KVFormats:
     """What both paged kernels rely on: with other shapes or strides they would read and write what isn't theirs."""
     _, num_heads, head_dim = q.shape
     assert head_dim >= 16, head_dim
     assert head_dim & (head_dim - 1) == 0, f"a head's size must be a power of 2, got {head_dim}"
     assert block_size % 16 == k_cache.shape[0] % block_size == 0, block_size
     assert gate.shape == q.shape
-    assert k_cache.shape == v_cache.shape
-    assert k_cache.shape[2] == head_dim
     assert num_heads % k_cache.shape[1] == 0
-    assert q.dtype == gate.dtype == k_cache.dtype == v_cache.dtype
-    assert all(x.stride(2) == 1 for x in (q, gate, k_cache, v_cache)), "the last dimension must be contiguous"
+    assert q.dtype == gate.dtype
+    assert q.stride(2) == gate.stride(2) == 1, "the last dimension must be contiguous"
+    return known_formats(formats, k_cache, v_cache, head_dim)
 
 
 @triton.jit
@@ -139,6 +149,8 @@ def _decode_splits_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    K_FORMAT: tl.constexpr,
+    V_FORMAT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     SPLIT_STEP: tl.constexpr,
@@ -177,8 +189,8 @@ def _decode_splits_kernel(
             row = (block * BLOCK_SIZE + start % BLOCK_SIZE + column)[:, None]
             # Rows past the end may hold NaN: they are not read, and count as zeros.
             held = start + column < stop
-            keys = tl.load(k_head + row * stride_k_row + dim[None, :], mask=held[:, None], other=0.0)
-            values = tl.load(v_head + row * stride_v_row + dim[None, :], mask=held[:, None], other=0.0)
+            keys = load_rows(k_head + row * stride_k_row, 0, held[:, None], queries.dtype, K_FORMAT, HEAD_DIM)
+            values = load_rows(v_head + row * stride_v_row, 0, held[:, None], queries.dtype, V_FORMAT, HEAD_DIM)
             scores = dot(queries, tl.trans(keys), None, _IEEE) * scale_log2
             scores = tl.where(held[None, :], scores, float("-inf"))
             new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))

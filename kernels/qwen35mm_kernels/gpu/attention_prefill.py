@@ -17,9 +17,10 @@ from torch.nn.attention.bias import causal_lower_right
 
 from qwen35mm_kernels import cpu
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
-from qwen35mm_kernels.gpu.attention_decode import assert_layout
+from qwen35mm_kernels.gpu.attention_decode import checked_formats
+from qwen35mm_kernels.gpu.kv_rows import kept_as, load_rows
 from qwen35mm_kernels.gpu.launch import Config, capability, cdiv, config_for, launch, shared_bytes
-from qwen35mm_kernels.kv_formats import KVFormats
+from qwen35mm_kernels.kv_formats import KVFormats, formats_of
 
 _MAX_FLASH_HEAD_DIM = 256
 _FLOAT32 = Config({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1)
@@ -28,6 +29,10 @@ _LARGE = Config({"BLOCK_M": 128, "BLOCK_N": 64}, num_warps=8, num_stages=2)
 # From Blackwell on sums come back from a memory of their own, and the registers don't hold wider tiles beside them.
 _BLACKWELL = Config({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=3)
 _SMALL = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=2)
+# Keys and values in another type than the queries'. Their tiles need registers; codes aren't copied ahead, and of
+# float32's only one fits beside the queries into 99 KB.
+_LARGE_KEPT = Config({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=2)
+_SMALL_KEPT = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=1)
 _LARGE_SHARED_BYTES = 200 << 10
 _IEEE = tl.constexpr("ieee")
 
@@ -42,14 +47,17 @@ def flash_attention_prefill(
     *,
     block_size: int,
     scale: float,
+    formats: KVFormats | None = None,
 ) -> torch.Tensor:
     """`paged_attention_prefill` by torch's flash attention, where that serves the type and the head size."""
     if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[2] > _MAX_FLASH_HEAD_DIM:
         arguments = q, gate, k_cache, v_cache, block_table, length
-        return cpu.paged_attention_prefill(*arguments, block_size=block_size, scale=scale)
+        return cpu.paged_attention_prefill(*arguments, block_size=block_size, scale=scale, formats=formats)
     token = torch.arange(length, device=q.device)
     rows = block_table[token // block_size].long() * block_size + token % block_size
-    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k_cache[rows], v_cache[rows]))
+    past = zip(formats_of(formats, k_cache, v_cache), (k_cache, v_cache), strict=True)
+    kept = (format.dequantise(cache[rows], q.dtype) for format, cache in past)
+    queries, keys, values = (x.transpose(0, 1)[None] for x in (q, *kept))
     causal: Any = causal_lower_right(q.shape[0], length)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -72,13 +80,13 @@ def paged_attention_prefill(
 ) -> torch.Tensor:
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
-    assert_layout(q, gate, k_cache, v_cache, block_size)
+    k_format, v_format = checked_formats(q, gate, k_cache, v_cache, block_size, formats)
     assert 1 <= num_tokens <= length <= block_table.shape[0] * block_size, (num_tokens, length, block_table.shape)
     assert block_table.dtype == torch.int32
     assert block_table.is_contiguous()
-    config = config_for(
-        "paged_attention_prefill", q.device, f"D{head_dim}_{q.dtype.itemsize * 8}", _default(q.dtype, q.device)
-    )
+    kept = kept_as(q.dtype, k_format, v_format)
+    shape = f"D{head_dim}_{q.dtype.itemsize * 8}{kept}"
+    config = config_for("paged_attention_prefill", q.device, shape, _default(q.dtype, q.device, bool(kept)))
     # A tile of keys lies in one block.
     blocks = {**config.blocks, "BLOCK_N": math.gcd(config.blocks["BLOCK_N"], block_size)}
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -93,15 +101,19 @@ def paged_attention_prefill(
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        K_FORMAT=k_format.name,
+        V_FORMAT=v_format.name,
     )
     return out
 
 
-def _default(dtype: torch.dtype, device: torch.device) -> Config:
+def _default(dtype: torch.dtype, device: torch.device, is_kept: bool) -> Config:
     if dtype == torch.float32:
         return _FLOAT32
     if shared_bytes(device) < _LARGE_SHARED_BYTES:
-        return _SMALL
+        return _SMALL_KEPT if is_kept else _SMALL
+    if is_kept:
+        return _LARGE_KEPT
     return _BLACKWELL if capability(device) >= 100 else _LARGE
 
 
@@ -129,6 +141,8 @@ def _prefill_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    K_FORMAT: tl.constexpr,
+    V_FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -157,7 +171,7 @@ def _prefill_kernel(
         for start in tl.range(whole if MASKED else 0, stop if MASKED else whole, BLOCK_N):  # pyright: ignore
             total, weight, maximum = _attend(
                 *(queries, total, weight, maximum, k, v, block_table, start, place, stop, stride_k_row, stride_v_row),
-                *(scale_log2, dim, BLOCK_SIZE, BLOCK_N, MASKED),
+                *(scale_log2, HEAD_DIM, BLOCK_SIZE, K_FORMAT, V_FORMAT, BLOCK_N, MASKED),
             )
     total *= (1.0 / weight)[:, None]
     gate += first_token.to(tl.int64) * stride_gate_token
@@ -192,8 +206,10 @@ def _attend(
     stride_k_row,
     stride_v_row,
     scale_log2,
-    dim,
+    HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    K_FORMAT: tl.constexpr,
+    V_FORMAT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -201,14 +217,13 @@ def _attend(
     key = start + tl.arange(0, BLOCK_N)
     block = tl.load(block_table + start // BLOCK_SIZE).to(tl.int64)
     first_key = block * BLOCK_SIZE + start % BLOCK_SIZE
-    keys_at = k + first_key * stride_k_row + (tl.arange(0, BLOCK_N)[:, None] * stride_k_row + dim[None, :])
-    values_at = v + first_key * stride_v_row + (tl.arange(0, BLOCK_N)[:, None] * stride_v_row + dim[None, :])
-    if MASKED:
-        # Rows past the end may hold NaN: they are not read, and count as zeros.
-        keys = tl.load(keys_at, mask=key[:, None] < stop, other=0.0)
-        values = tl.load(values_at, mask=key[:, None] < stop, other=0.0)
-    else:
-        keys, values = tl.load(keys_at), tl.load(values_at)
+    column = tl.arange(0, BLOCK_N)[:, None]
+    # Rows past the end may hold NaN: they are not read, and count as zeros.
+    held = key[:, None] < stop if MASKED else None
+    k += first_key * stride_k_row
+    v += first_key * stride_v_row
+    keys = load_rows(k, column * stride_k_row, held, queries.dtype, K_FORMAT, HEAD_DIM)
+    values = load_rows(v, column * stride_v_row, held, queries.dtype, V_FORMAT, HEAD_DIM)
     scores = dot(queries, tl.trans(keys), None, _IEEE)
     if MASKED:
         scores = tl.where(key[None, :] <= place[:, None], scores, float("-inf"))

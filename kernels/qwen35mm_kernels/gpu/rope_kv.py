@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from qwen35mm_kernels.gpu.arithmetic import round_to
+from qwen35mm_kernels.gpu.kv_rows import kept_as, known_formats, store_rows
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
 from qwen35mm_kernels.kv_formats import KVFormats
 
@@ -30,21 +32,22 @@ def qk_norm_rope_write(
     num_heads: int,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    """The last dimensions contiguous, and a row of the caches as a whole; they hold plain numbers of qkv's type."""
-    num_tokens = qkv.shape[0]
-    num_kv_heads, head_dim = k_cache.shape[1:]
+    """The last dimensions contiguous, and a row of the caches as a whole."""
+    num_tokens, head_dim = qkv.shape[0], len(k_norm)
+    num_kv_heads = k_cache.shape[1]
+    k_format, v_format = known_formats(formats, k_cache, v_cache, head_dim)
     assert head_dim & (head_dim - 1) == 0, f"a head's size must be a power of 2, got {head_dim}"
     assert qkv.shape[1] == 2 * (num_heads + num_kv_heads) * head_dim
     assert len(cos) == len(sin) == len(rows) == num_tokens
     assert 2 * cos.shape[1] <= head_dim
     assert rows.dtype == torch.int64
-    assert k_cache.dtype == v_cache.dtype == qkv.dtype
-    assert k_cache.stride()[1:] == v_cache.stride()[1:] == (head_dim, 1)
+    assert all(cache.stride(1) == cache.shape[2] for cache in (k_cache, v_cache))
     assert qkv.stride(1) == cos.stride(1) == sin.stride(1) == 1
     assert q_norm.stride() == k_norm.stride() == rows.stride() == (1,)
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     num_pairs = cos.shape[1]
-    config = config_for("qk_norm_rope_write", qkv.device, f"D{head_dim}", _DEFAULT)
+    kept = kept_as(qkv.dtype, k_format, v_format)
+    config = config_for("qk_norm_rope_write", qkv.device, f"D{head_dim}{kept}", _DEFAULT)
     launch(
         _qk_norm_rope_write_kernel,
         # The heads of a token side by side: they lie in one row of qkv.
@@ -57,6 +60,10 @@ def qk_norm_rope_write(
         HEAD_DIM=head_dim,
         NUM_PAIRS=num_pairs,
         BLOCK_PAIRS=next_power_of_2(max(1, num_pairs)),
+        K_FORMAT=k_format.name,
+        V_FORMAT=v_format.name,
+        K_WIDTH=k_cache.shape[2],
+        V_WIDTH=v_cache.shape[2],
     )
     return q
 
@@ -85,6 +92,10 @@ def _qk_norm_rope_write_kernel(
     HEAD_DIM: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
+    K_FORMAT: tl.constexpr,
+    V_FORMAT: tl.constexpr,
+    K_WIDTH: tl.constexpr,
+    V_WIDTH: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     # qkv: [N, query and gate of each head | k | v]; a program has one query head, or one key head with its values.
@@ -105,9 +116,17 @@ def _qk_norm_rope_write_kernel(
         dim = tl.arange(0, HEAD_DIM)[None, :]
         x = qkv + (2 * NUM_HEADS + kv_head) * HEAD_DIM
         v = tl.load(x + NUM_KV_HEADS * HEAD_DIM + dim, mask=kept)
-        tl.store(v_cache + row * stride_v + kv_head * HEAD_DIM + dim, v, mask=kept)
-        out = k_cache + row * stride_k + kv_head * HEAD_DIM
-        _norm_rotate(x, k_norm, eps, cos, sin, out, kept, kept, HEAD_DIM, NUM_PAIRS, BLOCK_PAIRS)
+        v_out = v_cache + row * stride_v + kv_head * V_WIDTH
+        if v_cache.dtype == qkv.dtype.scalar:
+            tl.store(v_out + dim, v, mask=kept)
+        else:
+            store_rows(v_out, v.to(tl.float32), kept, V_FORMAT, HEAD_DIM)
+        k_out = k_cache + row * stride_k + kv_head * K_WIDTH
+        if k_cache.dtype == qkv.dtype.scalar:
+            _norm_rotate(x, k_norm, eps, cos, sin, k_out, kept, kept, HEAD_DIM, NUM_PAIRS, BLOCK_PAIRS)
+        else:
+            turned = _normed_and_rotated(x, k_norm, eps, cos, sin, kept, HEAD_DIM, NUM_PAIRS)
+            store_rows(k_out, turned, kept, K_FORMAT, HEAD_DIM)
 
 
 @triton.jit
@@ -138,6 +157,23 @@ def _norm_rotate(
     head *= rms * (1.0 + tl.load(weight + dim).to(tl.float32))
     first *= rms * (1.0 + tl.load(weight + pair, mask=turned, other=0.0).to(tl.float32))
     second *= rms * (1.0 + tl.load(weight + NUM_PAIRS + pair, mask=turned, other=0.0).to(tl.float32))
-    tl.store(out + dim, head, mask=write & (dim >= 2 * NUM_PAIRS))
-    tl.store(out + pair, first * c - second * s, mask=write & turned)
-    tl.store(out + NUM_PAIRS + pair, second * c + first * s, mask=write & turned)
+    dtype: tl.constexpr = out.dtype.scalar.element_ty
+    tl.store(out + dim, round_to(head, dtype), mask=write & (dim >= 2 * NUM_PAIRS))
+    tl.store(out + pair, round_to(first * c - second * s, dtype), mask=write & turned)
+    tl.store(out + NUM_PAIRS + pair, round_to(second * c + first * s, dtype), mask=write & turned)
+
+
+@triton.jit
+def _normed_and_rotated(x, weight, eps, cos, sin, read, HEAD_DIM: tl.constexpr, NUM_PAIRS: tl.constexpr):
+    """What `_norm_rotate` stores, in float32 and as whole rows [BLOCK_T, HEAD_DIM]: a scale asks for all neighbours."""
+    dim = tl.arange(0, HEAD_DIM)[None, :]
+    is_first, is_turned = dim < NUM_PAIRS, dim < 2 * NUM_PAIRS
+    pair, partner = tl.where(is_first, dim, dim - NUM_PAIRS), tl.where(is_first, dim + NUM_PAIRS, dim - NUM_PAIRS)
+    head = tl.load(x + dim, mask=read, other=0.0).to(tl.float32)
+    other = tl.load(x + partner, mask=read & is_turned, other=0.0).to(tl.float32)
+    c = tl.load(cos + pair, mask=read & is_turned, other=1.0)
+    s = tl.load(sin + pair, mask=read & is_turned, other=0.0)
+    rms = tl.rsqrt(tl.sum(head * head, axis=1, keep_dims=True) / HEAD_DIM + eps)
+    head *= rms * (1.0 + tl.load(weight + dim).to(tl.float32))
+    other *= rms * (1.0 + tl.load(weight + partner, mask=is_turned, other=0.0).to(tl.float32))
+    return tl.where(is_turned, tl.where(is_first, head * c - other * s, head * c + other * s), head)

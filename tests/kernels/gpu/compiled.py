@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 # What a program may take on the least cards of a compute capability.
-SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+SHARED_BYTES = {80: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Compiled:
 
 
 def compile_variants(variants: Sequence[Variant], capability: int) -> list[Compiled]:
-    """Compiles variants for 80, 90 or 100 one after the other, in one child; fails with all that do not compile."""
+    """Compiles variants for 80, 89, 90 or 100 one after the other, in one child; fails with all that do not compile."""
     answers = run_child(__file__, {"capability": capability, "variants": [asdict(variant) for variant in variants]})
     failures = [answer for answer in answers if isinstance(answer, str)]
     assert not failures, "\n\n".join(failures)

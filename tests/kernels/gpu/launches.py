@@ -26,7 +26,13 @@ Runs = Iterator[tuple[str, Callable[[], object]]]
 
 
 def launched(
-    size: str, *, lengths: Sequence[int], batches: Sequence[int], dtype: str = "bfloat16", capability: int = 90
+    size: str,
+    *,
+    lengths: Sequence[int],
+    batches: Sequence[int],
+    dtype: str = "bfloat16",
+    kv_dtype: str = "auto",
+    capability: int = 90,
 ) -> dict[str, list[Variant]]:
     """The variants that some layers of a model launch, by "prefill T", "step B" and "vision".
 
@@ -34,8 +40,10 @@ def launched(
         size: of `benchmarks.make_random`.
         lengths: tokens of the prefills, which sampling the first token follows.
         batches: rows of the decode steps.
+        kv_dtype: what keys and values are kept as.
     """
     task = {"size": size, "lengths": [*lengths], "batches": [*batches], "dtype": dtype, "capability": capability}
+    task["kv_dtype"] = kv_dtype
     answer = run_child(__file__, task)
     return {name: [Variant(**variant) for variant in variants] for name, variants in answer.items()}
 
@@ -91,11 +99,12 @@ def _multiply_fp8(num_in: int, num_rows: int) -> None:
     gpu.fp8_linear(torch.empty(num_rows, num_in, dtype=torch.bfloat16, device=meta), values, scales)
 
 
-def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], capability: int) -> Runs:
+def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], capability: int, kv_dtype: str) -> Runs:
     import torch
 
     from benchmarks.make_random import make_config
     from qwen35mm.cache import CachePools
+    from qwen35mm.cache.kv_types import kv_formats_of
     from qwen35mm.config import ModelConfig
     from qwen35mm.engine.batches import prefill_batch
     from qwen35mm.engine.sampler import Sampler
@@ -109,7 +118,14 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
     config = ModelConfig.from_dict(data)
     model = Qwen35Model(config, dtype=getattr(torch, dtype), device=device)
     num_slots = max(batches) + 1
-    pools = CachePools(config, num_slots=num_slots, num_tokens=CONTEXT_LENGTH, dtype=model.dtype, device=device)
+    pools = CachePools(
+        config,
+        num_slots=num_slots,
+        num_tokens=CONTEXT_LENGTH,
+        dtype=model.dtype,
+        device=device,
+        kv_formats=kv_formats_of(kv_dtype, model.dtype),
+    )
     sampler = Sampler(num_slots, config.text.vocab_size, [], device)
 
     def prefill(length: int) -> None:

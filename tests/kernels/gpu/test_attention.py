@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 from qwen35mm_kernels.gpu import attention_decode as decode
 from qwen35mm_kernels.gpu import attention_prefill as prefill
 from qwen35mm_kernels.gpu.launch import Config
+from qwen35mm_kernels.kv_formats import FORMATS
 from tests.kernels.compare import DTYPES, Backend, assert_close
 from tests.kernels.paged import Pool
 from tests.kernels.test_attention import OPTIONS, check_decode, check_prefill, queries
@@ -76,6 +77,32 @@ def test_torchs_flash_attention_can_take_the_place_of_ours(
     there = [x.to(triton_backend.device) if isinstance(x, torch.Tensor) else x for x in arguments]
     ours = triton_backend.run("paged_attention_prefill", *arguments, **OPTIONS)
     assert_close(prefill.flash_attention_prefill(*there, **OPTIONS).cpu(), ours)  # type: ignore[arg-type]
+    formats = FORMATS["int8"], FORMATS["int4"]
+    arguments = *arguments[:2], formats[0].quantise(pool.k_cache), formats[1].quantise(pool.v_cache), *arguments[4:]
+    there = [x.to(triton_backend.device) if isinstance(x, torch.Tensor) else x for x in arguments]
+    ours = triton_backend.run("paged_attention_prefill", *arguments, formats=formats, **OPTIONS)
+    assert_close(prefill.flash_attention_prefill(*there, formats=formats, **OPTIONS).cpu(), ours)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("formats", [("int8", "int4"), ("fp8", "fp8_e5m2"), ("f16", "int8")], ids="-".join)
+def test_codes_are_read_as_the_values_that_they_stand_for(
+    formats: tuple[str, str], dtype: torch.dtype, triton_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut alike, attention over codes has the bits of attention over what torch makes of them."""
+    monkeypatch.setattr(decode, "_KEPT", decode._DEFAULT[dtype])
+    monkeypatch.setattr(prefill, "_LARGE_KEPT", prefill._LARGE)
+    pair = FORMATS[formats[0]], FORMATS[formats[1]]
+    pool = Pool([70], num_kv_heads=1, head_dim=32, dtype=dtype)
+    q, gate = queries(1, 2, 32, dtype)
+    caches = [format.quantise(cache) for format, cache in zip(pair, (pool.k_cache, pool.v_cache), strict=True)]
+    values = [format.dequantise(cache, dtype) for format, cache in zip(pair, caches, strict=True)]
+    for op, where in (
+        ("paged_attention_decode", (pool.block_table, pool.lengths)),
+        ("paged_attention_prefill", (pool.block_table[0], 70)),
+    ):
+        found = triton_backend.run(op, q, gate, *caches, *where, formats=pair, **OPTIONS)
+        assert torch.equal(found, triton_backend.run(op, q, gate, *values, *where, **OPTIONS))
 
 
 @pytest.mark.parametrize("op", ["paged_attention_decode", "paged_attention_prefill"])
@@ -101,4 +128,6 @@ def test_a_card_decides_the_tiles_of_prefill(
 ) -> None:
     monkeypatch.setattr(prefill, "capability", lambda device: capability)
     monkeypatch.setattr(prefill, "shared_bytes", lambda device: shared_kb << 10)
-    assert prefill._default(torch.bfloat16, torch.device("cuda")) == config
+    assert prefill._default(torch.bfloat16, torch.device("cuda"), False) == config
+    kept = prefill._default(torch.bfloat16, torch.device("cuda"), True)
+    assert kept == (prefill._LARGE_KEPT if shared_kb > 200 else prefill._SMALL_KEPT)

@@ -177,11 +177,25 @@ def test_the_write_of_keys_and_values_needs_few_registers(capability: int) -> No
             "i32": "num_tokens",
             "i32:16": "stride_qkv stride_cos stride_sin stride_k stride_v",
         },
-        {"NUM_HEADS": 16, "NUM_KV_HEADS": 2, "HEAD_DIM": 256, "NUM_PAIRS": 32, "BLOCK_PAIRS": 32},
+        {"NUM_HEADS": 16, "NUM_KV_HEADS": 2, "HEAD_DIM": 256, "NUM_PAIRS": 32, "BLOCK_PAIRS": 32}
+        | {"K_FORMAT": "bf16", "V_FORMAT": "bf16", "K_WIDTH": 256, "V_WIDTH": 256},
     )
     assert found.spilled_bytes == 0
     assert found.num_registers <= 64
     assert found.shared_bytes <= 1024
+
+
+_DECODE_TYPES = {
+    "*fp32:16": "sums maxima weights",
+    "*i32:16": "block_table lengths",
+    "fp32": "scale_log2",
+    "i32": "batch_size max_splits stride_table",
+    "i32:16": "stride_q_sequence stride_q_head stride_k_row stride_k_head stride_v_row stride_v_head",
+}
+_DECODE_CONSTANTS = {
+    **{"NUM_KV_HEADS": 2, "GROUP": 8, "HEAD_DIM": 256, "BLOCK_SIZE": 64, "BLOCK_B": 16, "BLOCK_G": 16},
+    **{name: getattr(attention_decode, name) for name in ("MIN_SPLIT", "SPLIT_STEP", "MAX_SPLITS")},
+}
 
 
 @pytest.mark.slow
@@ -191,16 +205,8 @@ def test_attention_in_decode_keeps_loads_in_flight(capability: int) -> None:
         "attention_decode:_decode_splits_kernel",
         capability,
         attention_decode._DEFAULT[torch.bfloat16],
-        {
-            "*bf16:16": "q k_cache v_cache",
-            "*fp32:16": "sums maxima weights",
-            "*i32:16": "block_table lengths",
-            "fp32": "scale_log2",
-            "i32": "batch_size max_splits stride_table",
-            "i32:16": "stride_q_sequence stride_q_head stride_k_row stride_k_head stride_v_row stride_v_head",
-        },
-        {"NUM_KV_HEADS": 2, "GROUP": 8, "HEAD_DIM": 256, "BLOCK_SIZE": 64, "BLOCK_B": 16, "BLOCK_G": 16}
-        | {name: getattr(attention_decode, name) for name in ("MIN_SPLIT", "SPLIT_STEP", "MAX_SPLITS")},
+        {**_DECODE_TYPES, "*bf16:16": "q k_cache v_cache"},
+        _DECODE_CONSTANTS | {"K_FORMAT": "bf16", "V_FORMAT": "bf16"},
     )
     assert found.spilled_bytes == 0
     # Three programs of a multiprocessor; on Blackwell Triton 3.7 leaves room for two.
@@ -209,6 +215,24 @@ def test_attention_in_decode_keeps_loads_in_flight(capability: int) -> None:
     assert 64 << 10 <= found.shared_bytes <= CONSUMER_SHARED_BYTES
     assert found.instructions["HMMA"] > 0
     assert found.instructions["LDGSTS"] >= 48
+
+
+def test_codes_of_keys_and_values_need_no_card_that_converts_them() -> None:
+    """For 8.0, which has no eight-bit floats: nothing spills, and three programs fit onto a multiprocessor."""
+    formats = {"K_FORMAT": "fp8", "V_FORMAT": "int4"}
+    found = compiled(
+        "attention_decode:_decode_splits_kernel",
+        80,
+        attention_decode._KEPT,
+        {**_DECODE_TYPES, "*bf16:16": "q", "*u8:16": "k_cache v_cache"},
+        _DECODE_CONSTANTS | formats,
+    )
+    assert found.spilled_bytes == 0
+    assert found.num_registers <= THREE_PROGRAMS
+    assert found.shared_bytes <= CONSUMER_SHARED_BYTES // 3
+    # Two codes of eight bits, or four of four, and scales: not a load for each code, which were 64.
+    assert found.instructions["LDG"] <= 16 + 8 + 8
+    assert found.instructions["HMMA"] > 0
 
 
 @pytest.mark.slow
@@ -233,7 +257,7 @@ def test_attention_in_prefill_uses_a_cards_matrix_units(capability: int, config:
             "i32:16": "stride_q_token stride_q_head stride_gate_token stride_gate_head "
             "stride_k_row stride_k_head stride_v_row stride_v_head",
         },
-        {"NUM_KV_HEADS": 2, "GROUP": 8, "HEAD_DIM": 256, "BLOCK_SIZE": 64},
+        {"NUM_KV_HEADS": 2, "GROUP": 8, "HEAD_DIM": 256, "BLOCK_SIZE": 64, "K_FORMAT": "bf16", "V_FORMAT": "bf16"},
     )
     # On Hopper two registers once after the loops; 255 are all there are.
     assert found.spilled_bytes <= (16 if capability == 90 else 0)

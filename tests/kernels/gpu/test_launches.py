@@ -81,3 +81,33 @@ def test_everything_that_the_engine_launches_compiles(size: str, dtype: str, cap
         assert compiled.shared_bytes <= SHARED_BYTES[capability], variant
         if variant.kernel.endswith(IN_REGISTERS) and "*bf16:16" in variant.signature.values():
             assert compiled.spilled_bytes <= 16, variant
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype"),
+    [
+        ("k=int8,v=int4", "bfloat16"),
+        ("k=int4,v=fp8", "bfloat16"),
+        ("k=fp8,v=fp8_e5m2", "bfloat16"),
+        ("k=fp8_e5m2,v=int8", "bfloat16"),
+        ("k=f16,v=int4", "bfloat16"),
+        ("float32", "bfloat16"),
+        ("k=int8,v=fp8", "float32"),
+        ("k=bf16,v=int4", "float32"),
+    ],
+)
+def test_keys_and_values_of_every_type_compile(kv_dtype: str, dtype: str, capability: int) -> None:
+    """Heads of 256 dimensions. Nothing spills but up to 40 bytes in prefill on Blackwell."""
+    found = launched("9B", lengths=(100,), batches=(4,), dtype=dtype, kv_dtype=kv_dtype, capability=capability)
+    names = "_qk_norm_rope_write_kernel", "_decode_splits_kernel", "_prefill_kernel"
+    variants = list({repr(v): v for variants in found.values() for v in variants if v.kernel.endswith(names)}.values())
+    assert len(variants) == len(names)
+    for variant, compiled in zip(variants, compile_variants(variants, capability), strict=True):
+        assert compiled.shared_bytes <= SHARED_BYTES[capability], variant
+        if dtype == "bfloat16":
+            is_blackwells = capability == 100 and variant.kernel.endswith("_prefill_kernel")
+            assert compiled.spilled_bytes <= (40 if is_blackwells else 0), variant
+            if variant.kernel.endswith("_decode_splits_kernel"):
+                assert compiled.num_registers <= 168, variant

@@ -99,7 +99,7 @@ def test_everything_that_the_engine_launches_compiles(size: str, dtype: str, cap
     ],
 )
 def test_keys_and_values_of_every_type_compile(kv_dtype: str, dtype: str, capability: int) -> None:
-    """Heads of 256 dimensions. Nothing spills but up to 40 bytes in prefill on Blackwell."""
+    """Heads of 256 dimensions. Four registers may spill, and ten in prefill on Blackwell."""
     found = launched("9B", lengths=(100,), batches=(4,), dtype=dtype, kv_dtype=kv_dtype, capability=capability)
     names = "_qk_norm_rope_write_kernel", "_decode_splits_kernel", "_prefill_kernel"
     variants = list({repr(v): v for variants in found.values() for v in variants if v.kernel.endswith(names)}.values())
@@ -108,6 +108,6 @@ def test_keys_and_values_of_every_type_compile(kv_dtype: str, dtype: str, capabi
         assert compiled.shared_bytes <= SHARED_BYTES[capability], variant
         if dtype == "bfloat16":
             is_blackwells = capability == 100 and variant.kernel.endswith("_prefill_kernel")
-            assert compiled.spilled_bytes <= (40 if is_blackwells else 0), variant
+            assert compiled.spilled_bytes <= (40 if is_blackwells else 16), variant
             if variant.kernel.endswith("_decode_splits_kernel"):
                 assert compiled.num_registers <= 168, variant

@@ -36,15 +36,16 @@ class Completion:
         """All of it, once it is finished."""
         choices = [choice.whole() for choice in self._choices]
         head = {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
-        return head | self._timings()
+        return head | {"timings": _timings([choice.reader.finished for choice in self._choices])}
 
     async def frames(self, events: AsyncIterator[OfChoice]) -> AsyncIterator[bytes]:
         """The server-sent events of a stream."""
         async for told in events:
             choice = self._choices[told.index]
             for part in choice.parts(told):
-                last = self._timings() if isinstance(told.event, Finished) and part["finish_reason"] else {}
-                yield frame(self._chunk([part]) | last)
+                is_last = isinstance(told.event, Finished) and part["finish_reason"]
+                timings = {"timings": _timings([choice.reader.finished])} if is_last else {}
+                yield frame(self._chunk([part]) | timings)
         if self._includes_usage:
             yield frame(self._chunk([]) | {"usage": self._usage()})
         yield b"data: [DONE]\n\n"
@@ -63,10 +64,6 @@ class Completion:
             "prompt_tokens_details": {"cached_tokens": results[0].cache.num_cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": num_thinking},
         }
-
-    def _timings(self) -> dict[str, Any]:
-        """Of a reply that nobody else's tokens stand between."""
-        return {"timings": _timings(self._choices[0].reader.finished)} if len(self._choices) == 1 else {}
 
 
 class _Choice:
@@ -138,16 +135,17 @@ def _reasoning(text: str) -> dict[str, str]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-def _timings(result: Result) -> dict[str, Any]:
-    """As llama-server's."""
-    cache = result.cache
-    prompt_ms, decode_ms = cache.prefill_s * 1000, cache.decode_s * 1000
+def _timings(results: Sequence[Result]) -> dict[str, Any]:
+    """As llama-server's. Of several replies to one prompt: the first one's prompt, all tokens, the longest time."""
+    cache, num_tokens = results[0].cache, sum(each.num_generated_tokens for each in results)
+    decode_s = max(each.cache.decode_s for each in results)
+    speed = results[0].decode_tokens_per_s if len(results) == 1 else num_tokens / decode_s if decode_s else None
     return {
         "cache_n": cache.num_cached_tokens,
         "prompt_n": cache.num_prefilled_tokens,
-        "prompt_ms": prompt_ms,
+        "prompt_ms": cache.prefill_s * 1000,
         "prompt_per_second": cache.num_prefilled_tokens / cache.prefill_s if cache.prefill_s else None,
-        "predicted_n": result.num_generated_tokens,
-        "predicted_ms": decode_ms,
-        "predicted_per_second": result.decode_tokens_per_s,
+        "predicted_n": num_tokens,
+        "predicted_ms": decode_s * 1000,
+        "predicted_per_second": speed,
     }

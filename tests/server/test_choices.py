@@ -43,6 +43,8 @@ def test_each_choice_is_a_reply_of_its_own(client: openai.OpenAI) -> None:
     assert usage.prompt_tokens == alone[0].usage.prompt_tokens
     assert usage.completion_tokens == sum(each.usage.completion_tokens for each in alone)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert together.timings["predicted_n"] == usage.completion_tokens
+    assert together.timings["predicted_ms"] > 0
     *chunks, last = ask(client, seed=5, n=3, stream=True, stream_options={"include_usage": True})
     assert last.usage.completion_tokens == usage.completion_tokens
     parts = [choice for chunk in chunks for choice in chunk.choices]
@@ -51,6 +53,10 @@ def test_each_choice_is_a_reply_of_its_own(client: openai.OpenAI) -> None:
         assert "".join(part.delta.content or "" for part in own) == text
         assert [part.delta.role for part in own[:2]] == ["assistant", None]
         assert [part.finish_reason is not None for part in own] == [False] * (len(own) - 1) + [True]
+        told_timings = [
+            chunk.timings for chunk in chunks if hasattr(chunk, "timings") and chunk.choices[0].index == index
+        ]
+        assert [each["predicted_n"] for each in told_timings] == [alone[index].usage.completion_tokens]
 
 
 def test_a_picture_is_read_once(client: openai.OpenAI, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ class Models:
             "largest_context": taken.largest_context,
             "num_positions": found.num_positions,
             "weights": _choices(_weights(found, asked), asked),
-            "kv_types": _choices(kv_types, kv_asked) if on_cpu else [],
+            "kv_types": _choices(kv_types, kv_asked),
             "suggestion": suggestion and _suggested(suggestion, dtype),
         }
 

@@ -14,6 +14,7 @@ greatest value of I and F become 0 and 255.
 from __future__ import annotations
 
 import functools
+import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,8 @@ _strict_loading_lock = threading.Lock()
 _MIN, _MAX, _S_MIN, _S_MAX = 280, 281, 340, 341
 _NEARLY_ALL = 0.999
 _CODE_POINTS = "code points"
+# None of them holds a marker of a JPEG's.
+_OTHER_BITS = tuple(bits * 4096 for bits in (b"\0", b"\xfe", b"\xaa", b"\x5b\xed"))
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,7 @@ def load_image(source: MediaSource, limits: MediaLimits, color: ColorMode = "srg
         orientation = _orientation(image)
         try:
             with _strict_loading():
-                image.load()
-            rgb = to_rgb(image, color)
+                rgb = to_rgb(_decoded(image), color)
         except (MediaError, MemoryError):
             raise
         # Pillow's decoders raise whatever the damage leads them to: OSError, SyntaxError, struct.error, ...
@@ -301,6 +303,24 @@ def _know_heif() -> None:
 
     # One thread: several pictures are read at a time.
     pi_heif.register_heif_opener(decode_threads=1, thumbnails=False)
+
+
+def _decoded(image: Image.Image) -> Image.Image:
+    """The image with its pixels; a JPEG may lack its end marker, as those of some cameras and downloads do."""
+    file = getattr(image, "fp", None)
+    try:
+        image.load()
+        return image
+    except OSError:
+        if image.format not in ("JPEG", "MPO") or file is None or file.closed:
+            raise
+        file.seek(0)
+        data = file.read().rstrip(b"\xff")
+        # What follows the last pixel is passed over: where none is missing, anything there gives the same picture.
+        first, *others = (Image.open(io.BytesIO(data + bits + b"\xff\xd9"), formats=("JPEG",)) for bits in _OTHER_BITS)
+        if any(other.tobytes() != first.tobytes() for other in others):
+            raise
+        return first
 
 
 def _upright_size(image: Image.Image) -> Size:

@@ -50,6 +50,23 @@ def test_cut_off_is_refused(name: str, share: float, lenient: bool, monkeypatch:
     assert ImageFile.LOAD_TRUNCATED_IMAGES is lenient
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_jpeg_that_lacks_its_end_marker_is_whole(mode: str, progressive: bool) -> None:
+    """And one that lacks more is refused, or shows every pixel all the same: nothing is made up."""
+    data = encode_image(PHOTO.resize((90, 60)).convert(mode), "JPEG", progressive=progressive)
+    whole = load_image(data, LIMITS)
+    assert load_image(data[:-2], LIMITS) == load_image(data[:-1], LIMITS) == whole
+    assert load_image(data[:-2] + b"\xff\xff", LIMITS) == whole
+    num_refused = 0
+    for missing in (3, 4, 6, 10, 20, 50, 100, 300):
+        try:
+            assert load_image(data[:-missing], LIMITS) == whole
+        except MediaDecodeError:
+            num_refused += 1
+    assert num_refused >= 5
+
+
 def test_messages_name_the_file_and_no_folder(tmp_path: Path, processor: MediaProcessor) -> None:
     path = tmp_path / "half.jpg"
     path.write_bytes(HALF_A_JPEG)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 
 @contextlib.contextmanager
@@ -27,3 +29,11 @@ def end_signals(handler: Callable[..., object], *others: signal.Signals) -> Iter
 def interrupt(*_: object) -> None:
     """A handler by which a signal is as Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def wait_for_the_end() -> NoReturn:
+    """Waits until a handler raises."""
+    # Python answers a signal between two of its own steps. One that comes as the main thread is about to sleep would
+    # wait for another to wake it, so it looks up every second.
+    while True:
+        time.sleep(1.0)

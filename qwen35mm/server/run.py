@@ -41,9 +41,9 @@ def run(app: Starlette, *, host: str, port: int, name: str) -> None:
         config = uvicorn.Config(
             app, http=Connection, log_level="warning", timeout_graceful_shutdown=_GRACE_S, access_log=False
         )
-        print(f"qwen35mm serves {name} on {address}/v1 (Ctrl-C ends it)", flush=True)
         # uvicorn sends what ended it once more when it has ended: what comes behind here is to be done all the same.
         with end_signals(interrupt), contextlib.suppress(KeyboardInterrupt):
+            print(f"qwen35mm serves {name} on {address}/v1 (Ctrl-C ends it)", flush=True)
             uvicorn.Server(config).run(sockets=[listener])
     finally:
         listener.close()

@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from qwen35mm.chat.replies import GRACE_S, Replies
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryStore, temporary_folder
 from qwen35mm.errors import ConfigError, MissingExtraError
-from qwen35mm.server.ends import end_signals, interrupt
+from qwen35mm.server.ends import end_signals, interrupt, wait_for_the_end
 from qwen35mm.server.guards import OnlyThisMachine, SameOrigin
 from qwen35mm.strangers import is_shared
 from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
@@ -217,7 +216,7 @@ def launch(backend: ChatBackend, *, open_browser: bool = False, **options: Any) 
                 import webbrowser
 
                 webbrowser.open(server.address_for_once)
-            threading.Event().wait()
+            wait_for_the_end()
     finally:
         server.close()
 

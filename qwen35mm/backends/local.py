@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen35mm.backends.model_backend import ModelBackend
-from qwen35mm.backends.scripting.texts import TextModel
+from qwen35mm.backends.scripting.texts import LocalTexts
 from qwen35mm.backends.turn import Turn
 from qwen35mm.cache import CacheSettings
 from qwen35mm.engine import AsyncEngine, Engine, EngineSettings, Event, Finished, Request, TextDelta
@@ -26,7 +26,7 @@ from qwen35mm_preprocess import MediaBudget, MediaLimits
 logger = logging.getLogger(__name__)
 
 
-class LocalBackend(ModelBackend, TextModel):
+class LocalBackend(ModelBackend, LocalTexts):
     """Answers with a model in this process, and commits histories while nothing else is to do. See `ModelBackend`.
 
     Its engine ends by `close()`, at the end of a `with`, with the last reference to it, or with the program.

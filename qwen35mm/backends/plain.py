@@ -147,7 +147,7 @@ class PlainPrompts(ABC):
         arrival_s = time.monotonic()
         check_call(None, retain, timeout_s)
         num_top = _checked_count(num_top, "num_top")
-        if given is None or _is_plain(given):
+        if given is None or is_plain(given):
             source = await PROMPTS.run(self._plain, given, text, control_tokens)
         elif isinstance(text, str):
             source = await self._rendered(given, text, enable_thinking=enable_thinking, tools=tools)
@@ -183,7 +183,7 @@ class PlainPrompts(ABC):
         check_call(None, retain, timeout_s)
         if pooling not in ("last", "mean"):
             raise RequestError(f"pooling must be 'last' or 'mean'; got {pooling!r}.")
-        if _is_plain(given):
+        if is_plain(given):
             source = await PROMPTS.run(self._plain, None, given, control_tokens)
         else:
             source = await self._rendered(given, enable_thinking=enable_thinking)
@@ -263,7 +263,7 @@ class PlainPrompts(ABC):
 
     def _plain(self, given: Plain | None, text: Plain, control_tokens: bool) -> _Source:
         """A prompt of what is given and a text behind it, and the text's first token that others stand before."""
-        if not _is_plain(text):
+        if not is_plain(text):
             raise PromptError(f"A text must be a string, or token ids; got {type(text).__name__}.")
         before = [] if given is None else self._ids(given, control_tokens)
         if isinstance(given, str) and isinstance(text, str):
@@ -316,7 +316,7 @@ class PlainPrompts(ABC):
 _NO_TURN = Turn((), thinking=False, commits=False)
 
 
-def _is_plain(given: object) -> TypeIs[Plain]:
+def is_plain(given: object) -> TypeIs[Plain]:
     """Whether it is a text or token ids, and no messages."""
     if isinstance(given, list | tuple):
         return not given or isinstance(given[0], int | np.integer)

@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.engine import Event, Finished, MediaPlanned, Result, TextDelta
-from qwen35mm.errors import ContextTooLongError, RequestError
+from qwen35mm.errors import ContextTooLongError, PromptError, RequestError
 from qwen35mm.prompt import Image, Message, Text, ToolCall, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm.server.app import create_app
@@ -119,5 +119,66 @@ async def test_media_are_seen_as_here(remote: RemoteBackend, backend: LocalBacke
 async def test_what_it_refuses_is_said(remote: RemoteBackend) -> None:
     with pytest.raises(ContextTooLongError, match="the context holds"):
         await ask(remote, [Message("user", (Text("word " * 100_000),))])
-    with pytest.raises(RequestError, match="logprobs"):
-        await ask(remote, QUESTION, replace(GREEDY, logprobs=1))
+
+
+async def test_how_likely_tokens_are(remote: RemoteBackend, backend: LocalBackend) -> None:
+    params = replace(GREEDY, logprobs=2)
+    events = await collect(remote.stream(QUESTION, params))
+    found, expected = result_of(events).logprobs, (await ask(backend, QUESTION, params)).logprobs
+    assert found
+    assert expected
+    # The token that ends a reply has no text, and isn't told.
+    assert [told.text for told in found] == [told.text for told in expected[: len(found)]]
+    assert len(found) >= len(expected) - 1
+    for here, there in zip(expected, found, strict=False):
+        assert there.logprob == pytest.approx(here.logprob, abs=1e-4)
+        assert [each.bytes for each in there.top] == [each.bytes for each in here.top]
+    streamed = [told for event in events if isinstance(event, TextDelta) for told in event.logprobs]
+    assert streamed == list(found)[: len(streamed)]
+    assert len(streamed) > 1
+
+
+def test_texts_are_gone_on_with_and_scored_as_here(address: str, backend: LocalBackend) -> None:
+    begun, end = "A red circle is to the", " left of a blue square."
+    ids = backend.loaded.tokenizer.encode_plain(begun)
+    how: Any = {"temperature": 0, "max_tokens": 8}
+    with RemoteBackend(address) as remote:
+        for prompt in (begun, ids):
+            assert remote.complete(prompt, **how).text == backend.complete(prompt, **how).text
+        several = remote.complete([begun, "A blue"], logprobs=1, **how)
+        here = backend.complete([begun, "A blue"], logprobs=1, **how)
+        assert [each.text for each in several] == [each.text for each in here]
+        assert several[0].logprobs[0].logprob == pytest.approx(here[0].logprobs[0].logprob, abs=1e-4)
+        end_ids = backend.loaded.tokenizer.encode_plain(end)
+        for text, given in ((begun, None), (end, begun), (end_ids, ids), ("cle is red.", "A red cir")):
+            found, expected = remote.score(text, given, num_top=2), backend.score(text, given, num_top=2)
+            assert [told.text for told in found.tokens] == [told.text for told in expected.tokens]
+            assert found.logprob == pytest.approx(expected.logprob, abs=1e-3)
+            assert found.num_prompt_tokens == expected.num_prompt_tokens
+            assert found.tokens[0].top[0].text == expected.tokens[0].top[0].text
+        vectors = remote.embed([begun, end])
+        expected = backend.embed([begun, end])
+        assert vectors.shape == expected.shape
+        lengths = (expected**2).sum(axis=1, keepdims=True) ** 0.5
+        # Its vectors have length 1.
+        assert vectors == pytest.approx(expected / lengths, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda model: model.complete("<|im_start|>user"), "control_tokens=True"),
+        (lambda model: model.complete("A", schema='{"type": "object"}'), "use generate"),
+        (lambda model: model.score("A", "<|im_end|>"), "control_tokens=True"),
+        (lambda model: model.score("A", [1, 2]), "token ids after token ids"),
+        (lambda model: model.score("A", QUESTION), "by a model in this process"),
+        (lambda model: model.score("A", "B", tools=[WEATHER]), "is for conversations"),
+        (lambda model: model.score("A"), "nothing to score"),
+        (lambda model: model.embed(QUESTION), "by a model in this process"),
+        (lambda model: model.embed("A", pooling="mean"), "leave pooling out"),
+        (lambda model: model.embed("word " * 100_000), "tokens"),
+    ],
+)
+def test_what_of_texts_a_server_cannot_do_is_said(address: str, ask: Any, message: str) -> None:
+    with RemoteBackend(address) as remote, pytest.raises((PromptError, RequestError), match=message):
+        ask(remote)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
 
 from qwen35mm.backends.remote.connection import Connection
 from qwen35mm.backends.remote.deadline import Deadline
 from qwen35mm.backends.remote.faults import Fault, delay_s
+from qwen35mm.backends.remote.reply import Reply
+from qwen35mm.backends.remote.request import without
+from qwen35mm.engine import Event, Finished
 
 _T = TypeVar("_T")
 
@@ -42,6 +47,55 @@ class Attempts:
                 num_failed += 1
                 pause_s = self.pause_s(fault, num_failed, deadline)
             await self.sleep(pause_s)
+
+    async def reply(
+        self,
+        path: str,
+        body: bytes,
+        about: dict[str, Any],
+        begin: Callable[[dict[str, Any]], Reply],
+        learn: Callable[[Fault, dict[str, Any]], bool],
+        deadline: Deadline,
+        *,
+        whole: bool,
+    ) -> AsyncGenerator[Event, None]:
+        """The events of a streamed reply, which is asked for as often as that can help.
+
+        Args:
+            path, body: the request.
+            about: the request's fields that a refusal may be about.
+            begin: what gathers an attempt at it, which asks for these fields.
+            learn: whether a fault is only about fields that can be left out.
+            whole: whether its text comes when it is complete. Then one that breaks off is asked for again, too.
+
+        Raises:
+            Fault: the last attempt's.
+        """
+        num_failed = 0
+        while True:
+            reply = begin(about)
+            try:
+                async with contextlib.aclosing(self._connection.ask(path, body, reply, deadline)) as pieces:
+                    async for piece in pieces:
+                        if not whole:
+                            yield piece
+                for piece in reply.end():
+                    if not whole:
+                        yield piece
+                break
+            except Fault as fault:
+                fault.was_begun = reply.has_text and not whole
+                if learn(fault, about):
+                    about = {name: value for name, value in about.items() if name not in fault.unknown}
+                    body = await asyncio.to_thread(without, body, fault.unknown)
+                    continue
+                num_failed += 1
+                pause_s = self.pause_s(fault, num_failed, deadline)
+            await self.sleep(pause_s)
+        if whole:
+            for piece in reply.texts():
+                yield piece
+        yield Finished(reply.result())
 
     def pause_s(self, fault: Fault, num_failed: int, deadline: Deadline) -> float:
         """Seconds after which to ask again; raises the fault where that can't help, or isn't allowed any more."""

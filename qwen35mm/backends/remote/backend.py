@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar, get_args
 
 import anyio
@@ -23,10 +24,10 @@ from qwen35mm.backends.remote.deadline import Deadline, RemoteTimeouts, num_wait
 from qwen35mm.backends.remote.faults import Fault
 from qwen35mm.backends.remote.media import VideoMode, default_media, encode_medium, pinned_plan
 from qwen35mm.backends.remote.reply import Reply
-from qwen35mm.backends.remote.request import Asked, request_body, without
+from qwen35mm.backends.remote.request import Asked, request_body
 from qwen35mm.backends.remote.served import ServedModel
-from qwen35mm.backends.scripting.model import ScriptedModel
-from qwen35mm.engine import Event, Finished, MediaPlanned, ModelInfo, Progress, Retain, check_call
+from qwen35mm.backends.remote.texts import RemoteTexts
+from qwen35mm.engine import Event, MediaPlanned, ModelInfo, Progress, Retain, check_call
 from qwen35mm.errors import ConfigError, RequestError, RequestTimeoutError
 from qwen35mm.prompt import EncodedMedium, Image, Message, Video, iter_media
 from qwen35mm.prompt.messages import check_conversation
@@ -40,7 +41,7 @@ _READ_AHEAD = 2
 _T = TypeVar("_T")
 
 
-class RemoteBackend(ScriptedModel):
+class RemoteBackend(RemoteTexts):
     """Answers with a model behind an OpenAI-compatible server: vLLM, SGLang, llama-server, `transformers serve`, ours.
 
     `max_concurrent` requests are out at a time; the media of as many more are read meanwhile. They go out in the order
@@ -292,6 +293,20 @@ class RemoteBackend(ScriptedModel):
         self._model.close()
         await self._connection.aclose()
 
+    @contextlib.asynccontextmanager
+    async def _request(self, timeout_s: float | None) -> AsyncIterator[Deadline]:
+        waits = Deadline.after(math.inf if timeout_s is None else timeout_s)
+        with self._counted():
+            async with place(self._turns, waits):
+                deadline = min(waits, Deadline.after(self._timeout_s))
+                await self._name_model(deadline)
+                yield deadline
+
+    async def _name_model(self, deadline: Deadline) -> None:
+        async with until(deadline), self._connecting:
+            if not self._model.is_named:
+                await self._connect(deadline)
+
     def _check(self, asked: Asked) -> None:
         asked.fields(self._model.program)
         if asked.tools and self._model.is_known and self.info.tools is False:
@@ -306,40 +321,19 @@ class RemoteBackend(ScriptedModel):
         asked_s: float,
     ) -> AsyncGenerator[Event, None]:
         """`media` is used up by it: what goes out is large, and is there once."""
+        await self._name_model(deadline)
         async with until(deadline):
-            async with self._connecting:
-                if not self._model.is_named:
-                    await self._connect(deadline)
             program = self._model.program
             sent = self._model.spare({**asked.fields(program), **program.stream_fields})
             # What a refusal may be about, though it isn't a field.
             about = {**sent, **({"images": True} if media else {})}
             body = await asyncio.to_thread(request_body, self.name, messages, media, sent)
-        num_failed = 0
-        while True:
-            reply = Reply(asked_s, about, asked.tools)
-            try:
-                async with contextlib.aclosing(self._connection.chat(body, reply, deadline)) as pieces:
-                    async for piece in pieces:
-                        if not self._whole:
-                            yield piece
-                for piece in reply.end():
-                    if not self._whole:
-                        yield piece
-                break
-            except Fault as fault:
-                fault.was_begun = reply.has_text and not self._whole
-                if self._model.learn(fault, about):
-                    about = {name: value for name, value in about.items() if name not in fault.unknown}
-                    body = await asyncio.to_thread(without, body, fault.unknown)
-                    continue
-                num_failed += 1
-                pause_s = self._attempts.pause_s(fault, num_failed, deadline)
-            await self._attempts.sleep(pause_s)
-        if self._whole:
-            for piece in reply.texts():
-                yield piece
-        yield Finished(reply.result())
+        begin = functools.partial(Reply, asked_s, tools=asked.tools)
+        learn, whole = self._model.learn, self._whole
+        replies = self._attempts.reply("chat/completions", body, about, begin, learn, deadline, whole=whole)
+        async with contextlib.aclosing(replies) as events:
+            async for event in events:
+                yield event
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

@@ -115,18 +115,32 @@ class Connection:
             except (ValueError, RecursionError):
                 raise foreign(response.status_code, _content_type(response)) from None
 
-    async def chat(self, body: bytes, reply: Reply, deadline: Deadline) -> AsyncGenerator[Piece, None]:
+    async def post_json(self, path: str, body: bytes, sent: Collection[str], deadline: Deadline) -> Any:
+        """What the server answers to a request that isn't streamed; arguments are those of `ask`.
+
+        Raises:
+            Fault: it failed, it is no JSON, or this connection was closed.
+        """
+        patience = Patience(self._timeouts, deadline)
+        async with self._exchange("POST", f"{self.base_url}/{path}", patience, body) as response:
+            found = await self._read_success(response, patience, sent)
+            try:
+                return json.loads(found)
+            except (ValueError, RecursionError):
+                raise foreign(response.status_code, _content_type(response)) from None
+
+    async def ask(self, path: str, body: bytes, reply: Reply, deadline: Deadline) -> AsyncGenerator[Piece, None]:
         """Asks once, and gives the pieces of the streamed answer that `reply` gathers. Leaving it hangs up.
 
         Args:
+            path: below `/v1`.
             body: the request, JSON.
 
         Raises:
             Fault: it failed, at once or amid its answer, or this connection was closed.
         """
         patience = Patience(self._timeouts, deadline)
-        url = f"{self.base_url}/chat/completions"
-        async with self._exchange("POST", url, patience, body) as response:
+        async with self._exchange("POST", f"{self.base_url}/{path}", patience, body) as response:
             if not response.is_success or _content_type(response) != "text/event-stream":
                 await self._read_success(response, patience, reply.sent)
                 raise foreign(response.status_code, _content_type(response))

@@ -65,7 +65,7 @@ class Program:
 OPENAI = frozenset(
     {
         *("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed"),
-        *("max_tokens", "stop", "json_schema"),
+        *("max_tokens", "stop", "json_schema", "logprobs"),
     }
 )
 _COMMON = {"top_k": ("top_k",), "min_p": ("min_p",), "repetition_penalty": ("repetition_penalty",)}
@@ -76,7 +76,7 @@ UNKNOWN = Program(names=_COMMON | _ENDS | {"repetition_penalty": ("repetition_pe
 TRANSFORMERS = Program(
     "transformers",
     # It takes a frequency penalty for a repetition penalty.
-    ignores=frozenset({"presence_penalty", "frequency_penalty", "logit_bias", "json_schema"}),
+    ignores=frozenset({"presence_penalty", "frequency_penalty", "logit_bias", "json_schema", "logprobs"}),
     videos=True,
     tools=True,
     schemas=False,

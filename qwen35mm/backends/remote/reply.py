@@ -9,9 +9,10 @@ from typing import Any
 
 from qwen35mm.backends.remote import words
 from qwen35mm.backends.remote.faults import Fault, damaged, stream_error
+from qwen35mm.backends.remote.logprobs import read_logprobs
 from qwen35mm.backends.remote.programs import is_count
 from qwen35mm.cache import CacheReport
-from qwen35mm.engine import Prefilled, Progress, Result, TextDelta
+from qwen35mm.engine import Prefilled, Progress, Result, TextDelta, TokenLogprob
 from qwen35mm.engine.events import Channel, FinishReason
 from qwen35mm.errors import PromptError, RefusedError
 from qwen35mm.prompt import ToolCall
@@ -40,21 +41,31 @@ class Reply:
         asked_s: when the caller asked, by `time.monotonic`.
         sent: the parameters of the request that a server may not know.
         tools: those that it may call, for servers that leave calls in the text.
+        finds_thinking: whether thinking that is left in the text is told apart from the answer.
 
     Attributes:
         has_text: whether some of its text has been given.
     """
 
-    def __init__(self, asked_s: float, sent: Mapping[str, Any], tools: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        asked_s: float,
+        sent: Mapping[str, Any],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        finds_thinking: bool = True,
+    ) -> None:
         self.sent = sent
         self.has_text = False
         self._tools = tools
         self._asked_s = asked_s
         self._texts: dict[Channel, list[str]] = {"answer": [], "reasoning": []}
-        self._thinking = _Thinking()
+        self._thinking = _Thinking(None if finds_thinking else "answer")
         self._thinks_apart = False
         self._calls: dict[int, _Call] = {}
         self._read_calls: list[ToolCall] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._num_told = 0
         self._finish_reason: str | None = None
         self._stopped_by: str | int | None = None
         self._usage: dict[str, Any] = {}
@@ -63,7 +74,7 @@ class Reply:
         self._last_s = asked_s
 
     def add(self, data: str) -> Iterator[Piece]:
-        """Takes the next chunk; objects without choices, usage and error bring nothing.
+        """Takes the next chunk, of a chat or of a text; objects without choices, usage and error bring nothing.
 
         Raises:
             Fault: not a chunk, or one that tells of an error.
@@ -78,7 +89,7 @@ class Reply:
             raise stream_error(values["error"], self.sent)
         choices, usage = values.get("choices") or [], values.get("usage")
         choice = choices[0] if isinstance(choices, list) and choices else {}
-        delta = (choice.get("delta") or {}) if isinstance(choice, dict) else None
+        delta = (choice.get("delta") or {"content": choice.get("text")}) if isinstance(choice, dict) else None
         if not isinstance(delta, dict) or not isinstance(usage, dict | None):
             raise damaged("a chunk of another form than OpenAI's")
         finish_reason = choice.get("finish_reason")
@@ -87,6 +98,7 @@ class Reply:
         self._usage = usage or self._usage
         self._timings = found if isinstance(found := values.get("timings"), dict) else self._timings
         yield from self._progress(values.get("prompt_progress"))
+        self._logprobs += read_logprobs(choice.get("logprobs"))
         answer = _text(delta.get("content"))
         reasoning = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
         is_called = self._add_calls(delta.get("tool_calls"))
@@ -161,6 +173,7 @@ class Reply:
             ),
             tool_calls=calls,
             stopped_by=self._stopped_by,
+            logprobs=tuple(self._logprobs) or None,
         )
 
     def _given(self, channel: Channel, text: str) -> Iterator[TextDelta]:
@@ -172,7 +185,8 @@ class Reply:
         self._texts[channel].append(text)
         self.has_text = True
         number = _count(self._usage, "completion_tokens") or _count(self._timings, "predicted_n") or None
-        yield TextDelta(text, channel, number, None if number is None else self._last_s)
+        told, self._num_told = tuple(self._logprobs[self._num_told :]), len(self._logprobs)
+        yield TextDelta(text, channel, number, None if number is None else self._last_s, told)
 
     def _progress(self, values: Any) -> Iterator[Progress]:
         """llama-server's, of a prompt that it computes."""
@@ -239,10 +253,10 @@ class _Call:
 class _Thinking:
     """Splits thinking from the answer where a server leaves it in the text, which begins with its mark then."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Channel | None = None) -> None:
         self._held = ""
         # What the text may be: still either, thinking, or an answer.
-        self._channel: Channel | None = None
+        self._channel: Channel | None = channel
 
     def push(self, text: str) -> Iterator[tuple[Channel, str]]:
         self._held += text

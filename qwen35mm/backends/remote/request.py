@@ -101,14 +101,15 @@ def sampling_fields(params: SamplingParams | None, program: Program = UNKNOWN) -
         given = {name: value for name, value in given.items() if name not in ("top_k", "top_p", "min_p", "seed")}
     else:
         sent["top_p"] = params.top_p
-    schema = given.pop("json_schema", None)
+    schema, num_top = given.pop("json_schema", None), given.pop("logprobs", None)
     for name, value in given.items():
         for theirs in program.names.get(name, (name,)):
             sent[theirs] = _plain(name, value)
-    sent["temperature"] = 0.0 if params.greedy else params.temperature
     if schema is not None:
         described = {"name": "reply", "schema": json.loads(schema), "strict": True}
         sent["response_format"] = {"type": "json_schema", "json_schema": described}
+    if num_top is not None:
+        sent |= {"logprobs": True, "top_logprobs": num_top} if num_top else {"logprobs": True}
     return sent
 
 

@@ -1,7 +1,7 @@
 """The Python API for scripts: a chat in a line, many answers in one, in programs with an event loop and without.
 
 model.py    ScriptedModel: what LocalBackend and RemoteBackend offer besides `stream`
-texts.py    TextModel: what LocalBackend does with texts and token ids, without a template
+texts.py    TextModel: what backends do with texts and token ids, without a template; LocalTexts does it here
 chat.py     Chat: one conversation, which keeps its messages and how its media were read
 replies.py  answers while they come: a ReplyStream's text, and the Results of many prompts
 forms.py    what a person may write, as messages and parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
@@ -80,8 +81,8 @@ class Score:
         return math.exp(-self.logprob / len(self.tokens))
 
 
-class TextModel(ScriptedModel, PlainPrompts):
-    """What a model in this process does for scripts besides answering conversations."""
+class TextModel(ScriptedModel):
+    """What a model does for scripts besides answering conversations."""
 
     def complete(
         self,
@@ -204,23 +205,45 @@ class TextModel(ScriptedModel, PlainPrompts):
         checked_bool("control_tokens", control_tokens)
 
         async def answer(prompt: Plain, asking: Asking) -> Result:
-            begin = functools.partial(self.stream_prompt, prompt, asking.params, control_tokens=control_tokens)
-            return replace((await self._last(Finished, begin, asking.options)).result, schema=asking.schema)
+            return replace(await self._completed(prompt, asking, control_tokens), schema=asking.schema)
 
         return Batch(self, _one_or_many(prompts), answer, asking, n, on_error)
 
-    async def _score(self, text: Plain, given: Plain | Conversation | None, options: dict[str, Any]) -> Score:
-        found = await self._last(PromptRead, functools.partial(self.stream_score, text, given), options)
-        return Score(found.logprobs, len(found.token_ids), found.cache)
-
     def _embeddings(self, inputs: Any, options: Mapping[str, Any]) -> Batch:
         async def answer(given: Any, asking: Asking) -> np.ndarray:
-            found = await self._last(PromptRead, functools.partial(self.stream_embedding, given), asking.options)
-            assert found.states is not None
-            return found.states[0].numpy()
+            return await self._embedded(given, asking.options)
 
         asking = Asking(None, options=_read_options(options, EmbedOptions))
         return Batch(self, _one_or_many(inputs), answer, asking, None, "raise")
+
+    @abstractmethod
+    async def _completed(self, prompt: Plain, asking: Asking, control_tokens: bool) -> Result:
+        """`complete`, of one."""
+
+    @abstractmethod
+    async def _score(self, text: Plain, given: Plain | Conversation | None, options: Mapping[str, Any]) -> Score:
+        """`score`, with options as `PlainPrompts.stream_score` has them."""
+
+    @abstractmethod
+    async def _embedded(self, given: Plain | Conversation, options: Mapping[str, Any]) -> np.ndarray:
+        """`embed`, of one: [hidden]; options are those of `PlainPrompts.stream_embedding`."""
+
+
+class LocalTexts(TextModel, PlainPrompts):
+    """The same by a model in this process."""
+
+    async def _completed(self, prompt: Plain, asking: Asking, control_tokens: bool) -> Result:
+        begin = functools.partial(self.stream_prompt, prompt, asking.params, control_tokens=control_tokens)
+        return (await self._last(Finished, begin, asking.options)).result
+
+    async def _score(self, text: Plain, given: Plain | Conversation | None, options: Mapping[str, Any]) -> Score:
+        found = await self._last(PromptRead, functools.partial(self.stream_score, text, given), options)
+        return Score(found.logprobs, len(found.token_ids), found.cache)
+
+    async def _embedded(self, given: Plain | Conversation, options: Mapping[str, Any]) -> np.ndarray:
+        found = await self._last(PromptRead, functools.partial(self.stream_embedding, given), options)
+        assert found.states is not None
+        return found.states[0].numpy()
 
     async def _last(
         self, kind: type[Last], begin: Callable[..., AsyncGenerator[Event, None]], options: Mapping[str, Any]

@@ -288,8 +288,8 @@ def test_the_settings_of_a_reply_that_go_out() -> None:
         "stop_token_ids": [7],
         "logit_bias": {"9": -5},
     }
-    with pytest.raises(RequestError, match="can't be asked for logprobs"):
-        sampling_fields(SamplingParams(logprobs=0))
+    assert sampling_fields(SamplingParams(logprobs=0))["logprobs"] is True
+    assert sampling_fields(SamplingParams(logprobs=3))["top_logprobs"] == 3
     # Neutral values of names that some servers refuse stay at home.
     assert set(sampling_fields(SamplingParams())) == {"temperature", "top_p"}
     no_thinking = Asked(SamplingParams(thinking_budget=0), enable_thinking=True).fields()

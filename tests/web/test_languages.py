@@ -43,6 +43,7 @@ ENGLISH_ONLY = {
     "qwen35mm/backends/remote/media.py": (1, "a caller's sources; the page passes files only"),
     "qwen35mm/backends/remote/request.py": (1, "a caller's arguments; the page asks with no tools"),
     "qwen35mm/backends/remote/served.py": (3, "a program's mistake: a page connects before it asks"),
+    "qwen35mm/backends/remote/texts.py": (8, "what scripts alone ask for"),
     "qwen35mm/backends/zero_gpu/duration.py": (1, "options of the command line, checked before there is a page"),
     "qwen35mm/engine/request.py": (7, "a caller's arguments; the page passes checked ones"),
     "qwen35mm/engine/settings.py": (2, "options of the command line and of scripts, checked before there is a page"),

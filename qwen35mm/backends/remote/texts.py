@@ -51,7 +51,7 @@ class RemoteTexts(TextModel):
     def _faults_in_words(self) -> AbstractContextManager[None]:
         """Around what may raise a Fault."""
 
-    async def stream_prompt(
+    async def _stream_prompt(
         self,
         prompt: Plain,
         params: SamplingParams | None = None,
@@ -97,7 +97,7 @@ class RemoteTexts(TextModel):
 
         def begin(left_s: float | None) -> AsyncGenerator[Event, None]:
             how = {"control_tokens": control_tokens, "timeout_s": left_s, **options}
-            return self.stream_prompt(prompt, asking.params, **how)
+            return self._stream_prompt(prompt, asking.params, **how)
 
         async with contextlib.aclosing(self.in_turn(begin, timeout_s)) as events:
             async for event in events:

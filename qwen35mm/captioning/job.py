@@ -13,7 +13,7 @@ from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.estimate import Estimate, estimate
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
-from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
+from qwen35mm.captioning.manifest.manifest import STATE_FOLDER, Manifest, write_failures
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import OutputSettings, OutputSpec, open_outputs
 from qwen35mm.captioning.progress import Counts
@@ -24,8 +24,6 @@ from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.captioning.texts.prompts import PromptSet
 from qwen35mm.errors import OutputError
 from qwen35mm.sampling import SamplingParams
-
-STATE_FOLDER = ".qwen35mm"
 
 
 @dataclass(frozen=True)

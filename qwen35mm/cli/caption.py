@@ -55,7 +55,7 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
 
     async with contextlib.AsyncExitStack() as stack:
         if options.ray is None:
-            captioner = await stack.enter_async_context(_open_captioner(job, model, options))
+            captioner = await stack.enter_async_context(open_captioner(job, model, options))
         else:
             captioner = await stack.enter_async_context(_open_cluster(options.ray, job, model, options.ray_actors))
             job = replace(job, run=replace(job.run, slots=captioner.num_at_once))
@@ -75,14 +75,15 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
 
 
 @contextlib.asynccontextmanager
-async def _open_captioner(job: Job, model: ModelOptions, options: CaptionOptions) -> AsyncIterator[Captioner]:
+async def open_captioner(job: Job, model: ModelOptions, options: CaptionOptions) -> AsyncIterator[Captioner]:
     """A server that answers, whose name for its model `--model` is then, or a model in this process."""
     from qwen35mm.captioning.captioner import Captioner
 
     if options.backend is None:
-        with contextlib.closing(model.load()) as backend:
+        # In a thread: a page goes on meanwhile.
+        with contextlib.closing(await asyncio.to_thread(model.load)) as backend:
             memo = None if options.dry_run else (cache_folder(model) or job.state_folder) / "weights"
-            yield Captioner.local(backend, memo)
+            yield await asyncio.to_thread(Captioner.local, backend, memo)
         return
     from qwen35mm.backends.remote.backend import RemoteBackend
     from qwen35mm.sampling import SamplingParams

@@ -114,7 +114,7 @@ def serve(model: ModelOptions, server: ServerOptions, cluster: ClusterOptions) -
             stack.callback(backend.close)
         else:
             app = stack.enter_context(_cluster(model, server, cluster, keys))
-        run(app, host=server.host, port=server.port, name=model.name)
+        run(app, host=server.host, port=server.port, line=lambda url: f"qwen35mm serves {model.name} on {url}/v1")
 
 
 def _load(model: ModelOptions, server: ServerOptions, keys: Keys | None) -> tuple[FastAPI, LocalBackend]:

@@ -1,8 +1,13 @@
-"""Which requests are let in at all, by where they say that they come from and go to. Nothing here needs Gradio."""
+"""Which requests are let in at all, by where they say that they come from and go to, and what the browser may do with
+a page: nothing of it comes from, or goes to, another machine. Nothing here needs Gradio.
+
+An answer is Markdown and may hold `![](https://...)`: loading that would tell a stranger what was said.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -14,6 +19,20 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Previews are blobs, and small pictures of the style sheets are data.
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "img-src 'self' data: blob:",
+        "media-src 'self' blob:",
+        "object-src 'none'",
+        "base-uri 'self'",
+        "form-action 'self'",
+    )
+)
+# The sites that show a Space's page in a frame.
+_SPACE_FRAMES = "https://huggingface.co https://*.huggingface.co"
 
 
 async def refuse(scope: Scope, send: Send, status: int, text: str) -> None:
@@ -102,3 +121,28 @@ def _is_this_machine(name: str) -> bool:
         return ipaddress.IPv4Address(name).is_loopback
     except ValueError:
         return False
+
+
+class SecurityHeaders:
+    """ASGI middleware that adds the headers to every response; no buffering, so streams stay streams."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        frames = _SPACE_FRAMES if os.environ.get("SPACE_ID") else "'none'"
+        self._headers = (
+            (b"content-security-policy", f"{CONTENT_SECURITY_POLICY}; frame-ancestors {frames}".encode()),
+            (b"cross-origin-resource-policy", b"same-origin"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"x-content-type-options", b"nosniff"),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                # A route's own, stricter policy stands.
+                present = {name.lower() for name, _ in message.get("headers", [])}
+                added = [header for header in self._headers if header[0] not in present]
+                message = {**message, "headers": [*message.get("headers", []), *added]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)

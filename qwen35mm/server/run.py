@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,12 +17,12 @@ from qwen35mm.server.ends import end_signals, interrupt
 _GRACE_S = 3
 
 
-def run(app: Starlette, *, host: str, port: int, name: str) -> None:
-    """Serves until Ctrl-C or SIGTERM; prints the address.
+def run(app: Starlette, *, host: str, port: int, line: Callable[[str], str]) -> None:
+    """Serves until Ctrl-C or SIGTERM; prints a line with the address.
 
     Args:
         port: 0 takes a free one.
-        name: of the model, for the line that is printed.
+        line: what is printed, for the address.
 
     Raises:
         ConfigError: the address can't be used.
@@ -43,7 +44,7 @@ def run(app: Starlette, *, host: str, port: int, name: str) -> None:
         )
         # uvicorn sends what ended it once more when it has ended: what comes behind here is to be done all the same.
         with end_signals(interrupt), contextlib.suppress(KeyboardInterrupt):
-            print(f"qwen35mm serves {name} on {address}/v1 (Ctrl-C ends it)", flush=True)
+            print(f"{line(address)} (Ctrl-C ends it)", flush=True)
             uvicorn.Server(config).run(sockets=[listener])
     finally:
         listener.close()

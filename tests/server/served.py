@@ -16,7 +16,12 @@ from qwen35mm.server.run import run
 def main() -> None:
     backend = LocalBackend.load(demo_model_path(), settings=EngineSettings(slots=4))
     try:
-        run(create_app(backend, keys=Keys(sys.argv[1:])), host="127.0.0.1", port=0, name=backend.loaded.name)
+        run(
+            create_app(backend, keys=Keys(sys.argv[1:])),
+            host="127.0.0.1",
+            port=0,
+            line=lambda url: f"qwen35mm serves {backend.loaded.name} on {url}/v1",
+        )
         assert backend.wait_idle(60)
         assert backend.engine._engine is not None
         backend.engine._engine.check_integrity()

@@ -50,7 +50,6 @@ ENGLISH_ONLY = {
     "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),
     "qwen35mm/web/__init__.py": (1, "without the extra there is no page"),
     "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),
-    "qwen35mm/web/serving/page_token.py": (1, "answered in the page's place; the page itself has words of its own"),
     "qwen35mm/web/serving/server.py": (7, "options of the command line, checked before there is a page"),
     "preprocess/qwen35mm_preprocess/media.py": (4, "a caller's sources; the page passes files only"),
     "preprocess/qwen35mm_preprocess/media_plan.py": (3, "a caller's plans; of stored ones the records speak"),

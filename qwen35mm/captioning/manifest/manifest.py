@@ -24,6 +24,8 @@ from qwen35mm.captioning.records import Caption, printable
 from qwen35mm.chat.database import Database
 from qwen35mm.errors import CaptioningError, OutputError, StorageError
 
+# The folder of a run's manifests, where none is named.
+STATE_FOLDER = ".qwen35mm"
 # Rows that are read at once, so that no transaction is open while a caller works on one.
 _ROWS_AT_ONCE = 500
 # A file that was changed so short a time ago is read again.

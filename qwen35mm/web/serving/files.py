@@ -29,6 +29,7 @@ from qwen35mm.chat.quotas import Usage
 from qwen35mm.chat.records import Attachment, Conversation
 from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryChats
+from qwen35mm.chat.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm.chat.turns import Person
 from qwen35mm.errors import NoTextError, NotFoundError, PromptError, StorageError
 from qwen35mm.pools import ARCHIVES, DOCUMENTS, REQUESTS, STRIPS, THUMBNAILS, UPLOADS, Asker
@@ -36,7 +37,6 @@ from qwen35mm.web.rendering.view import attachment_view, conversation_line
 from qwen35mm.web.serving.examples import Sample
 from qwen35mm.web.serving.people import People
 from qwen35mm.web.serving.requests import HEADER, while_waited_for
-from qwen35mm.web.serving.thumbnails import make_frame, make_thumbnail, media_type, shown_picture
 from qwen35mm_preprocess import MediaError, detect_kind
 from qwen35mm_preprocess.image import load_image
 from qwen35mm_preprocess.say import Said, decimal, said_of, say

@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, Response
 from qwen35mm.chat.accounts import Accounts
 from qwen35mm.errors import PromptError
 from qwen35mm.pools import PASSWORDS
+from qwen35mm.server.guards import Receive, Scope, Send
 from qwen35mm.web.serving.people import set_cookie
 from qwen35mm.web.serving.requests import HEADER, log_in_first, problem, read_body
-from qwen35mm.web.serving.security import Receive, Scope, Send
 from qwen35mm_preprocess.say import say
 
 _COOKIE = "qwen35mm-login-"

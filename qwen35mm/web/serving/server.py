@@ -27,14 +27,14 @@ from qwen35mm.chat.store import ConversationStore
 from qwen35mm.chat.temporary import TemporaryStore, temporary_folder
 from qwen35mm.errors import ConfigError, MissingExtraError
 from qwen35mm.server.ends import end_signals, interrupt, wait_for_the_end
-from qwen35mm.server.guards import OnlyThisMachine, SameOrigin
+from qwen35mm.server.guards import OnlyThisMachine, SameOrigin, SecurityHeaders
+from qwen35mm.server.page_token import OnlyWithToken, PageToken
 from qwen35mm.strangers import is_shared
 from qwen35mm.web.serving.app import MAX_WAITING_EVENTS, build_app
 from qwen35mm.web.serving.logins import Logins, OnlyLoggedIn
-from qwen35mm.web.serving.page_token import OnlyWithToken, PageToken
 from qwen35mm.web.serving.people import PrivateCookie, WrongPasswords
 from qwen35mm.web.serving.programs import ForPrograms, ProgramAccess
-from qwen35mm.web.serving.security import GuardedApp, SecurityHeaders
+from qwen35mm.web.serving.security import GuardedApp
 from qwen35mm.web.serving.servers import Server as RemoteServer
 from qwen35mm.web.serving.servers import Servers
 from qwen35mm.web.serving.tidying import keep_tidy

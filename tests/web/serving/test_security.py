@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from qwen35mm.server.guards import OnlyThisMachine, SameOrigin
-from qwen35mm.web.serving.security import CONTENT_SECURITY_POLICY, SecurityHeaders
+from qwen35mm.server.guards import CONTENT_SECURITY_POLICY, OnlyThisMachine, SameOrigin, SecurityHeaders
 
 
 def client_of(*middleware: Any) -> httpx.AsyncClient:

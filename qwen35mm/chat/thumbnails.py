@@ -21,8 +21,8 @@ MAX_SIDE = 640
 _SHOWN = (JPEG, PNG, GIF, BMP, WEBP, AVIF, MP4, MATROSKA)
 
 
-def make_thumbnail(path: Path) -> bytes:
-    """A JPEG of at most 640 pixels a side; of a video's first frame.
+def make_thumbnail(path: Path, max_side: int = MAX_SIDE) -> bytes:
+    """A JPEG of at most so many pixels a side; of a video's first frame.
 
     Raises:
         MediaError: it can't be read.
@@ -31,8 +31,8 @@ def make_thumbnail(path: Path) -> bytes:
         kind = detect_kind(path, MediaLimits())
     except MediaError:
         raise MediaError(say("There is no picture of this file.")) from None
-    picture = _picture(path) if kind == "image" else _first_frame(path)
-    picture.thumbnail((MAX_SIDE, MAX_SIDE))
+    picture = _picture(path, max_side) if kind == "image" else _first_frame(path)
+    picture.thumbnail((max_side, max_side))
     if picture.mode != "RGB":
         flat = Image.new("RGB", picture.size, "white")
         with_alpha = picture.convert("RGBA")
@@ -80,11 +80,11 @@ def media_type(path: Path) -> str:
     return found.media_type if found in _SHOWN else "application/octet-stream"
 
 
-def _picture(path: Path) -> Image.Image:
+def _picture(path: Path, max_side: int) -> Image.Image:
     with _read_in_words(), Image.open(path) as picture:
         if picture.width * picture.height > MediaLimits().max_source_pixels:
             raise MediaError(say("The picture is too large to be shown."))
-        picture.draft("RGB", (MAX_SIDE, MAX_SIDE))
+        picture.draft("RGB", (max_side, max_side))
         return ImageOps.exif_transpose(picture)
 
 

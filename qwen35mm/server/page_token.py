@@ -17,7 +17,7 @@ from qwen35mm.server.guards import Receive, Scope, Send
 
 PARAMETER = "token"
 _REFUSAL = (
-    "This page is for the person who started it. Open the whole address that `qwen35mm chat` has written in its "
+    "This page is for the person who started it. Open the whole address that the program has written in its "
     "terminal, with the token at its end."
 )
 # Gradio asks itself for it when it has started; it says nothing.

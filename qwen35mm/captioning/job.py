@@ -108,13 +108,13 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0: all is done; 3: some items failed; 4: everything that was tried did; 5: an error ended it; 130: Ctrl-C."""
+        """0: all is done; 3: some failed, or there were none; 4: all that was tried did; 5: an error; 130: Ctrl-C."""
         if self.stopped == "interrupted":
             return 130
         if isinstance(self.stopped, Exception):
             return 5
         if not self.num_failures:
-            return 0
+            return 0 if self.counts.num_found else 3
         return 3 if self.counts.num_done or self.counts.num_skipped else 4
 
 

@@ -148,6 +148,18 @@ def _report(outcome: Outcome, job: Job) -> None:
     if counts.slots_s:
         parts.append(f"slots waited {counts.slots_idle_s / counts.slots_s:.1%} of their time for media")
     typer.echo("; ".join(parts) + ".", err=True)
+    if not (counts.num_found or outcome.num_failures):
+        typer.echo(
+            "Nothing to caption: there is no image and no video in the sources that --include, --exclude and --shard "
+            "leave. Beside media, tars and zips aren't opened: name them.",
+            err=True,
+        )
+    elif counts.num_kept and not counts.num_done:
+        typer.echo(
+            f"Nothing to do for {counts.num_kept:,}: somebody's own captions stay. --mode overwrite replaces them, and "
+            "--output sidecar:.caption writes beside them.",
+            err=True,
+        )
     if outcome.num_failures:
         typer.echo(
             f"{outcome.num_failures:,} failed; see {job.failures_path}. --retry-failed tries them again.", err=True

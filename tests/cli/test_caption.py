@@ -116,6 +116,16 @@ def test_ctrl_c_lets_what_is_at_work_end(caption: Caption, tmp_path: Path) -> No
     assert 0 < len(list(folder.glob("*.txt"))) < 60
 
 
+def test_nothing_to_do_is_said(caption: Caption, tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = caption(tmp_path / "empty", "--preset", "plain")
+    assert (done.returncode, "Nothing to caption" in done.stderr) == (3, True)
+    for name in ("one-shape.txt", "moves-right.txt"):
+        (folder / name).write_text("mine")
+    done = caption(folder, "--preset", "plain")
+    assert (done.returncode, "somebody's own captions stay" in done.stderr) == (0, True)
+
+
 def test_failures_are_listed_and_tell_the_exit_code(caption: Caption, folder: Path) -> None:
     (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
     done = caption(folder, "--preset", "plain")

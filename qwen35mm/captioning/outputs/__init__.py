@@ -53,7 +53,7 @@ class OutputSpec:
     @property
     def media_folder(self) -> Path | None:
         """The folder in which it puts what a scan would take for sources; None where it doesn't."""
-        return self.path if self.kind in ("dataset", "parquet") else None
+        return self.path if self.kind in ("dataset", "parquet", "webdataset") else None
 
 
 def parse_output(text: str) -> OutputSpec:

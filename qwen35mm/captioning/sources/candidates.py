@@ -52,6 +52,14 @@ class Candidate(Medium):
     is_expected: bool = False
 
 
+@dataclass(frozen=True)
+class Container:
+    """A tar or a zip in a folder: what may be items are its members, as `NAME/MEMBER`."""
+
+    name: str
+    path: Path
+
+
 def looks_like_medium(name: str) -> bool:
     """Whether a name has the suffix of an image or a video."""
     return PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES

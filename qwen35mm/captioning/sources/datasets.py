@@ -102,7 +102,8 @@ def open_parquet(path: Path, image_column: str | None = None) -> Dataset:
         return Dataset(path, [path], None)
     if found is None:
         raise CaptioningError(
-            f"'{path.name}' has no column with images or videos in its first rows. Name one with --image-column."
+            f"'{path.name}' has no column with images or videos in its first rows. Name one with --image-column. Media "
+            "behind addresses are not opened: download them first."
         )
     return Dataset(path, [path], found)
 
@@ -217,7 +218,7 @@ def _holds_medium(value: Any) -> bool:
 
 
 def _holds_path(value: Any) -> bool:
-    return isinstance(value, str) and looks_like_medium(value)
+    return isinstance(value, str) and looks_like_medium(value) and not _ADDRESS.match(value)
 
 
 def _is_heavy(kind: pyarrow.DataType) -> bool:

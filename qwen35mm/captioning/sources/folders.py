@@ -7,13 +7,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from qwen35mm.captioning.items import Unreadable
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
-from qwen35mm.captioning.sources.candidates import Candidate, SourceError
+from qwen35mm.captioning.sources.candidates import Candidate, Container, SourceError, looks_like_medium
 from qwen35mm.captioning.sources.folder_metadata import FolderMetadata, find_metadata_file
 from qwen35mm.captioning.sources.names import NameFilter, absolute, is_one_of
+from qwen35mm.captioning.sources.tars import MAX_TEXT_BYTES, text_beside
+from qwen35mm.captioning.sources.zips import is_zip
 
 _BAD_ROWS = (
     "'{}' has {:,} rows that name no file or are not of its form: expected objects (or columns) with a file_name. "
@@ -23,11 +26,18 @@ _BAD_ROWS = (
 
 @dataclass(frozen=True)
 class _Folder:
-    """`name` is that below the root and ends with a slash, or is empty; `metadata` is of it or a folder above."""
+    """A folder on the way.
+
+    Attributes:
+        name: below the root, with a slash at its end, or empty.
+        metadata: its own, or that of a folder above.
+        is_shard: img2dataset wrote it, with each picture's `.json` beside the picture.
+    """
 
     name: str
     path: Path
     metadata: FolderMetadata | None = None
+    is_shard: bool = False
 
 
 def walk(
@@ -37,8 +47,10 @@ def walk(
     *,
     recursive: bool = True,
     without: Collection[Path] = (),
-) -> Iterator[Candidate | Unreadable]:
+) -> Iterator[Candidate | Container | Unreadable]:
     """The files of a folder that `names` takes, sorted by name, and then those of its folders, sorted by name.
+
+    Where tars and zips lie without any media beside them, they hold what the folder is for, unless a run wrote them.
 
     Names that begin with a dot are passed over. Links are followed; a folder that was reached under another name is
     passed over, and so are the folders `without`. A folder that can't be listed is Unreadable. Metadata files are read
@@ -72,16 +84,40 @@ def walk(
                         raise SourceError("damaged", _BAD_ROWS.format(path.name, found.num_bad_rows))
             except SourceError as error:
                 yield Unreadable(folder.name + path.name, error.kind, str(error), path)
+        may_hold = not any(map(looks_like_medium, files)) and not _was_written(folder.path, manifest)
         for name in files:
-            if names.takes(folder.name + name):
+            if may_hold and (name.lower().endswith(".tar") or is_zip(name)):
+                if names.enters(folder.name + name):
+                    yield Container(folder.name + name, folder.path / name)
+            elif names.takes(folder.name + name):
                 path = folder.path / name
-                yield Candidate(folder.name + name, path, dict if metadata is None else partial(metadata.row, path))
+                if metadata is not None:
+                    row = partial(metadata.row, path)
+                else:
+                    row = partial(_json_beside, path) if folder.is_shard else dict
+                yield Candidate(folder.name + name, path, row)
         if recursive:
             pending += [
-                _Folder(f"{folder.name}{name}/", folder.path / name, metadata)
+                _Folder(f"{folder.name}{name}/", folder.path / name, metadata, f"{name}_stats.json" in files)
                 for name in reversed(folders)
                 if names.enters(folder.name + name) and not is_one_of(folder.path / name, without)
             ]
+
+
+def _was_written(folder: Path, manifest: Manifest | None) -> bool:
+    """Whether a run wrote a folder's tars."""
+    query = "SELECT 1 FROM entries WHERE output = ? LIMIT 1"
+    return manifest is not None and manifest.row(query, manifest.place(folder) + b"/*.tar") is not None
+
+
+def _json_beside(path: Path) -> dict[str, Any]:
+    beside = path.with_suffix(".json")
+    try:
+        if beside.stat().st_size <= MAX_TEXT_BYTES and beside.is_file():
+            return text_beside(beside.read_bytes(), "json")
+    except OSError:
+        pass
+    return {}
 
 
 def _listed(path: Path) -> tuple[list[str], list[str]]:

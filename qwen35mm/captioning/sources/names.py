@@ -88,6 +88,10 @@ class Names:
         self._files: set[bytes] = set()
         self._names: set[bytes] = set()
 
+    def for_container(self) -> Names:
+        """What claims the names of a container's members, which may be there twice; all begin with its own name."""
+        return self if self._is_needed else Names()
+
     def claim_file(self, path: Path) -> bool:
         """Whether this file is new, however its path is written."""
         if not self._is_needed:

@@ -21,11 +21,12 @@ from pathlib import Path
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.records import printable
-from qwen35mm.captioning.sources.candidates import Candidate, SourceError, probe
+from qwen35mm.captioning.sources.candidates import Candidate, Container, SourceError, probe
 from qwen35mm.captioning.sources.datasets import PARQUET_MAGIC, open_dataset_folder, open_parquet
 from qwen35mm.captioning.sources.folders import walk
 from qwen35mm.captioning.sources.names import NameFilter, Names, absolute, is_one_of, shard_of
 from qwen35mm.captioning.sources.tars import is_tar, tar_members
+from qwen35mm.captioning.sources.zips import is_zip, zip_members
 from qwen35mm.errors import CaptioningError, MissingExtraError, OutputError
 from qwen35mm_preprocess import MediaLimits
 from qwen35mm_preprocess.media import HEAD_BYTES
@@ -136,6 +137,8 @@ class _Scan:
             return self._items(rows, name, path.parent, name, path)
         if is_tar(head) or (head and path.suffix.lower() == ".tar"):
             return self._items(tar_members(path), name, path.parent, name, path)
+        if is_zip(name, head):
+            return self._items(zip_members(path, options.limits.max_bytes(None)), name, path.parent, name, path)
         return self._to_the_end(self._file(path, name), path.parent, name, path)
 
     def read(self, path: str) -> Iterator[Item | Unreadable]:
@@ -167,7 +170,13 @@ class _Scan:
             yield found
 
     def _items(
-        self, candidates: Iterator[Candidate | Unreadable], below: str, folder: Path, name: str, path: Path
+        self,
+        candidates: Iterator[Candidate | Container | Unreadable],
+        below: str,
+        folder: Path,
+        name: str,
+        path: Path,
+        names: Names | None = None,
     ) -> Iterator[Item | Unreadable]:
         """The items among what a folder or a container holds.
 
@@ -175,18 +184,34 @@ class _Scan:
             below: what comes before the candidates' own names.
             folder: tells equal names apart.
             name, path: of the source, for where it ends too early.
+            names: which of them are taken; None is those of the whole scan.
         """
+        claim = (names or self._names).claim
 
         def found() -> Iterator[Item | Unreadable]:
             for candidate in candidates:
                 if isinstance(candidate, Unreadable):
-                    yield replace(candidate, name=self._names.claim(_joined(below, candidate.name), folder))
+                    yield replace(candidate, name=claim(_joined(below, candidate.name), folder))
+                elif isinstance(candidate, Container):
+                    yield from self._contained(candidate, below, folder)
                 elif self._filter.takes(candidate.name) and self._is_new(candidate):
-                    own_name = self._names.claim(_joined(below, candidate.name), folder)
+                    own_name = claim(_joined(below, candidate.name), folder)
                     if self._in_shard(own_name) and (item := probe(candidate, own_name, self._options.limits)):
                         yield item
 
         return self._to_the_end(found(), folder, name, path)
+
+    def _contained(self, container: Container, below: str, folder: Path) -> Iterator[Item | Unreadable]:
+        """The items in a tar or a zip that a folder holds; patterns hold for `CONTAINER/MEMBER`."""
+        path = container.path
+        # A named pipe could block for ever.
+        if not path.is_file() or not self._names.claim_file(path):
+            return iter(())
+        most_bytes = self._options.limits.max_bytes(None)
+        members = zip_members(path, most_bytes) if is_zip(path.name) else tar_members(path)
+        named = (replace(member, name=f"{container.name}/{member.name}") for member in members)
+        names = self._names.for_container()
+        return self._items(named, below, folder, _joined(below, container.name), path, names)
 
     def _to_the_end(
         self, entries: Iterator[Item | Unreadable], folder: Path, name: str, path: Path

@@ -13,7 +13,7 @@ from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.candidates import Candidate, SourceError
 
 # A longer text is no caption, and is not held in memory.
-_MAX_TEXT_BYTES = 2**20
+MAX_TEXT_BYTES = 2**20
 _MAGIC_AT, _MAGIC = 257, b"ustar"
 
 
@@ -41,7 +41,7 @@ def tar_members(path: Path) -> Iterator[Candidate | Unreadable]:
             for member in _members(tar, path):
                 if member.size < 0 or member.offset_data + member.size > num_bytes:
                     raise tarfile.TarError("a member beyond the file's end")
-                name = _clean(member.name)
+                name = clean(member.name)
                 if not member.isreg() or not name or PurePosixPath(name).name.startswith("."):
                     continue
                 own_key, suffix = _split(name)
@@ -81,10 +81,15 @@ def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def _beside(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str) -> dict[str, Any]:
-    file = tar.extractfile(member) if member.size <= _MAX_TEXT_BYTES else None
+    file = tar.extractfile(member) if member.size <= MAX_TEXT_BYTES else None
     if file is None:
         return {}
-    text = file.read().decode("utf-8", "replace")
+    return text_beside(file.read(), suffix)
+
+
+def text_beside(data: bytes, suffix: str) -> dict[str, Any]:
+    """What a medium's `.txt` or `.json` says, as its metadata; nothing of JSON that is damaged."""
+    text = data.decode("utf-8", "replace")
     if suffix == "txt":
         return {"txt": text.removesuffix("\n")}
     try:
@@ -101,6 +106,6 @@ def _split(name: str) -> tuple[str, str]:
     return folder + slash + stem, suffix.lower()
 
 
-def _clean(name: str) -> str:
+def clean(name: str) -> str:
     """A member's name below the tar, whatever it says: without a root, `.` and `..`."""
     return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))

@@ -145,7 +145,8 @@ class ModelBackend(PlainPrompts):
             conversation: a name for it; a newer turn takes the place of an older one's unfinished history.
             retain: "conversation" keeps what the next turn, an edit or another answer will need, and computes the
                 history with the reply in the background; "memory" does the same, and writes nothing of it to the disk;
-                "shared" keeps only beginnings that were asked for before; "nothing" keeps nothing.
+                "prompt" keeps in memory what was asked, for other questions about the same media; "shared" keeps only
+                beginnings that were asked for before; "nothing" keeps nothing.
             tenant: whose words and media these are: nothing of them is ever found for another tenant. The system
                 message counts as everybody's.
             timeout_s: the most that this may take.

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from qwen35mm.captioning.items import Failed, failure_kind
+from qwen35mm.captioning.judge import BY_ANSWER, BY_CHANCE, judge, not_judged
 from qwen35mm.captioning.media.workers import MediumForm, Prepared
-from qwen35mm.captioning.records import Caption, medium_facts
+from qwen35mm.captioning.records import Caption, Judged, medium_facts, one_line
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
 from qwen35mm.captioning.texts.cleanup import clean, wrap
 from qwen35mm.checkpoints.weights_digest import weights_digest
-from qwen35mm.engine import Event, Finished, Result
-from qwen35mm.errors import CaptioningError, Qwen35mmError
+from qwen35mm.engine import Event, Finished, Result, Retain
+from qwen35mm.errors import CaptioningError, Qwen35mmError, RequestError
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
 from qwen35mm_preprocess import MediaProcessor
@@ -24,6 +26,8 @@ from qwen35mm_preprocess import MediaProcessor
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.backends.remote.backend import RemoteBackend
+
+_log = logging.getLogger(__name__)
 
 # A greedy reply would only repeat itself.
 _RETRY_TEMPERATURE = 0.7
@@ -81,7 +85,9 @@ class Captioner:
             del budget["color"]
         return {"model": self.identity, "budget": budget}
 
-    async def caption(self, request: CaptionRequest, prepared: Prepared | None) -> Caption | Failed:
+    async def caption(
+        self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None = None, *, judges: bool = False
+    ) -> Caption | Failed:
         """The caption that was asked for, or why there is none.
 
         Neither the order of a run's items nor what else is in it decides what is sampled, but the seed and the
@@ -89,18 +95,45 @@ class Captioner:
 
         Args:
             prepared: the medium in this model's `form`; None where that is None.
+            known: the caption, where it was made before.
+            judges: whether its sentences are judged. Where the model fails at that, a new caption comes without, and
+                that of a known one is a failure.
         """
         assert prepared is not None
+        # What was asked about a medium is found in the cache by what is asked next.
+        retain = "prompt" if judges else "shared"
         try:
-            return await self._caption(request, prepared)
+            caption = known or await self._caption(request, prepared, retain)
         except Qwen35mmError as error:
             return Failed(failure_kind(error), str(error))
+        if isinstance(caption, Failed) or not judges:
+            return caption
+        try:
+            return replace(caption, judged=await self._judge(caption, request, prepared))
+        except Qwen35mmError as error:
+            kind = failure_kind(error)
+            if kind == "engine" and known is not None:
+                return Failed(kind, str(error))
+            _log.warning("The caption of %s isn't judged: %s", one_line(request.item.name), error)
+            return caption if kind == "engine" else not_judged(caption)
 
-    async def _caption(self, request: CaptionRequest, prepared: Prepared) -> Caption | Failed:
-        item, medium, style = request.item, prepared.medium, request.settings.style
-        part = Image(medium) if item.kind == "image" else Video(medium)
-        messages = [Message("system", (Text(request.system),))] if request.system else []
-        messages.append(Message("user", (part, Text(request.question))))
+    async def _judge(self, caption: Caption, request: CaptionRequest, prepared: Prepared) -> tuple[Judged, ...]:
+        params = BY_CHANCE
+        try:
+            if self.form != "pixels":
+                cast("RemoteBackend", self.backend).check(params, enable_thinking=False)
+        except RequestError:
+            params = BY_ANSWER
+
+        async def ask(question: str) -> Result:
+            messages = _messages(request, prepared, question)
+            return await _result(self.backend.stream(messages, params, enable_thinking=False, retain="prompt"))
+
+        return await judge(caption, request, ask)
+
+    async def _caption(self, request: CaptionRequest, prepared: Prepared, retain: Retain) -> Caption | Failed:
+        style = request.settings.style
+        messages = _messages(request, prepared, request.question)
         replies: list[_Reply] = []
         results: list[Result] = []
         for attempt in range(style.max_attempts):
@@ -108,7 +141,7 @@ class Captioner:
                 messages,
                 _attempt_params(request, attempt),
                 enable_thinking=request.settings.thinking,
-                retain="shared",
+                retain=retain,
             )
             results.append(await _result(events))
             replies.append(_read(results[-1], style))
@@ -120,7 +153,7 @@ class Captioner:
         return Caption(
             text=best.text,
             data=best.data,
-            **medium_facts(item, medium.plan),
+            **medium_facts(request.item, prepared.medium.plan),
             prompt=request.question,
             model=self.name,
             flags=(*best.flags, *best.problems),
@@ -145,6 +178,13 @@ class _Reply:
     problems: tuple[str, ...] = ()
     data: Any = None
     unusable: str | None = None
+
+
+def _messages(request: CaptionRequest, prepared: Prepared, question: str) -> list[Message]:
+    """A question about a medium, which comes before it."""
+    part = Image(prepared.medium) if request.item.kind == "image" else Video(prepared.medium)
+    messages = [Message("system", (Text(request.system),))] if request.system else []
+    return [*messages, Message("user", (part, Text(question)))]
 
 
 def _attempt_params(request: CaptionRequest, attempt: int) -> SamplingParams:

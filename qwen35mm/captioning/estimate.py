@@ -27,6 +27,7 @@ class Estimate:
     Attributes:
         num_to_caption: items that the model would have to see.
         num_known: items whose caption is kept already.
+        num_to_judge: those of them whose caption was never judged, and is to be.
         num_kept: items with somebody else's text.
         num_failed_before: items that failed for a reason that lasts.
         num_unreadable: items that can't be read.
@@ -39,6 +40,7 @@ class Estimate:
 
     num_to_caption: int = 0
     num_known: int = 0
+    num_to_judge: int = 0
     num_kept: int = 0
     num_failed_before: int = 0
     num_unreadable: int = 0
@@ -77,6 +79,7 @@ async def estimate(
                 found.num_known += needs is Wants.DONE
             elif isinstance(known := await ledger.known(needs.key), Caption):
                 found.num_known += 1
+                found.num_to_judge += ledger.lacks_judgement(known)
             elif isinstance(known, Failed):
                 found.num_failed_before += 1
             elif limit is None or found.num_to_caption < limit:
@@ -85,12 +88,12 @@ async def estimate(
                 found.num_media_tokens += needs.plan.num_prompt_tokens
                 if len(to_try) < _NUM_TRIED:
                     to_try.append(needs)
-    await _try(found, to_try, captioner, workers)
+    await _try(found, to_try, captioner, workers, judges=ledger.judge_below is not None)
     return found
 
 
 async def _try(
-    found: Estimate, requests: Sequence[CaptionRequest], captioner: Captioner, workers: MediaWorkers
+    found: Estimate, requests: Sequence[CaptionRequest], captioner: Captioner, workers: MediaWorkers, *, judges: bool
 ) -> None:
     """Captions a few items one after the other, and reckons from the later ones: the first also warms everything up."""
     seconds: list[float] = []
@@ -100,7 +103,9 @@ async def _try(
         prepared = None
         if captioner.form is not None:
             prepared = await workers.prepare(request.item, request.content, captioner.form)
-        caption = prepared if isinstance(prepared, Failed) else await captioner.caption(request, prepared)
+        caption = (
+            prepared if isinstance(prepared, Failed) else await captioner.caption(request, prepared, judges=judges)
+        )
         if isinstance(caption, Failed):
             continue
         seconds.append(monotonic() - began)

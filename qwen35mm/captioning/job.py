@@ -22,7 +22,7 @@ from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.captioning.texts.prompts import PromptSet
-from qwen35mm.errors import OutputError
+from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm.sampling import SamplingParams
 
 
@@ -52,6 +52,8 @@ class Job:
 
     def check(self) -> None:
         """Raises what `carry_out` would for sources and sampling: CaptioningError, MissingExtraError, ConfigError."""
+        if self.style.schema is not None and self.run.judge_below is not None:
+            raise CaptioningError("A JSON caption has no sentences to judge. Leave --judge or --schema out.")
         self.settings(SamplingParams())
         self.entries()
 
@@ -137,7 +139,15 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         requests = RequestBuilder(job.prompts, settings, captioner.describe())
         retry, distance = job.run.retry_failed, job.run.max_distance
-        ledger = Ledger(manifest, outputs, requests, workers, retry_failed=retry, max_distance=distance)
+        ledger = Ledger(
+            manifest,
+            outputs,
+            requests,
+            workers,
+            retry_failed=retry,
+            max_distance=distance,
+            judge_below=job.run.judge_below,
+        )
         run = Run(job.entries(manifest), ledger, captioner, workers, job.run)
         if begun is not None:
             await begun(run)
@@ -161,7 +171,15 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         sidecars = open_outputs(specs, manifest, job.output_settings)
         requests = RequestBuilder(job.prompts, settings, captioner.describe(), with_plan=True)
         others, retry = len(specs) < len(job.outputs), job.run.retry_failed
-        ledger = Ledger(manifest, sidecars, requests, workers, wants_all=others, retry_failed=retry)
+        ledger = Ledger(
+            manifest,
+            sidecars,
+            requests,
+            workers,
+            wants_all=others,
+            retry_failed=retry,
+            judge_below=job.run.judge_below,
+        )
         try:
             return await estimate(job.entries(manifest), ledger, captioner, workers, limit=job.run.limit)
         finally:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qwen35mm.captioning.items import Failed, Item
+from qwen35mm.captioning.judge import flagged
 from qwen35mm.captioning.manifest.manifest import Manifest, is_settled
 from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.media.workers import Inspected, MediaWorkers
@@ -35,6 +36,7 @@ class Ledger:
         wants_all: whether there are outputs besides, not opened, that want every caption.
         retry_failed: whether a lasting failure counts as none.
         max_distance: bits by which near-duplicates that share a caption may differ; None shares none.
+        judge_below: the least score of a sentence that isn't doubted; None judges no captions.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Ledger:
         wants_all: bool = False,
         retry_failed: bool = False,
         max_distance: int | None = None,
+        judge_below: float | None = None,
     ) -> None:
         self.manifest = manifest
         self._outputs = outputs
@@ -55,6 +58,7 @@ class Ledger:
         self._wants_all = wants_all
         self._retry_failed = retry_failed
         self._max_distance = max_distance
+        self.judge_below = judge_below
         self._similar: dict[bytes, SimilarIndex] = {}
         # Where a person's own text may be.
         own = next((output for output in outputs if isinstance(output, Sidecars)), None)
@@ -80,8 +84,8 @@ class Ledger:
     async def needs(self, item: Item) -> CaptionRequest | Wants | Failed:
         """What an item needs.
 
-        The request where an output lacks its caption; else DONE, or KEPT where somebody else's text stays; `Failed`
-        where it can't be read, lacks what its prompt names, or no output can take it.
+        The request where an output lacks its caption, or that its judgement; else DONE, or KEPT where somebody else's
+        text stays; `Failed` where it can't be read, lacks what its prompt names, or no output can take it.
         """
         try:
             known = await self.do(self._look, item)
@@ -98,18 +102,28 @@ class Ledger:
         except CaptioningError as error:
             return Failed("output", str(error))
 
-    async def known(self, key: bytes) -> Caption | Failed | int:
-        """The finished caption of this work; how it failed, where another try would fail so, too; or how often the
-        program died at it.
-        """
+    async def known(self, key: bytes) -> Caption | Failed | None:
+        """The finished caption of this work, or how it failed, where another try would fail so, too."""
 
-        def read() -> Caption | Failed | int:
+        def read() -> Caption | Failed | None:
             failed = self.manifest.failure(key)
             if failed is not None and (failed.kind in _PASSING or self._retry_failed):
                 failed = None
-            return self.manifest.caption(key) or failed or self.manifest.num_begun(key)
+            caption = self.manifest.caption(key)
+            if caption is not None and not self.lacks_judgement(caption) and caption != (now := self._flagged(caption)):
+                self.manifest.finish(key, now)
+                return now
+            return caption or failed
 
         return await self.do(read)
+
+    def lacks_judgement(self, caption: Caption) -> bool:
+        """Whether the model has yet to say what it thinks of a caption."""
+        return self.judge_below is not None and caption.judged is None
+
+    def _flagged(self, caption: Caption) -> Caption:
+        """A judged caption with the flags that this run's threshold asks for."""
+        return caption if self.judge_below is None else flagged(caption, self.judge_below)
 
     async def similar(self, key: bytes, similarity: int) -> tuple[Caption, str] | None:
         """The caption of a near-duplicate that was asked the same, and its item's name."""
@@ -183,9 +197,14 @@ class Ledger:
         except CaptioningError as error:
             return Failed("prompt", str(error))
         wants = self._wants(item, request.key)
-        if Wants.CAPTION in wants:
+        if Wants.CAPTION in wants or (Wants.DONE in wants and self._is_to_judge(request.key)):
             return request
         return Wants.KEPT if Wants.KEPT in wants else Wants.DONE
+
+    def _is_to_judge(self, key: bytes) -> bool:
+        """Whether a caption that is there lacks its judgement, or the flags of this run's threshold."""
+        caption = None if self.judge_below is None else self.manifest.caption(key)
+        return caption is not None and (self.lacks_judgement(caption) or caption != self._flagged(caption))
 
     def _original(self, item: Item) -> str | None:
         """A person's own text for an item."""

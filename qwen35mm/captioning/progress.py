@@ -28,12 +28,15 @@ class Counts:
         num_captioned: the model wrote a caption. A fate.
         num_shared: took the caption of a near-duplicate, or of the same bytes under another name. A fate.
         num_recalled: a kept caption went to an output that lacked it. A fate.
+        num_judged: the model judged a caption of an earlier run. A fate.
         num_present: every output had it. A fate.
         num_kept: somebody else's caption stays. A fate.
         num_failed: in this run. A fate.
         num_failed_before: the same work failed, in an earlier run or for another item of this one, and isn't tried
             again. A fate.
         num_left: a stop came first. A fate.
+        num_doubted, num_not_judged: captions that this run wrote, of which the model doubts a sentence, or gave no
+            judgement.
         num_prompt_tokens, num_generated_tokens: of this run's captions.
         num_retries: replies that weren't as they had to be.
         slots_idle_s: seconds that slots waited for media, added up over the slots.
@@ -45,11 +48,14 @@ class Counts:
     num_captioned: int = 0
     num_shared: int = 0
     num_recalled: int = 0
+    num_judged: int = 0
     num_present: int = 0
     num_kept: int = 0
     num_failed: int = 0
     num_failed_before: int = 0
     num_left: int = 0
+    num_doubted: int = 0
+    num_not_judged: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_retries: int = 0
@@ -60,7 +66,7 @@ class Counts:
     @property
     def num_done(self) -> int:
         """Items whose caption was written in this run."""
-        return self.num_captioned + self.num_shared + self.num_recalled
+        return self.num_captioned + self.num_shared + self.num_recalled + self.num_judged
 
     @property
     def num_skipped(self) -> int:

@@ -51,7 +51,9 @@ class CaptionActor:
         """The engine's model, as `RayCaptioner` takes it. Raises Qwen35mmError."""
         return {name: value for name, value in vars(self._captioner).items() if name not in ("backend", "form")}
 
-    async def caption(self, identity: Mapping[str, Any], request: CaptionRequest) -> Caption | Failed:
+    async def caption(
+        self, identity: Mapping[str, Any], request: CaptionRequest, known: Caption | None, judges: bool
+    ) -> Caption | Failed:
         """The item's caption; `identity` is of the model that is to answer."""
         captioner = self._captioner
         assert captioner.form is not None
@@ -59,7 +61,9 @@ class CaptionActor:
             text = "The machines of the cluster don't have the same weights, or not in one format (--weights, --dtype)."
             return Failed("engine", text)
         prepared = await self._workers.prepare(request.item, request.content, captioner.form)
-        return prepared if isinstance(prepared, Failed) else await captioner.caption(request, prepared)
+        if isinstance(prepared, Failed):
+            return prepared
+        return await captioner.caption(request, prepared, known, judges=judges)
 
 
 @contextlib.asynccontextmanager
@@ -120,13 +124,15 @@ class RayCaptioner(Captioner):
     free: asyncio.Queue[Any]
     num_at_once: int
 
-    async def caption(self, request: CaptionRequest, prepared: Prepared | None) -> Caption | Failed:
+    async def caption(
+        self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None = None, *, judges: bool = False
+    ) -> Caption | Failed:
         """As `Captioner`; an engine reads the item itself, and decodes it."""
         item = request.item
         there = replace(request, item=replace(item, source=_absolute(item.source)))
         actor = await self.free.get()
         try:
-            return await actor.caption.remote(self.identity, there)
+            return await actor.caption.remote(self.identity, there, known, judges)
         except RayActorError:
             return Failed("worker", f"{_MAX_BEGUN} engines of the cluster ended while they worked on this.")
         except RayError as error:

@@ -6,11 +6,21 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind, MediaPlan
+
+
+class Judged(TypedDict):
+    """A sentence of a caption, or a tag, and how likely the model finds it to hold for the medium.
+
+    `score` is from 0 to 1; None where the model said neither yes nor no.
+    """
+
+    sentence: str
+    score: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +35,9 @@ class Caption:
         kind, width, height, duration_s: of the medium, in pixels and seconds; a picture has no duration.
         prompt: the question as the model got it.
         model: the model's name.
-        flags: what a person should know: `truncated`, `repetition removed`, `missing: WORD`, `forbidden: WORD`.
+        flags: what a person should know: `truncated`, `repetition removed`, `missing: WORD`, `forbidden: WORD`,
+            `doubted`, `not judged`.
+        judged: its sentences or tags, judged; None where they weren't.
         shared_from: the name of the near-duplicate whose caption this is; None where the model saw the medium itself.
         num_prompt_tokens, num_generated_tokens: of all attempts.
         num_attempts: replies until this one.
@@ -41,6 +53,7 @@ class Caption:
     prompt: str
     model: str
     flags: tuple[str, ...] = ()
+    judged: tuple[Judged, ...] | None = None
     shared_from: str | None = None
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
@@ -81,6 +94,7 @@ class Record:
             "caption": self.caption.text,
             **vars(self.caption),
             "flags": list(self.caption.flags),
+            "judged": None if self.caption.judged is None else list(self.caption.judged),
             "sha256": self.content.hex(),
             "metadata": dict(self.item.metadata),
         }

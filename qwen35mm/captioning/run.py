@@ -17,6 +17,7 @@ from typing import Literal
 
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Failed, Item, Unreadable
+from qwen35mm.captioning.judge import DOUBTED, NOT_JUDGED, flagged, not_judged
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.media.workers import MediaWorkers, Prepared
 from qwen35mm.captioning.outputs import Wants
@@ -42,12 +43,14 @@ class RunSettings:
         limit: items that are captioned at most; None is all.
         retry_failed: whether items that failed for a lasting reason are tried again.
         max_distance: bits by which near-duplicates that share a caption may differ; None shares none.
+        judge_below: the model judges each caption's sentences, and doubts those with a lower score; None judges none.
     """
 
     slots: int = 4
     limit: int | None = None
     retry_failed: bool = False
     max_distance: int | None = None
+    judge_below: float | None = None
 
 
 class Run:
@@ -175,7 +178,7 @@ class Run:
     async def _begin(self, request: CaptionRequest, *, alone: bool) -> None:
         """Takes up work that nobody is at, unless it was done, failed or was too much for the program before."""
         known = await self._ledger.known(request.key)
-        if isinstance(known, Caption):
+        if isinstance(known, Caption) and not self._ledger.lacks_judgement(known):
             for waiting in self._at_work.pop(request.key):
                 # Not in one statement with the await: others count meanwhile.
                 delivered = await self._deliver(waiting, known)
@@ -185,18 +188,22 @@ class Run:
                 self.counts.num_failed_before += 1
                 # Under its own name, which may be new.
                 await self._do(self._manifest.fail, waiting.item, request.key, known)
-        elif known >= _NUM_SUSPICIOUS and not alone:
+        elif not alone and await self._do(self._manifest.num_begun, request.key) >= _NUM_SUSPICIOUS:
             self._suspicious += [waiting.item for waiting in self._at_work.pop(request.key)]
         elif self._settings.limit is not None and self._num_begun >= self._settings.limit:
             self.counts.num_left += len(self._at_work.pop(request.key))
             self.stop("limit")
         else:
             self._num_begun += 1
-            await self._prepare(request)
+            await self._prepare(request, known)
 
-    async def _prepare(self, request: CaptionRequest) -> None:
-        """Prepares a medium for its slot, or finds its near-duplicate."""
-        form, with_similarity = self._captioner.form, self._settings.max_distance is not None
+    async def _prepare(self, request: CaptionRequest, known: Caption | None) -> None:
+        """Prepares a medium for its slot, or finds its near-duplicate.
+
+        Args:
+            known: its caption, where only a judgement is missing.
+        """
+        form, with_similarity = self._captioner.form, self._settings.max_distance is not None and known is None
         prepared = None
         if form is not None or with_similarity:
             prepared = await self._workers.prepare(
@@ -212,27 +219,28 @@ class Run:
                     num_written = await self._store(request.key, caption, None)
                     self.counts.num_shared += num_written
                     return
-        await self._wait_for_slot(request, prepared)
+        await self._wait_for_slot(request, prepared, known)
 
-    async def _wait_for_slot(self, request: CaptionRequest, prepared: Prepared | None) -> None:
+    async def _wait_for_slot(self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None) -> None:
         free_since = await self._free.get()
         self.counts.slots_idle_s += monotonic() - free_since
         try:
             if self.stopped in (None, "limit"):
-                await self._caption(request, prepared)
+                await self._caption(request, prepared, known)
             else:
                 self.counts.num_left += len(self._at_work.pop(request.key))
         finally:
             self.counts.slots_s += monotonic() - free_since
             self._free.put_nowait(monotonic())
 
-    async def _caption(self, request: CaptionRequest, prepared: Prepared | None) -> None:
-        counts = self.counts
+    async def _caption(self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None) -> None:
+        counts, below = self.counts, self._settings.judge_below
         try:
             if await self._do(self._manifest.begin, request.key) > _NUM_DEADLY:
                 caption = Failed("crash", f"The program ended {_NUM_DEADLY} times while it worked on this.")
+                caption = caption if known is None else not_judged(known)
             else:
-                caption = await self._captioner.caption(request, prepared)
+                caption = await self._captioner.caption(request, prepared, known, judges=below is not None)
         except asyncio.CancelledError:
             # Left on purpose: only what the program dies of counts.
             await self._do(self._manifest.take_back, request.key)
@@ -241,10 +249,16 @@ class Run:
             await self._fail_work(request.key, caption)
             return
         self._num_failures_in_a_row = 0
+        if below is not None:
+            caption = flagged(caption, below)
+        similarity = None if prepared is None else prepared.similarity
+        num_written = await self._store(request.key, caption, similarity)
+        if known is not None:
+            counts.num_judged += num_written
+            return
         counts.num_retries += caption.num_attempts - 1
         counts.num_prompt_tokens += caption.num_prompt_tokens
         counts.num_generated_tokens += caption.num_generated_tokens
-        num_written = await self._store(request.key, caption, None if prepared is None else prepared.similarity)
         counts.num_captioned += min(num_written, 1)
         counts.num_shared += max(num_written - 1, 0)
 
@@ -259,6 +273,9 @@ class Run:
         failed = await self._ledger.deliver(request, caption)
         if failed is not None:
             await self._fail(request.item, request.key, failed)
+        else:
+            self.counts.num_doubted += DOUBTED in caption.flags
+            self.counts.num_not_judged += NOT_JUDGED in caption.flags
         return failed is None
 
     async def _fail_work(self, key: bytes, failed: Failed) -> None:

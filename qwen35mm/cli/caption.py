@@ -145,6 +145,11 @@ def _report(outcome: Outcome, job: Job) -> None:
     parts = [describe(counts), f"in {clock(counts.elapsed_s)}"]
     if counts.num_recalled or counts.num_shared:
         parts.append(f"{counts.num_recalled:,} written again from the manifest, {counts.num_shared:,} shared")
+    if job.run.judge_below is not None:
+        parts.append(
+            f"{counts.num_judged:,} of earlier runs judged, {counts.num_doubted:,} doubted, "
+            f"{counts.num_not_judged:,} without a judgement"
+        )
     if counts.slots_s:
         parts.append(f"slots waited {counts.slots_idle_s / counts.slots_s:.1%} of their time for media")
     typer.echo("; ".join(parts) + ".", err=True)
@@ -179,6 +184,7 @@ def _describe_estimate(found: Estimate) -> str:
         f"{label}: {number:,}"
         for label, number in (
             ("Captioned before", found.num_known),
+            ("Of these to judge", found.num_to_judge),
             ("Kept as they are, with somebody's own text", found.num_kept),
             ("Failed before", found.num_failed_before),
             ("Can't be read", found.num_unreadable),

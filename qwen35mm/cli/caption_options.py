@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # The engine's own number.
 DEFAULT_SLOTS = 4
+# What the model rather denies.
+DEFAULT_JUDGE_BELOW = 0.5
 _SHARD = re.compile(r"(\d+)/(\d+)")
 
 _sources = functools.partial(typer.Option, rich_help_panel="Sources")
@@ -71,6 +73,13 @@ class CaptionOptions:
     keep_unfinished: Annotated[
         bool, _caption("--keep-unfinished", help="Keep a last sentence that the limit cut off.")
     ] = False
+
+    judge: Annotated[
+        bool, _caption("--judge", help="Ask the model whether each sentence holds; what it doubts is flagged.")
+    ] = False
+    judge_below: Annotated[
+        float, _caption(help="A sentence is doubted whose score, the probability of yes, is less.", min=0, max=1)
+    ] = DEFAULT_JUDGE_BELOW
 
     output: Annotated[
         Many,
@@ -162,6 +171,7 @@ class CaptionOptions:
                 limit=self.limit,
                 retry_failed=self.retry_failed,
                 max_distance=self.share_similar,
+                judge_below=self.judge_below if self.judge else None,
             ),
         )
         job.check()

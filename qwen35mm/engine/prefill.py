@@ -59,7 +59,7 @@ class Prefill:
         if reading is not None:
             self._reader = PromptReader(reading, source.prompt, runtime.loaded, runtime.check_numbers)
         self._keeps = runtime.reuse and source.retain != "nothing"
-        self._on_disk = source.retain != "memory"
+        self._on_disk = source.retain not in ("memory", "prompt")
         self._created_s = time.monotonic()
         self._num_cached_units = self._num_encoded_units = 0
         self._reading: Future[Any] | None = None

@@ -31,8 +31,8 @@ P = TypeVar("P", bound="CachedPrompt")
 _NO_MEMORY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA(\]:| error:) out of memory")
 
 # What stays cached of a prompt: the points a conversation is gone on from; the same, but nothing of it on the disk;
-# only what was asked for before; nothing.
-Retain = Literal["conversation", "memory", "shared", "nothing"]
+# that without a history with the reply; only what was asked for before; nothing.
+Retain = Literal["conversation", "memory", "prompt", "shared", "nothing"]
 
 
 @dataclass(frozen=True, eq=False)

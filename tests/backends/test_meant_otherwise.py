@@ -38,7 +38,7 @@ def backend(demo: LoadedModel) -> Iterator[LocalBackend]:
             [HELLO],
             {"retain": "all"},
             RequestError,
-            "retain must be one of conversation, memory, shared, nothing; got 'all'",
+            "retain must be one of conversation, memory, prompt, shared, nothing; got 'all'",
         ),
         ([HELLO], {"timeout_s": float("nan")}, RequestError, "timeout_s must be a number of seconds above 0.*got nan"),
         ([HELLO], {"timeout_s": "5"}, RequestError, "timeout_s .*got '5'"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from PIL import Image as PILImage
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.captioning.captioner import Captioner
-from qwen35mm.engine import CacheReport, Event, Finished, Result
+from qwen35mm.engine import Event, Finished, Result, TokenLogprob
 from qwen35mm.engine.events import FinishReason
 from qwen35mm.prompt import Message
 from qwen35mm.sampling import SamplingParams
@@ -39,9 +40,10 @@ def say_what_was_seen(asked: Asked) -> str:
 @dataclass
 class FakeModel:
     """Answers after `delay_s`, when `waits` doesn't hold (any more), with what `answer` gives; an exception that it
-    raises is the stream's."""
+    raises is the stream's. Where probabilities are asked for, "yes" has what `chance_of_yes` gives."""
 
     answer: Callable[[Asked], str] = say_what_was_seen
+    chance_of_yes: Callable[[Asked], float] = lambda asked: 0.9
     delay_s: float = 0.0
     waits: Callable[[], object] = bool
     finish_reason: FinishReason = "stop"
@@ -69,7 +71,7 @@ class FakeModel:
         enable_thinking: bool | None = None,
         retain: Any = "shared",
     ) -> AsyncIterator[Event]:
-        assert retain == "shared"
+        assert retain in ("shared", "prompt")
         assert params is not None
         (part,) = messages[-1].media
         assert isinstance(part.source, PreparedMedia)
@@ -88,11 +90,16 @@ class FakeModel:
             await asyncio.sleep(self.delay_s)
             while self.waits():
                 await asyncio.sleep(0.005)
-            text = self.answer(asked)
+            told, text = None, ""
+            if params.logprobs is None:
+                text = self.answer(asked)
+            else:
+                yes = self.chance_of_yes(asked)
+                top = tuple(TokenLogprob(word, math.log(p), ()) for word, p in (("Yes", yes), ("No", 1 - yes)))
+                told = (replace(top[0], top=top),)
             finished = True
-            yield Finished(
-                Result(text, None, self.finish_reason, (1, 2), (1,) * 10, 10, 2, 0.01, 100.0, cache=CacheReport())
-            )
+            reply = Result(text, None, self.finish_reason, (1, 2), (1,) * 10, 10, 2, 0.01, 100.0, logprobs=told)
+            yield Finished(reply)
         finally:
             self.num_at_once -= 1
             self.num_left += not finished

@@ -28,6 +28,8 @@ from qwen35mm.errors import CaptioningError, OutputError, StorageError
 STATE_FOLDER = ".qwen35mm"
 # Rows that are read at once, so that no transaction is open while a caller works on one.
 _ROWS_AT_ONCE = 500
+# Fields of a caption that are lists in JSON.
+_TUPLES = ("flags", "judged")
 # A file that was changed so short a time ago is read again.
 SETTLED_S = 2.0
 
@@ -178,6 +180,8 @@ class Manifest:
     def finish(self, key: bytes, caption: Caption, *, name: str = "", similarity: int | None = None) -> None:
         """Keeps a caption, durably; this key's failures are forgotten.
 
+        Outputs that have an earlier one of this key lack it from now on.
+
         Args:
             name: of the item that it was written for.
             similarity: the medium's perceptual hash, of any number of bits.
@@ -185,7 +189,8 @@ class Manifest:
         with self.writing() as connection:
             connection.execute(
                 "INSERT INTO results (key, caption, first_name, similarity) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (key) DO NOTHING",
+                "ON CONFLICT (key) DO UPDATE SET caption = excluded.caption, revision = revision + 1 "
+                "WHERE caption != excluded.caption",
                 (key, json.dumps(vars(caption)), os.fsencode(name), None if similarity is None else f"{similarity:x}"),
             )
             connection.execute("DELETE FROM attempts WHERE key = ?", (key,))
@@ -278,7 +283,8 @@ def _copy_database(path: Path, copy: Path) -> None:
 def load_caption(text: str) -> Caption:
     """A caption as the manifest keeps it."""
     values = json.loads(text)
-    return Caption(**values | {"flags": tuple(values["flags"])})
+    lists = {name: tuple(value) for name, value in values.items() if name in _TUPLES and value is not None}
+    return Caption(**values | lists)
 
 
 def file_state(status: os.stat_result) -> tuple[int, int, int]:

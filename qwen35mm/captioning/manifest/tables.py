@@ -141,4 +141,10 @@ _SECOND = (
     """,
 )
 
-MIGRATIONS: Final = (_FIRST, _SECOND)
+_THIRD = (
+    # How often a result's caption was replaced by one that says more, and how often it had been when an entry got it.
+    "ALTER TABLE results ADD COLUMN revision INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE entries ADD COLUMN revision INTEGER NOT NULL DEFAULT 0",
+)
+
+MIGRATIONS: Final = (_FIRST, _SECOND, _THIRD)

@@ -95,6 +95,7 @@ def _schema(*, embed_media: bool) -> Any:
         "prompt": text,
         "model": text,
         "flags": pyarrow.list_(text),
+        "judged": pyarrow.list_(pyarrow.struct({"sentence": text, "score": real})),
         "shared_from": text,
         "num_prompt_tokens": whole,
         "num_generated_tokens": whole,

@@ -61,7 +61,10 @@ class RecordOutput(Output):
 
     def _has(self, item: Item, key: bytes) -> bool:
         """Whether the caption of this work is in the output for this item."""
-        query = "SELECT 1 FROM entries WHERE output = ? AND owner = ? AND key = ?"
+        query = (
+            "SELECT 1 FROM entries JOIN results USING (key, revision) "
+            "WHERE output = ? AND owner = ? AND entries.key = ?"
+        )
         return self._manifest.row(query, self._output, owner_of(item, self._manifest), key) is not None
 
     def _replaced_by(self, record: Record, taken: Collection[int] = ()) -> int | None:
@@ -95,7 +98,7 @@ class RecordOutput(Output):
         if replaced is not None:
             connection.execute("DELETE FROM entries WHERE position = ?", (replaced,))
         connection.execute(
-            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT revision FROM results WHERE key = ?))",
             (
                 replaced,
                 self._output,
@@ -107,6 +110,7 @@ class RecordOutput(Output):
                 json_text(dict(item.metadata)),
                 shard,
                 row,
+                record.key,
             ),
         )
 

@@ -69,6 +69,12 @@ def wrap(text: str, *, prefix: str = "", suffix: str = "", trigger: str = "") ->
     return f"{trigger}, {wrapped}" if trigger and not contains(wrapped, trigger) else wrapped
 
 
+def unwrap(text: str, *, prefix: str = "", suffix: str = "", trigger: str = "") -> str:
+    """A caption without what `wrap` put around it."""
+    text = text.removeprefix(f"{trigger}, ") if trigger else text
+    return text.removeprefix(prefix).removesuffix(suffix)
+
+
 def _unwrapped(text: str, *, finished: bool) -> str:
     """Take away what is around the caption until nothing more comes off."""
     while True:
@@ -210,14 +216,21 @@ def _prefix_lengths(text: str) -> list[int]:
 
 
 # Where sentences, lines and tags end, as far as punctuation tells.
-_CLOSERS = "\"'”’»)\\]}」』）】*_`"
+_CLOSERS = "\"'”’“‘»)\\]}」』）】*_`"
 _END = re.compile(rf"(?:[.!?…؟۔।]+[{_CLOSERS}]*(?=\s|\Z))|(?:[。！？｡]+[{_CLOSERS}]*)")
 _SEPARATOR = re.compile(f"[{_SEPARATORS}]")
 
-# They end in a full stop in the middle of a sentence. A single letter does so too, as in `J. Smith`.
+# They end in a full stop in the middle of a sentence. Single letters do so too, as in `J. Smith`, `e.g.` and `z. B.`
 _ABBREVIATIONS = frozenset(
-    {"mr", "mrs", "ms", "dr", "prof", "st", "mt", "ft", "vs", "fig", "vol", "approx", "cf", "e.g", "i.e", "u.s", "u.k"}
+    (
+        *("mr", "mrs", "ms", "dr", "prof", "st", "mt", "ft", "vs", "fig", "vol", "approx", "cf"),
+        *("bzw", "ca", "evtl", "ggf", "hl", "inkl", "nr", "str", "vgl"),
+    )
 )
+_LETTERS = re.compile(r"[^\W\d_](?:\.[^\W\d_])*")
+_BEFORE_NUMBERS = frozenset({"no", "nos", "pp"})
+# German writes `am 3. Mai` and `im 19. Jahrhundert`.
+_ORDINAL = re.compile(r"\b(?:am|ab|im|vom|zum|zur|der|die|das|den|dem|des|bis|seit)\s+\d{1,2}\Z", re.IGNORECASE)
 _LONGEST_ABBREVIATION = max(len(word) for word in _ABBREVIATIONS)
 
 _MIN_TAGS = 4
@@ -243,7 +256,7 @@ def cut_back(text: str) -> str:
     if ends and ends[-1] == len(text):
         return text
     end = max(ends[-1] if ends else 0, _end_of_last_line(text))
-    if end == 0 and _is_list_of_tags(text):
+    if end == 0 and is_list_of_tags(text):
         end = [match.start() for match in _SEPARATOR.finditer(text)][-1]
     return text[:end].rstrip() if end else text
 
@@ -253,11 +266,13 @@ def _stays_open(text: str, match: re.Match[str]) -> bool:
         return False
     start = max(0, match.start() - _LONGEST_ABBREVIATION - 2)
     before = text[start : match.start()]
-    word = re.split(r"[\s(\"'“‘]", before)[-1]
-    if len(word) == 1 and word.isalpha():
+    word = re.split(r"[\s(\"'“‘„]", before)[-1].casefold()
+    if word in _ABBREVIATIONS or _LETTERS.fullmatch(word):
         return True
+    if word in _BEFORE_NUMBERS:
+        return text[match.end() :].lstrip()[:1].isdigit()
     line_start = text.rfind("\n", 0, match.start()) + 1
-    return word.casefold() in _ABBREVIATIONS or text[line_start : match.start()].strip().isdigit()
+    return text[line_start : match.start()].strip().isdigit() or _ORDINAL.search(before) is not None
 
 
 def _end_of_last_line(text: str) -> int:
@@ -272,8 +287,15 @@ def _end_of_last_line(text: str) -> int:
     return 0
 
 
-def _is_list_of_tags(text: str) -> bool:
+def is_list_of_tags(text: str) -> bool:
+    """Whether a text looks like tags with commas between them: four or more short ones."""
     tags = _SEPARATOR.split(text)
     return len(tags) >= _MIN_TAGS and all(
         len(tag.split()) <= _MAX_WORDS_OF_A_TAG and len(tag.strip()) <= _MAX_CHARS_OF_A_TAG for tag in tags
     )
+
+
+def tags_of(text: str) -> list[str]:
+    """The tags of a list, in its order, each once."""
+    tags = (tag.strip().rstrip(".。") for tag in re.split(rf"[{_SEPARATORS}\n]", text))
+    return list(dict.fromkeys(tag for tag in tags if tag))

@@ -1,0 +1,126 @@
+"""What a model thinks of a caption's sentences: whether each holds for the medium, asked one by one.
+
+The medium comes first in each prompt, as it did in the caption's own: of every question, only the text is new.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from qwen35mm.captioning.records import Caption, Judged
+from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
+from qwen35mm.captioning.texts.cleanup import is_list_of_tags, sentence_ends, tags_of, unwrap
+from qwen35mm.captioning.texts.presets import PRESETS
+from qwen35mm.engine import Result
+from qwen35mm.sampling import MAX_TOP_LOGPROBS, SamplingParams
+
+DOUBTED = "doubted"
+NOT_JUDGED = "not judged"
+
+# How the answer is asked for: by the probabilities of its first token; and where a server doesn't tell them, sampled.
+BY_CHANCE = SamplingParams(temperature=0.0, max_tokens=1, logprobs=MAX_TOP_LOGPROBS)
+BY_ANSWER = SamplingParams(temperature=0.0, max_tokens=4)
+
+_STATEMENT = (
+    "Is the following statement about this {kind} true? It is false if it names something that isn't there, or if a "
+    "number, a colour, a place, an action or a text in it is wrong.\n\nStatement: {text}\n\n"
+    "Answer with one word, yes or no."
+)
+_TAG = "Does the tag '{text}' fit this {kind}? Answer with one word, yes or no."
+_WORDS = {
+    **dict.fromkeys(("yes", "是", "是的", "对"), True),
+    **dict.fromkeys(("no", "否", "不", "不是", "不对"), False),
+}
+_FIRST_WORD = re.compile(r"\W*(\w+)")
+# A model that says neither yes nor no in so many of a hundred answers doesn't answer the question.
+_LEAST_ANSWERED = 0.01
+# What stands in front of a line of a list.
+_MARK = re.compile(r"(?:[-*•·]|#+|\d{1,3}[.)])\s+")
+
+
+async def judge(
+    caption: Caption, request: CaptionRequest, ask: Callable[[str], Awaitable[Result]]
+) -> tuple[Judged, ...]:
+    """A caption's sentences, or its tags, each with how likely the model finds it to hold.
+
+    A text that was read off a medium has none.
+
+    Args:
+        ask: a question about the medium, with `BY_CHANCE` or `BY_ANSWER`.
+
+    Raises:
+        Qwen35mmError: the model can't be asked.
+    """
+    form, parts = _parts(caption, request.settings.style)
+    questions = [(text, form.format(kind=caption.kind, text=text)) for text in parts]
+    return tuple([Judged(sentence=text, score=score_of(await ask(question))) for text, question in questions])
+
+
+def flagged(caption: Caption, below: float) -> Caption:
+    """The caption with the flags that its scores ask for.
+
+    `DOUBTED` where a score is less than `below`; `NOT_JUDGED` where one is missing, or all are.
+    """
+    scores = None if caption.judged is None else [each["score"] for each in caption.judged]
+    flags = [flag for flag in caption.flags if flag not in (DOUBTED, NOT_JUDGED)]
+    if any(score is not None and score < below for score in scores or ()):
+        flags.append(DOUBTED)
+    if scores is None or None in scores:
+        flags.append(NOT_JUDGED)
+    return replace(caption, flags=tuple(flags))
+
+
+def not_judged(caption: Caption) -> Caption:
+    """A caption that can't be judged, whose judgement nobody asks for again."""
+    return replace(caption, judged=(Judged(sentence=caption.text, score=None),))
+
+
+def score_of(result: Result) -> float | None:
+    """How likely "yes" is, of yes and no; None where the model says neither.
+
+    From the likeliest first tokens; without their probabilities, 1.0 or 0.0 by the answer.
+    """
+    if not result.logprobs:
+        answer = _answer(result.text)
+        return None if answer is None else float(answer)
+    first = result.logprobs[0]
+    chances = {True: 0.0, False: 0.0}
+    for token in first.top or (first,):
+        if (answer := _answer(token.text)) is not None:
+            chances[answer] += math.exp(token.logprob)
+    total = sum(chances.values())
+    return round(chances[True] / total, 4) if total >= _LEAST_ANSWERED else None
+
+
+def _answer(text: str) -> bool | None:
+    found = _FIRST_WORD.match(text.casefold())
+    return None if found is None else _WORDS.get(found[1])
+
+
+def _parts(caption: Caption, style: CaptionStyle) -> tuple[str, list[str]]:
+    """What is asked about each part of a caption, and the parts."""
+    if _is_of(caption, "ocr"):
+        return _STATEMENT, []
+    text = unwrap(caption.text, prefix=style.prefix, suffix=style.suffix, trigger=style.trigger)
+    if _is_of(caption, "tags") or (is_list_of_tags(text) and not sentence_ends(text)):
+        return _TAG, tags_of(text)
+    return _STATEMENT, sentences_of(text)
+
+
+def _is_of(caption: Caption, preset: str) -> bool:
+    return caption.prompt in (PRESETS[preset].text, PRESETS[preset].video_text)
+
+
+def sentences_of(text: str) -> list[str]:
+    """A text's sentences in order. Each line is one by itself, without the mark of a list; what has no word is none."""
+    found: list[str] = []
+    for line in text.splitlines():
+        line = _MARK.sub("", line.strip(), count=1) if _MARK.match(line.strip()) else line.strip()
+        # A sentence goes on right behind what it quotes: 「止まれ。」と書いてある。
+        ends = [end for end in sentence_ends(line) if not (line[end - 1] in "」』”" and line[end : end + 1].isalnum())]
+        bounds = zip([0, *ends], [*ends, len(line)], strict=True)
+        found += [line[start:stop].strip() for start, stop in bounds]
+    return [sentence for sentence in found if any(char.isalnum() for char in sentence)]

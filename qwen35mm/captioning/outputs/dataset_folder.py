@@ -1,10 +1,15 @@
-"""A Hugging Face dataset folder: media, and beside them `metadata.jsonl` with `file_name` and `text`."""
+"""A Hugging Face dataset folder: media, and beside them `metadata.jsonl` with `file_name` and `text`, and a card.
+
+Hugging Face's `datasets` reads a folder of one kind of media. Where there are both, each has a copy of its rows.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from qwen35mm.captioning.items import Item, Medium
 from qwen35mm.captioning.manifest.files import (
@@ -17,11 +22,14 @@ from qwen35mm.captioning.manifest.files import (
 )
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import OutputSettings, Wants
+from qwen35mm.captioning.outputs.dataset_card import CARD, card, rows_file, write_card
 from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_names
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Record, still_there
 
 DATASET_METADATA = "metadata.jsonl"
+# What a record may lack, and a column may not.
+_ALWAYS = {"data": "", "shared_from": ""}
 
 
 class DatasetFolder(JsonLines):
@@ -52,6 +60,8 @@ class DatasetFolder(JsonLines):
     def finish(self) -> None:
         """See `Output`. Media that no line names any more are removed."""
         super().finish()
+        with disk_errors(self.label):
+            self._describe()
         for owner, name in self._claims.without_entry(self._output):
             with disk_errors(self.label):
                 (self._folder / name).unlink(missing_ok=True)
@@ -60,8 +70,40 @@ class DatasetFolder(JsonLines):
     def _line(self, record: Record) -> bytes:
         values = record.to_dict()
         values.pop("path", None)
-        row = {"file_name": self._file_name(record.item), "text": values.pop("caption")} | values
+        row = {"file_name": self._file_name(record.item), "text": values.pop("caption"), **_ALWAYS, **values}
+        # `datasets` wants one type of a column in every row: what a list or an object holds is JSON text.
+        row = {name: json_text(value) if isinstance(value, list | dict) else value for name, value in row.items()}
         return json_text(row).encode() + b"\n"
+
+    def _describe(self) -> None:
+        """Writes the card, and each kind's rows where there are two, unless it is newer than they. Raises OSError."""
+        card_path = self._folder / CARD
+        if not self._path.stat().st_size:
+            return
+        if card_path.exists() and card_path.stat().st_mtime_ns >= self._path.stat().st_mtime_ns:
+            return
+        suffixes: dict[str, set[str]] = {}
+        for _, kind, suffix in self._rows():
+            suffixes.setdefault(kind, set()).add(suffix)
+        for kind in ("image", "video"):
+            path = self._folder / rows_file(kind)
+            if len(suffixes) > 1:
+                with replacing(path) as file:
+                    file.writelines(line for line, of, _ in self._rows() if of == kind)
+            else:
+                path.unlink(missing_ok=True)
+        if suffixes:
+            write_card(self._folder, card("folder", suffixes))
+
+    def _rows(self) -> Iterator[tuple[bytes, str, str]]:
+        """The lines that name a file, with its kind and its suffix; those of others may have any form."""
+        with self._path.open("rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError, RecursionError, AttributeError):
+                    row = json.loads(line)
+                    if isinstance(name := row.get("file_name"), str):
+                        kind = "video" if row.get("kind") == "video" else "image"
+                        yield line.removesuffix(b"\n") + b"\n", kind, PurePosixPath(name).suffix
 
     def _file_name(self, item: Item) -> str:
         found = self._claims.find(owner_of(item, self._manifest))

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qwen35mm.captioning.manifest.files import json_text
+from qwen35mm.captioning.manifest.files import disk_errors, json_text
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import OutputSettings
+from qwen35mm.captioning.outputs.dataset_card import card, write_card
 from qwen35mm.captioning.outputs.shards import Shards
-from qwen35mm.captioning.records import Record, printable
+from qwen35mm.captioning.records import Record, printable, still_there
 from qwen35mm.errors import MissingExtraError
 
 try:
@@ -23,13 +24,16 @@ except ImportError as error:
 _ROWS_AT_ONCE = 64
 _BYTES_AT_ONCE = 32 << 20
 _JSON_COLUMNS = ("data", "metadata")
+# A larger medium is left where it is, and named.
+_MOST_EMBEDDED_BYTES = 256 << 20
+_VALUES = {pyarrow.string(): "string", pyarrow.int64(): "int64", pyarrow.float64(): "float64"}
 
 
 class ParquetShards(Shards):
     """The parquet files in `folder`; errors are those of `Shards`.
 
-    `data` and `metadata` hold JSON text. With `embed_media`, `image` holds a picture's bytes and name, as Hugging
-    Face's `Image` does; videos have none.
+    `data` and `metadata` hold JSON text. With `embed_media`, `image` or `video` hold a medium's bytes and name, as
+    Hugging Face's `Image` and `Video` do; the schema's metadata tell its `datasets`.
     """
 
     suffix = ".parquet"
@@ -50,9 +54,10 @@ class ParquetShards(Shards):
         row = record.to_dict()
         for name in _JSON_COLUMNS:
             row[name] = json_text(row[name]) if name in row else None
-        if "image" in self._writer.schema.names and record.caption.kind == "image":
+        kind = record.caption.kind
+        if kind in self._writer.schema.names and _num_bytes(record) <= _MOST_EMBEDDED_BYTES:
             medium = b"".join(record.pieces())
-            row["image"] = {"bytes": medium, "path": printable(record.item.name)}
+            row[kind] = {"bytes": medium, "path": printable(record.item.name)}
             self._num_bytes += len(medium)
         self._rows.append(row)
         if len(self._rows) >= _ROWS_AT_ONCE or self._num_bytes >= _BYTES_AT_ONCE:
@@ -74,6 +79,12 @@ class ParquetShards(Shards):
     def _drop(self) -> None:
         # Else it would write the file's end when it is collected.
         self._writer.is_open = False
+
+    def finish(self) -> None:
+        """See `Output`."""
+        super().finish()
+        with disk_errors(self.label):
+            write_card(self._folder, card("parquet", None))
 
     def _flush(self) -> None:
         if self._rows:
@@ -102,6 +113,21 @@ def _schema(*, embed_media: bool) -> Any:
         "sha256": text,
         "metadata": text,
     }
+    features = {name: _feature(kind) for name, kind in columns.items()}
     if embed_media:
-        columns["image"] = pyarrow.struct({"bytes": pyarrow.binary(), "path": text})
-    return pyarrow.schema(list(columns.items()))
+        columns |= dict.fromkeys(("image", "video"), pyarrow.struct({"bytes": pyarrow.binary(), "path": text}))
+        features |= {"image": {"_type": "Image"}, "video": {"_type": "Video"}}
+    told = json_text({"info": {"features": features}})
+    return pyarrow.schema(list(columns.items()), metadata={"huggingface": told})
+
+
+def _feature(kind: Any) -> dict[str, Any]:
+    """A column's type in the words of Hugging Face's `datasets`."""
+    if pyarrow.types.is_list(kind):
+        return {"_type": "Sequence", "feature": _feature(kind.value_type)}
+    return {"_type": "Value", "dtype": _VALUES[kind]}
+
+
+def _num_bytes(record: Record) -> int:
+    with still_there(record.item):
+        return record.item.num_bytes

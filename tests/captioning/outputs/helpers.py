@@ -110,6 +110,9 @@ def run(
     return wanted
 
 
+NO_MEDIA = {"metadata.jsonl", "images.jsonl", "videos.jsonl", "README.md"}
+
+
 def rows_of(spec: str) -> list[dict[str, Any]]:
     """All records in an output, in its order; each checked against its medium where that is in the output too."""
     kind, _, target = spec.partition(":")
@@ -121,7 +124,12 @@ def rows_of(spec: str) -> list[dict[str, Any]]:
         for row in rows:
             assert hashlib.sha256((path / row["file_name"]).read_bytes()).hexdigest() == row["sha256"]
             row["caption"] = row.pop("text")
-        media = {str(found.relative_to(path)) for found in path.rglob("*") if found.is_file()} - {"metadata.jsonl"}
+            for column in ("flags", "metadata"):
+                row[column] = json.loads(row[column])
+            for column in ("data", "shared_from"):
+                if not row[column]:
+                    del row[column]
+        media = {str(found.relative_to(path)) for found in path.rglob("*") if found.is_file()} - NO_MEDIA
         assert media == {row["file_name"] for row in rows}, "a medium without a line"
         return rows
     return [row for shard in sorted(path.glob("*.parquet" if kind == "parquet" else "*.tar")) for row in rows_in(shard)]

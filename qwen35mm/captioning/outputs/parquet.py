@@ -124,7 +124,9 @@ def _schema(*, embed_media: bool) -> Any:
 def _feature(kind: Any) -> dict[str, Any]:
     """A column's type in the words of Hugging Face's `datasets`."""
     if pyarrow.types.is_list(kind):
-        return {"_type": "Sequence", "feature": _feature(kind.value_type)}
+        return {"_type": "List", "feature": _feature(kind.value_type)}
+    if pyarrow.types.is_struct(kind):
+        return {field.name: _feature(field.type) for field in kind}
     return {"_type": "Value", "dtype": _VALUES[kind]}
 
 

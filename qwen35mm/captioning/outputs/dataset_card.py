@@ -1,4 +1,7 @@
-"""The card of a dataset, `README.md`, as the Hub and Hugging Face's `datasets` read it; somebody's own stays."""
+"""The card of a dataset folder, `README.md`, as Hugging Face's Hub and `datasets` read it; somebody's own stays.
+
+A folder of parquet files gets none: pyarrow and pandas take every file in it for one of theirs.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +22,23 @@ from datasets import load_dataset
 ```"""
 
 
-def card(kind: str, suffixes: Mapping[str, Collection[str]] | None) -> str:
+def card(suffixes: Mapping[str, Collection[str]]) -> str:
     """A card.
 
     Args:
-        kind: "parquet", or "folder" for media with `metadata.jsonl`.
-        suffixes: of a folder's media, with their dots, by "image" and "video"; those that are there. Of both, each
-            has a file of rows of its own.
+        suffixes: of the media, with their dots, by "image" and "video"; those that are there. Of both, each has a file
+            of rows of its own.
     """
-    if kind == "parquet":
-        head = "configs:\n- config_name: default\n  data_files: '*.parquet'\n"
-        text = "Each row is an image or a video with its caption. With `--embed-media`, `image` and `video` hold them."
-        loaded = 'rows = load_dataset("parquet", data_files="FOLDER/*.parquet")["train"]'
-    else:
-        assert suffixes is not None
-        kinds = sorted(suffixes)
-        text = f"{' and '.join(f'{each}s' for each in kinds).capitalize()} with captions: `text` in `metadata.jsonl`."
-        head = f"configs:\n- config_name: {kinds[0]}s\n  data_files:\n" if kinds else ""
-        rows = rows_file(kinds[0]) if len(kinds) > 1 else "metadata.jsonl"
-        head += "".join(f"  - '{name}'\n" for name in (rows, *(f"**/*{each}" for each in sorted(suffixes[kinds[0]]))))
-        head += f"  metadata_filenames: ['{rows}']\n"
-        loaded = f'{kinds[0]}s = load_dataset("FOLDER")["train"]'
-        for other in kinds[1:]:
-            # A dataset has one builder for all of its configurations.
-            names = f'metadata_filenames=["{rows_file(other)}"]'
-            loaded += f'\n{other}s = load_dataset("{other}folder", data_dir="FOLDER", {names})["train"]'
+    first, *others = kinds = sorted(suffixes)
+    rows = rows_file(first) if others else "metadata.jsonl"
+    names = "".join(f"  - '{name}'\n" for name in (rows, *(f"**/*{each}" for each in sorted(suffixes[first]))))
+    head = f"configs:\n- config_name: {first}s\n  data_files:\n{names}  metadata_filenames: ['{rows}']\n"
+    text = f"{' and '.join(f'{each}s' for each in kinds).capitalize()} with captions: `text` in `metadata.jsonl`."
+    loaded = f'{first}s = load_dataset("FOLDER")["train"]'
+    for other in others:
+        # A dataset has one builder for all of its configurations.
+        told = f'metadata_filenames=["{rows_file(other)}"]'
+        loaded += f'\n{other}s = load_dataset("{other}folder", data_dir="FOLDER", {told})["train"]'
     return f"---\n{head}---\n{_OURS}\n\n# Captions\n\n{text}\n\n{_LOADED.format(loaded)}\n"
 
 

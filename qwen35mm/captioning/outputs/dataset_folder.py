@@ -93,7 +93,7 @@ class DatasetFolder(JsonLines):
             else:
                 path.unlink(missing_ok=True)
         if suffixes:
-            write_card(self._folder, card("folder", suffixes))
+            write_card(self._folder, card(suffixes))
 
     def _rows(self) -> Iterator[tuple[bytes, str, str]]:
         """The lines that name a file, with its kind and its suffix; those of others may have any form."""

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qwen35mm.captioning.manifest.files import disk_errors, json_text
+from qwen35mm.captioning.manifest.files import json_text
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import OutputSettings
-from qwen35mm.captioning.outputs.dataset_card import card, write_card
 from qwen35mm.captioning.outputs.shards import Shards
 from qwen35mm.captioning.records import Record, printable, still_there
 from qwen35mm.errors import MissingExtraError
@@ -80,12 +79,6 @@ class ParquetShards(Shards):
         # Else it would write the file's end when it is collected.
         self._writer.is_open = False
 
-    def finish(self) -> None:
-        """See `Output`."""
-        super().finish()
-        with disk_errors(self.label):
-            write_card(self._folder, card("parquet", None))
-
     def _flush(self) -> None:
         if self._rows:
             self._writer.write_table(pyarrow.Table.from_pylist(self._rows, schema=self._writer.schema))
@@ -121,10 +114,11 @@ def _schema(*, embed_media: bool) -> Any:
     return pyarrow.schema(list(columns.items()), metadata={"huggingface": told})
 
 
-def _feature(kind: Any) -> dict[str, Any]:
+def _feature(kind: Any) -> Any:
     """A column's type in the words of Hugging Face's `datasets`."""
     if pyarrow.types.is_list(kind):
-        return {"_type": "List", "feature": _feature(kind.value_type)}
+        # Read as a list of any version's.
+        return [_feature(kind.value_type)]
     if pyarrow.types.is_struct(kind):
         return {field.name: _feature(field.type) for field in kind}
     return {"_type": "Value", "dtype": _VALUES[kind]}

@@ -133,7 +133,8 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
     settings = job.settings(captioner.params)
     with ExitStack() as stack:
         manifest = stack.enter_context(closing(Manifest.open(job.manifest_path)))
-        outputs = open_outputs(job.outputs, manifest, job.output_settings)
+        output_settings = replace(job.output_settings, judged=job.run.judge_below is not None)
+        outputs = open_outputs(job.outputs, manifest, output_settings)
         for output in outputs:
             stack.enter_context(closing(output))
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))

@@ -20,6 +20,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.job import carry_out, look_over
 from qwen35mm.captioning.judge import score_of, sentences_of
 from qwen35mm.captioning.media.workers import Prepared
+from qwen35mm.captioning.outputs import OutputSettings
 from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, CaptionStyle
 from qwen35mm.captioning.texts.json_schema import JsonSchema
@@ -29,7 +30,7 @@ from qwen35mm.errors import CaptioningError, EngineError, OutputError, RefusedEr
 from qwen35mm.model import load
 from qwen35mm.sampling import SamplingParams
 from tests.backends.remote.server import USAGE, answers, chunk, event, running_server, sends
-from tests.captioning.fake_model import Asked, FakeModel
+from tests.captioning.fake_model import Asked, FakeModel, picture
 from tests.captioning.runs import job, listed, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
@@ -137,8 +138,8 @@ async def test_captions_that_are_there_are_judged_and_not_made_again(folder: Pat
     assert (outcome.exit_code, outcome.counts.num_judged, outcome.counts.num_captioned) == (0, 6, 0)
     assert len(judged_in(model)) == len(model.asked) == 12
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.txt")} == times, "the texts are the same"
-    found = parquet.read_table(rows).to_pylist()
-    for made in (listed(lines), found):
+    table = [row for path in rows.glob("*.parquet") for row in parquet.read_table(path).to_pylist()]
+    for made in (listed(lines), table):
         assert sorted(each["name"] for each in made) == sorted({each["name"] for each in made})
         assert [(each["caption"], each["judged"], each["flags"]) for each in made] == [
             (CAPTION, DOG_WITHOUT_HAT, ["doubted"])
@@ -146,6 +147,29 @@ async def test_captions_that_are_there_are_judged_and_not_made_again(folder: Pat
     for later in (one, job(folder, outputs=specs)):
         outcome = await run(later, again := a_model())
         assert (outcome.counts.num_present, again.asked) == (6, []), "who judges no more leaves what was judged"
+
+
+async def test_all_parquet_files_have_the_same_columns(folder: Path) -> None:
+    """`load_dataset` takes no others together; and who never judges has the columns that there were."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = folder.parent / "rows"
+
+    def columns() -> list[bool]:
+        return ["judged" in parquet.read_schema(path).names for path in rows.glob("*.parquet")]
+
+    plain = job(folder, outputs=(f"parquet:{rows}",), output_settings=OutputSettings(records_per_shard=4))
+    await run(plain, a_model())
+    assert columns() == [False, False]
+    outcome = await run(replace(plain, run=settings(judge_below=0.5, limit=1)), a_model())
+    assert (outcome.counts.num_judged, all(columns())) == (1, True)
+    table = [row for path in rows.glob("*.parquet") for row in parquet.read_table(path).to_pylist()]
+    assert sorted(row["judged"] is None for row in table) == [False] + [True] * 5
+    assert sorted(row["name"] for row in table) == sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*.png")
+    )
+    picture(99).save(folder / "new.png")
+    await run(plain, a_model())
+    assert all(columns())
 
 
 async def test_another_threshold_is_another_flag_without_the_model(folder: Path) -> None:

@@ -26,6 +26,7 @@ class OutputSettings:
         separator: between a person's text and ours in a sidecar.
         embed_media: parquet holds the pictures too.
         records_per_shard: of parquet files and tars.
+        judged: records may have judgements.
         compact: shards that aren't full are merged at the run's end.
     """
 
@@ -35,6 +36,7 @@ class OutputSettings:
     embed_media: bool = False
     records_per_shard: int = 1000
     compact: bool = False
+    judged: bool = False
 
 
 class Wants(Enum):

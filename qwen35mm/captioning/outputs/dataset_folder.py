@@ -29,7 +29,7 @@ from qwen35mm.captioning.records import Record, still_there
 
 DATASET_METADATA = "metadata.jsonl"
 # What a record may lack, and a column may not.
-_ALWAYS = {"data": "", "shared_from": ""}
+_ALWAYS = {"data": "", "judged": "", "shared_from": ""}
 
 
 class DatasetFolder(JsonLines):

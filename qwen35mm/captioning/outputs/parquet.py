@@ -31,18 +31,26 @@ _VALUES = {pyarrow.string(): "string", pyarrow.int64(): "int64", pyarrow.float64
 class ParquetShards(Shards):
     """The parquet files in `folder`; errors are those of `Shards`.
 
-    `data` and `metadata` hold JSON text. With `embed_media`, `image` or `video` hold a medium's bytes and name, as
-    Hugging Face's `Image` and `Video` do; the schema's metadata tell its `datasets`.
+    `data` and `metadata` hold JSON text; `judged` is there from the first run on that judges. With `embed_media`,
+    `image` or `video` hold a medium's bytes and name, as Hugging Face's `Image` and `Video` do; the schema's metadata
+    tell its `datasets`.
     """
 
     suffix = ".parquet"
 
     def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
-        self._schema = _schema(embed_media=settings.embed_media)
         super().__init__(manifest, folder, settings)
+        newest = [self._path(number) for number, *_ in self._known()[-1:]]
+        judged = settings.judged or any("judged" in pyarrow.parquet.read_schema(path).names for path in newest)
+        self._schema = _schema(embed_media=settings.embed_media, judged=judged)
 
     def _form(self, path: Path) -> Any:
-        return pyarrow.parquet.read_schema(path)
+        form = pyarrow.parquet.read_schema(path)
+        return _schema(embed_media="image" in form.names, judged=True) if self._is_outdated(path) else form
+
+    def _is_outdated(self, path: Path) -> bool:
+        # Whoever reads a folder wants the same columns in all of it.
+        return "judged" in self._schema.names and "judged" not in pyarrow.parquet.read_schema(path).names
 
     def _start(self, file: BinaryIO, form: Any) -> None:
         self._writer = pyarrow.parquet.ParquetWriter(pyarrow.PythonFile(file, mode="w"), form or self._schema)
@@ -68,7 +76,14 @@ class ParquetShards(Shards):
             for batch in old.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False):
                 taken = [row - first for row in range(first, first + len(batch)) if row in wanted]
                 if taken:
-                    self._writer.write_batch(batch.take(pyarrow.array(taken)))
+                    rows_taken = batch.take(pyarrow.array(taken))
+                    columns = [
+                        rows_taken[each.name]
+                        if each.name in batch.schema.names
+                        else pyarrow.nulls(len(taken), each.type)
+                        for each in self._writer.schema
+                    ]
+                    self._writer.write_batch(pyarrow.RecordBatch.from_arrays(columns, schema=self._writer.schema))
                 first += len(batch)
 
     def _end(self, file: BinaryIO) -> None:
@@ -85,7 +100,7 @@ class ParquetShards(Shards):
         self._rows, self._num_bytes = [], 0
 
 
-def _schema(*, embed_media: bool) -> Any:
+def _schema(*, embed_media: bool, judged: bool) -> Any:
     text, whole, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
     columns = {
         "name": text,
@@ -99,7 +114,7 @@ def _schema(*, embed_media: bool) -> Any:
         "prompt": text,
         "model": text,
         "flags": pyarrow.list_(text),
-        "judged": pyarrow.list_(pyarrow.struct({"sentence": text, "score": real})),
+        **({"judged": pyarrow.list_(pyarrow.struct({"sentence": text, "score": real}))} if judged else {}),
         "shared_from": text,
         "num_prompt_tokens": whole,
         "num_generated_tokens": whole,

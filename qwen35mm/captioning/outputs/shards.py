@@ -97,6 +97,10 @@ class Shards(RecordOutput):
         """What shards have to have in common for rows of theirs to be in one."""
         return None
 
+    def _is_outdated(self, path: Path) -> bool:
+        """Whether a shard's records are wanted in another form than theirs; `_form` gives it."""
+        return False
+
     def write(self, record: Record) -> None:
         """See `Output`."""
         with disk_errors(self.label):
@@ -120,8 +124,9 @@ class Shards(RecordOutput):
                 self._seal(self._open_shard)
             wanted = []
             for number, num_records, _, num_live in self._known():
-                if num_live < num_records or (self._settings.compact and num_live < self._settings.records_per_shard):
-                    wanted.append((number, num_live < num_records))
+                is_replaced = num_live < num_records or self._is_outdated(self._path(number))
+                if is_replaced or (self._settings.compact and num_live < self._settings.records_per_shard):
+                    wanted.append((number, is_replaced))
             for form, group in groupby(wanted, key=lambda each: self._form(self._path(each[0]))):
                 shards = list(group)
                 # One that is only small would become itself.

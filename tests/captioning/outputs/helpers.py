@@ -126,7 +126,7 @@ def rows_of(spec: str) -> list[dict[str, Any]]:
             row["caption"] = row.pop("text")
             for column in ("flags", "metadata"):
                 row[column] = json.loads(row[column])
-            for column in ("data", "shared_from"):
+            for column in ("data", "judged", "shared_from"):
                 if not row[column]:
                     del row[column]
         media = {str(found.relative_to(path)) for found in path.rglob("*") if found.is_file()} - NO_MEDIA

@@ -14,16 +14,16 @@ Each engine lives in a process of its own; they are measured in turns.
 
 The share of time that slots waited for media is of all slots' time, from the run's first moment to its last; the
 engine's share is the time in which its thread computed. `--memory` runs the pipeline over so many tiny files, one
-token a caption, each number in a new process. Where other programs use the machine, `--threads 1` keeps threads from
-waiting for each other, which else slows both down many times over. It holds for the engine alone: the peer then has one
-core, ours has one and what its media processes and its writing thread take of the others.
+token a caption, each number in a new process, and then once more in another, where everything is there already: that
+is "resumed". Both begin with a model that is loaded. Where other programs use the machine, `--threads 1` keeps threads
+from waiting for each other, which else slows both down many times over. It holds for the engine alone: the peer then
+has one core, ours has one and what its media processes and its writing thread take of the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import shutil
 import sys
 import tempfile
@@ -39,7 +39,7 @@ from PIL import Image
 
 from benchmarks.engines import TransformersPeer
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
-from benchmarks.worker import Worker, numbers, parser, set_threads
+from benchmarks.worker import Worker, child_processes, numbers, parser, set_threads, status_bytes
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.captioning.captioner import Captioner
@@ -58,6 +58,7 @@ CONTEXT_LENGTH = 4096
 # The side of a token, in pixels.
 _TOKEN_SIDE = 32
 _SAMPLE_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.01
 
 
 class Pipeline:
@@ -120,14 +121,11 @@ class Pipeline:
 
 
 class MemoryRun(Pipeline):
-    """The pipeline with four slots and one token a caption; how much it and its processes hold."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        super().__init__(arguments, slots=4, max_tokens=1)
+    """The pipeline; how much it and its processes hold."""
 
     def caption(self, pictures: Path, out: Path) -> dict[str, Any]:
         """Peaks, and what this process holds when a tenth, a half and all of a folder's pictures have captions."""
-        samples: list[tuple[int, int]] = []
+        samples, first_s = list[tuple[int, int]](), None
         worker_peak_bytes, is_over = 0, threading.Event()
         num_items = sum(1 for _ in pictures.iterdir())
         run: Run | None = None
@@ -137,30 +135,43 @@ class MemoryRun(Pipeline):
             run = begun
 
         def watch() -> None:
-            nonlocal worker_peak_bytes
-            while not is_over.wait(_SAMPLE_EVERY_S):
+            nonlocal worker_peak_bytes, first_s
+            while not is_over.wait(_LOOK_EVERY_S if first_s is None else _SAMPLE_EVERY_S):
                 if run is not None:
-                    samples.append((run.counts.num_captioned, _status("self", "VmRSS")))
-                worker_peak_bytes = max(worker_peak_bytes, *(_status(pid, "VmHWM") for pid in _children()), 0)
+                    if first_s is None and run.counts.num_captioned:
+                        first_s = time.perf_counter() - started_s
+                    samples.append((run.counts.num_captioned, status_bytes("self", "VmRSS")))
+                worker_peak_bytes = max(
+                    worker_peak_bytes, *(status_bytes(pid, "VmHWM") for pid in child_processes()), 0
+                )
 
         thread = threading.Thread(target=watch)
-        thread.start()
         started_s = time.perf_counter()
+        thread.start()
         try:
             self.run(pictures, out, begin)
             seconds = time.perf_counter() - started_s
         finally:
             is_over.set()
             thread.join()
-        samples.append((num_items, _status("self", "VmRSS")))
+        samples.append((num_items, status_bytes("self", "VmRSS")))
         at = [next(held for done, held in samples if done >= part * num_items) for part in (0.1, 0.5, 1)]
         return {
             "seconds": seconds,
+            "first_s": first_s,
             # Linux counts both a few pages late, each in its own time.
-            "peak_bytes": max(_status("self", "VmHWM"), *at),
+            "peak_bytes": max(status_bytes("self", "VmHWM"), *at),
             "worker_peak_bytes": worker_peak_bytes,
             "resident_bytes": at,
         }
+
+    def resume(self, pictures: Path, out: Path) -> dict[str, Any]:
+        """The same once more: nothing is to be done."""
+        started_s = time.perf_counter()
+        counts = self.run(pictures, out).counts
+        seconds = time.perf_counter() - started_s
+        assert counts.num_present == counts.num_found, counts
+        return {"resumed_s": seconds, "resumed_peak_bytes": status_bytes("self", "VmHWM")}
 
 
 class PlainLoop(TransformersPeer):
@@ -209,24 +220,6 @@ def _time_steps() -> list[float]:
 
     Engine.step = step
     return seconds
-
-
-def _status(pid: str, field: str) -> int:
-    """Bytes that Linux tells of a process; 0 where it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
-
-
-def _children() -> list[str]:
-    """This process's own; a thread may end while its list is read."""
-    found: list[str] = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += path.read_text(encoding="utf-8").split()
-    return found
 
 
 def write_pictures(folder: Path, count: int, seed: int, size: tuple[int, int], kind: str = "jpg") -> None:
@@ -299,11 +292,14 @@ def measure_memory(arguments: argparse.Namespace, folder: Path) -> list[dict[str
     for count in arguments.memory:
         pictures, out = folder / f"tiny-{count}", folder / "captions"
         write_pictures(pictures, count, 0, (8, 6), "png")
-        with Worker(MemoryRun, arguments) as worker:
+        with Worker(MemoryRun, arguments, 4, 1) as worker:
             result = worker.ask("caption", pictures, out)
         _check_captions("qwen35mm", out, count)
+        with Worker(MemoryRun, arguments, 4, 1) as worker:
+            result |= worker.ask("resume", pictures, out)
         shutil.rmtree(out)
-        print(f"{count} files: {result['seconds']:.1f} s", file=sys.stderr, flush=True)
+        shutil.rmtree(pictures)
+        print(f"{count} files: {result['seconds']:.1f} s, {result['resumed_s']:.1f} s", file=sys.stderr, flush=True)
         results.append({"num_files": count, **result})
     return results
 
@@ -328,13 +324,17 @@ def print_speed(results: list[dict[str, Any]]) -> None:
 
 def print_memory(results: list[dict[str, Any]]) -> None:
     print_table(
-        ["files", "items/s", "peak, MiB", "of a media process, MiB", "at a tenth", "at a half", "at the end"],
+        [
+            *("files", "first caption, s", "items/s", "resumed, s", "resumed, MiB"),
+            *("peak, MiB", "of a media process, MiB", "at a tenth", "at a half", "at the end"),
+        ],
         [
             [
                 result["num_files"],
+                f"{result['first_s']:.2f}",
                 f"{result['num_files'] / result['seconds']:.1f}",
-                f"{result['peak_bytes'] / 2**20:.0f}",
-                f"{result['worker_peak_bytes'] / 2**20:.0f}",
+                f"{result['resumed_s']:.1f}",
+                *(f"{result[name] / 2**20:.0f}" for name in ("resumed_peak_bytes", "peak_bytes", "worker_peak_bytes")),
                 *(f"{number / 2**20:.0f}" for number in result["resident_bytes"]),
             ]
             for result in results

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, nullcontext
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -125,3 +127,21 @@ def numbers(text: str) -> list[int]:
 
 def set_threads(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
+
+
+def status_bytes(pid: str, field: str) -> int:
+    """Bytes that Linux tells of a process; 0 where it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+
+
+def child_processes() -> list[str]:
+    """This process's own; a thread may end while its list is read."""
+    found: list[str] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += path.read_text(encoding="utf-8").split()
+    return found

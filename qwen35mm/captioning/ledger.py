@@ -7,12 +7,13 @@ run leaves nothing half done but what a kill leaves, and that the next run compl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from qwen35mm.captioning.items import Failed, Item
+from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.judge import flagged
 from qwen35mm.captioning.manifest.manifest import Manifest, is_settled
 from qwen35mm.captioning.media.similar import SimilarIndex
@@ -78,6 +79,17 @@ class Ledger:
             for similarity, key, name in self.manifest.similarities() if self._max_distance is not None else ():
                 self._index(key, similarity, name)
             return {failure.name for failure in self.manifest.failures()}
+
+        return await self.do(read)
+
+    async def look(self, entries: Sequence[Item | Unreadable]) -> list[Wants | None]:
+        """What is known of each entry without reading a medium, all in one transaction: DONE or KEPT, or CAPTION where
+        one that the manifest has must only be written.
+        """
+
+        def read() -> list[Wants | None]:
+            with self.manifest.together():
+                return [self._settled(entry) if isinstance(entry, Item) else None for entry in entries]
 
         return await self.do(read)
 
@@ -174,14 +186,32 @@ class Ledger:
         if failed is not None:
             raise failed
 
-    def _look(self, item: Item) -> Wants | bytes | None:
-        """KEPT, or else the digest of the item's bytes where it is known."""
-        if self._wants(item, None) == {Wants.KEPT}:
-            return Wants.KEPT
+    def _settled(self, item: Item) -> Wants | None:
         try:
-            return self.manifest.digest(item.source, item.source.stat()) if isinstance(item.source, Path) else None
-        except OSError:
-            return None  # reading it will say why
+            found = self._look(item)
+            if isinstance(found, bytes) and not self._requests.with_plan:
+                found = self._ask(item, found, Inspected(None, None, None))
+        except OutputError:
+            raise
+        except CaptioningError:
+            return None  # said when it is taken up
+        if isinstance(found, CaptionRequest):
+            caption = self.manifest.caption(found.key)
+            return None if caption is None or self.lacks_judgement(caption) else Wants.CAPTION
+        if not isinstance(found, Wants):
+            return None
+        self.manifest.forget_failure(item.name)
+        return found
+
+    def _look(self, item: Item) -> Wants | bytes | None:
+        """The digest of the item's bytes where it is known; KEPT where it needn't be."""
+        known = None
+        # Reading what has gone will say why.
+        with contextlib.suppress(OSError):
+            known = self.manifest.digest(item.source, item.source.stat()) if isinstance(item.source, Path) else None
+        if (known is None or self._requests.with_plan) and self._wants(item, None) == {Wants.KEPT}:
+            return Wants.KEPT
+        return known
 
     def _ask(self, item: Item, known: bytes | None, seen: Inspected) -> CaptionRequest | Wants | Failed:
         """The item's request, where an output wants its caption."""
@@ -195,7 +225,7 @@ class Ledger:
         except OutputError:
             raise
         except CaptioningError as error:
-            return Failed("prompt", str(error))
+            return Wants.KEPT if self._wants(item, None) == {Wants.KEPT} else Failed("prompt", str(error))
         wants = self._wants(item, request.key)
         if Wants.CAPTION in wants or (Wants.DONE in wants and self._is_to_judge(request.key)):
             return request

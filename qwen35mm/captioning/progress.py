@@ -24,6 +24,7 @@ class Counts:
 
     Attributes:
         num_found: items that the scan gave.
+        num_known: items that the scan gave for which a caption is kept that an output lacks.
         scanned: whether the scan is over.
         num_captioned: the model wrote a caption. A fate.
         num_shared: took the caption of a near-duplicate, or of the same bytes under another name. A fate.
@@ -41,9 +42,11 @@ class Counts:
         num_retries: replies that weren't as they had to be.
         slots_idle_s: seconds that slots waited for media, added up over the slots.
         slots_s: seconds that slots were there, added up.
+        began_s: when the first slot began to work, by the monotonic clock.
     """
 
     num_found: int = 0
+    num_known: int = 0
     scanned: bool = False
     num_captioned: int = 0
     num_shared: int = 0
@@ -62,6 +65,7 @@ class Counts:
     slots_idle_s: float = 0.0
     slots_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
+    began_s: float | None = None
 
     @property
     def num_done(self) -> int:
@@ -84,17 +88,27 @@ class Counts:
         return time.monotonic() - self.started_s
 
     @property
+    def worked_s(self) -> float:
+        """Seconds since the first slot began to work: what was skipped before doesn't count."""
+        return 0.0 if self.began_s is None else time.monotonic() - self.began_s
+
+    @property
     def items_per_s(self) -> float:
-        """Captions that the model wrote, a second."""
-        return self.num_captioned / self.elapsed_s if self.elapsed_s else 0.0
+        """Captions that the model wrote, a second of work."""
+        return self.num_captioned / self.worked_s if self.worked_s else 0.0
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the end, if the rest is like what was; None while the scan goes on or nothing was captioned."""
-        if not self.scanned or not self.num_captioned:
+        """Seconds until the end, if what is left to compute goes as what was computed did; None while the scan goes on
+        or nothing was computed.
+        """
+        num_answered = self.num_captioned + self.num_judged
+        if not self.scanned or not num_answered:
             return None
-        num_met = self.num_over
-        return (self.num_found - num_met) * self.elapsed_s / num_met if num_met else None
+        # Neither what was skipped nor what is only written again says how fast the model is.
+        num_computed = num_answered + self.num_shared + self.num_failed
+        num_left = self.num_found - self.num_over - max(0, self.num_known - self.num_recalled)
+        return max(0, num_left) * self.worked_s / num_computed
 
 
 def describe(counts: Counts) -> str:
@@ -106,7 +120,7 @@ def describe(counts: Counts) -> str:
         words.append(f"{counts.num_skipped:,} skipped")
     if counts.num_captioned:
         words.append(f"{counts.items_per_s:.2f} items/s")
-        words.append(f"{counts.num_generated_tokens / counts.elapsed_s:,.0f} tokens/s")
+        words.append(f"{counts.num_generated_tokens / counts.worked_s:,.0f} tokens/s")
     remaining_s = counts.remaining_s
     if remaining_s is not None and remaining_s >= 1:
         words.append(f"{clock(remaining_s)} left")

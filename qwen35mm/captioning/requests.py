@@ -120,6 +120,8 @@ class RequestBuilder:
         self._described = {"form": _FORM, **model, **settings.describe()}
         self._needs_facts = bool(prompts.needs() & FACTS)
         self.with_plan = with_plan or self._needs_facts
+        # Most items are asked the same.
+        self._last: tuple[str, str, bytes] | None = None
 
     def build(
         self, item: Item, content: bytes, plan: MediaPlan | None, original: Callable[[Item], str | None]
@@ -143,8 +145,15 @@ class RequestBuilder:
             facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
         question = self._prompts.fill(self._prompts.choose(content), item, facts)
         system = self._prompts.fill_system(item, facts)
-        key = _key(content, question, system, self._described)
+        key = _key(content, self._asked(question, system))
         return CaptionRequest(item, content, plan, question, system, self._settings, key)
+
+    def _asked(self, question: str, system: str) -> bytes:
+        """SHA-256 of all that is asked, whatever the medium."""
+        if self._last is None or self._last[:2] != (question, system):
+            text = json.dumps([question, system, self._described], sort_keys=True)
+            self._last = (question, system, hashlib.sha256(text.encode()).digest())
+        return self._last[2]
 
 
 def asked_of(key: bytes) -> bytes:
@@ -152,7 +161,6 @@ def asked_of(key: bytes) -> bytes:
     return key[:_ASKED_BYTES]
 
 
-def _key(content: bytes, question: str, system: str, described: Mapping[str, Any]) -> bytes:
+def _key(content: bytes, asked: bytes) -> bytes:
     """The same medium, asked the same of the same model under the same settings, has the same key."""
-    asked = hashlib.sha256(json.dumps([question, system, described], sort_keys=True).encode()).digest()
     return asked[:_ASKED_BYTES] + hashlib.sha256(asked + content).digest()[_ASKED_BYTES:]

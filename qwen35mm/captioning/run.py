@@ -1,17 +1,18 @@
 """A captioning run: a scan, what its items need, decoding ahead, captions in slots, and everything that is written.
 
-An item goes through `_take_up` (is a caption needed, and is anybody at it?), waits prepared in a short line, and is
-captioned by one of the slots. What is found out goes into the ledger, so that a kill at any moment leaves what the next
-run can complete. A failure is an item's own; only what can't be written ends the run.
+The scan runs ahead, so that soon it is known how much there is. What needs nothing is over with that; the rest waits
+packed. From there an item goes through `_take_up` (is a caption needed, and is anybody at it?), waits prepared in a
+short line, and is captioned by one of the slots. What is found out goes into the ledger, so that a kill at any moment
+leaves what the next run can complete. A failure is an item's own; only what can't be written ends the run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from time import monotonic
 from typing import Literal
 
@@ -31,7 +32,12 @@ _MAX_FAILURES_IN_A_ROW = 10
 # An item at which the program was so often when it died is done last and by itself; and after so often, not at all.
 _NUM_SUSPICIOUS = 3
 _NUM_DEADLY = 6
-_SCAN_BATCH = 16
+# Entries that the scan gives at once, unless it is slow or they hold their media; and what may wait in line, packed:
+# a file in a folder takes about 100 bytes.
+_SCAN_BATCH = 256
+_SCAN_S = 0.1
+_SCAN_BYTES = 4 << 20
+_LINE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,12 @@ class Run:
         self._captioner = captioner
         self._workers = workers
         self._settings = settings
-        self._scanning = asyncio.Lock()
-        self._scanned: deque[Item | Unreadable] = deque()
+        # Entries by the batch, packed; the last one is empty.
+        self._line: asyncio.Queue[bytes] = asyncio.Queue()
+        self._num_line_bytes = 0
+        self._has_room = asyncio.Event()
+        self._unpacking = asyncio.Lock()
+        self._unpacked: deque[Item | Unreadable] = deque()
         # The slots that are free, each with the time since when.
         self._free: asyncio.Queue[float] = asyncio.Queue()
         # Who waits for which work; the first of them is the one whose medium is captioned.
@@ -104,7 +114,8 @@ class Run:
             self.missing = await self._ledger.open()
             for _ in range(slots):
                 self._free.put_nowait(monotonic())
-            self._tasks = [asyncio.create_task(self._work()) for _ in range(num_at_once)]
+            self._tasks = [asyncio.create_task(self._scan())]
+            self._tasks += [asyncio.create_task(self._work()) for _ in range(num_at_once)]
             await asyncio.gather(*self._tasks)
             self._tasks.append(asyncio.create_task(self._do_suspicious()))
             await self._tasks[-1]
@@ -117,6 +128,9 @@ class Run:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self.counts.num_left += len(self._unpacked)
+            while not self._line.empty():
+                self.counts.num_left += len(_unpacked(self._line.get_nowait()))
             try:
                 await self._ledger.close(complete=not isinstance(self.stopped, OutputError))
             except OutputError as error:
@@ -128,6 +142,7 @@ class Run:
         again = self.stopped == "interrupted" and reason == "interrupted"
         if self.stopped in (None, "limit") or (self.stopped == "interrupted" and isinstance(reason, Exception)):
             self.stopped = reason
+        self._has_room.set()
         if again or isinstance(reason, Exception):
             for task in self._tasks:
                 task.cancel()
@@ -140,18 +155,55 @@ class Run:
             else:
                 await self._take_up(entry)
 
+    async def _scan(self) -> None:
+        """Runs through the sources, as far ahead of the slots as there is room."""
+        try:
+            while self.stopped is None:
+                batch = await asyncio.to_thread(self._batch)
+                if not batch:
+                    self.counts.scanned = self.stopped is None
+                    break
+                found = await self._ledger.look(batch)
+                self.counts.num_found += len(batch)
+                self.missing.difference_update(entry.name for entry in batch)
+                self.counts.num_kept += found.count(Wants.KEPT)
+                self.counts.num_present += found.count(Wants.DONE)
+                self.counts.num_known += found.count(Wants.CAPTION)
+                waiting = [entry for entry, wants in zip(batch, found, strict=True) if wants in (None, Wants.CAPTION)]
+                if waiting:
+                    packed = pickle.dumps(waiting, pickle.HIGHEST_PROTOCOL)
+                    self._num_line_bytes += len(packed)
+                    self._line.put_nowait(packed)
+                while self._num_line_bytes > _LINE_BYTES and self.stopped is None:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+        finally:
+            self._line.put_nowait(b"")
+
+    def _batch(self) -> list[Item | Unreadable]:
+        """What the scan gives next; nothing at its end, or after a stop."""
+        batch: list[Item | Unreadable] = []
+        num_bytes, began_s = 0, monotonic()
+        while len(batch) < _SCAN_BATCH and num_bytes < _SCAN_BYTES and monotonic() - began_s < _SCAN_S:
+            entry = next(self._entries, None) if self.stopped is None else None
+            if entry is None:
+                break
+            batch.append(entry)
+            if isinstance(entry, Item) and isinstance(entry.source, bytes):
+                num_bytes += len(entry.source)
+        return batch
+
     async def _next(self) -> Item | Unreadable | None:
-        """What the scan gives next; None at its end, or after a stop."""
-        async with self._scanning:
-            if not self._scanned and self.stopped is None and not self.counts.scanned:
-                self._scanned.extend(await asyncio.to_thread(lambda: list(islice(self._entries, _SCAN_BATCH))))
-                self.counts.scanned = not self._scanned
-            if not self._scanned or self.stopped is not None:
-                return None
-            entry = self._scanned.popleft()
-            self.counts.num_found += 1
-            self.missing.discard(entry.name)
-            return entry
+        """What is next in line; None at its end, or after a stop."""
+        async with self._unpacking:
+            if not self._unpacked and self.stopped is None:
+                packed = await self._line.get()
+                self._num_line_bytes -= len(packed)
+                self._has_room.set()
+                self._unpacked.extend(_unpacked(packed))
+                if not packed:
+                    self._line.put_nowait(packed)
+            return self._unpacked.popleft() if self._unpacked and self.stopped is None else None
 
     async def _do_suspicious(self) -> None:
         for item in self._suspicious:
@@ -235,6 +287,7 @@ class Run:
 
     async def _caption(self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None) -> None:
         counts, below = self.counts, self._settings.judge_below
+        counts.began_s = counts.began_s or monotonic()
         try:
             if await self._do(self._manifest.begin, request.key) > _NUM_DEADLY:
                 caption = Failed("crash", f"The program ended {_NUM_DEADLY} times while it worked on this.")
@@ -289,3 +342,7 @@ class Run:
     async def _fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
         self.counts.num_failed += 1
         await self._do(self._manifest.fail, item, key, failed)
+
+
+def _unpacked(batch: bytes) -> list[Item | Unreadable]:
+    return pickle.loads(batch) if batch else []

@@ -36,7 +36,9 @@ def test_memory_of_a_run(run_here: Callable[..., Report]) -> None:
     data, rows, _ = run_here("captioning", "--memory", "12")
     (result,), (row,) = data["memory"], rows
     assert (result["num_files"], row[0]) == (12, "12")
-    assert row[2] == f"{result['peak_bytes'] / 2**20:.0f}"
+    assert row[3] == f"{result['resumed_s']:.1f}"
+    assert row[5] == f"{result['peak_bytes'] / 2**20:.0f}"
+    assert 0 < result["first_s"] < result["seconds"]
     assert 2**25 < result["worker_peak_bytes"] < result["peak_bytes"]
     assert all(2**26 < held <= result["peak_bytes"] for held in result["resident_bytes"])
 

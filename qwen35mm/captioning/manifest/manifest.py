@@ -13,6 +13,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,8 @@ class Manifest:
         self._base = os.path.abspath(folder)  # noqa: PTH100
         self._lock = lock
         self._database = Database(path, migrations=MIGRATIONS)
+        # The thread that does several things in one transaction.
+        self._together: tuple[int, sqlite3.Connection] | None = None
 
     @classmethod
     def open(cls, path: Path) -> Manifest:
@@ -95,8 +98,22 @@ class Manifest:
             self._lock.release()
 
     @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread reads and writes in the body is one transaction. Nothing in it can be durable by itself."""
+        with self.writing(durable=False) as connection:
+            self._together = (threading.get_ident(), connection)
+            try:
+                yield
+            finally:
+                self._together = None
+
+    @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A transaction that reads. Raises OutputError."""
+        together = self._together
+        if together is not None and together[0] == threading.get_ident():
+            yield together[1]
+            return
         with _errors_of_outputs(), self._database.reading() as connection:
             yield connection
 
@@ -107,6 +124,11 @@ class Manifest:
         Args:
             durable: a loss of power leaves it too; a killed process leaves everything anyway.
         """
+        together = self._together
+        if together is not None and together[0] == threading.get_ident():
+            assert not durable, "the transaction goes on"
+            yield together[1]
+            return
         with _errors_of_outputs(), self._database.writing(durable=durable) as connection:
             yield connection
 

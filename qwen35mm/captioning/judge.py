@@ -25,9 +25,8 @@ BY_CHANCE = SamplingParams(temperature=0.0, max_tokens=1, logprobs=MAX_TOP_LOGPR
 BY_ANSWER = SamplingParams(temperature=0.0, max_tokens=4)
 
 _STATEMENT = (
-    "Is the following statement about this {kind} true? It is false if it names something that isn't there, or if a "
-    "number, a colour, a place, an action or a text in it is wrong.\n\nStatement: {text}\n\n"
-    "Answer with one word, yes or no."
+    "Is the following statement about this {kind} true? It is false if anything in it can't be seen or is wrong."
+    "\n\n{text}\n\nAnswer with one word, yes or no."
 )
 _TAG = "Does the tag '{text}' fit this {kind}? Answer with one word, yes or no."
 _WORDS = {

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -46,11 +47,11 @@ def specs(media: Path) -> list[str]:
     return [f"{kind}:{media.parent / place}" for kind, place in places.items()]
 
 
-def go(media: Path) -> tuple[int, int, int]:
+def go(media: Path, **how: Any) -> tuple[int, int, int]:
     """A run with every kind of output, and a model that costs nothing; how many were asked, captioned and failed."""
     model = FakeModel(delay_s=0.002)
     outputs, output_settings = ["sidecar", *specs(media)], OutputSettings(records_per_shard=16)
-    one = job(media, outputs=outputs, output_settings=output_settings, run=settings(slots=SLOTS))
+    one = job(media, outputs=outputs, output_settings=output_settings, run=settings(slots=SLOTS, **how))
     outcome = asyncio.run(carry_out(one, model.captioner()))
     return len(model.asked), outcome.counts.num_captioned, outcome.num_failures
 
@@ -117,3 +118,24 @@ def test_kills_between_two_steps(media: Path, num_items: int, num_kills: int, se
     assert num_items - SLOTS - written <= num_asked <= num_items - written
     assert len(set(check(media, num_items, specs(media)).values())) == num_items
     assert go(media) == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("media_in_process")
+@pytest.mark.parametrize(("num_items", "num_kills", "seed"), [pytest.param(4, 1, 0), *many[1:]])
+def test_kills_while_captions_of_earlier_runs_are_judged(
+    media: Path, num_items: int, num_kills: int, seed: int
+) -> None:
+    make_media(media, num_items)
+    go(media)
+    before = check(media, num_items, specs(media))
+    rng = random.Random(seed)
+    for _ in range(num_kills):
+        step = rng.randrange(1, num_items * STEPS_PER_ITEM // num_kills)
+        killed_at(step, lambda: go(media, judge_below=0.95))
+    num_asked, num_captioned, num_failures = go(media, judge_below=0.95)
+    assert (num_asked < num_items, num_captioned, num_failures) == (True, 0, 0)
+    assert check(media, num_items, specs(media)) == before, "what is judged stays as it is"
+    for spec in specs(media):
+        assert [row["flags"] for row in rows_of(spec)] == [["doubted"]] * num_items
+        assert [len(row["judged"]) for row in rows_of(spec)] == [1] * num_items
+    assert go(media, judge_below=0.95) == (0, 0, 0)

@@ -129,6 +129,8 @@ def rows_of(spec: str) -> list[dict[str, Any]]:
             for column in ("data", "judged", "shared_from"):
                 if not row[column]:
                     del row[column]
+            if "judged" in row:
+                row["judged"] = json.loads(row["judged"])
         media = {str(found.relative_to(path)) for found in path.rglob("*") if found.is_file()} - NO_MEDIA
         assert media == {row["file_name"] for row in rows}, "a medium without a line"
         return rows

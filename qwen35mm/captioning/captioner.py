@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from qwen35mm.captioning.items import Failed, failure_kind
 from qwen35mm.captioning.judge import BY_ANSWER, BY_CHANCE, judge, not_judged
@@ -21,11 +22,13 @@ from qwen35mm.engine import Event, Finished, Result, Retain
 from qwen35mm.errors import CaptioningError, Qwen35mmError, RequestError
 from qwen35mm.prompt import Image, Message, Text, Video
 from qwen35mm.sampling import SamplingParams
-from qwen35mm_preprocess import MediaProcessor
+from qwen35mm_preprocess import MediaBudget, MediaProcessor
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.backends.remote.backend import RemoteBackend
+
+C = TypeVar("C", bound="Captioner")
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class Captioner:
         processor: reads its media.
         form: what its media are prepared as; None where that happens elsewhere.
         is_demo: whether it is the bundled model.
+        others: what `describe` gives elsewhere for the same model: captions that were made there are taken as its own.
     """
 
     backend: LocalBackend | RemoteBackend
@@ -53,6 +57,7 @@ class Captioner:
     processor: MediaProcessor
     form: MediumForm | None = "pixels"
     is_demo: bool = False
+    others: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def local(cls, backend: LocalBackend, memo: Path | None) -> Captioner:
@@ -84,6 +89,30 @@ class Captioner:
             # Captions that were made before there was a choice stay what they are.
             del budget["color"]
         return {"model": self.identity, "budget": budget}
+
+    def on_any_device(self: C, asked: Collection[str]) -> C:
+        """It, as which the same checkpoint counts on every device; a model of this process or of a cluster.
+
+        Args:
+            asked: what a person has set, so that no device chooses it: `dtype`, `weights`, `max_image_tokens` and
+                `max_video_tokens`.
+        """
+        from qwen35mm.model.load import DTYPES
+        from qwen35mm.model.weight_formats import AS_STORED, FP8, INTEGER_FORMATS
+
+        own = self.describe()
+        model, budget = own["model"], own["budget"]
+        dtypes = [model["dtype"]] if "dtype" in asked else map(str, DTYPES.values())
+        formats = [model.get("integers")] if "weights" in asked else (None, *INTEGER_FORMATS, AS_STORED, FP8)
+        others: list[Mapping[str, Any]] = []
+        for dtype, integers, device in product(dtypes, formats, ("cpu", "cuda")):
+            sizes = vars(MediaBudget.for_device(device))
+            chosen = {name: sizes[name] for name in ("max_image_tokens", "max_video_tokens") if name not in asked}
+            there = {**model, "dtype": dtype, "integers": integers}
+            if integers is None:
+                del there["integers"]
+            others.append({"model": there, "budget": {**budget, **chosen}})
+        return replace(self, others=[other for other in others if other != own])
 
     async def caption(
         self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None = None, *, judges: bool = False

@@ -138,7 +138,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         for output in outputs:
             stack.enter_context(closing(output))
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
-        requests = RequestBuilder(job.prompts, settings, captioner.describe())
+        requests = RequestBuilder(job.prompts, settings, captioner.describe(), captioner.others)
         retry, distance = job.run.retry_failed, job.run.max_distance
         ledger = Ledger(
             manifest,
@@ -170,7 +170,7 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
         sidecars = open_outputs(specs, manifest, job.output_settings)
-        requests = RequestBuilder(job.prompts, settings, captioner.describe(), with_plan=True)
+        requests = RequestBuilder(job.prompts, settings, captioner.describe(), captioner.others, with_plan=True)
         others, retry = len(specs) < len(job.outputs), job.run.retry_failed
         ledger = Ledger(
             manifest,

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,6 +71,8 @@ class Ledger:
     async def do(self, function: Callable[..., T], *arguments: Any) -> T:
         """Calls something that uses the manifest or the outputs."""
         future = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        # Where the task that waits is cancelled, nobody asks any more how it ended; asyncio would print that.
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return await asyncio.shield(future)
 
     async def open(self) -> set[str]:
@@ -221,7 +224,7 @@ class Ledger:
             assert isinstance(item.source, Path)
             self.manifest.remember_digest(item.source, seen.status, content)
         try:
-            request = self._requests.build(item, content, seen.plan, self._original)
+            request = self._as_it_was_done(self._requests.build(item, content, seen.plan, self._original))
         except OutputError:
             raise
         except CaptioningError as error:
@@ -235,6 +238,12 @@ class Ledger:
         """Whether a caption that is there lacks its judgement, or the flags of this run's threshold."""
         caption = None if self.judge_below is None else self.manifest.caption(key)
         return caption is not None and (self.lacks_judgement(caption) or caption != self._flagged(caption))
+
+    def _as_it_was_done(self, request: CaptionRequest) -> CaptionRequest:
+        """The request under the name by which the same model has done it elsewhere, where only that has a caption."""
+        if not request.others or self.manifest.finished([request.key]):
+            return request
+        return replace(request, key=self.manifest.finished(request.others) or request.key)
 
     def _original(self, item: Item) -> str | None:
         """A person's own text for an item."""

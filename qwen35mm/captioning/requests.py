@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -93,6 +93,7 @@ class CaptionRequest:
         plan: what it costs; None where nobody asked for that yet.
         question, system: with their placeholders filled.
         key: 32 bytes, the name of this work; see `asked_of`.
+        others: names that it may have been done under, by the same model elsewhere.
     """
 
     item: Item
@@ -102,6 +103,7 @@ class CaptionRequest:
     system: str
     settings: CaptionSettings
     key: bytes
+    others: tuple[bytes, ...] = ()
 
 
 class RequestBuilder:
@@ -109,19 +111,26 @@ class RequestBuilder:
 
     Args:
         model: what tells the model, and how it reads media, from every other; JSON values.
+        others: the same as it may be elsewhere, for `CaptionRequest.others`.
         with_plan: whether every request has a plan, also where no placeholder needs one.
     """
 
     def __init__(
-        self, prompts: PromptSet, settings: CaptionSettings, model: Mapping[str, Any], *, with_plan: bool = False
+        self,
+        prompts: PromptSet,
+        settings: CaptionSettings,
+        model: Mapping[str, Any],
+        others: Sequence[Mapping[str, Any]] = (),
+        *,
+        with_plan: bool = False,
     ) -> None:
         self._prompts = prompts
         self._settings = settings
-        self._described = {"form": _FORM, **model, **settings.describe()}
+        self._described = [{"form": _FORM, **each, **settings.describe()} for each in (model, *others)]
         self._needs_facts = bool(prompts.needs() & FACTS)
         self.with_plan = with_plan or self._needs_facts
         # Most items are asked the same.
-        self._last: tuple[str, str, bytes] | None = None
+        self._last: tuple[str, str, list[bytes]] | None = None
 
     def build(
         self, item: Item, content: bytes, plan: MediaPlan | None, original: Callable[[Item], str | None]
@@ -145,14 +154,14 @@ class RequestBuilder:
             facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
         question = self._prompts.fill(self._prompts.choose(content), item, facts)
         system = self._prompts.fill_system(item, facts)
-        key = _key(content, self._asked(question, system))
-        return CaptionRequest(item, content, plan, question, system, self._settings, key)
+        key, *others = (_key(content, asked) for asked in self._asked(question, system))
+        return CaptionRequest(item, content, plan, question, system, self._settings, key, tuple(others))
 
-    def _asked(self, question: str, system: str) -> bytes:
-        """SHA-256 of all that is asked, whatever the medium."""
+    def _asked(self, question: str, system: str) -> list[bytes]:
+        """SHA-256 of all that is asked, whatever the medium; of this model first, and then of the others."""
         if self._last is None or self._last[:2] != (question, system):
-            text = json.dumps([question, system, self._described], sort_keys=True)
-            self._last = (question, system, hashlib.sha256(text.encode()).digest())
+            texts = [json.dumps([question, system, described], sort_keys=True) for described in self._described]
+            self._last = (question, system, [hashlib.sha256(text.encode()).digest() for text in texts])
         return self._last[2]
 
 

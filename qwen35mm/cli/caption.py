@@ -57,7 +57,8 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
         if options.ray is None:
             captioner = await stack.enter_async_context(open_captioner(job, model, options))
         else:
-            captioner = await stack.enter_async_context(_open_cluster(options.ray, job, model, options.ray_actors))
+            cluster = await stack.enter_async_context(_open_cluster(options.ray, job, model, options.ray_actors))
+            captioner = cluster.on_any_device(_asked(model))
             job = replace(job, run=replace(job.run, slots=captioner.num_at_once))
         if captioner.is_demo:
             typer.echo(f"{DEMO_NOTE} It understands --preset plain.", err=True)
@@ -83,7 +84,7 @@ async def open_captioner(job: Job, model: ModelOptions, options: CaptionOptions)
         # In a thread: a page goes on meanwhile.
         with contextlib.closing(await asyncio.to_thread(model.load)) as backend:
             memo = None if options.dry_run else (cache_folder(model) or job.state_folder) / "weights"
-            yield await asyncio.to_thread(Captioner.local, backend, memo)
+            yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
         return
     from qwen35mm.backends.remote.backend import RemoteBackend
     from qwen35mm.sampling import SamplingParams
@@ -101,14 +102,23 @@ async def open_captioner(job: Job, model: ModelOptions, options: CaptionOptions)
         await server.connect()
         # Else each medium would be refused by itself.
         server.check(SamplingParams(thinking_budget=options.thinking_budget), enable_thinking=options.think)
-        yield Captioner(
+        captioner = Captioner(
             backend=server,
             name=server.name,
-            identity={"server": server.fingerprint, "video": options.remote_video},
+            identity={"server": server.name, "video": options.remote_video},
             params=server.info.generation,
             processor=server.media,
             form=options.remote_video,
         )
+        # What captions were kept under before the address meant nothing.
+        before = replace(captioner, identity={**captioner.identity, "server": server.fingerprint})
+        yield replace(captioner, others=[before.describe()])
+
+
+def _asked(model: ModelOptions) -> set[str]:
+    """What a device would choose by itself and a person has set."""
+    asked = {name for name in ("max_image_tokens", "max_video_tokens") if getattr(model, name) is not None}
+    return asked | {name for name in ("dtype", "weights") if getattr(model, name) != "auto"}
 
 
 def _open_cluster(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, Captio
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_preprocess import MediaBudget
 from tests.captioning.fake_model import Asked, FakeModel, picture
 
 SCHEMA = JsonSchema.read('{"type": "object", "required": ["colour"]}')
@@ -112,3 +114,21 @@ def test_parameters_that_came_later_name_other_work_only_where_they_are_used() -
     assert list(plain) == [*names.split(), "json_schema"]
     other = CaptionSettings(SamplingParams(max_tokens=9, frequency_penalty=0.5)).describe()["params"]
     assert other == plain | {"frequency_penalty": 0.5}
+
+
+def on_a_device(budget: MediaBudget, dtype: str, integers: str | None = None) -> Captioner:
+    identity = {"weights": "digest", "dtype": dtype} | ({} if integers is None else {"integers": integers})
+    processor = replace(FakeModel().captioner().processor, budget=budget)
+    return replace(FakeModel().captioner(), identity=identity, processor=processor)
+
+
+def test_a_checkpoint_is_one_model_on_every_device_but_for_what_a_person_has_set() -> None:
+    small = on_a_device(MediaBudget.for_cpu(), "torch.float32", "int8")
+    large = on_a_device(MediaBudget.for_gpu(), "torch.bfloat16", "fp8")
+    assert large.describe() in small.on_any_device(()).others
+    assert small.describe() in large.on_any_device(()).others
+    assert small.describe() not in small.on_any_device(()).others
+    for asked in ("dtype", "weights", "max_image_tokens", "max_video_tokens"):
+        assert large.describe() not in small.on_any_device({asked}).others
+    other = on_a_device(replace(MediaBudget.for_gpu(), fps=3.0), "torch.bfloat16")
+    assert other.describe() not in small.on_any_device(()).others

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.job import Outcome, carry_out
 from qwen35mm.captioning.media import workers
+from qwen35mm.cli.caption import open_captioner
+from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.sampling import SamplingParams
+from qwen35mm.settings import ModelOptions
 from tests.backends.remote.server import ModelServer, running_server
 from tests.captioning.fake_model import picture
 from tests.captioning.media.test_workers import HOSTILE
@@ -74,3 +78,28 @@ async def test_a_file_on_which_the_decoder_dies_and_one_that_changes_before_it_i
     assert (outcome.exit_code, outcome.counts.num_captioned, len(server.bodies)) == (3, 4, 4)
     kinds = {each["name"]: each["kind"] for each in failures(folder)}
     assert kinds == {"crash.png": "crash", "1.png": "changed"}
+
+
+@pytest.mark.usefixtures("media_in_process")
+async def test_another_address_of_the_same_model_does_nothing_again_and_another_model_everything(folder: Path) -> None:
+    one = job(folder, run=settings())
+
+    async def ask(url: str, model: str) -> Outcome:
+        async with open_captioner(one, ModelOptions(model=model), CaptionOptions(backend=url)) as captioner:
+            return await carry_out(one, captioner)
+
+    with running_server() as first, running_server() as second:
+        # As a run of an earlier version, whose captions had the server's address in their keys.
+        async with open_captioner(one, ModelOptions(model="tiny"), CaptionOptions(backend=first.url)) as captioner:
+            (before,) = captioner.others
+            await carry_out(replace(one, run=settings(limit=2)), replace(captioner, identity=before["model"]))
+        assert len(first.bodies) == 2
+        await ask(first.url, "tiny")
+        assert len(first.bodies) == 6
+        (folder / "new.png").write_bytes((folder / "0.png").read_bytes() + b"!")
+        await ask(first.url, "tiny")
+        # Of the earlier version's two, nothing tells at which address they were made.
+        outcome = await ask(second.url, "tiny")
+        assert (outcome.counts.num_captioned, len(second.bodies)) == (2, 2)
+        outcome = await ask(second.url, "other")
+        assert outcome.counts.num_captioned == 7

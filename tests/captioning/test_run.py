@@ -5,28 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 
 from qwen35mm.captioning import outputs
-from qwen35mm.captioning import run as run_module
-from qwen35mm.captioning.items import Item, Unreadable
-from qwen35mm.captioning.job import Job, look_over
-from qwen35mm.captioning.manifest.manifest import Manifest
+from qwen35mm.captioning.job import carry_out, look_over
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
-from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionStyle
-from qwen35mm.captioning.run import Run
 from qwen35mm.captioning.sources.scan import ScanOptions
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
-from tests.captioning.runs import failures, interrupted, job, listed, run, settings, texts
+from tests.captioning.runs import failures, job, listed, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -82,6 +75,22 @@ async def test_another_prompt_or_model_is_new_work_and_a_renamed_file_is_not(fol
         outcome = await run(changed, again, identity=identity)
         assert (outcome.counts.num_captioned, len(again.asked)) == (6, 6)
         assert set(texts(folder).values()) == {f"Now {changed.prompts.questions[0].text}\n"}
+
+
+async def test_what_the_same_model_has_done_elsewhere_is_not_done_again(folder: Path) -> None:
+    outputs = ("sidecar", f"jsonl:{folder}/all.jsonl")
+    there, here = FakeModel().captioner("there"), FakeModel()
+    await carry_out(job(folder, outputs=outputs), there)
+    files = {path: path.read_bytes() for path in folder.rglob("*.*") if ".qwen35mm" not in path.parts}
+    captioner = replace(here.captioner("here"), others=[there.describe()])
+    outcome = await carry_out(job(folder, outputs=outputs), captioner)
+    assert (outcome.counts.num_present, here.asked) == (6, [])
+    picture(50).save(folder / "new.png")
+    await carry_out(job(folder, outputs=outputs), captioner)
+    # Without the others, only the new one is known.
+    outcome = await carry_out(job(folder, outputs=outputs), here.captioner("here"))
+    assert (outcome.counts.num_present, outcome.counts.num_captioned, len(here.asked)) == (1, 6, 7)
+    assert all(path.read_bytes() == content for path, content in files.items() if path.suffix != ".jsonl")
 
 
 async def test_a_persons_text_stays(folder: Path) -> None:
@@ -301,72 +310,6 @@ async def test_an_item_on_which_the_program_dies_is_let_off(folder: Path) -> Non
     outcome = await run(job(folder), FakeModel(die))
     assert (outcome.counts.num_failed, outcome.exit_code) == (1, 3)
     assert failures(folder)[0]["kind"] == "crash"
-
-
-async def test_the_first_caption_comes_before_the_scan_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries, answered = Job.entries, Event()
-
-    def slow(job: Job, manifest: Manifest | None = None) -> Iterator[Item | Unreadable]:
-        for number, entry in enumerate(entries(job, manifest)):
-            assert number < 4 or answered.wait(10)
-            yield entry
-
-    monkeypatch.setattr(Job, "entries", slow)
-    monkeypatch.setattr(run_module, "_SCAN_BATCH", 2)
-    outcome = await run(job(folder, run=settings()), FakeModel(lambda asked: str(answered.set())))
-    assert (outcome.counts.num_captioned, outcome.exit_code) == (6, 0)
-
-
-@pytest.mark.parametrize("has_room", [False, True])
-async def test_the_scan_runs_ahead_as_far_as_there_is_room(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool
-) -> None:
-    for number in range(60):
-        (folder / f"z{number:03}.png").write_bytes((folder / "0.png").read_bytes() + number.to_bytes(2, "big"))
-    (folder / "0.txt").write_text("mine")
-    monkeypatch.setattr(run_module, "_SCAN_BATCH", 4)
-    monkeypatch.setattr(run_module, "_LINE_BYTES", 1 << 20 if has_room else 0)
-    watched: list[Run] = []
-    seen: list[Counts] = []
-
-    def answer(asked: Asked) -> str:
-        seen.append(replace(watched[0].counts))
-        return "Fine."
-
-    async def begun(run: Run) -> None:
-        watched.append(run)
-
-    model = FakeModel(answer, waits=lambda: has_room and not watched[0].counts.scanned)
-    outcome = await run(job(folder, run=settings()), model, begun=begun)
-    assert (outcome.counts.num_captioned, outcome.counts.num_kept) == (65, 1)
-    assert (seen[0].num_found, seen[0].num_kept) == (66, 1) if has_room else seen[0].num_found < 40
-
-
-async def test_what_an_interrupted_run_leaves_in_line_is_counted(folder: Path) -> None:
-    one = job(folder, run=settings(slots=1))
-    outcome = await interrupted(one, FakeModel(delay_s=0.05), lambda run: run.counts.num_captioned > 0)
-    assert outcome.counts.num_left > 0
-    assert outcome.counts.num_over == outcome.counts.num_found == 6
-
-
-async def test_what_only_has_to_be_written_is_known_before_it_is_taken_up(folder: Path) -> None:
-    for path in folder.rglob("*.png"):
-        os.utime(path, (1, 1))
-    await run(job(folder, run=settings(limit=3)), FakeModel())
-    outcome = await run(job(folder, outputs=("sidecar", f"jsonl:{folder}/all.jsonl")), FakeModel())
-    counts = outcome.counts
-    assert (counts.num_known, counts.num_recalled, counts.num_captioned) == (3, 3, 3)
-
-
-def test_the_time_left_is_that_of_what_has_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.monotonic", lambda: 1060.0)
-    # A minute of work for 20 captions and 10 failures; 900 were there, and 30 are only to be written again.
-    counts = Counts(num_found=1000, num_present=900, num_known=40, num_recalled=10, began_s=1000.0)
-    counts.num_captioned, counts.num_failed = 20, 10
-    assert counts.remaining_s is None
-    counts.scanned = True
-    assert counts.remaining_s == pytest.approx(60.0)  # 30 to compute
-    assert counts.items_per_s == pytest.approx(20 / 60)
 
 
 async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path) -> None:

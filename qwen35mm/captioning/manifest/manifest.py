@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from qwen35mm.captioning.items import Failed, Item, Unreadable
@@ -183,6 +183,12 @@ class Manifest:
         """The finished caption of this work."""
         row = self.row("SELECT caption FROM results WHERE key = ?", key)
         return None if row is None else load_caption(row[0])
+
+    def finished(self, keys: Sequence[bytes]) -> bytes | None:
+        """One of these works that is finished; None where none is."""
+        query = f"SELECT key FROM results WHERE key IN ({','.join('?' * len(keys))}) ORDER BY sequence LIMIT 1"
+        row = self.row(query, *keys)
+        return None if row is None else row[0]
 
     def begin(self, key: bytes) -> int:
         """Counts a beginning; how many there were until now, this one and those that a crash ended included."""

@@ -78,8 +78,13 @@ class CaptionOptions:
         bool, _caption("--judge", help="Ask the model whether each sentence holds; what it doubts is flagged.")
     ] = False
     judge_below: Annotated[
-        float, _caption(help="A sentence is doubted whose score, the probability of yes, is less.", min=0, max=1)
-    ] = DEFAULT_JUDGE_BELOW
+        float | None,
+        _caption(
+            help="A sentence is doubted whose score, the probability of yes, is less; 0.5 with --judge alone.",
+            min=0,
+            max=1,
+        ),
+    ] = None
 
     output: Annotated[
         Many,
@@ -171,7 +176,7 @@ class CaptionOptions:
                 limit=self.limit,
                 retry_failed=self.retry_failed,
                 max_distance=self.share_similar,
-                judge_below=self.judge_below if self.judge else None,
+                judge_below=DEFAULT_JUDGE_BELOW if self.judge and self.judge_below is None else self.judge_below,
             ),
         )
         job.check()

@@ -25,10 +25,12 @@ from qwen35mm.captioning.records import Caption
 from qwen35mm.captioning.requests import CaptionRequest, CaptionSettings, CaptionStyle
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.presets import PRESETS
+from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.engine import Event, Finished, Result, TokenLogprob
 from qwen35mm.errors import CaptioningError, EngineError, OutputError, RefusedError
 from qwen35mm.model import load
 from qwen35mm.sampling import SamplingParams
+from qwen35mm.settings import ModelOptions
 from tests.backends.remote.server import USAGE, answers, chunk, event, running_server, sends
 from tests.captioning.fake_model import Asked, FakeModel, picture
 from tests.captioning.runs import job, listed, run, settings, texts
@@ -238,6 +240,12 @@ def test_a_json_caption_cant_be_judged(folder: Path) -> None:
     style = CaptionStyle(schema=JsonSchema.read('{"type": "object"}'))
     with pytest.raises(CaptioningError, match="--judge"):
         job(folder, style=style, run=JUDGING).check()
+
+
+@pytest.mark.parametrize(("options", "below"), [({}, None), ({"judge": True}, 0.5), ({"judge_below": 0.0}, 0.0)])
+def test_a_threshold_alone_asks_for_judgements(folder: Path, options: dict[str, Any], below: float | None) -> None:
+    made = CaptionOptions(**options).job([str(folder)], ModelOptions())
+    assert made.run.judge_below == below
 
 
 async def test_judging_that_the_program_dies_of_is_given_up(folder: Path) -> None:

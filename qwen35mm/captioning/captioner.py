@@ -16,7 +16,9 @@ from qwen35mm.captioning.judge import BY_ANSWER, BY_CHANCE, judge, not_judged
 from qwen35mm.captioning.media.workers import MediumForm, Prepared
 from qwen35mm.captioning.records import Caption, Judged, medium_facts, one_line
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
-from qwen35mm.captioning.texts.cleanup import clean, wrap
+from qwen35mm.captioning.texts.cleanup import TRUNCATED, Cleaned, clean, wrap
+from qwen35mm.captioning.texts.refusals import REFUSAL, is_refusal
+from qwen35mm.captioning.texts.trainers import SHORTENED, TOO_LONG, shorter_texts
 from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine import Event, Finished, Result, Retain
 from qwen35mm.errors import CaptioningError, Qwen35mmError, RequestError
@@ -34,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 # A greedy reply would only repeat itself.
 _RETRY_TEMPERATURE = 0.7
+# Characters of a refusal.
+_MAX_SAID = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +182,7 @@ class Captioner:
                 break
         best = min(replies, key=lambda reply: (reply.unusable is not None, len(reply.problems)))
         if best.unusable is not None:
-            return Failed("unmet", best.unusable)
+            return Failed(best.kind, best.unusable)
         return Caption(
             text=best.text,
             data=best.data,
@@ -200,6 +204,7 @@ class _Reply:
     Attributes:
         problems: what another attempt might do better.
         unusable: why it can't be a caption at all; None if it can.
+        kind: of the failure that it is then.
     """
 
     text: str = ""
@@ -207,6 +212,7 @@ class _Reply:
     problems: tuple[str, ...] = ()
     data: Any = None
     unusable: str | None = None
+    kind: str = "unmet"
 
 
 def _messages(request: CaptionRequest, prepared: Prepared, question: str) -> list[Message]:
@@ -238,13 +244,20 @@ def _read(result: Result, style: CaptionStyle) -> _Reply:
         except CaptioningError as error:
             return _Reply(problems=("schema",), unusable=f"No reply satisfied the schema: {error}")
         return _Reply(result.text.strip(), problems=style.words.problems(result.text), data=data)
-    cleaned = clean(
-        result.text,
-        finished=result.finish_reason == "stop",
-        keep_unfinished=style.keep_unfinished,
-        one_line=style.one_line,
-    )
-    if not cleaned.text:
+    finished = result.finish_reason == "stop"
+    if style.cleans:
+        cleaned = clean(result.text, finished=finished, keep_unfinished=style.keep_unfinished, one_line=style.one_line)
+    else:
+        cleaned = Cleaned(result.text.strip("\n"), () if finished else (TRUNCATED,))
+    if not cleaned.text.strip():
         return _Reply(problems=("empty",), unusable="The model answered nothing. Try another prompt, or more tokens.")
-    text = wrap(cleaned.text, prefix=style.prefix, suffix=style.suffix, trigger=style.trigger)
-    return _Reply(text, cleaned.flags, style.words.problems(text))
+    if is_refusal(cleaned.text):
+        said = one_line(cleaned.text)[:_MAX_SAID]
+        return _Reply(problems=(REFUSAL,), unusable=f"The model refused: {said} Try another prompt.", kind="refused")
+    around = {"prefix": style.prefix, "suffix": style.suffix, "trigger": style.trigger}
+    text, flags = wrap(cleaned.text, **around), cleaned.flags
+    if style.length is not None and not style.length.takes(text):
+        shorter = (wrap(each, **around) for each in shorter_texts(cleaned.text))
+        fitting = next(filter(style.length.takes, shorter), None)
+        text, flags = fitting or text, (*flags, SHORTENED if fitting else TOO_LONG)
+    return _Reply(text, flags, style.words.problems(text))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.texts.json_schema import JsonSchema
 from qwen35mm.captioning.texts.prompts import FACTS, PromptSet
+from qwen35mm.captioning.texts.trainers import Length
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError
 from qwen35mm.sampling import SamplingParams
@@ -21,6 +22,8 @@ _FORM = 1
 _ASKED_BYTES = 8
 # Parameters that came after captions had been made.
 _LATER = ("frequency_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias", "logprobs")
+# Fields of the style that did.
+_LATER_STYLE = ("cleans", "length")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class CaptionStyle:
         prefix, suffix, trigger: see `wrap`.
         keep_unfinished: whether a last sentence that was cut off by the limit stays.
         one_line: whether line ends become spaces.
+        cleans: whether what a model writes around a caption is taken away; see `clean`.
+        length: the most tokens of a caption, what is put around it included; None is without end.
     """
 
     schema: JsonSchema | None = None
@@ -44,6 +49,8 @@ class CaptionStyle:
     trigger: str = ""
     keep_unfinished: bool = False
     one_line: bool = False
+    cleans: bool = True
+    length: Length | None = None
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
@@ -69,12 +76,17 @@ class CaptionSettings:
     def describe(self) -> dict[str, Any]:
         """All of it, as JSON values."""
         style = self.style
+        told = {name: value for name, value in vars(style).items() if name not in _LATER_STYLE}
+        if not style.cleans:
+            told["cleans"] = False
+        if style.length is not None:
+            told["length"] = asdict(style.length)
         schema = None if style.schema is None else style.schema.text
         words = [style.words.required, style.words.forbidden]
         return {
             "params": _described(self.params),
             "thinking": self.thinking,
-            "style": {**vars(style), "schema": schema, "words": words},
+            "style": {**told, "schema": schema, "words": words},
         }
 
 
@@ -125,12 +137,16 @@ class RequestBuilder:
         with_plan: bool = False,
     ) -> None:
         self._prompts = prompts
-        self._settings = settings
-        self._described = [{"form": _FORM, **each, **settings.describe()} for each in (model, *others)]
+        # What is read off a picture isn't cleaned.
+        verbatim = replace(settings, style=replace(settings.style, cleans=False, one_line=False))
+        self._by_kind = {
+            is_verbatim: (each, [{"form": _FORM, **described, **each.describe()} for described in (model, *others)])
+            for is_verbatim, each in ((False, settings), (True, verbatim))
+        }
         self._needs_facts = bool(prompts.needs() & FACTS)
         self.with_plan = with_plan or self._needs_facts
         # Most items are asked the same.
-        self._last: tuple[str, str, list[bytes]] | None = None
+        self._last: tuple[str, str, bool, list[bytes]] | None = None
 
     def build(
         self, item: Item, content: bytes, plan: MediaPlan | None, original: Callable[[Item], str | None]
@@ -152,17 +168,20 @@ class RequestBuilder:
             text = original(item) if "sidecar" in self._prompts.needs() else None
             sidecar = None if text is None else text.strip()
             facts = {"width": width, "height": height, "duration": duration, "sidecar": sidecar}
-        question = self._prompts.fill(self._prompts.choose(content), item, facts)
+        chosen = self._prompts.choose(content)
+        question = self._prompts.fill(chosen, item, facts)
         system = self._prompts.fill_system(item, facts)
-        key, *others = (_key(content, asked) for asked in self._asked(question, system))
-        return CaptionRequest(item, content, plan, question, system, self._settings, key, tuple(others))
+        settings = self._by_kind[chosen.verbatim][0]
+        key, *others = (_key(content, asked) for asked in self._asked(question, system, chosen.verbatim))
+        return CaptionRequest(item, content, plan, question, system, settings, key, tuple(others))
 
-    def _asked(self, question: str, system: str) -> list[bytes]:
+    def _asked(self, question: str, system: str, verbatim: bool) -> list[bytes]:
         """SHA-256 of all that is asked, whatever the medium; of this model first, and then of the others."""
-        if self._last is None or self._last[:2] != (question, system):
-            texts = [json.dumps([question, system, described], sort_keys=True) for described in self._described]
-            self._last = (question, system, [hashlib.sha256(text.encode()).digest() for text in texts])
-        return self._last[2]
+        if self._last is None or self._last[:3] != (question, system, verbatim):
+            described = self._by_kind[verbatim][1]
+            texts = [json.dumps([question, system, each], sort_keys=True) for each in described]
+            self._last = (question, system, verbatim, [hashlib.sha256(text.encode()).digest() for text in texts])
+        return self._last[3]
 
 
 def asked_of(key: bytes) -> bytes:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qwen35mm.captioning.job import Job
     from qwen35mm.captioning.requests import CaptionStyle
     from qwen35mm.captioning.texts.prompts import PromptSet
+    from qwen35mm.captioning.texts.trainers import Trainer
     from qwen35mm.settings import ModelOptions
 
 # The engine's own number.
@@ -69,7 +70,29 @@ class CaptionOptions:
     require: Annotated[Many, _caption(help="A word that must be there, or re:PATTERN.")] = None
     forbid: Annotated[Many, _caption(help="A word that must not be there, or re:PATTERN.")] = None
     attempts: Annotated[int, _caption(help="Replies until one is taken with a flag.", min=1)] = 3
-    one_line: Annotated[bool, _caption("--one-line", help="Line ends become spaces.")] = False
+    one_line: Annotated[
+        bool | None,
+        _caption(
+            "--one-line/--keep-lines",
+            help="Line ends become spaces everywhere, or stay. Without it they do in text files alone, but for the "
+            "presets ocr and events.",
+        ),
+    ] = None
+    clean: Annotated[
+        bool, _caption("--clean/--no-clean", help="Take away lead-ins, fences, quotes and loops; of ocr it never is.")
+    ] = True
+    trainer: Annotated[
+        str | None,
+        _caption(
+            "--for",
+            help="The trainer that reads the text files, by its suffix, length and separator: sd-scripts, kohya-sdxl, "
+            "flux, wan, hunyuan, musubi or onetrainer.",
+            metavar="TRAINER",
+        ),
+    ] = None
+    caption_tokens: Annotated[
+        int | None, _caption(help="Most tokens of a caption for --for; the trainer's own number without it.", min=1)
+    ] = None
     keep_unfinished: Annotated[
         bool, _caption("--keep-unfinished", help="Keep a last sentence that the limit cut off.")
     ] = False
@@ -98,7 +121,10 @@ class CaptionOptions:
         Literal["skip", "overwrite", "append", "prepend"],
         _output(help="What happens to captions that are there and aren't ours."),
     ] = "skip"
-    separator: Annotated[str, _output(help="Between a text that is there and ours.")] = "\n"
+    separator: Annotated[
+        str | None,
+        _output(help="Between a text that is there and ours: a space, with --keep-lines a line end, --for's own."),
+    ] = None
     embed_media: Annotated[bool, _output("--embed-media", help="Put the pictures into parquet files, too.")] = False
     records_per_shard: Annotated[int, _output(help="Of parquet files and tars.", min=1)] = 1000
     compact: Annotated[bool, _output("--compact", help="Merge parquet files and tars that aren't full.")] = False
@@ -142,16 +168,17 @@ class CaptionOptions:
         from qwen35mm.captioning.run import RunSettings
         from qwen35mm.captioning.sources.scan import ScanOptions
 
+        prompts, trainer = self._prompts(), self._trainer()
         job = Job(
             sources,
-            self._prompts(),
+            prompts,
             {
                 "max_tokens": self.max_tokens,
                 "temperature": self.temperature,
                 "seed": self.seed,
                 "thinking_budget": self.thinking_budget,
             },
-            self._style(),
+            self._style(trainer),
             thinking=self.think,
             scan=ScanOptions(
                 recursive=self.recursive,
@@ -160,11 +187,12 @@ class CaptionOptions:
                 image_column=self.image_column,
                 shard=self._shard(),
             ),
-            outputs=tuple(parse_output(text) for text in self.output or ("sidecar",)),
+            outputs=tuple(parse_output(text) for text in self._outputs(trainer)),
             output_settings=OutputSettings(
                 mode=self.mode,
                 folder=self.output_dir,
-                separator=self.separator,
+                one_line=not any(each.lines for each in prompts.questions) if self.one_line is None else self.one_line,
+                separator=trainer.separator if self.separator is None and trainer is not None else self.separator,
                 embed_media=self.embed_media,
                 records_per_shard=self.records_per_shard,
                 compact=self.compact,
@@ -196,9 +224,25 @@ class CaptionOptions:
                 raise CaptioningError(f"A preset's weight is a number, as in {name}:2; got '{weight}'.") from None
         return PromptSet(questions or [preset_question("short")], system=self.system, seed=self.seed)
 
-    def _style(self) -> CaptionStyle:
+    def _trainer(self) -> Trainer | None:
+        from qwen35mm.captioning.texts.trainers import trainer_named
+
+        if self.trainer is None:
+            if self.caption_tokens is not None:
+                raise CaptioningError("--caption-tokens are those of --for's trainer: name it.")
+            return None
+        if self.output_dir is not None:
+            raise CaptioningError(f"{self.trainer} reads text files beside their media: leave --output-dir out.")
+        return trainer_named(self.trainer)
+
+    def _outputs(self, trainer: Trainer | None) -> list[str]:
+        suffixed = "sidecar" if trainer is None else f"sidecar:{trainer.suffix}"
+        return [suffixed if text == "sidecar" else text for text in self.output or ("sidecar",)]
+
+    def _style(self, trainer: Trainer | None) -> CaptionStyle:
         from qwen35mm.captioning.requests import CaptionStyle
         from qwen35mm.captioning.texts.json_schema import JsonSchema
+        from qwen35mm.captioning.texts.trainers import Length
         from qwen35mm.captioning.texts.words import Words
 
         style = CaptionStyle(
@@ -209,7 +253,9 @@ class CaptionOptions:
             suffix=self.suffix,
             trigger=self.trigger,
             keep_unfinished=self.keep_unfinished,
-            one_line=self.one_line,
+            one_line=bool(self.one_line),
+            cleans=self.clean,
+            length=None if trainer is None else Length.of(trainer, self.caption_tokens),
         )
         if self.backend is None and style.schema is not None:
             from qwen35mm.engine import check_json_schema

@@ -84,6 +84,36 @@ async def test_a_reply_that_says_something_beats_an_empty_one_with_fewer_problem
     assert made.text == "A square."
 
 
+async def test_a_refusal_is_asked_again_and_never_kept(tmp_path: Path) -> None:
+    refusal = "I'm sorry, but I can't help with that."
+    made, _ = await caption(tmp_path, CaptionStyle(), refusal, "A red circle.")
+    assert (made.text, made.flags, made.num_attempts) == ("A red circle.", (), 2)
+    failed, fake = await ask(tmp_path, CaptionStyle(max_attempts=2), refusal, refusal)
+    assert isinstance(failed, Failed)
+    assert (failed.kind, len(fake.asked)) == ("refused", 2)
+    assert refusal in failed.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Tags: 100% cotton",
+        '"NO ENTRY"',
+        "```\nprint(1)\n```",
+        "  indented\n\n\nlast",
+        "Here is a caption: ACME",
+        "row row row your boat " * 12 + "!",
+        "<think>",
+    ],
+)
+async def test_what_is_read_off_a_picture_is_not_cleaned(tmp_path: Path, text: str) -> None:
+    made, _ = await caption(tmp_path, CaptionStyle(cleans=False), text)
+    assert (made.text, made.flags) == (text, ())
+    cut, fake = await ask(tmp_path, CaptionStyle(cleans=False), "One. Two")
+    assert isinstance(cut, Caption)
+    assert fake.asked
+
+
 async def test_a_reply_that_satisfies_the_schema_beats_one_with_fewer_problems(tmp_path: Path) -> None:
     style = CaptionStyle(schema=SCHEMA, words=Words(required=("red", "circle")), max_attempts=2)
     made, _ = await caption(tmp_path, style, "no JSON", '{"colour": "blue"}')

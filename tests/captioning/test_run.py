@@ -41,26 +41,6 @@ async def test_everything_gets_its_caption_once_and_a_second_run_asks_nothing(fo
     assert (outcome.counts.num_present, again.asked, outcome.exit_code) == (6, [], 0)
 
 
-async def test_shards_that_a_run_wrote_below_its_source_are_no_source(folder: Path) -> None:
-    shards = folder / "shards"
-    both = ("sidecar", f"webdataset:{shards}")
-    for outputs_of_it in (both, both, ("sidecar",)):
-        outcome = await run(job(folder, outputs=outputs_of_it, run=settings()), FakeModel())
-        assert outcome.counts.num_found == 6
-    assert [path.name for path in shards.glob("*.tar")] == ["000000.tar"]
-    with pytest.raises(CaptioningError, match="can't be its source"):
-        await run(job(shards, outputs=(f"webdataset:{shards}",)), FakeModel())
-    # Without a word of it in the manifest, and named itself, it is one.
-    outcome = await run(job(shards, outputs=(f"jsonl:{folder}/a.jsonl",), run=settings()), FakeModel())
-    assert outcome.counts.num_found == 6
-
-
-async def test_without_anything_to_caption_the_exit_code_says_so(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no picture")
-    outcome = await run(job(tmp_path), FakeModel())
-    assert (outcome.exit_code, outcome.stopped, outcome.num_failures) == (3, None, 0)
-
-
 async def test_another_prompt_or_model_is_new_work_and_a_renamed_file_is_not(folder: Path) -> None:
     await run(job(folder), FakeModel())
     before = texts(folder)

@@ -116,6 +116,22 @@ def test_ctrl_c_lets_what_is_at_work_end(caption: Caption, tmp_path: Path) -> No
     assert 0 < len(list(folder.glob("*.txt"))) < 60
 
 
+def test_text_files_are_for_a_trainer(caption: Caption, folder: Path) -> None:
+    (folder / "one-shape.caption").write_text("mine")
+    done = caption(folder, "--preset", "plain", "--for", "sd-scripts", "--mode", "append")
+    assert done.returncode == 0, done.stderr
+    first, second = ((folder / f"{name}.caption").read_text() for name in ("one-shape", "moves-right"))
+    assert first.startswith("mine, A ")
+    assert second.count("\n") == 1
+    for options, words in (
+        (("--for", "nobody"), "--for takes sd-scripts"),
+        (("--caption-tokens", "9"), "name it"),
+        (("--for", "flux", "--output-dir", "x"), "beside their media"),
+    ):
+        done = caption(folder, "--preset", "plain", *options)
+        assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+
+
 def test_nothing_to_do_is_said(caption: Caption, tmp_path: Path, folder: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = caption(tmp_path / "empty", "--preset", "plain")

@@ -23,7 +23,8 @@ class OutputSettings:
         mode: what happens where somebody else's captions are: left alone, replaced (files of records are moved
             aside), or kept after or before ours.
         folder: where sidecars go, under their items' names; None puts them beside their media.
-        separator: between a person's text and ours in a sidecar.
+        one_line: sidecars have one line: many trainers read no more.
+        separator: between a person's text and ours in a sidecar; None is a line end, or a space in one line.
         embed_media: parquet holds the pictures too.
         records_per_shard: of parquet files and tars.
         judged: records may have judgements.
@@ -32,7 +33,8 @@ class OutputSettings:
 
     mode: Mode = "skip"
     folder: Path | None = None
-    separator: str = "\n"
+    one_line: bool = False
+    separator: str | None = None
     embed_media: bool = False
     records_per_shard: int = 1000
     compact: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -17,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest.files import disk_errors, replacing, temporary_for
+from qwen35mm.captioning.manifest.files import disk_errors, json_text, replacing, temporary_for
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import Claims, fold, numbered, owner_of, parts_inside
-from qwen35mm.captioning.records import Record, printable
+from qwen35mm.captioning.records import Caption, Record, printable
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm_preprocess.media import HEAD_BYTES, sniff
+
+_log = logging.getLogger(__name__)
 
 _KEY_BYTES = 32
 # What the system says of one file or folder rather than of the disk.
@@ -65,8 +68,12 @@ class Sidecars(Output):
         self._folder = settings.folder
         self._mode = settings.mode
         self._appends = settings.mode in ("append", "prepend")
-        self._separator = settings.separator.encode("utf-8", "backslashreplace")
+        self._one_line = settings.one_line
+        separator = settings.separator if settings.separator is not None else " " if settings.one_line else "\n"
+        self._separator = separator.encode("utf-8", "backslashreplace")
         self._last: bytes | None = None
+        # A text file whose name isn't the one that its medium would have alone, and the medium's.
+        self._shared: tuple[str, str] | None = None
         place = b"" if self._folder is None else manifest.place(self._folder)
         self._claims = Claims(manifest, os.fsencode(f"sidecar:{suffix}:") + place)
         for (begun,) in manifest.rows("SELECT place FROM sidecars_begun"):
@@ -123,7 +130,7 @@ class Sidecars(Output):
 
     def _compose(self, content: bytes | None, record: Record) -> bytes:
         """The file's new bytes; a text file ends with a newline."""
-        own = record.caption.text.encode("utf-8", "backslashreplace").rstrip(b"\n")
+        own = self._shown(record.caption).encode("utf-8", "backslashreplace").rstrip(b"\n")
         if not self._appends or content is None or not content.strip():
             return own + b"\n"
         try:
@@ -136,6 +143,23 @@ class Sidecars(Output):
         theirs = content.rstrip(b"\r\n")
         parts = (theirs, own) if self._mode == "append" else (own, theirs)
         return self._separator.join(parts) + b"\n"
+
+    def finish(self) -> None:
+        """See `Output`. Says where two media would have one text file by their names."""
+        if self._shared is not None:
+            path, name = self._shared
+            _log.warning(
+                "The caption of %s is in %s, since another medium has that name but for its suffix. Most trainers read "
+                "one text file for both: rename one of them, and others that are like that.",
+                printable(name),
+                printable(path),
+            )
+
+    def _shown(self, caption: Caption) -> str:
+        """A caption as its text file has it."""
+        if not self._one_line:
+            return caption.text
+        return json_text(caption.data) if caption.data is not None else " ".join(caption.text.split())
 
     def _record(self, old: _Text, new: bytes, key: bytes) -> None:
         """Tells the manifest what the new file replaces and what it is; on the disk before it is renamed."""
@@ -157,8 +181,8 @@ class Sidecars(Output):
         own = text.content.decode("utf-8-sig", "replace")
         for key in text.keys_written:
             caption = self._manifest.caption(key)
-            if caption is not None and caption.text:
-                own = own.replace(caption.text, "")
+            for shown in ("", "") if caption is None else (caption.text, self._shown(caption)):
+                own = own.replace(shown, "") if shown else own
         return own.strip() or None
 
     def _text(self, item: Item) -> _Text | None:
@@ -196,7 +220,10 @@ class Sidecars(Output):
         paths = (directory / candidate for candidate in numbered(Path(name).stem, name, self._suffix))
         places = (os.fsdecode(self._manifest.place(path)) for path in paths)
         place = self._claims.claim(owner, places, is_free=is_free, medium=item.path)
-        return self._manifest.path_of(os.fsencode(place))
+        path = self._manifest.path_of(os.fsencode(place))
+        if self._shared is None and path.name != Path(name).stem + self._suffix:
+            self._shared = path.name, item.name
+        return path
 
     def _begin(self, path: Path) -> None:
         """Tells the manifest where a temporary file will be; the file before is certainly renamed."""

@@ -94,8 +94,11 @@ PRESETS: Mapping[str, Question] = MappingProxyType(
                 "be read. Don't translate, correct, complete or explain anything, and don't describe the video. If "
                 "there is no text, answer with: [no text]"
             ),
+            verbatim=True,
+            lines=True,
         ),
         "events": Question(
+            lines=True,
             text=(
                 "Say what is going on in this image, one event or action a line, the most important first. It is a "
                 "still picture, so give no times. Each line is one plain sentence in the present tense that names who "

@@ -34,6 +34,8 @@ class Question:
         text: what is asked of an image, and of a video too where `video_text` is None.
         weight: how often it is chosen, relative to the other questions of a run.
         video_text: what is asked of a video.
+        verbatim: whether the answer is text that was read, of which nothing is cleaned away.
+        lines: whether the answer's lines mean something.
 
     Raises:
         CaptioningError: an empty text, or a weight that isn't a finite number above 0.
@@ -42,6 +44,8 @@ class Question:
     text: str
     weight: float = 1.0
     video_text: str | None = None
+    verbatim: bool = False
+    lines: bool = False
 
     def __post_init__(self) -> None:
         if not self.text.strip() or (self.video_text is not None and not self.video_text.strip()):

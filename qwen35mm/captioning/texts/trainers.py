@@ -1,0 +1,121 @@
+"""What trainers of image and video models read as captions: which file, how much of it, and how many tokens.
+
+From each one's own code, see `tests/captioning/texts/test_trainers.py`; what is a person's choice there (a suffix, a
+model) is what its default or its examples are.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tokenizers import Tokenizer
+
+from qwen35mm.captioning.texts.cleanup import is_list_of_tags, sentence_ends
+from qwen35mm.errors import CaptioningError
+
+SHORTENED = "shortened"
+TOO_LONG = "too long"
+
+_PIECES = re.compile(r"\w+|[^\w\s]")
+_LETTERS_PER_TOKEN = 8
+_TAG_ENDS = re.compile(r"\s*[,，、;；]")
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """How a trainer reads captions; each reads text files that lie beside their media.
+
+    Attributes:
+        suffix: of its text files.
+        encoder: the text encoder whose tokens are counted, by its id on the Hub.
+        max_tokens: that it takes of a caption; what is behind them it drops.
+        separator: between what a file had and what is added to it.
+    """
+
+    suffix: str
+    encoder: str
+    max_tokens: int
+    separator: str
+
+
+_CLIP, _T5, _UMT5 = "openai/clip-vit-large-patch14", "google/t5-v1_1-xxl", "google/umt5-xxl"
+_LLAMA = "hunyuanvideo-community/HunyuanVideo"
+TRAINERS: Mapping[str, Trainer] = MappingProxyType(
+    {
+        # One chunk of CLIP; --max_token_length is empty by default.
+        "sd-scripts": Trainer(".caption", _CLIP, 75, ", "),
+        # Its interface's suffix and length.
+        "kohya-sdxl": Trainer(".txt", _CLIP, 225, ", "),
+        "flux": Trainer(".txt", _T5, 512, " "),
+        "wan": Trainer(".txt", _UMT5, 512, " "),
+        "hunyuan": Trainer(".txt", _LLAMA, 256, " "),
+        "musubi": Trainer(".txt", _LLAMA, 256, " "),
+        "onetrainer": Trainer(".txt", _CLIP, 75, ", "),
+    }
+)
+"""By the name that `--for` takes."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """The most tokens of a caption.
+
+    Attributes:
+        encoder: whose, by its id on the Hub; None where its tokenizer isn't on this machine: they are estimated then.
+    """
+
+    max_tokens: int
+    encoder: str | None = None
+
+    @classmethod
+    def of(cls, trainer: Trainer, max_tokens: int | None = None) -> Length:
+        """A trainer's, or another number of its tokens. Nothing is downloaded."""
+        known = _tokenizer(trainer.encoder) is not None
+        return cls(max_tokens or trainer.max_tokens, trainer.encoder if known else None)
+
+    def takes(self, text: str) -> bool:
+        """Whether a text has no more."""
+        return self.count(text) <= self.max_tokens
+
+    def count(self, text: str) -> int:
+        """A text's tokens, those that an encoder puts around each text not counted; an estimate is rather too high."""
+        if self.encoder is None:
+            return sum(_estimate(piece) for piece in _PIECES.findall(text))
+        tokenizer = _tokenizer(self.encoder)
+        if tokenizer is None:
+            raise CaptioningError(f"The tokenizer of {self.encoder} was there, and is gone. Run again.")
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def trainer_named(name: str) -> Trainer:
+    """Raises CaptioningError: there is none of this name."""
+    if name not in TRAINERS:
+        raise CaptioningError(f"--for takes {', '.join(TRAINERS)}; got {name!r}.")
+    return TRAINERS[name]
+
+
+def shorter_texts(text: str) -> list[str]:
+    """A caption without its last sentences, or without the last tags of a list: the longest first."""
+    ends = [match.start() for match in _TAG_ENDS.finditer(text)] if is_list_of_tags(text) else sentence_ends(text)
+    return [text[:end] for end in reversed(ends) if end < len(text)]
+
+
+def _estimate(piece: str) -> int:
+    # Encoders that were trained on English have few tokens of other scripts than bytes.
+    letters = len(piece) if piece.isascii() else _LETTERS_PER_TOKEN * len(piece.encode("utf-8", "replace")) // 2
+    return 1 + (letters - 1) // _LETTERS_PER_TOKEN
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(encoder: str) -> Tokenizer | None:
+    """The tokenizer of a model in the Hub's cache; None where it isn't there as `tokenizer.json`."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in ("tokenizer.json", "tokenizer/tokenizer.json"):
+        if isinstance(path := try_to_load_from_cache(encoder, name), str):
+            return Tokenizer.from_file(path)
+    return None

@@ -86,6 +86,13 @@ class Job:
         """Each shard has its own, so that machines can share a disk."""
         return self.state_folder / f"captions{self._shard}.sqlite"
 
+    def other_manifests(self) -> list[Path]:
+        """Those of other numbers of shards: the same items, dealt out otherwise."""
+        own = self.manifest_path
+        parts = None if self.scan.shard is None else self.scan.shard[1]
+        others = (path for path in self.state_folder.glob("captions*.sqlite") if path != own)
+        return [path for path in others if parts is None or not path.name.endswith(f"-of-{parts}.sqlite")]
+
     @property
     def failures_path(self) -> Path:
         return self.state_folder / f"failures{self._shard}.jsonl"
@@ -133,6 +140,7 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
     settings = job.settings(captioner.params)
     with ExitStack() as stack:
         manifest = stack.enter_context(closing(Manifest.open(job.manifest_path)))
+        manifest.take_over(job.other_manifests())
         output_settings = replace(job.output_settings, judged=job.run.judge_below is not None)
         outputs = open_outputs(job.outputs, manifest, output_settings)
         for output in outputs:
@@ -167,6 +175,7 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
     settings = job.settings(captioner.params)
     with ExitStack() as stack:
         manifest = stack.enter_context(Manifest.borrowed(job.manifest_path))
+        manifest.take_over(job.other_manifests())
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         specs = [spec for spec in job.outputs if spec.kind == "sidecar"]
         sidecars = open_outputs(specs, manifest, job.output_settings)

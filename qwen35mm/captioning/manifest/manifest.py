@@ -9,21 +9,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import shutil
 import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.manifest.files import RunLock, disk_errors, json_text, replacing
-from qwen35mm.captioning.manifest.tables import MIGRATIONS
+from qwen35mm.captioning.manifest.tables import MIGRATIONS, TAKEN_OVER
 from qwen35mm.captioning.records import Caption, printable
 from qwen35mm.chat.database import Database
 from qwen35mm.errors import CaptioningError, OutputError, StorageError
+
+logger = logging.getLogger(__name__)
 
 # The folder of a run's manifests, where none is named.
 STATE_FOLDER = ".qwen35mm"
@@ -41,6 +44,7 @@ class Manifest:
     def __init__(self, path: Path, lock: RunLock | None, folder: Path) -> None:
         self._base = os.path.abspath(folder)  # noqa: PTH100
         self._lock = lock
+        self._written_ns = _changed_ns(path)
         self._database = Database(path, migrations=MIGRATIONS)
         # The thread that does several things in one transaction.
         self._together: tuple[int, sqlite3.Connection] | None = None
@@ -90,6 +94,23 @@ class Manifest:
                 yield manifest
             finally:
                 manifest.close()
+
+    def take_over(self, others: Iterable[Path]) -> None:
+        """Learns what other manifests of the same folder know: captions, failures, files' digests, and whose each text
+        file is; of those that were written since this one was. A later one's word goes before an earlier one's.
+
+        One that can't be read is only logged.
+        """
+        written = self._written_ns
+        for changed, path in sorted((_changed_ns(path), path) for path in others):
+            if changed <= written:
+                continue
+            try:
+                with Manifest.borrowed(path) as other, other.reading() as source, self.writing() as connection:
+                    for query, statement in TAKEN_OVER:
+                        connection.executemany(statement, source.execute(query))
+            except CaptioningError as error:
+                logger.warning("What %s knows is not used: %s", path.name, error)
 
     def close(self) -> None:
         """Gives the manifest back to other runs; no method may be called afterwards."""
@@ -306,6 +327,15 @@ def _copy_database(path: Path, copy: Path) -> None:
     for source, target in ((path, copy), (log, f"{copy}-wal")):
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(source, target)
+
+
+def _changed_ns(path: Path) -> int:
+    """When a database last changed; 0 where there is none."""
+    times = [0]
+    for each in (path, Path(f"{path}-wal")):
+        with contextlib.suppress(OSError):
+            times.append(each.stat().st_mtime_ns)
+    return max(times)
 
 
 def load_caption(text: str) -> Caption:

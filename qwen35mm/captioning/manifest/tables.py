@@ -148,3 +148,23 @@ _THIRD = (
 )
 
 MIGRATIONS: Final = (_FIRST, _SECOND, _THIRD)
+
+# What one manifest can learn of another in the same folder, so that places mean the same: what it reads there, and how
+# it keeps that. Which records are in which file stays with the manifest of the run that writes it.
+TAKEN_OVER: Final = (
+    (
+        "SELECT key, caption, first_name, similarity, revision FROM results ORDER BY sequence",
+        "INSERT INTO results (key, caption, first_name, similarity, revision) VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) "
+        "DO UPDATE SET caption = excluded.caption, revision = excluded.revision WHERE excluded.revision > revision",
+    ),
+    (
+        "SELECT name, path, key, kind, message FROM failures ORDER BY sequence",
+        "INSERT OR IGNORE INTO failures (name, path, key, kind, message) VALUES (?, ?, ?, ?, ?)",
+    ),
+    ("SELECT * FROM digests", "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)"),
+    (
+        "SELECT * FROM claims WHERE substr(output, 1, 8) = CAST('sidecar:' AS BLOB)",
+        "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?)",
+    ),
+    ("SELECT * FROM sidecars", "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, ?)"),
+)

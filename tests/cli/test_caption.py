@@ -192,7 +192,6 @@ def test_what_a_server_cannot_do_is_said_once_and_not_for_each_picture(caption: 
         ([".", "--output", "xml:a"], "jsonl:FILE"),
         ([".", "--require", "re:("], "regular expression"),
         ([".", "--schema", "nowhere.json"], "nowhere.json"),
-        ([".", "--judge", "--schema", '{"type": "object"}'], "--schema"),
         ([".", "--backend", "ftp://example.com"], "http"),
     ],
 )

@@ -8,7 +8,8 @@ a clip's first frame stands for it. A file on which the child dies, hangs or rai
 and makes the exit status 1. Pictures are compared with libvips (its colours by littlecms, transparency over white),
 clips with the `ffmpeg` program, both made small enough that chroma upsampling doesn't count; the difference is the mean
 of absolute differences of 8-bit values, and those over `--notable` are listed: they may be the oracle's fault as well,
-as with a PNG's gamma, which libvips passes over. Memory is the child's most resident bytes beyond those at its start.
+as with a PNG's gamma, which libvips passes over. Memory is the child's most resident bytes in captioning,
+beyond those at its start (Linux).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def main() -> None:
     arguments.add_argument("folders", nargs="+", type=Path)
     arguments.add_argument("--worst", type=int, default=10, help="how many of the most different files are listed")
     arguments.add_argument("--notable", type=float, default=8.0, help="a mean difference that is listed, of 255")
+    arguments.add_argument("--max-pixels", type=int, default=MediaLimits().max_source_pixels)
     arguments.add_argument("--json", action="store_true")
     args = arguments.parse_args()
     rows = [_folder(folder, args) for folder in args.folders]
@@ -56,11 +58,11 @@ def main() -> None:
 
 def _folder(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    child, found = _Child(), []
+    child, found = _Child(args.max_pixels), []
     for path in files:
         answer = child.ask(str(path))
         if answer is None:
-            child, answer = _Child(), {"fault": "died or hung"}
+            child, answer = _Child(args.max_pixels), {"fault": "died or hung"}
         found.append({"name": path.relative_to(folder).as_posix(), **answer})
     child.close()
     opened = [each for each in found if "seconds" in each and "refused" not in each and "fault" not in each]
@@ -100,10 +102,10 @@ def _print(row: dict[str, Any], found: list[dict[str, Any]]) -> None:
 class _Child:
     """A process that opens files, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_pixels: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, max_pixels), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -122,26 +124,30 @@ class _Child:
         self._process.kill()
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, max_pixels: int) -> None:
     # Its own limits: what a corpus holds on purpose shall end this process, and not the machine.
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-    processor = MediaProcessor.from_pretrained(demo_model_path())
+    # Files are limited by what pixels may take, and so is what Pillow says of pictures by itself.
+    limits = MediaLimits(max_image_bytes=max(64 << 20, 8 * max_pixels), max_source_pixels=max_pixels)
+    processor = MediaProcessor.from_pretrained(demo_model_path(), limits=limits)
     start_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     while True:
         path = Path(pipe.recv())
+        # The most resident bytes are counted anew.
+        Path("/proc/self/clear_refs").write_text("5")
         began = time.perf_counter()
         answer: dict[str, Any] = {}
         picture = None
         try:
-            kind = detect_kind(path)
+            kind = detect_kind(path, limits)
             processor.prepare(path, kind=kind)
-            picture = load_image(path, MediaLimits()) if kind == "image" else first_frame(path, MediaLimits())
+            answer["peak_mib"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_kib) / 1024
+            picture = load_image(path, limits) if kind == "image" else first_frame(path, limits)
         except MediaError as error:
             answer["refused"] = f"{type(error).__name__}: {_reason(str(error), path)}"
         except Exception as error:
             answer["fault"] = f"{type(error).__name__}: {error}"
         answer["seconds"] = time.perf_counter() - began
-        answer["peak_mib"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_kib) / 1024
         if picture is not None:
             with contextlib.suppress(Exception):
                 oracle = _vips(path) if kind == "image" else _ffmpeg(path)

@@ -1,10 +1,15 @@
-"""What options hold, read from their texts. Nothing here needs a model's libraries."""
+"""Options made from dataclasses, and what they hold, read from their texts. Nothing here needs a model's libraries."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import typer
 
@@ -76,3 +81,36 @@ def parse_folder(text: str) -> Path:
         return folder.expanduser()
     except RuntimeError:  # there is no such user
         return folder
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command, in place of each parameter whose type is a dataclass of options, an option for each field.
+
+    Of a class with an ENVIRONMENT, each option is a variable with that prefix, too.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
+    own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
+    added = []
+    for group in groups.values():
+        hints = get_type_hints(group, include_extras=True)
+        prefix = getattr(group, "ENVIRONMENT", None)
+        for each in fields(group):
+            option = hints[each.name].__metadata__[0]
+            if prefix:
+                option.envvar = f"{prefix}{each.name.upper()}"
+            kind = inspect.Parameter.KEYWORD_ONLY
+            added.append(inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]))
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        made = {
+            name: group(**{each.name: values.pop(each.name) for each in fields(group)})
+            for name, group in groups.items()
+        }
+        return command(**values, **made)
+
+    run.__signature__ = signature.replace(parameters=[*own, *added])  # pyright: ignore[reportAttributeAccessIssue]
+    return run

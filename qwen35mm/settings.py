@@ -7,12 +7,11 @@ variable QWEN35MM_MAX_FRAMES. The option wins, and an empty variable counts as n
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -20,13 +19,13 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.checkpoints.shards import model_name
 from qwen35mm.errors import ConfigError
 from qwen35mm.folders import user_folder
-from qwen35mm.option_values import Logins, parse_folder, parse_logins, parse_size, parse_token
+from qwen35mm.option_values import Logins, parse_folder, parse_logins, parse_size, parse_token, with_options
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend
     from qwen35mm.cache.planner import CacheSettings
     from qwen35mm.model_library import BackendOptions
-    from qwen35mm_preprocess import MediaBudget
+    from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +109,18 @@ class ModelOptions:
     max_video_tokens: Annotated[int | None, _media(help="Most tokens of one video.", min=1)] = None
     max_frames: Annotated[int | None, _media(help="Most frames of one video.", min=1)] = None
     fps: Annotated[float | None, _media(help="Frames a second taken from a video.", min=0.001)] = None
+    max_pixels: Annotated[
+        int | None, _media(help="Most pixels of a picture, or of a video's frame; 100000000 without it.", min=1)
+    ] = None
+    max_image_size: Annotated[
+        int | None, _size(rich_help_panel="Media", help="Most bytes of a picture's file; 64MiB without it.")
+    ] = None
+    max_video_size: Annotated[
+        int | None, _size(rich_help_panel="Media", help="Most bytes of a video's file; 512MiB without it.")
+    ] = None
+    max_seconds: Annotated[
+        float | None, _media(help="Most seconds of a video; 14400, four hours, without it.", min=0.001)
+    ] = None
     color: Annotated[
         str,
         _media(
@@ -161,6 +172,20 @@ class ModelOptions:
         """What to call it: its folder's name, its file's, or the Hub id."""
         return model_name(self.source)
 
+    @property
+    def limits(self) -> MediaLimits:
+        """What media may be at most. Raises MediaConfigError."""
+        from qwen35mm_preprocess import MediaLimits
+
+        return MediaLimits(
+            **given(
+                max_source_pixels=self.max_pixels,
+                max_image_bytes=self.max_image_size,
+                max_video_bytes=self.max_video_size,
+                max_duration_s=self.max_seconds,
+            )
+        )
+
     def load(self) -> LocalBackend:
         """Loads the model in the format that fits and starts its engine, with a disk cache only where one is named.
 
@@ -203,6 +228,7 @@ class ModelOptions:
             self.weights,
             self.rope_scaling,
             budget=self._media_budget(),
+            limits=self.limits,
             settings=EngineSettings(**chosen),
             cache=self._cache_settings(default_cache_dir),
             max_memory=self.max_memory,
@@ -334,45 +360,15 @@ class PageOptions:
     ] = None
     max_upload: Annotated[
         int | None,
-        _size(rich_help_panel="Page", help="Most bytes of a video; 512MiB without it, 100MB where strangers share."),
+        _size(
+            rich_help_panel="Page",
+            help="As --max-video-size, and before it; 100MB where strangers share.",
+        ),
     ] = None
     max_queue: Annotated[
         int | None, _page(help="Requests that may wait for the model; 16 without it.", min=1, max=10_000)
     ] = None
     max_gpu_seconds: Annotated[int, _page(help="Most seconds that one call on ZeroGPU asks for.", min=15, max=600)] = 60
-
-
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command, in place of each parameter whose type is a dataclass of options, an option for each field.
-
-    Of a class with an ENVIRONMENT, each option is a variable with that prefix, too.
-    """
-    signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {
-        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
-    }
-    own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
-    added = []
-    for group in groups.values():
-        hints = get_type_hints(group, include_extras=True)
-        prefix = getattr(group, "ENVIRONMENT", None)
-        for each in fields(group):
-            option = hints[each.name].__metadata__[0]
-            if prefix:
-                option.envvar = f"{prefix}{each.name.upper()}"
-            kind = inspect.Parameter.KEYWORD_ONLY
-            added.append(inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]))
-
-    @functools.wraps(command)
-    def run(**values: Any) -> Any:
-        made = {
-            name: group(**{each.name: values.pop(each.name) for each in fields(group)})
-            for name, group in groups.items()
-        }
-        return command(**values, **made)
-
-    run.__signature__ = signature.replace(parameters=[*own, *added])  # pyright: ignore[reportAttributeAccessIssue]
-    return run
 
 
 def read_options(arguments: Sequence[str]) -> tuple[ModelOptions, PageOptions]:

@@ -15,7 +15,8 @@ from qwen35mm.cache.planner import CacheSettings
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
 from qwen35mm.folders import user_folder
-from qwen35mm.settings import ModelOptions, PageOptions, parse_logins, parse_size, read_options, with_options
+from qwen35mm.option_values import with_options
+from qwen35mm.settings import ModelOptions, PageOptions, parse_logins, parse_size, read_options
 from qwen35mm_preprocess import MediaBudget
 
 # Every setting but `no_disk_cache`, as a person writes it and as it arrives.
@@ -29,6 +30,10 @@ MODEL: dict[str, tuple[str, Any]] = {
     "max_video_tokens": ("20", 20),
     "max_frames": ("3", 3),
     "fps": ("0.5", 0.5),
+    "max_pixels": ("200000000", 200_000_000),
+    "max_image_size": ("256MiB", 256 << 20),
+    "max_video_size": ("2G", 2 << 30),
+    "max_seconds": ("36000", 36_000.0),
     "color": ("checkpoint", "checkpoint"),
     "kv_memory": ("1GiB", 1 << 30),
     "kv_dtype": ("k=int8,v=int4", "k=int8,v=int4"),

@@ -248,7 +248,8 @@ def check_num_bytes(num_bytes: int, max_bytes: int, source: MediaSource) -> None
     if num_bytes > max_bytes:
         raise MediaLimitError(
             say(
-                "{name} has {n} MiB; at most {most} MiB are read. Make it smaller.",
+                "{name} has {n} MiB; at most {most} MiB are read. Make it smaller, or raise the limit "
+                "(--max-image-size, --max-video-size).",
                 name=name,
                 n=decimal(num_bytes / 2**20, 1),
                 most=decimal(max_bytes / 2**20, 1),

@@ -18,10 +18,10 @@ from PIL import Image
 
 from qwen35mm_preprocess.color import Encoding, convert
 from qwen35mm_preprocess.errors import MediaChangedError, MediaDecodeError
-from qwen35mm_preprocess.image import to_rgb
 from qwen35mm_preprocess.media import MediaSource, describe
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
+from qwen35mm_preprocess.rgb import to_rgb
 from qwen35mm_preprocess.say import Said, Saying, say
 from qwen35mm_preprocess.types import ColorMode, MediaLimits, Progress, VideoProcessing
 from qwen35mm_preprocess.video_container import (

@@ -131,7 +131,7 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
     if duration > limits.max_duration_s:
         raise MediaLimitError(
             say(
-                "{name} is {s} seconds long; at most {most} are read. Cut it.",
+                "{name} is {s} seconds long; at most {most} are read. Cut it, or raise the limit (--max-seconds).",
                 name=name,
                 s=decimal(duration, 0),
                 most=decimal(limits.max_duration_s, 0),

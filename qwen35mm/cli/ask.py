@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qwen35mm.cli.quick_imports import quick_imports
-from qwen35mm.settings import DEMO_NOTE, ModelOptions, with_options
+from qwen35mm.option_values import with_options
+from qwen35mm.settings import DEMO_NOTE, ModelOptions
 
 if TYPE_CHECKING:
     from qwen35mm.backends.local import LocalBackend

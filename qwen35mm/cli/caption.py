@@ -16,7 +16,8 @@ from qwen35mm.cli.caption_options import CaptionOptions
 from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder
 from qwen35mm.cli.quick_imports import quick_imports
-from qwen35mm.settings import DEMO_NOTE, ModelOptions, with_options
+from qwen35mm.option_values import with_options
+from qwen35mm.settings import DEMO_NOTE, ModelOptions
 
 if TYPE_CHECKING:
     from qwen35mm.captioning.captioner import Captioner
@@ -93,6 +94,7 @@ async def open_captioner(job: Job, model: ModelOptions, options: CaptionOptions)
         options.backend,
         model=model.model,
         api_key=options.api_key,
+        limits=model.limits,
         max_concurrent=job.run.slots,
         video=options.remote_video,
         # A caption is of use when it is complete, so that one that breaks off can be asked for again.

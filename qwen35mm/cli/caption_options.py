@@ -186,6 +186,7 @@ class CaptionOptions:
                 exclude=tuple(self.exclude or ()),
                 image_column=self.image_column,
                 shard=self._shard(),
+                limits=model.limits,
             ),
             outputs=tuple(parse_output(text) for text in self._outputs(trainer)),
             output_settings=OutputSettings(

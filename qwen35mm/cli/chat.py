@@ -19,7 +19,8 @@ from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder, user_folder
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError
-from qwen35mm.settings import ModelOptions, PageOptions, given, with_options
+from qwen35mm.option_values import with_options
+from qwen35mm.settings import ModelOptions, PageOptions, given
 from qwen35mm.strangers import is_shared
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from qwen35mm_preprocess import MediaBudget, MediaLimits
 
 # Where strangers share the page, what isn't set is tight.
-_FOR_STRANGERS = {"slots": 2, "max_image_tokens": 1_280, "max_video_tokens": 4_096, "max_frames": 64}
+_FOR_STRANGERS: dict[str, Any] = {
+    **{"slots": 2, "max_image_tokens": 1_280, "max_video_tokens": 4_096, "max_frames": 64},
+    **{"max_pixels": 50_000_000, "max_image_size": 20 << 20, "max_video_size": 100 * 10**6, "max_seconds": 600.0},
+}
 _STRANGERS_CONTEXT = 16_384
-_STRANGERS_UPLOAD_BYTES = 100 * 10**6
 # A disk cache that lives as long as the program has only the Space's own disk.
 _TEMPORARY_DISK_BYTES = 4 << 30
 
@@ -90,7 +93,7 @@ def open_page(
             model = replace(model, cache_dir=folder, cache_size=model.cache_size or _TEMPORARY_DISK_BYTES)
         options = model.backend_options(None if shared else user_folder("cache"))
         engine = replace(options.settings, **given(max_waiting=page.max_queue))
-        options = replace(options, limits=_limits(page, shared), settings=engine)
+        options = replace(options, limits=_limits(model, page), settings=engine)
         programs = _programs(page, shared, gpu is not None, options.settings)
         source = model.source
         if shared and model.context_length is None:
@@ -133,7 +136,7 @@ def _open_server(
 
     if shared:
         model = replace(model, **{name: n for name, n in _FOR_STRANGERS.items() if getattr(model, name) is None})
-    limits = _limits(page, shared)
+    limits = _limits(model, page)
     server = Server(address, page.backend_model, _backend_key(page))
     remote = server.backend(limits, _server_budget(model), model.slots or 4)
     with contextlib.ExitStack() as stack:
@@ -219,14 +222,8 @@ def _programs(page: PageOptions, shared: bool, on_zero_gpu: bool, engine: Engine
     return ProgramAccess(keys, engine.slots, responses_dir=responses, **given(max_waiting=page.max_queue))
 
 
-def _limits(page: PageOptions, shared: bool) -> MediaLimits:
-    from qwen35mm_preprocess import MediaLimits
-
-    upload = given(max_video_bytes=page.max_upload)
-    if not shared:
-        return MediaLimits(**upload)
-    tight = {"max_video_bytes": _STRANGERS_UPLOAD_BYTES, **upload}
-    return MediaLimits(max_image_bytes=20 << 20, max_source_pixels=50_000_000, max_duration_s=600.0, **tight)
+def _limits(model: ModelOptions, page: PageOptions) -> MediaLimits:
+    return replace(model.limits, **given(max_video_bytes=page.max_upload))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import typer
 from qwen35mm.cli.chat import open_page
 from qwen35mm.cli.folders import user_folder
 from qwen35mm.cli.quick_imports import quick_imports
-from qwen35mm.settings import ModelOptions, PageOptions, data_dir_option, with_options
+from qwen35mm.option_values import with_options
+from qwen35mm.settings import ModelOptions, PageOptions, data_dir_option
 
 
 @with_options

@@ -16,7 +16,8 @@ from qwen35mm.cli.early_digest import begin_digest
 from qwen35mm.cli.folders import cache_folder, user_folder
 from qwen35mm.cli.quick_imports import quick_imports
 from qwen35mm.errors import ConfigError, MissingExtraError
-from qwen35mm.settings import ModelOptions, given, parse_folder, with_options
+from qwen35mm.option_values import with_options
+from qwen35mm.settings import ModelOptions, given, parse_folder
 from qwen35mm.strangers import is_shared
 
 if TYPE_CHECKING:

@@ -151,6 +151,13 @@ def test_failures_are_listed_and_tell_the_exit_code(caption: Caption, folder: Pa
     assert str(folder / ".qwen35mm" / "failures.jsonl") in done.stderr
 
 
+def test_a_limit_of_an_option_counts_and_is_named(caption: Caption, folder: Path) -> None:
+    done = caption(folder, "--preset", "plain", "--max-pixels", "1000")
+    assert done.returncode == 4, done.stderr
+    failures = (folder / ".qwen35mm" / "failures.jsonl").read_text()
+    assert failures.count("raise the limit (--max-pixels)") == 2
+
+
 def test_another_server_captions_with_bounded_requests_and_its_failures(caption: Caption, folder: Path) -> None:
     for seed in range(4):
         picture(seed).save(folder / f"{seed}.png")

@@ -99,13 +99,15 @@ def test_without_a_usable_cache_folder_it_starts_all_the_same(home: Path, caplog
 
 
 def test_strangers_find_tight_limits_and_nothing_is_kept(home: Path) -> None:
-    model = ModelOptions(device="cpu", max_frames=6, max_image_tokens=99)
+    model = ModelOptions(device="cpu", max_frames=6, max_image_tokens=99, max_seconds=60.0)
     with open_page(model, PageOptions(host="0.0.0.0")) as (backend, how):
         assert isinstance(backend, LocalBackend)
         assert backend.context_length == 8192, "the demo's limit, which is under the public default"
         assert backend.media.budget == MediaBudget(max_image_tokens=99, max_video_tokens=4096, max_frames=6)
         assert backend.media.limits.max_video_bytes == 100_000_000
         assert backend.media.limits.max_image_bytes == 20 << 20
+        assert backend.media.limits.max_source_pixels == 50_000_000
+        assert backend.media.limits.max_duration_s == 60.0
         assert how["data_dir"] is None
     assert list(home.iterdir()) == []
 

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qwen35mm_preprocess import ImageProcessing, MediaBudget, MediaDecodeError, MediaProcessor, MediaSource
-from qwen35mm_preprocess.image import load_image, probe_image, to_rgb
+from qwen35mm_preprocess import rgb as rgb_module
+from qwen35mm_preprocess.image import load_image, probe_image
 from qwen35mm_preprocess.media import HAS_AVIF, HAS_HEIF
+from qwen35mm_preprocess.rgb import UPRIGHT, resized, to_rgb
+from qwen35mm_preprocess.types import ColorMode, MediaLimits
 from tests.preprocess import oracles
 from tests.preprocess.media_files import IMAGE, LIMITS, PHOTOGRAPHS, SMALL_IMAGE, VIDEO, encode_image, pixel
 
@@ -216,3 +219,28 @@ def test_a_range_that_a_tiff_tells_is_its_range() -> None:
 def test_numbers_that_are_none_become_black() -> None:
     values = np.array([[0.0, np.nan], [np.inf, 1.0]], np.float32)
     assert np.asarray(to_rgb(Image.fromarray(values)))[..., 0].tolist() == [[0, 0], [0, 255]]
+
+
+@pytest.mark.parametrize("turn", [None, *UPRIGHT.values()])
+@pytest.mark.parametrize(("mode", "color"), [("RGB", "srgb"), ("RGBA", "srgb"), ("I;16", "srgb"), ("F", "checkpoint")])
+def test_strips_of_a_picture_give_what_the_whole_gives(
+    monkeypatch: pytest.MonkeyPatch, turn: Image.Transpose | None, mode: str, color: ColorMode
+) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (61, 83, 4), np.uint8)
+    picture = Image.fromarray(values).convert("RGB") if mode == "RGB" else Image.fromarray(values)
+    if mode in ("I;16", "F"):
+        picture = Image.fromarray(values[..., 0].astype(np.uint16 if mode == "I;16" else np.float32) * 257)
+    whole = to_rgb(picture, color)
+    whole = whole if turn is None else whole.transpose(turn)
+    for size in ((32, 96), (224, 32)):
+        monkeypatch.setattr(rgb_module, "_PIXELS_AT_ONCE", 500)
+        strips = resized(picture, turn, color, size)
+        expected = whole.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+        assert strips.tobytes() == expected.tobytes()
+
+
+def test_no_limit_but_ours_counts() -> None:
+    """Pillow's own one would refuse 200 megapixels."""
+    file = io.BytesIO()
+    Image.new("1", (16320, 12240)).save(file, "PNG")
+    assert probe_image(file.getvalue(), MediaLimits(max_source_pixels=200_000_000)).size == (12240, 16320)

@@ -145,19 +145,17 @@ def _encode_message(message: Message, media: list[EncodedMedium]) -> dict[str, A
 
 def _picture_uri(source: MediaSource, plan: MediaPlan, media: MediaProcessor) -> str:
     """The file's own bytes where every server makes the same picture of them, else the picture encoded anew."""
-    # Decoded in any case: a damaged file is a failure here, with words, and not a server's.
-    picture = load_image(source, media.limits, plan.color)
-    check_same_image(picture, plan, source)
     info = probe_image(source, media.limits)
+    check_same_image(info.size, plan, source)
     # As it is where the plan makes it no smaller than any plan would; however large it is, its plan says what is seen.
     full = image_size(info.size, media.image_processing)
-    is_small = plan.size == full and picture.width * picture.height <= media.image_processing.max_pixels
+    is_small = plan.size == full and info.size[0] * info.size[1] <= media.image_processing.max_pixels
+    # Decoded in any case: a damaged file is a failure here, with words, and not a server's.
+    picture = load_image(source, media.limits, plan.color, None if is_small else plan)
     # No WebP, which llama-server doesn't read.
     if is_small and info.is_plain and info.format in ("JPEG", "PNG") and not isinstance(source, PILImage.Image):
         with open_stream(source, "image", media.limits) as stream:
             return _data_uri(f"image/{info.format.lower()}", stream.read())
-    if not is_small:
-        picture = _resized(picture, plan.size)
     return _encoded(picture, "JPEG" if info.format in ("JPEG", "MPO") else "PNG")
 
 

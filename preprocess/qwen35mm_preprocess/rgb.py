@@ -1,0 +1,120 @@
+"""Decoded pictures in RGB, upright, and as small as they are wanted.
+
+How every mode becomes RGB:
+    1, L, P, RGB, CMYK, YCbCr, HSV, LAB     Pillow's conversion, and from what the file says its colours are to sRGB
+    alpha (LA, PA, RGBA, La, RGBa) or a
+    transparent colour (GIF, PNG)           laid over white
+    16-bit grey (I;16...)                   0..65535 scaled to 0..255
+    I, F (32-bit grey)                      by the range that the file tells; else by the first of 1 (F), 255, 65535
+                                            and the type's own that nearly all values lie in
+With "checkpoint", in the colours of the checkpoint's own processing, profiles are not applied, and the least and the
+greatest value of I and F become 0 and 255.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from qwen35mm_preprocess.color import to_srgb
+from qwen35mm_preprocess.types import ColorMode, Size
+
+# EXIF's orientation to the operation that puts the picture upright; 5 to 8 swap width and height.
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SWAP_SIDES = frozenset(UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
+# Their first row is the last row or column of what is stored.
+_FROM_THE_END = frozenset(UPRIGHT[orientation] for orientation in (3, 4, 7, 8))
+# A picture that is made smaller is shown in strips of so many pixels: beside the decoded one, there is no second.
+_PIXELS_AT_ONCE = 1 << 21
+# TIFF's tags for the values that are black and white.
+_MIN, _MAX, _S_MIN, _S_MAX = 280, 281, 340, 341
+_NEARLY_ALL = 0.999
+# Where a picture's `info` has what `color.code_points` found.
+CODE_POINTS = "code points"
+
+
+def resized(image: Image.Image, turn: Image.Transpose | None, color: ColorMode, size: Size) -> Image.Image:
+    """What `to_rgb`, a turn and a resize of the whole give, a strip of rows at a time.
+
+    Pillow resizes rows first and columns then, with 8 bits between, so that the first half can be done in strips.
+    """
+    if image.mode in ("I", "F"):
+        # Their range is that of all values.
+        image = to_rgb(image, color)
+    swaps = turn in _SWAP_SIDES
+    rows, columns = (image.width, image.height) if swaps else (image.height, image.width)
+    height, width = size
+    narrow = Image.new("RGB", (width, rows))
+    step = max(1, _PIXELS_AT_ONCE // columns)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        first, last = (rows - stop, rows - start) if turn in _FROM_THE_END else (start, stop)
+        part = image.crop((first, 0, last, columns) if swaps else (0, first, columns, last))
+        part = to_rgb(part, color)
+        part = part if turn is None else part.transpose(turn)
+        narrow.paste(part.resize((width, stop - start), Image.Resampling.BICUBIC), (0, start))
+    return narrow.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def to_rgb(image: Image.Image, color: ColorMode = "srgb") -> Image.Image:
+    """The picture in mode RGB by the rule at the top of this file."""
+    info = image.info
+    if image.mode.startswith("I;16"):
+        wide = np.asarray(image).astype(np.uint32)
+        image = Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        values = np.nan_to_num(np.asarray(image, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        least, greatest = _own_range(image, values) if color == "srgb" else (values.min(), values.max())
+        image = _scaled(values, least, greatest)
+    has_alpha = any(band in "Aa" for band in image.getbands()) or info.get("transparency") is not None
+    if color == "checkpoint":
+        return _over_white(_with_alpha(image)) if has_alpha else image.convert("RGB")
+    alpha = None
+    if has_alpha:
+        image = _with_alpha(image)
+        alpha = image.getchannel("A")
+        image = image.convert("RGB")
+    elif image.mode not in ("L", "RGB", "CMYK", "LAB"):
+        image = image.convert("RGB")
+    shown = to_srgb(image, info, info.get(CODE_POINTS))
+    if alpha is not None:
+        shown.putalpha(alpha)
+        shown = _over_white(shown)
+    # What is saved of it mustn't carry the profile that it had.
+    shown.info = {}
+    return shown
+
+
+def _with_alpha(image: Image.Image) -> Image.Image:
+    return (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
+
+
+def _own_range(image: Image.Image, values: np.ndarray) -> tuple[float, float]:
+    """What is black and what is white in grey of 32 bits. One hot pixel mustn't turn the others black."""
+    tags = getattr(image, "tag_v2", {})
+    for names in ((_S_MIN, _S_MAX), (_MIN, _MAX)):
+        least, greatest = (np.ravel(tags.get(name, np.nan))[:1].astype(np.float64) for name in names)
+        if np.isfinite(least).all() and np.isfinite(greatest).all() and float(least[0]) < float(greatest[0]):
+            return float(least[0]), float(greatest[0])
+    nearly_all = np.quantile(values, _NEARLY_ALL)
+    ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
+    return 0.0, next((top for top in ranges if nearly_all <= top), float(2**31 - 1))
+
+
+def _scaled(values: np.ndarray, least: float, greatest: float) -> Image.Image:
+    if least == greatest:
+        return Image.fromarray(np.full(values.shape, np.clip(least, 0, 255), np.uint8))
+    scaled = np.clip((values - least) / (greatest - least), 0, 1) * 255
+    return Image.fromarray(scaled.round().astype(np.uint8))

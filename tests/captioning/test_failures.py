@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, cast
 
 import pytest
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.ledger import Ledger
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import OutputSettings
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run
@@ -173,3 +176,25 @@ async def test_a_deliberate_stop_is_no_death(folder: Path) -> None:
         await interrupted(job(folder, run=settings(slots=1)), model, lambda _, model=model: bool(model.asked), times=2)
         assert len(model.asked) == 1
     assert (await run(job(folder), FakeModel())).exit_code == 0
+
+
+async def test_what_fails_when_nobody_waits_any_more_prints_nothing(
+    manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger, begun, cancelled = Ledger(manifest, (), cast(Any, None), cast(Any, None)), Event(), Event()
+
+    def fails() -> None:
+        begun.set()
+        cancelled.wait(10)
+        raise OutputError("The disk is full.", errno.ENOSPC)
+
+    task = asyncio.create_task(ledger.do(fails))
+    await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    cancelled.set()
+    # In the same thread, and so behind it.
+    await ledger.do(list)
+    gc.collect()
+    await ledger.close(complete=False)
+    assert caplog.text == ""

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import stat
@@ -19,10 +20,13 @@ from filelock import FileLock, Timeout
 
 from qwen35mm.errors import CaptioningError, OutputError
 
+logger = logging.getLogger(__name__)
+
 _TEMPORARY = ".qwen35mm-writing-"
 _LOCK = ".qwen35mm-lock-"
 PIECE_BYTES = 1 << 20
 _BINARY = getattr(os, "O_BINARY", 0)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -172,12 +176,13 @@ class RunLock:
 
     Args:
         what: what it keeps other runs from, for messages.
+        needed: whether a disk that can't lock files, as some network disks, is refused; else that is only logged.
 
     Raises:
-        CaptioningError: another run holds it, or the file can't be made.
+        CaptioningError: another run holds it, the file can't be made, or the disk can't lock it and has to.
     """
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path, what: str, *, needed: bool = False) -> None:
         self._path = path.resolve()
         self._lock = FileLock(self._path, timeout=0, thread_local=False)
         holder = ""
@@ -191,9 +196,21 @@ class RunLock:
                 f"Another run (process {holder or 'unknown'}) writes {what}. Wait for its end, or end it, and start "
                 "again; runs at the same time need places of their own."
             ) from None
-        except OSError as error:
+        except (OSError, NotImplementedError) as error:
+            number, reason = getattr(error, "errno", errno.ENOSYS), getattr(error, "strerror", "not implemented")
+            if number in _NO_LOCKS:
+                message = (
+                    f"The disk of {path.parent.name!r} can't lock files ({reason}), so another run could write {what} "
+                    "at the same time."
+                )
+                if needed:
+                    raise CaptioningError(
+                        f"{message} Put the run's folder on a local disk, with --state-dir."
+                    ) from error
+                logger.warning("%s Don't start another one for it.", message)
+                return
             raise CaptioningError(
-                f"The run's folder {path.parent.name!r} can't be written to: {error.strerror}. "
+                f"The run's folder {path.parent.name!r} can't be written to: {reason}. "
                 "Make it writable, or choose another."
             ) from error
         # For others' messages only: where the disk is full, the first thing that has to be kept says so.

@@ -63,7 +63,7 @@ class Manifest:
             raise CaptioningError(
                 f"The folder {path.parent.name!r} can't be made: {error.strerror}. Choose another for the run."
             ) from error
-        manifest = cls(path, RunLock(path.with_name(f"{path.name}.lock"), "here"), path.parent.parent)
+        manifest = cls(path, RunLock(path.with_name(f"{path.name}.lock"), "here", needed=True), path.parent.parent)
         try:
             with manifest._database.writing():
                 pass

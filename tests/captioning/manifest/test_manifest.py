@@ -18,6 +18,8 @@ import pytest
 from qwen35mm.captioning.items import Failed, Unreadable
 from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
 from qwen35mm.captioning.manifest.tables import MIGRATIONS
+from qwen35mm.captioning.outputs.base import OutputSettings
+from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Caption
 from qwen35mm.chat.database import Database
 from qwen35mm.errors import CaptioningError, OutputError
@@ -238,3 +240,26 @@ def test_finishing_is_durable(manifest: Manifest) -> None:
     seen.clear()
     manifest.finish(key(1), CAPTION)
     assert [line for line in seen if "synchronous" in line] == ["PRAGMA synchronous=FULL"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_that_cannot_lock_files_is_refused_for_the_manifest_and_said_for_an_output(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    real = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_UN:
+            return real(descriptor, operation)
+        raise OSError(number, os.strerror(number))
+
+    with closing(Manifest.open(path)) as manifest:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with closing(JsonLines(manifest, path.parent / "a.jsonl", OutputSettings())):
+            assert "can't lock files" in caplog.text
+    with pytest.raises(CaptioningError, match=r"can't lock files .*--state-dir"):
+        Manifest.open(path)
+    monkeypatch.undo()
+    Manifest.open(path).close()

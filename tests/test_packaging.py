@@ -35,6 +35,7 @@ EXTRAS_OF = {
     "qwen35mm/chat/": ["chat"],
     "qwen35mm/server/": ["serve", "ray"],
     "qwen35mm/cli/serve.py": ["serve"],
+    "qwen35mm/review/": ["serve"],
     "qwen35mm/ray_cluster.py": ["ray"],
     "qwen35mm/checkpoints/gguf": ["gguf"],
     "preprocess/": ["heif"],

@@ -15,6 +15,7 @@ from qwen35mm.cli.chat import chat
 from qwen35mm.cli.desktop import desktop
 from qwen35mm.cli.eval import evaluate
 from qwen35mm.cli.plan import plan
+from qwen35mm.cli.review import review
 from qwen35mm.cli.serve import serve
 from qwen35mm.errors import Qwen35mmError
 
@@ -30,6 +31,7 @@ app.command()(desktop)
 app.command()(serve)
 app.command()(ask)
 app.command()(caption)
+app.command()(review)
 app.command("eval")(evaluate)
 app.command()(plan)
 app.add_typer(account)

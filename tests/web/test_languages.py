@@ -31,7 +31,7 @@ PLURAL = re.compile(r"\{\w+\|([^{}]*)\}")
 NUM_CATEGORIES = {"en": 2, "de": 2, "es": 3, "fr": 3, "zh": 1}
 # What raises the errors that a person may read on the page.
 HEARD = (
-    *(PYTHON / name for name in ("backends/remote", "backends/zero_gpu", "chat", "model_library", "web")),
+    *(PYTHON / name for name in ("backends/remote", "backends/zero_gpu", "chat", "model_library", "review", "web")),
     *(PYTHON / name for name in ("engine/engine.py", "engine/request.py", "engine/settings.py", "model/devices.py")),
     PYTHON / "checkpoints/shards.py",
     PREPROCESS,
@@ -48,6 +48,7 @@ ENGLISH_ONLY = {
     "qwen35mm/engine/request.py": (7, "a caller's arguments; the page passes checked ones"),
     "qwen35mm/engine/settings.py": (2, "options of the command line and of scripts, checked before there is a page"),
     "qwen35mm/model/devices.py": (4, "what --device says, checked before there is a page"),
+    "qwen35mm/review/folder.py": (1, "what the command line names, checked before there is a page"),
     "qwen35mm/web/__init__.py": (1, "without the extra there is no page"),
     "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),
     "qwen35mm/web/serving/server.py": (7, "options of the command line, checked before there is a page"),

@@ -1,0 +1,32 @@
+// What the page of `qwen35mm review` asks the program.
+
+/** @import { Item } from "./review.d.ts" */
+
+import { said, t } from "./words.js";
+
+/** What was refused; with the item as it is now where somebody else has changed it. */
+export class Refused extends Error {
+  constructor(/** @type {string} */ words, /** @type {Item | undefined} */ item) {
+    super(words);
+    this.item = item;
+  }
+}
+
+/**
+ * What the program answers. Raises Refused.
+ * @param {string} name
+ * @param {object} args
+ * @param {AbortSignal} [signal]
+ */
+export async function call(name, args = {}, signal) {
+  const body = JSON.stringify(args);
+  // What is being written is saved also where the page is closed; browsers take no more for that.
+  const how = { method: "POST", body, signal, keepalive: body.length < 60_000 };
+  const answer = await fetch(`api/${name}`, how).catch((error) => {
+    if (signal?.aborted) throw error;
+    throw new Refused(t("The program can't be reached. Is it running?"), undefined);
+  });
+  const reply = await answer.json().catch(() => ({ error: { message: answer.statusText } }));
+  if (!answer.ok) throw new Refused(said(reply.error.message), reply.error.item);
+  return reply;
+}

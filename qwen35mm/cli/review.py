@@ -1,0 +1,107 @@
+"""`qwen35mm review`: a page on which a person goes through the captions of a folder, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qwen35mm.cli.caption import open_captioner
+from qwen35mm.cli.caption_options import CaptionOptions
+from qwen35mm.cli.quick_imports import quick_imports
+from qwen35mm.errors import CaptioningError, MissingExtraError
+from qwen35mm.settings import ModelOptions, with_options
+
+if TYPE_CHECKING:
+    from qwen35mm.captioning.captioner import Captioner
+    from qwen35mm.captioning.job import Job
+
+_again = functools.partial(typer.Option, rich_help_panel="Asking again")
+
+
+@dataclass(frozen=True)
+class ReviewOptions:
+    """Where the captions are, where the page is, and how the model is asked for other captions."""
+
+    output: Annotated[str, typer.Option(help="What the captions are: sidecar or sidecar:.EXT.")] = "sidecar"
+    output_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the text files; beside their media without it.")
+    ] = None
+    state_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the manifest; .qwen35mm in --output-dir or in FOLDER.")
+    ] = None
+    port: Annotated[int, typer.Option(help="The page's port; 0 takes a free one.", min=0, max=65_535)] = 7861
+    open: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False
+
+    system: Annotated[str, _again(help="A system prompt.")] = ""
+    max_tokens: Annotated[int, _again(help="Most tokens of a reply.", min=1)] = 512
+    temperature: Annotated[float | None, _again(help="0 is greedy; the checkpoint's default without it.")] = None
+    prefix: Annotated[str, _again(help="Before each caption.")] = ""
+    suffix: Annotated[str, _again(help="After each caption.")] = ""
+    trigger: Annotated[str, _again(help="A word that goes first where the caption doesn't have it.")] = ""
+    one_line: Annotated[bool, _again("--one-line", help="Line ends become spaces.")] = False
+    backend: Annotated[
+        str | None, _again(help="The address of an OpenAI-compatible server that is asked.", metavar="URL")
+    ] = None
+    api_key: Annotated[str | None, _again(help="Its key.", envvar="OPENAI_API_KEY", show_envvar=True)] = None
+
+
+@with_options
+def review(
+    folder: Annotated[Path, typer.Argument(help="The folder of the pictures and clips.")],
+    model: ModelOptions,
+    options: ReviewOptions,
+) -> None:
+    """Go through a folder's captions in the browser: read, edit, accept, ask again; it runs until Ctrl-C."""
+    try:
+        from qwen35mm.captioning.outputs import parse_output
+        from qwen35mm.review.app import create_app
+        from qwen35mm.review.asking import Asker
+        from qwen35mm.review.folder import Folder
+        from qwen35mm.server.page_token import PageToken
+        from qwen35mm.server.run import run
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("Reviewing captions", "serve") from error
+
+    kind = parse_output(options.output)
+    if kind.kind != "sidecar":
+        raise CaptioningError(f"Text files can be reviewed, sidecar or sidecar:.EXT; got {options.output!r}.")
+    asked = CaptionOptions(
+        system=options.system,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        prefix=options.prefix,
+        suffix=options.suffix,
+        trigger=options.trigger,
+        one_line=options.one_line,
+        backend=options.backend,
+        api_key=options.api_key,
+        output_dir=options.output_dir,
+        state_dir=options.state_dir,
+    )
+
+    def open_job() -> Job:
+        with quick_imports() if options.backend is None else contextlib.nullcontext():
+            return asked.job([str(folder)], model)
+
+    def open_model(job: Job) -> contextlib.AbstractAsyncContextManager[Captioner]:
+        return open_captioner(job, model, asked)
+
+    opened = Folder(folder, suffix=kind.target, texts=options.output_dir, state=options.state_dir)
+    token = PageToken()
+
+    def line(url: str) -> str:
+        if options.open:
+            import webbrowser
+
+            webbrowser.open(token.address_for_once(url))
+        return f"qwen35mm shows the captions of {folder} on {token.address(url)}"
+
+    with contextlib.closing(opened):
+        run(
+            create_app(opened, Asker(open_job, open_model), token=token), host="127.0.0.1", port=options.port, line=line
+        )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from qwen35mm.captioning.items import Failed, failure_kind
 from qwen35mm.captioning.judge import BY_ANSWER, BY_CHANCE, judge, not_judged
 from qwen35mm.captioning.media.workers import MediumForm, Prepared
-from qwen35mm.captioning.records import Caption, Judged, medium_facts, one_line
+from qwen35mm.captioning.records import Caption, Judged, medium_facts, medium_flags, one_line
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
 from qwen35mm.captioning.texts.cleanup import TRUNCATED, Cleaned, clean, wrap
 from qwen35mm.captioning.texts.refusals import REFUSAL, is_refusal
@@ -189,7 +189,7 @@ class Captioner:
             **medium_facts(request.item, prepared.medium.plan),
             prompt=request.question,
             model=self.name,
-            flags=(*best.flags, *best.problems),
+            flags=(*medium_flags(prepared.medium.plan), *best.flags, *best.problems),
             num_attempts=len(replies),
             num_prompt_tokens=sum(result.num_prompt_tokens for result in results),
             num_generated_tokens=sum(result.num_generated_tokens for result in results),

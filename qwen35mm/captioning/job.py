@@ -13,7 +13,8 @@ from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.estimate import Estimate, estimate
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.ledger import Ledger
-from qwen35mm.captioning.manifest.manifest import STATE_FOLDER, Manifest, write_failures
+from qwen35mm.captioning.manifest.listings import Listings
+from qwen35mm.captioning.manifest.manifest import STATE_FOLDER, Manifest
 from qwen35mm.captioning.media.workers import MediaWorkers
 from qwen35mm.captioning.outputs import OutputSettings, OutputSpec, open_outputs
 from qwen35mm.captioning.progress import Counts
@@ -98,6 +99,10 @@ class Job:
         return self.state_folder / f"failures{self._shard}.jsonl"
 
     @property
+    def problems_path(self) -> Path:
+        return self.state_folder / f"problems{self._shard}.jsonl"
+
+    @property
     def _shard(self) -> str:
         return "" if self.scan.shard is None else "-{}-of-{}".format(*self.scan.shard)
 
@@ -108,12 +113,20 @@ class Outcome:
 
     Attributes:
         stopped: None at the end of the work; else what came first.
-        num_failures: items without a caption because something was wrong with them, of this run and earlier ones.
+        failed: items without a caption because something was wrong with them, of this run and earlier ones, by the
+            failure's kind.
+        flagged: captions with flags, of this run and earlier ones, by the flag's kind.
     """
 
     counts: Counts
     stopped: Literal["interrupted", "limit"] | Exception | None
-    num_failures: int
+    failed: Mapping[str, int]
+    flagged: Mapping[str, int]
+
+    @property
+    def num_failures(self) -> int:
+        """Items without a caption because something was wrong with them."""
+        return sum(self.failed.values())
 
     @property
     def exit_code(self) -> int:
@@ -148,11 +161,13 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         workers = stack.enter_context(closing(MediaWorkers(captioner.processor, job.num_workers)))
         requests = RequestBuilder(job.prompts, settings, captioner.describe(), captioner.others)
         retry, distance = job.run.retry_failed, job.run.max_distance
+        listings = Listings(manifest, job.failures_path, job.problems_path)
         ledger = Ledger(
             manifest,
             outputs,
             requests,
             workers,
+            listings=listings,
             retry_failed=retry,
             max_distance=distance,
             judge_below=job.run.judge_below,
@@ -161,8 +176,8 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
         if begun is not None:
             await begun(run)
         counts = await run.go()
-        num_failures = _conclude(job, manifest, run)
-        return Outcome(counts, run.stopped, num_failures)
+        failed, flagged = _conclude(job, listings, run)
+        return Outcome(counts, run.stopped, failed, flagged)
 
 
 async def look_over(job: Job, captioner: Captioner) -> Estimate:
@@ -196,35 +211,36 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
             await ledger.close(complete=False)
 
 
-def _conclude(job: Job, manifest: Manifest, run: Run) -> int:
-    """Writes the failures; how many there are."""
+def _conclude(job: Job, listings: Listings, run: Run) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Writes what failed and what has flags; how many there are of each kind."""
     try:
         if run.counts.scanned:
-            _forget_missing(job, manifest, run.missing)
-        write_failures(manifest, job.failures_path)
-        return sum(1 for _ in manifest.failures())
+            _forget_missing(job, listings, run.missing)
+        listings.write()
+        return listings.failed(), listings.flagged()
     except OutputError as error:
         run.stop(error)
-        return run.counts.num_failed + run.counts.num_failed_before
+        num_failed = run.counts.num_failed + run.counts.num_failed_before
+        return {"of any kind": num_failed} if num_failed else {}, {}
 
 
-def _forget_missing(job: Job, manifest: Manifest, names: Collection[str]) -> None:
-    """Forgets failures of items that the whole scan of their sources didn't give: they are gone, or not wanted.
+def _forget_missing(job: Job, listings: Listings, names: Collection[str]) -> None:
+    """Forgets failures and flags of items that the whole scan of their sources didn't give: gone, or not wanted.
 
-    Another command may have the same manifest and other sources; its failures stay, while their files do.
+    Another command may have the same manifest and other sources; what is listed of it stays, while their files do.
     """
     has_own_state = job.state is None and job.output_settings.folder is None
     sources = {absolute(Path(source)) for source in job.sources if not source.startswith("@")}
-    for failure in manifest.failures():
-        if failure.name not in names:
+    for name, listed in listings.listed():
+        if name not in names:
             continue
-        if failure.path is None:
+        if listed is None:
             is_ours = has_own_state
         else:
-            path = absolute(failure.path)
+            path = absolute(listed)
             is_ours = not os.path.lexists(path) or not sources.isdisjoint((path, *path.parents))
         if is_ours:
-            manifest.forget_failure(failure.name)
+            listings.forget(name)
 
 
 def default_workers() -> int:

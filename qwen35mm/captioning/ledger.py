@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from qwen35mm.captioning.items import Failed, Item, Unreadable
 from qwen35mm.captioning.judge import flagged
+from qwen35mm.captioning.manifest.listings import Listings
 from qwen35mm.captioning.manifest.manifest import Manifest, is_settled
 from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.media.workers import Inspected, MediaWorkers
@@ -34,6 +35,7 @@ class Ledger:
     """The manifest and the outputs of one run. Every method may raise OutputError: then nothing can be kept any more.
 
     Args:
+        listings: the files that say what failed, and what has flags; None where nothing is written.
         workers: read media whose digest or plan isn't known.
         wants_all: whether there are outputs besides, not opened, that want every caption.
         retry_failed: whether a lasting failure counts as none.
@@ -48,6 +50,7 @@ class Ledger:
         requests: RequestBuilder,
         workers: MediaWorkers,
         *,
+        listings: Listings | None = None,
         wants_all: bool = False,
         retry_failed: bool = False,
         max_distance: int | None = None,
@@ -57,6 +60,7 @@ class Ledger:
         self._outputs = outputs
         self._requests = requests
         self._workers = workers
+        self._listings = listings
         self._wants_all = wants_all
         self._retry_failed = retry_failed
         self._max_distance = max_distance
@@ -76,12 +80,15 @@ class Ledger:
         return await asyncio.shield(future)
 
     async def open(self) -> set[str]:
-        """Reads the near-duplicates of earlier runs; the names of the items that failed in them."""
+        """Reads the near-duplicates of earlier runs; the names of the items that have failures or flags from them."""
 
         def read() -> set[str]:
             for similarity, key, name in self.manifest.similarities() if self._max_distance is not None else ():
                 self._index(key, similarity, name)
-            return {failure.name for failure in self.manifest.failures()}
+            if self._listings is None:
+                return set()
+            self._listings.write()
+            return {name for name, _ in self._listings.listed()}
 
         return await self.do(read)
 
@@ -166,10 +173,20 @@ class Ledger:
             refused = _each(self._outputs, lambda output: output.write(record))
             if refused is not None:
                 return Failed("output", str(refused))
-            self.manifest.forget_failure(record.item.name)
+            if self._listings is not None:
+                self._listings.settle(record.item, record.caption.flags)
             return None
 
         return await self.do(write)
+
+    async def fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
+        """Remembers and lists why an item has no caption; `key` is None where it failed before its work was known."""
+        if self._listings is not None:
+            await self.do(self._listings.fail, item, key, failed)
+
+    async def settle(self, item: Item, wants: Wants) -> None:
+        """An item needs nothing: it doesn't fail any more."""
+        await self.do(self._forget, item, wants)
 
     async def close(self, *, complete: bool) -> None:
         """Ends the writing.
@@ -203,8 +220,14 @@ class Ledger:
             return None if caption is None or self.lacks_judgement(caption) else Wants.CAPTION
         if not isinstance(found, Wants):
             return None
-        self.manifest.forget_failure(item.name)
+        self._forget(item, found)
         return found
+
+    def _forget(self, item: Item, wants: Wants) -> None:
+        if wants is Wants.KEPT and self._listings is not None:
+            self._listings.forget(item.name)
+        else:
+            self.manifest.forget_failure(item.name)
 
     def _look(self, item: Item) -> Wants | bytes | None:
         """The digest of the item's bytes where it is known; KEPT where it needn't be."""

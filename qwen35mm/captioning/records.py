@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 from qwen35mm.captioning.items import Item
 from qwen35mm.errors import CaptioningError
 from qwen35mm_preprocess import MediaKind, MediaPlan
+from qwen35mm_preprocess.say import Saying, english
+
+# What a plan says of a medium that isn't seen whole, as flags; their beginnings are the flags' kinds.
+MEDIUM_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "{n} of {m} frames could not be decoded and {n|is|are} left out.": "frames lost: {n} of {m}",
+        "{name} seems to be cut off: {n} of its {m} frames could be read.": "cut off: {n} of {m} frames",
+        "{name} seems to be cut off: it announces {m} s, its frames end at {n} s.": "cut off: {n} of {m} s",
+        "{name} holds {n} pictures; the first is used.": "first page only: 1 of {n}",
+    }
+)
+_MEDIUM_KINDS = frozenset(flag.partition(":")[0] for flag in MEDIUM_FLAGS.values())
 
 
 class Judged(TypedDict):
@@ -36,7 +49,8 @@ class Caption:
         prompt: the question as the model got it.
         model: the model's name.
         flags: what a person should know: `truncated`, `repetition removed`, `missing: WORD`, `forbidden: WORD`,
-            `doubted`, `not judged`.
+            `doubted`, `not judged`, and those of the medium: `cut off: 3 of 5 frames`, `frames lost: 1 of 8`,
+            `first page only: 1 of 3`.
         judged: its sentences or tags, judged; None where they weren't.
         shared_from: the name of the near-duplicate whose caption this is; None where the model saw the medium itself.
         num_prompt_tokens, num_generated_tokens: of all attempts.
@@ -119,10 +133,18 @@ def medium_facts(item: Item, plan: MediaPlan) -> dict[str, Any]:
     return {"kind": item.kind, "width": width, "height": height, "duration_s": plan.duration_s}
 
 
+def medium_flags(plan: MediaPlan) -> tuple[str, ...]:
+    """What was not seen of a medium, as flags."""
+    said = [note for note in plan.notes if isinstance(note, dict)]
+    texts = [(MEDIUM_FLAGS.get(note["text"]), note["values"]) for note in said]
+    return tuple(english(Saying(text=text, values=values)) for text, values in texts if text is not None)
+
+
 def shared(caption: Caption, name: str, item: Item, plan: MediaPlan) -> Caption:
     """The caption of the near-duplicate `name` as another item's, which has its own size and cost nothing."""
+    flags = (*medium_flags(plan), *(flag for flag in caption.flags if flag.partition(":")[0] not in _MEDIUM_KINDS))
     free = {"num_attempts": 1, "num_prompt_tokens": 0, "num_generated_tokens": 0, "seconds": 0.0}
-    return replace(caption, **medium_facts(item, plan), **free, shared_from=name)
+    return replace(caption, **medium_facts(item, plan), **free, flags=flags, shared_from=name)
 
 
 def printable(name: str) -> str:

@@ -78,7 +78,7 @@ class Run:
     ) -> None:
         self.counts = Counts()
         self.stopped: Literal["interrupted", "limit"] | Exception | None = None
-        # Items that failed before and that the scan hasn't given; behind a whole scan, they aren't there any more.
+        # Items with failures or flags from before that the scan hasn't given; behind a whole scan, they are gone.
         self.missing: set[str] = set()
         self._entries = iter(entries)
         self._ledger = ledger
@@ -217,7 +217,7 @@ class Run:
         if isinstance(needs, Failed):
             await self._fail(item, None, needs)
         elif isinstance(needs, Wants):
-            await self._do(self._manifest.forget_failure, item.name)
+            await self._ledger.settle(item, needs)
             self.counts.num_kept += needs is Wants.KEPT
             self.counts.num_present += needs is Wants.DONE
         elif needs.key in self._at_work:
@@ -239,7 +239,7 @@ class Run:
             for waiting in self._at_work.pop(request.key):
                 self.counts.num_failed_before += 1
                 # Under its own name, which may be new.
-                await self._do(self._manifest.fail, waiting.item, request.key, known)
+                await self._ledger.fail(waiting.item, request.key, known)
         elif not alone and await self._do(self._manifest.num_begun, request.key) >= _NUM_SUSPICIOUS:
             self._suspicious += [waiting.item for waiting in self._at_work.pop(request.key)]
         elif self._settings.limit is not None and self._num_begun >= self._settings.limit:
@@ -341,7 +341,7 @@ class Run:
 
     async def _fail(self, item: Item | Unreadable, key: bytes | None, failed: Failed) -> None:
         self.counts.num_failed += 1
-        await self._do(self._manifest.fail, item, key, failed)
+        await self._ledger.fail(item, key, failed)
 
 
 def _unpacked(batch: bytes) -> list[Item | Unreadable]:

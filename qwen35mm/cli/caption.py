@@ -151,6 +151,7 @@ def _stopped_by_signals(run: Run) -> Iterator[None]:
 
 
 def _report(outcome: Outcome, job: Job) -> None:
+    from qwen35mm.captioning.manifest.listings import by_count
     from qwen35mm.captioning.progress import clock, describe
 
     counts = outcome.counts
@@ -179,8 +180,12 @@ def _report(outcome: Outcome, job: Job) -> None:
         )
     if outcome.num_failures:
         typer.echo(
-            f"{outcome.num_failures:,} failed; see {job.failures_path}. --retry-failed tries them again.", err=True
+            f"{outcome.num_failures:,} failed ({by_count(outcome.failed)}); see {job.failures_path}. --retry-failed "
+            "tries them again.",
+            err=True,
         )
+    if outcome.flagged:
+        typer.echo(f"Captions with flags: {by_count(outcome.flagged)}; see {job.problems_path}.", err=True)
     if outcome.stopped == "interrupted":
         typer.echo("Stopped. The same command goes on where this ended.", err=True)
     elif isinstance(outcome.stopped, Exception):

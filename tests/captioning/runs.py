@@ -58,3 +58,7 @@ def listed(path: Path) -> list[dict[str, Any]]:
 
 def failures(folder: Path) -> list[dict[str, Any]]:
     return listed(folder / ".qwen35mm" / "failures.jsonl")
+
+
+def problems(folder: Path) -> list[dict[str, Any]]:
+    return listed(folder / ".qwen35mm" / "problems.jsonl")

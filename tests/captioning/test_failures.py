@@ -109,7 +109,7 @@ async def test_what_failed_is_listed_under_each_name_it_has_now(folder: Path) ->
     assert sorted(names) == ["1.png", "2.png", "3.png", "copy.png", "more/4.png", "more/5.png", "renamed.png"]
 
 
-@pytest.mark.parametrize("at", ["job.write_failures", "outputs.Sidecars.finish"])
+@pytest.mark.parametrize("at", ["manifest.listings.Listings.failed", "outputs.Sidecars.finish"])
 async def test_a_disk_that_is_full_at_the_end_is_said_and_keeps_no_output_from_its_end(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from qwen35mm.captioning.items import Failed, Item, Unreadable
-from qwen35mm.captioning.manifest.files import RunLock, disk_errors, json_text, replacing
+from qwen35mm.captioning.manifest.files import RunLock
 from qwen35mm.captioning.manifest.tables import MIGRATIONS, TAKEN_OVER
 from qwen35mm.captioning.records import Caption, printable
 from qwen35mm.chat.database import Database
@@ -292,21 +292,6 @@ class Manifest:
         )
         for _, similarity, key, name in self.many_rows(query):
             yield int(similarity, 16), key, os.fsdecode(name)
-
-
-def write_failures(manifest: Manifest, path: Path) -> None:
-    """Writes `failures.jsonl` whole; where nothing failed, there is none afterwards. Raises OutputError."""
-    failures = manifest.failures()
-    first = next(failures, None)
-    if first is None:
-        with disk_errors(path.name):
-            path.unlink(missing_ok=True)
-        return
-    with replacing(path) as file:
-        for failure in (first, *failures):
-            shown = None if failure.path is None else printable(str(failure.path))
-            row = {"name": printable(failure.name), "path": shown, "kind": failure.kind, "message": failure.message}
-            file.write(json_text(row).encode() + b"\n")
 
 
 def _copy_database(path: Path, copy: Path) -> None:

@@ -147,7 +147,19 @@ _THIRD = (
     "ALTER TABLE entries ADD COLUMN revision INTEGER NOT NULL DEFAULT 0",
 )
 
-MIGRATIONS: Final = (_FIRST, _SECOND, _THIRD)
+_FOURTH = (
+    # Items whose captions have flags; those are JSON.
+    """
+    CREATE TABLE problems (
+        sequence INTEGER PRIMARY KEY,
+        name BLOB NOT NULL UNIQUE,
+        path BLOB,
+        flags TEXT NOT NULL
+    )
+    """,
+)
+
+MIGRATIONS: Final = (_FIRST, _SECOND, _THIRD, _FOURTH)
 
 # What one manifest can learn of another in the same folder, so that places mean the same: what it reads there, and how
 # it keeps that. Which records are in which file stays with the manifest of the run that writes it.
@@ -160,6 +172,10 @@ TAKEN_OVER: Final = (
     (
         "SELECT name, path, key, kind, message FROM failures ORDER BY sequence",
         "INSERT OR IGNORE INTO failures (name, path, key, kind, message) VALUES (?, ?, ?, ?, ?)",
+    ),
+    (
+        "SELECT name, path, flags FROM problems ORDER BY sequence",
+        "INSERT OR IGNORE INTO problems (name, path, flags) VALUES (?, ?, ?)",
     ),
     ("SELECT * FROM digests", "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)"),
     (

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from qwen35mm.captioning.items import Failed, Unreadable
-from qwen35mm.captioning.manifest.manifest import Manifest, write_failures
+from qwen35mm.captioning.manifest.listings import Listings
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.manifest.tables import MIGRATIONS
 from qwen35mm.captioning.outputs.base import OutputSettings
 from qwen35mm.captioning.outputs.jsonl import JsonLines
@@ -88,7 +89,8 @@ def test_failures(manifest: Manifest, tmp_path: Path) -> None:
     assert manifest.failure(key(3)) is None
 
     shown = tmp_path / "failures.jsonl"
-    write_failures(manifest, shown)
+    listings = Listings(manifest, shown, tmp_path / "problems.jsonl")
+    listings.write()
     rows = [json.loads(line) for line in shown.read_text("utf-8").splitlines()]
     assert rows[0] == {
         "name": "odd\n\\xff.png",
@@ -103,7 +105,7 @@ def test_failures(manifest: Manifest, tmp_path: Path) -> None:
     assert [failure.name for failure in manifest.failures()] == ["c.png"]
     manifest.forget_failure("c.png")
     for _ in range(2):
-        write_failures(manifest, shown)
+        listings.write()
         assert not shown.exists()
 
 

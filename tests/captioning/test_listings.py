@@ -1,0 +1,96 @@
+"""What a person should know of captions and of media without one: in records, in two files that grow, in numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from pathlib import Path
+
+import pytest
+
+import qwen35mm_preprocess
+from qwen35mm.assets import asset_path
+from qwen35mm.captioning.records import MEDIUM_FLAGS
+from qwen35mm.captioning.requests import CaptionStyle
+from qwen35mm.captioning.run import Run, RunSettings
+from qwen35mm.captioning.texts.words import Words
+from tests.captioning.fake_model import FakeModel, picture
+from tests.captioning.runs import failures, interrupted, job, listed, problems, run, settings
+
+pytestmark = pytest.mark.usefixtures("media_in_process")
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A whole picture, three pages, a clip that is cut off, and half a picture."""
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    picture(0).save(folder / "whole.png")
+    picture(1).save(folder / "pages.tiff", save_all=True, append_images=[picture(2), picture(3)])
+    clip = asset_path("samples/moves-down.webm").read_bytes()
+    (folder / "cut.webm").write_bytes(clip[: len(clip) // 2])
+    (folder / "half.png").write_bytes((folder / "whole.png").read_bytes()[:60])
+    return folder
+
+
+async def test_what_was_not_seen_or_not_met_is_in_records_files_and_numbers(odd: Path) -> None:
+    style = CaptionStyle(words=Words(("red",), ()), max_attempts=1)
+    one = job(odd, outputs=("sidecar", f"jsonl:{odd}/all.jsonl"), style=style)
+    outcome = await run(one, FakeModel())
+    flags = {line["name"]: line["flags"] for line in listed(odd / "all.jsonl")}
+    assert flags["whole.png"] == ["missing: red"]
+    assert flags["pages.tiff"] == ["first page only: 1 of 3", "missing: red"]
+    assert flags["cut.webm"][0].startswith("cut off: ")
+    assert {row["name"]: row["flags"] for row in problems(odd)} == flags
+    assert {row["path"] for row in problems(odd)} == {str(odd / name) for name in flags}
+    assert outcome.failed == {"damaged": 1}
+    assert outcome.flagged == {"missing": 3, "first page only": 1, "cut off": 1}
+    # As long as it is so, and no longer.
+    outcome = await run(one, FakeModel())
+    assert (outcome.flagged["missing"], len(problems(odd)), len(failures(odd))) == (3, 3, 1)
+    (odd / "cut.webm").unlink()
+    (odd / "whole.txt").write_text("mine")
+    outcome = await run(job(odd, style=style), FakeModel())
+    assert [row["name"] for row in problems(odd)] == ["pages.tiff"]
+    await run(job(odd, "Else?"), FakeModel())
+    assert [row["flags"] for row in problems(odd)] == [["first page only: 1 of 3"]]
+
+
+async def test_a_near_duplicate_has_the_flags_of_its_own_medium(tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    one = job(folder, outputs=(f"jsonl:{folder}/all.jsonl",), run=RunSettings(max_distance=4))
+    for number, pages in enumerate(([picture(2)], [], [picture(2), picture(3)])):
+        picture(1).save(folder / f"{number}.tiff", save_all=True, append_images=pages)
+        await run(one, FakeModel())
+    found = [(line.get("shared_from"), line["flags"]) for line in listed(folder / "all.jsonl")]
+    assert found[:2] == [(None, ["first page only: 1 of 2"]), ("0.tiff", [])]
+    assert found[2] == ("0.tiff", ["first page only: 1 of 3"])
+
+
+async def test_both_files_grow_while_the_run_goes_on(odd: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    told = asyncio.Event()
+    model = FakeModel(waits=lambda: not told.is_set() and len(model.asked) > 2)
+
+    def both_grew(run: Run) -> bool:
+        seen.append((len(problems(odd)), len(failures(odd))))
+        if seen[-1] == (2, 1):
+            told.set()
+        return told.is_set()
+
+    style = CaptionStyle(words=Words(("red",), ()), max_attempts=1)
+    outcome = await asyncio.wait_for(interrupted(job(odd, style=style, run=settings(slots=1)), model, both_grew), 30)
+    assert seen[-1] == (2, 1)
+    assert outcome.stopped == "interrupted"
+    # A line that a kill has torn is whole when the next run begins.
+    path = odd / ".qwen35mm" / "problems.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    await run(job(odd, style=style), FakeModel())
+    assert len(problems(odd)) == 3
+
+
+def test_the_texts_that_make_flags_are_those_that_media_say() -> None:
+    sources = Path(inspect.getfile(qwen35mm_preprocess)).parent.glob("*.py")
+    said = "".join(path.read_text("utf-8") for path in sources)
+    assert [text for text in MEDIUM_FLAGS if f'"{text}"' not in said] == []

@@ -20,12 +20,14 @@ import { timeOf } from "./times.js";
  * @property {{ grounding: Grounding, unit: Unit, lit: number | null }} [marked] what an answer points at there
  */
 
+/** Animated pictures: videos for the model, and pictures for a browser. */
+export const ANIMATED = /\.(gif|webp|a?png|avifs?)$/i;
+
 /** A file. @returns {Item} */
 export function itemOf(
   /** @type {Pick<Attachment, "digest" | "kind" | "name" | "size">} */ { digest, kind, name, size },
 ) {
-  // A GIF is a video for the model, and a picture for a browser.
-  const isAnimated = kind === "video" && /\.gif$/i.test(name);
+  const isAnimated = kind === "video" && ANIMATED.test(name);
   const src = kind === "image" ? pictureUrl(digest) : mediaUrl(digest);
   const about = { digest, name, label: name, size, poster: thumbnailUrl(digest), href: mediaUrl(digest) };
   return { ...about, src, isAnimated, kind: isAnimated ? "image" : kind };

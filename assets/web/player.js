@@ -5,7 +5,7 @@
 
 import { mediaUrl, thumbnailUrl } from "./api.js";
 import { h, iconButton } from "./dom.js";
-import { pictureOf } from "./items.js";
+import { ANIMATED, pictureOf } from "./items.js";
 import { findTimes, meantAt, timeOf } from "./times.js";
 import { Viewer } from "./viewer.js";
 import { t } from "./words.js";
@@ -153,9 +153,9 @@ export class Player {
     return video;
   }
 
-  /** A player above the page; null for a GIF, which no player plays. */
+  /** A player above the page; null for an animated picture, which no player plays. */
   above(/** @type {Sent} */ { file: { digest, name } }) {
-    if (/\.gif$/i.test(name)) return null;
+    if (ANIMATED.test(name)) return null;
     const src = mediaUrl(digest);
     let video = this.screen.querySelector("video");
     if (video?.src !== src) {

@@ -66,7 +66,7 @@ def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
     Raises:
         MediaError: not an image that is read here, damaged, or over a limit.
     """
-    with _opened(source, limits) as image:
+    with opened_image(source, limits) as image:
         num_pictures = _num_pictures(image, source)
         info = image.info
         is_opaque = image.mode in ("L", "RGB") and info.get("transparency") is None
@@ -76,7 +76,7 @@ def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
             and num_pictures == 1
             and _orientation(image) == 1
         )
-        return ImageInfo(_upright_size(image), num_pictures, image.format, is_plain)
+        return ImageInfo(upright_size(image), num_pictures, image.format, is_plain)
 
 
 def load_image(
@@ -92,16 +92,11 @@ def load_image(
         MediaChangedError: its size is not the one that the plan was made for.
         MediaError: not an image that is read here, damaged or cut off, or over a limit.
     """
-    with _opened(source, limits) as image:
+    with opened_image(source, limits) as image:
         if plan is not None:
-            check_same_image(_upright_size(image), plan, source)
-        turn = UPRIGHT.get(_orientation(image))
+            check_same_image(upright_size(image), plan, source)
         try:
-            with _strict_loading():
-                decoded = _decoded(image)
-                if plan is not None:
-                    return resized(decoded, turn, color, plan.size)
-                rgb = to_rgb(decoded, color)
+            return decoded_rgb(image, color, None if plan is None else plan.size)
         except (MediaError, MemoryError):
             raise
         # Pillow's decoders raise whatever the damage leads them to: OSError, SyntaxError, struct.error, ...
@@ -113,6 +108,19 @@ def load_image(
                     name=describe(source),
                 )
             ) from None
+
+
+def decoded_rgb(image: Image.Image, color: ColorMode, size: Size | None = None) -> Image.Image:
+    """The opened picture that the image is at, upright, in mode RGB and of this (height, width).
+
+    Raises whatever Pillow raises for damage.
+    """
+    turn = UPRIGHT.get(_orientation(image))
+    with _strict_loading():
+        decoded = _decoded(image)
+        if size is not None:
+            return resized(decoded, turn, color, size)
+        rgb = to_rgb(decoded, color)
     return rgb if turn is None else rgb.transpose(turn)
 
 
@@ -186,11 +194,11 @@ def check_source_size(size: Size, name: Said, limits: MediaLimits) -> None:
 
 
 @contextmanager
-def _opened(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Image]:
+def opened_image(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Image]:
     """The image with its header read and checked, its pixels not yet decoded."""
     name = describe(source)
     if isinstance(source, Image.Image):
-        check_source_size(_upright_size(source), name, limits)
+        check_source_size(upright_size(source), name, limits)
         yield source
         return
     with open_stream(source, "image", limits) as stream:
@@ -229,7 +237,7 @@ def _opened(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Image]:
                 )
             ) from None
         with image:
-            check_source_size(_upright_size(image), name, limits)
+            check_source_size(upright_size(image), name, limits)
             if found in (PNG, AVIF):
                 image.info[CODE_POINTS] = code_points(stream, found.pillow)
             elif found is HEIC and (nclx := image.info.get("nclx_profile")) and "icc_profile" not in image.info:
@@ -279,7 +287,8 @@ def _decoded(image: Image.Image) -> Image.Image:
         return first
 
 
-def _upright_size(image: Image.Image) -> Size:
+def upright_size(image: Image.Image) -> Size:
+    """(height, width) as EXIF says to turn it."""
     width, height = image.size
     return (width, height) if _orientation(image) >= 5 else (height, width)
 

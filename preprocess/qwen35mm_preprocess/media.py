@@ -31,6 +31,8 @@ _QUICKTIME_PADDING = (b"wide", b"free", b"skip")
 # The sizes of a bitmap's second header, by which its versions are told apart.
 _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
 _TS_PACKET = 188
+# Of the flags of a WebP's first chunk.
+_WEBP_ANIMATION = 0x02
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ BMP = MediaFormat("BMP", "image", "image/bmp", (".bmp",), pillow="BMP")
 _TIFF_MAGIC = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 TIFF = MediaFormat("TIFF", "image", "image/tiff", (".tif", ".tiff"), pillow="TIFF", magic=_TIFF_MAGIC)
 AVIF = MediaFormat("AVIF", "image", "image/avif", (".avif",), pillow="AVIF")
-# A still GIF is an image and an animated one a video; the first frame of either can be asked for as an image.
+# A still one is an image and an animated one a video, as with PNG, WebP and AVIF; the first frame of either can be
+# asked for as an image.
 GIF = MediaFormat("GIF", "image", "image/gif", (".gif",), pillow="GIF", libav="gif", magic=(b"GIF87a", b"GIF89a"))
 MP4 = MediaFormat("MP4/MOV", "video", "video/mp4", (".mp4", ".mov", ".m4v"), libav="mov")
 MATROSKA = MediaFormat(
@@ -132,7 +135,7 @@ def describe(source: MediaSource) -> Said:
 
 
 def detect_kind(source: MediaSource, limits: MediaLimits | None = None) -> MediaKind:
-    """Whether a source is an image or a video, by its content. An animated GIF is a video.
+    """Whether a source is an image or a video, by its content. An animated picture is a video.
 
     Raises:
         MediaError: it can't be opened, is over the byte limit or is of a format that is not read.
@@ -141,9 +144,7 @@ def detect_kind(source: MediaSource, limits: MediaLimits | None = None) -> Media
         return "image"
     with open_stream(source, None, limits or MediaLimits()) as stream:
         found = read_format(stream, source)
-        if found is GIF and _is_animated(stream, source):
-            return "video"
-        return found.kind
+        return "video" if is_animated(stream, source, found) else found.kind
 
 
 def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: MediaLimits) -> BinaryIO:
@@ -220,10 +221,32 @@ def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
     return found
 
 
-def _is_animated(stream: BinaryIO, source: MediaSource) -> bool:
+def may_be_animated(found: MediaFormat, head: bytes) -> bool:
+    """Whether a file of this format that starts with `head` may hold an animation, which later bytes decide."""
+    if found == PNG:
+        # It is said before the first pixels, of which there may be a profile.
+        return b"acTL" in head or b"IDAT" not in head
+    if found == WEBP:
+        return head[12:16] == b"VP8X" and bool(head[20] & _WEBP_ANIMATION)
+    if found == AVIF:
+        return b"avis" in head[8 : int.from_bytes(head[:4], "big")]
+    return found == GIF
+
+
+def is_animated(stream: BinaryIO, source: MediaSource, found: MediaFormat) -> bool:
+    """Whether an open stream of this format is an animated picture; the stream is left at its start.
+
+    Raises:
+        MediaDecodeError: a GIF is damaged.
+    """
+    head = stream.read(HEAD_BYTES)
+    stream.seek(0)
+    if found.pillow is None or not may_be_animated(found, head):
+        return False
     try:
-        with Image.open(stream, formats=("GIF",)) as image:
-            return bool(getattr(image, "is_animated", False))
+        with Image.open(stream, formats=(found.pillow,)) as image:
+            # A PNG's first picture may be for those who don't know animations.
+            return getattr(image, "n_frames", 1) > 1 + bool(getattr(image, "default_image", False))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         # A still one is refused by its pixels, in words that say so.
         return False
@@ -231,6 +254,9 @@ def _is_animated(stream: BinaryIO, source: MediaSource) -> bool:
         raise
     # As with pixels: Pillow raises whatever the damage leads it to, IndexError and struct.error among them.
     except Exception:
+        # Of the others, what reads the picture says what is wrong.
+        if found != GIF:
+            return False
         raise MediaDecodeError(
             say("{name} is a damaged GIF. Save it again, or choose another file.", name=describe(source))
         ) from None

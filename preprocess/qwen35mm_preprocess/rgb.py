@@ -76,10 +76,10 @@ def to_rgb(image: Image.Image, color: ColorMode = "srgb") -> Image.Image:
         image = _scaled(values, least, greatest)
     has_alpha = any(band in "Aa" for band in image.getbands()) or info.get("transparency") is not None
     if color == "checkpoint":
-        return _over_white(_with_alpha(image)) if has_alpha else image.convert("RGB")
+        return _over_white(with_alpha(image)) if has_alpha else image.convert("RGB")
     alpha = None
     if has_alpha:
-        image = _with_alpha(image)
+        image = with_alpha(image)
         alpha = image.getchannel("A")
         image = image.convert("RGB")
     elif image.mode not in ("L", "RGB", "CMYK", "LAB"):
@@ -93,7 +93,10 @@ def to_rgb(image: Image.Image, color: ColorMode = "srgb") -> Image.Image:
     return shown
 
 
-def _with_alpha(image: Image.Image) -> Image.Image:
+def with_alpha(image: Image.Image) -> Image.Image:
+    """The picture in mode RGBA."""
+    if image.mode.startswith("I;16"):
+        image = to_rgb(image, "checkpoint")
     return (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
 
 

@@ -16,8 +16,10 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import Colorspace
 from PIL import Image
 
+from qwen35mm_preprocess.animation import animation_frames, is_animation
 from qwen35mm_preprocess.color import Encoding, convert
 from qwen35mm_preprocess.errors import MediaChangedError, MediaDecodeError
+from qwen35mm_preprocess.image import load_image
 from qwen35mm_preprocess.media import MediaSource, describe
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
@@ -214,6 +216,9 @@ def decode_frames(
     Raises:
         MediaError: the source can't be opened.
     """
+    if info.is_animation:
+        yield from animation_frames(source, indices, limits, color)
+        return
     remaining = list(indices)
     if info.can_seek:
         for index, frame in _decode(source, info, remaining.copy(), limits, color, seek=True):
@@ -231,6 +236,8 @@ def first_frame(source: MediaSource, limits: MediaLimits, color: ColorMode = "sr
     Raises:
         MediaError: not a video that is read here, over a limit, or without a frame.
     """
+    if is_animation(source, limits):
+        return load_image(source, limits, color)
     with open_video(source, limits) as video:
         try:
             for frame in video.container.decode(video.stream):

@@ -12,6 +12,7 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from PIL import Image
 
+from qwen35mm_preprocess.animation import is_animation, probe_animation
 from qwen35mm_preprocess.errors import MediaDecodeError, MediaLimitError
 from qwen35mm_preprocess.image import check_source_size
 from qwen35mm_preprocess.media import (
@@ -51,6 +52,7 @@ class VideoInfo:
     duration_s      from the first frame to the end of the last
     can_seek        the container has an index to seek by
     pixel_aspect    how much wider than high a stored pixel is shown, before it is turned
+    is_animation    Pillow reads it, and libav doesn't
     warnings        in words for a person
     """
 
@@ -65,6 +67,7 @@ class VideoInfo:
     can_seek: bool
     warnings: tuple[Said, ...]
     pixel_aspect: float = 1.0
+    is_animation: bool = False
 
     @property
     def num_frames(self) -> int:
@@ -99,6 +102,8 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
         MediaError: not a video that is read here, damaged, without a single frame, or over a limit.
     """
     name = describe(source)
+    if is_animation(source, limits):
+        return _probe_animation(source, name, limits)
     with open_video(source, limits) as video:
         codec = video.stream.codec_context
         size = (codec.height, codec.width)
@@ -124,10 +129,55 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
         # Of what an edit list cuts away libav tells some packets, and drops others.
         announced_frames = 0 if is_cut else video.stream.frames
     transpose = None if first is None else transpose_of(first)
-    fps, is_constant = _frame_rate(times, declared)
+    info = VideoInfo(
+        size=(size[1], size[0]) if transpose in SWAP_SIDES else size,
+        transpose=transpose,
+        pts=pts,
+        is_key=is_key,
+        times_s=times,
+        fps=declared,
+        is_constant=True,
+        duration_s=0.0,
+        can_seek=can_seek,
+        warnings=(),
+        pixel_aspect=aspect,
+    )
+    return _timed(info, name, limits, last_duration * time_base, announced_frames, announced_s)
+
+
+def _probe_animation(source: MediaSource, name: Said, limits: MediaLimits) -> VideoInfo:
+    found = probe_animation(source, limits)
+    count = len(found.times_s)
+    _check_num_frames(count, name, limits)
+    info = VideoInfo(
+        size=found.size,
+        transpose=None,
+        pts=np.arange(count),
+        is_key=np.zeros(count, bool),
+        times_s=found.times_s,
+        fps=0.0,
+        is_constant=True,
+        duration_s=0.0,
+        can_seek=False,
+        warnings=(),
+        is_animation=True,
+    )
+    return _timed(info, name, limits, found.last_s, found.num_announced, 0.0)
+
+
+def _timed(
+    info: VideoInfo, name: Said, limits: MediaLimits, last_s: float, announced_frames: int, announced_s: float
+) -> VideoInfo:
+    """The same with its rate, duration and warnings; its `fps` is the declared rate, and `last_s` may be unknown, 0.
+
+    Raises:
+        MediaLimitError: it is too long.
+    """
+    times, count = info.times_s, info.num_frames
+    fps, is_constant = _frame_rate(times, info.fps)
     if is_constant:
-        times = np.arange(len(pts)) / fps
-    duration = len(pts) / fps if is_constant else float(times[-1]) + (last_duration * time_base or 1 / fps)
+        times = np.arange(count) / fps
+    duration = count / fps if is_constant else float(times[-1]) + (last_s or 1 / fps)
     if duration > limits.max_duration_s:
         raise MediaLimitError(
             say(
@@ -137,19 +187,13 @@ def probe_video(source: MediaSource, limits: MediaLimits) -> VideoInfo:
                 most=decimal(limits.max_duration_s, 0),
             )
         )
-    return VideoInfo(
-        size=(size[1], size[0]) if transpose in SWAP_SIDES else size,
-        transpose=transpose,
-        pts=pts,
-        is_key=is_key,
-        times_s=times,
-        fps=fps,
-        is_constant=is_constant,
-        duration_s=duration,
-        can_seek=can_seek,
-        warnings=_cut_off_warning(name, len(pts), announced_frames, duration, announced_s),
-        pixel_aspect=aspect,
-    )
+    warnings = _cut_off_warning(name, count, announced_frames, duration, announced_s)
+    return replace(info, times_s=times, fps=fps, is_constant=is_constant, duration_s=duration, warnings=warnings)
+
+
+def _check_num_frames(count: int, name: Said, limits: MediaLimits) -> None:
+    if count > limits.max_source_frames:
+        raise MediaLimitError(say("{name} has more than {n} frames. Cut it.", name=name, n=limits.max_source_frames))
 
 
 def _read_packets(
@@ -178,10 +222,7 @@ def _read_packets(
             if is_vp8 and not bytes(packet)[0] & 0x10:
                 continue
             frames.setdefault(pts, (packet.is_keyframe, packet.duration or 0))
-            if len(frames) > limits.max_source_frames:
-                raise MediaLimitError(
-                    say("{name} has more than {n} frames. Cut it.", name=name, n=limits.max_source_frames)
-                )
+            _check_num_frames(len(frames), name, limits)
     except FFmpegError:
         # What was read up to the damage is usable; the announced length tells that there should be more.
         pass

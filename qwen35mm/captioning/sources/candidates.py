@@ -14,7 +14,7 @@ from qwen35mm.captioning.items import Item, Medium, Unreadable, failure_kind
 from qwen35mm.captioning.records import printable
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm_preprocess import MediaError, MediaKind, MediaLimits, MediaSourceError, describe, detect_kind
-from qwen35mm_preprocess.media import GIF, check_num_bytes, read_format
+from qwen35mm_preprocess.media import check_num_bytes, may_be_animated, read_format
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +108,9 @@ def _kind(candidate: Candidate, name: str, limits: MediaLimits) -> MediaKind:
     own_name = Path(name)
     check_num_bytes(candidate.num_bytes, limits.max_bytes(None), own_name)
     try:
-        found = read_format(io.BytesIO(candidate.head()), own_name)
-        # Whether a GIF moves is said behind its first picture.
-        return detect_kind(candidate.read(), limits) if found is GIF else found.kind
+        head = candidate.head()
+        found = read_format(io.BytesIO(head), own_name)
+        return detect_kind(candidate.read(), limits) if may_be_animated(found, head) else found.kind
     except OSError:
         raise MediaSourceError(
             f"{describe(own_name)} could not be read from its container. Check that the container is still there."

@@ -23,8 +23,11 @@ from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.sources.names import absolute
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.captioning.texts.prompts import PromptSet
+from qwen35mm.cpu import usable_cores
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm.sampling import SamplingParams
+
+_MAX_WORKERS = 16
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Job:
         sources: see `scan`.
         sampling: fields of SamplingParams that replace the model's own.
         state: the folder of manifest and failures; None puts it into that of text files, or beside the first source's
-            items.
+            items, or beside the first output where nothing can be written there.
         num_workers: processes that read media.
     """
 
@@ -80,7 +83,12 @@ class Job:
         if self.output_settings.folder is not None:
             return self.output_settings.folder / STATE_FOLDER
         first = Path(self.sources[0].removeprefix("@"))
-        return (first if first.is_dir() else first.parent) / STATE_FOLDER
+        folder = first if first.is_dir() else first.parent
+        files = [spec.path for spec in self.outputs if spec.kind != "sidecar"]
+        # What is there already knows more than an empty one: opening it says what is wrong.
+        if files and not (folder / STATE_FOLDER).exists() and not os.access(folder, os.W_OK):
+            folder = absolute(files[0]).parent
+        return folder / STATE_FOLDER
 
     @property
     def manifest_path(self) -> Path:
@@ -229,8 +237,9 @@ def _forget_missing(job: Job, listings: Listings, names: Collection[str]) -> Non
 
     Another command may have the same manifest and other sources; what is listed of it stays, while their files do.
     """
-    has_own_state = job.state is None and job.output_settings.folder is None
     sources = {absolute(Path(source)) for source in job.sources if not source.startswith("@")}
+    has_own_state = job.state is None and job.output_settings.folder is None
+    has_own_state &= absolute(job.state_folder.parent) in {*sources, *(source.parent for source in sources)}
     for name, listed in listings.listed():
         if name not in names:
             continue
@@ -244,5 +253,5 @@ def _forget_missing(job: Job, listings: Listings, names: Collection[str]) -> Non
 
 
 def default_workers() -> int:
-    """Processes that read media: a few, and never all processors."""
-    return max(1, min(4, (os.cpu_count() or 2) // 2))
+    """Processes that read media: one for two cores, as far as a run has media in work at one time."""
+    return max(1, min(_MAX_WORKERS, usable_cores() // 2))

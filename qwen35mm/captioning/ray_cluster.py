@@ -32,16 +32,21 @@ class CaptionActor:
 
     Args:
         load: starts the engine.
+        cache: gives the folder in which this machine remembers the weights' digests, in `weights`; None for none.
     """
 
-    def __init__(self, load: Callable[[], LocalBackend], num_workers: int) -> None:
+    def __init__(
+        self, load: Callable[[], LocalBackend], num_workers: int, cache: Callable[[], Path | None] = lambda: None
+    ) -> None:
         self._load = load
+        self._cache = cache
         self._num_workers = num_workers
 
     # Not when the actor is made: Ray would show its own trouble then, instead of what is wrong.
     @functools.cached_property
     def _captioner(self) -> Captioner:
-        return Captioner.local(self._load(), None)
+        folder = self._cache()
+        return Captioner.local(self._load(), None if folder is None else folder / "weights")
 
     @functools.cached_property
     def _workers(self) -> MediaWorkers:
@@ -68,7 +73,13 @@ class CaptionActor:
 
 @contextlib.asynccontextmanager
 async def open_cluster(
-    address: str, load: Callable[[], LocalBackend], *, num_engines: int | None, slots: int, num_workers: int
+    address: str,
+    load: Callable[[], LocalBackend],
+    *,
+    num_engines: int | None,
+    slots: int,
+    num_workers: int,
+    cache: Callable[[], Path | None] = lambda: None,
 ) -> AsyncIterator[RayCaptioner]:
     """Connects to a Ray cluster and starts engines there.
 
@@ -78,6 +89,7 @@ async def open_cluster(
         num_engines: see `engine_resources`.
         slots: captions that an engine writes at one time.
         num_workers: processes that read media for an engine.
+        cache: see `CaptionActor`; it is called on the machines of the cluster.
 
     Raises:
         ClusterError: there is no such cluster, or it hasn't the resources.
@@ -95,7 +107,7 @@ async def open_cluster(
             max_task_retries=_MAX_BEGUN - 1,
             max_concurrency=num_an_engine,
         )
-        actors = [actor_class.remote(load, num_workers) for _ in range(num_engines)]
+        actors = [actor_class.remote(load, num_workers, cache) for _ in range(num_engines)]
         # All begin to load; the first one's model is the run's.
         described = [actor.describe.remote() for actor in actors]
         try:

@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -128,8 +129,15 @@ def _open_cluster(
 ) -> contextlib.AbstractAsyncContextManager[RayCaptioner]:
     from qwen35mm.captioning.ray_cluster import open_cluster
 
-    load = model.for_another_folder().load
-    return open_cluster(address, load, num_engines=num_engines, slots=job.run.slots, num_workers=job.num_workers)
+    there = model.for_another_folder()
+    return open_cluster(
+        address,
+        there.load,
+        num_engines=num_engines,
+        slots=job.run.slots,
+        num_workers=job.num_workers,
+        cache=partial(cache_folder, there),
+    )
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qwen35mm.captioning import outputs
-from qwen35mm.captioning.job import carry_out, look_over
+from qwen35mm.captioning.job import carry_out, default_workers, look_over
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionStyle
@@ -343,3 +343,33 @@ async def test_other_shards_do_nothing_again(folder: Path) -> None:
         outcome = await run(job(folder, "Something else?", scan=ScanOptions(shard=(number, 4))), model)
         total.num_present += outcome.counts.num_present
     assert (model.asked, total.num_present) == ([], 11)
+
+
+async def test_where_a_source_takes_no_manifest_it_lies_beside_the_first_output(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
+    out = tmp_path / "out"
+    one = job(folder, outputs=(f"jsonl:{out}/all.jsonl",))
+    assert one.state_folder == out / ".qwen35mm"
+    (folder / "broken.png").write_bytes(b"")
+    await run(one, FakeModel())
+    assert [failure["name"] for failure in listed(out / ".qwen35mm" / "failures.jsonl")] == ["broken.png"]
+    assert not (folder / ".qwen35mm").exists()
+    model = FakeModel()
+    for path in (folder, out):
+        path.rename(tmp_path / f"moved-{path.name}")
+    folder, out = tmp_path / "moved-media", tmp_path / "moved-out"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
+    await run(job(folder, outputs=(f"jsonl:{out}/all.jsonl",)), model)
+    assert model.asked == []
+    assert {line["path"] for line in listed(out / "all.jsonl")} == {str(path) for path in folder.rglob("?.png")}
+    # Text files are where their media are, or nowhere.
+    assert job(folder).state_folder == folder / ".qwen35mm"
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (8, 4), (16, 8), (64, 16)])
+def test_media_workers_grow_with_the_machine(monkeypatch: pytest.MonkeyPatch, cores: int, workers: int) -> None:
+    monkeypatch.setattr("qwen35mm.captioning.job.usable_cores", lambda: cores)
+    assert default_workers() == workers

@@ -44,8 +44,11 @@ export class Gallery {
     this.#at = at;
     const { scrollTop, clientHeight } = this.element;
     const top = at * ROW_PX;
-    if (top < scrollTop + ROW_PX) this.element.scrollTop = top - ROW_PX;
-    else if (top > scrollTop + clientHeight - 2 * ROW_PX) this.element.scrollTop = top - clientHeight + 2 * ROW_PX;
+    // One more beside it, where there is room.
+    const beside = Math.max(0, Math.min(ROW_PX, (clientHeight - ROW_PX) / 2));
+    const lowest = top + ROW_PX + beside - clientHeight;
+    if (top - beside < scrollTop) this.element.scrollTop = top - beside;
+    else if (lowest > scrollTop) this.element.scrollTop = lowest;
     this.draw();
   }
 

@@ -52,6 +52,7 @@ class Review {
     });
     const key = (/** @type {string} */ name) => h("kbd", name);
     this.acceptButton = button("strong", "", () => this.accept());
+    this.withdrawButton = button("plain", [t("Not accepted after all"), key("A")], () => this.withdraw());
     this.undoButton = button("plain", [t("Take back"), key("u")], () => this.undo());
     this.asking = askForm(
       looked.presets,
@@ -63,6 +64,7 @@ class Review {
       button("plain", [icon("left"), key("k")], () => this.step(-1), named(t("The one before"))),
       button("plain", [icon("right"), key("j")], () => this.step(1), named(t("The next one"))),
       this.acceptButton,
+      this.withdrawButton,
       button("plain", [t("Edit"), key("e")], () => this.pane.edit()),
       button("plain", [t("Ask again"), key("r")], () => this.openAsking()),
       this.undoButton,
@@ -123,7 +125,10 @@ class Review {
   offer(/** @type {Found} */ { flags, counts }) {
     const names = Object.keys(flags).sort();
     if (this.search.flag && !names.includes(this.search.flag)) names.push(this.search.flag);
-    const options = names.map((flag) => h("option", { value: flag }, `${flag} (${number(flags[flag] ?? 0)})`));
+    const options = names.map((flag) => {
+      const words = flag === "edited" ? t("edited") : flag;
+      return h("option", { value: flag }, `${words} (${number(flags[flag] ?? 0)})`);
+    });
     redraw(this.flags, h("option", { value: "" }, t("Any flag")), options);
     this.flags.value = this.search.flag;
     this.flags.hidden = !names.length;
@@ -300,6 +305,7 @@ class Review {
     const { length } = this.numbers;
     this.place.textContent = length ? t("{n} of {m}", { n: this.at + 1, m: length }) : "";
     redraw(this.acceptButton, item?.accepted ? t("Accepted: go on") : t("Accept"), h("kbd", "a"));
+    this.withdrawButton.hidden = !item?.accepted;
     this.buttons.hidden = !item;
     if (!counts) return;
     this.count.textContent = t("{n} of {m} accepted", { n: counts.accepted, m: counts.all });

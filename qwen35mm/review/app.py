@@ -24,7 +24,8 @@ from qwen35mm.chat.thumbnails import make_thumbnail, media_type, shown_picture
 from qwen35mm.errors import NotFoundError, PromptError, Qwen35mmError, report_bug
 from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS
 from qwen35mm.review.asking import Asker
-from qwen35mm.review.folder import SMALL_SIDE, Folder, Search
+from qwen35mm.review.folder import Folder, Search
+from qwen35mm.review.similar import SMALL_SIDE
 from qwen35mm.review.texts import MAX_TEXT_BYTES, ChangedError
 from qwen35mm.server.guards import OnlyThisMachine, SameOrigin, SecurityHeaders
 from qwen35mm.server.page_token import OnlyWithToken, PageToken

@@ -1,0 +1,73 @@
+"""Which of a folder's media look the same."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from qwen35mm.captioning.media.similar import SUGGESTED_MAX_DISTANCE, SimilarIndex, similarity
+from qwen35mm.chat.thumbnails import make_thumbnail
+from qwen35mm.errors import StorageError
+from qwen35mm_preprocess import MediaError
+
+if TYPE_CHECKING:
+    from qwen35mm.review.folder import Entry
+
+# A thumbnail is decoded for a list, and for what it looks like.
+SMALL_SIDE = 160
+
+
+class Similar:
+    """What a folder's media look like, found out in a thread; near-duplicates have one group."""
+
+    def __init__(self) -> None:
+        self._index = SimilarIndex[int](SUGGESTED_MAX_DISTANCE)
+        self._groups: dict[int, int] = {}
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def begin(self, entries: Sequence[Entry], path_of: Callable[[int], Path]) -> None:
+        """Looks at what wasn't looked at yet."""
+        if self._thread is None or not self._thread.is_alive():
+            missing = [entry for entry in entries if entry.number not in self._groups]
+            self._thread = threading.Thread(target=self._look, args=(missing, path_of), daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def among(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+        """Those that have a near-duplicate among them, group by group, and how many weren't looked at yet."""
+        seen = [entry for entry in entries if entry.number in self._groups]
+
+        def group(entry: Entry) -> int:
+            return self._groups[entry.number]
+
+        groups = [list(members) for _, members in groupby(sorted(seen, key=group), group)]
+        near = [entry for members in groups if len(members) > 1 for entry in members]
+        return near, len(entries) - len(seen)
+
+    def _look(self, entries: Sequence[Entry], path_of: Callable[[int], Path]) -> None:
+        for entry in entries:
+            if self._stopped.is_set():
+                return
+            try:
+                with Image.open(io.BytesIO(make_thumbnail(path_of(entry.number), SMALL_SIDE))) as picture:
+                    looks = similarity([np.asarray(picture)])
+            except (MediaError, StorageError, OSError):
+                # It is shown with what is wrong with it.
+                self._groups[entry.number] = entry.number
+                continue
+            found = self._index.find(looks)
+            self._groups[entry.number] = entry.number if found is None else self._groups[found]
+            self._index.add(looks, entry.number)

@@ -36,8 +36,6 @@ class Counts:
         num_failed_before: the same work failed, in an earlier run or for another item of this one, and isn't tried
             again. A fate.
         num_left: a stop came first. A fate.
-        num_doubted, num_not_judged: captions that this run wrote, of which the model doubts a sentence, or gave no
-            judgement.
         num_prompt_tokens, num_generated_tokens: of this run's captions.
         num_retries: replies that weren't as they had to be.
         slots_idle_s: seconds that slots waited for media, added up over the slots.
@@ -57,8 +55,6 @@ class Counts:
     num_failed: int = 0
     num_failed_before: int = 0
     num_left: int = 0
-    num_doubted: int = 0
-    num_not_judged: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_retries: int = 0

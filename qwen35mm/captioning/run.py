@@ -18,7 +18,7 @@ from typing import Literal
 
 from qwen35mm.captioning.captioner import Captioner
 from qwen35mm.captioning.items import Failed, Item, Unreadable
-from qwen35mm.captioning.judge import DOUBTED, NOT_JUDGED, flagged, not_judged
+from qwen35mm.captioning.judge import flagged, not_judged
 from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.media.workers import MediaWorkers, Prepared
 from qwen35mm.captioning.outputs import Wants
@@ -326,9 +326,6 @@ class Run:
         failed = await self._ledger.deliver(request, caption)
         if failed is not None:
             await self._fail(request.item, request.key, failed)
-        else:
-            self.counts.num_doubted += DOUBTED in caption.flags
-            self.counts.num_not_judged += NOT_JUDGED in caption.flags
         return failed is None
 
     async def _fail_work(self, key: bytes, failed: Failed) -> None:

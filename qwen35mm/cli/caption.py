@@ -166,11 +166,8 @@ def _report(outcome: Outcome, job: Job) -> None:
     parts = [describe(counts), f"in {clock(counts.elapsed_s)}"]
     if counts.num_recalled or counts.num_shared:
         parts.append(f"{counts.num_recalled:,} written again from the manifest, {counts.num_shared:,} shared")
-    if job.run.judge_below is not None:
-        judged = [f"{counts.num_doubted:,} doubted"]
-        judged += [f"{counts.num_judged:,} captioned before and judged now"] if counts.num_judged else []
-        judged += [f"{counts.num_not_judged:,} without a judgement"] if counts.num_not_judged else []
-        parts.append(", ".join(judged))
+    if counts.num_judged:
+        parts.append(f"{counts.num_judged:,} captioned before and judged now")
     if counts.slots_s:
         parts.append(f"slots waited {counts.slots_idle_s / counts.slots_s:.1%} of their time for media")
     typer.echo("; ".join(parts) + ".", err=True)

@@ -116,7 +116,7 @@ async def test_what_the_model_doubts_is_flagged_and_the_caption_stays(folder: Pa
     lines = folder.parent / "all.jsonl"
     one = job(folder, outputs=("sidecar", f"jsonl:{lines}"), run=JUDGING)
     outcome = await run(one, model := a_model())
-    assert (outcome.exit_code, outcome.counts.num_captioned, outcome.counts.num_doubted) == (0, 6, 6)
+    assert (outcome.exit_code, outcome.counts.num_captioned, outcome.flagged) == (0, 6, {"doubted": 6})
     assert set(texts(folder).values()) == {f"{CAPTION}\n"}
     assert [(line["judged"], line["flags"]) for line in listed(lines)] == [(DOG_WITHOUT_HAT, ["doubted"])] * 6
     assert len(judged_in(model)) == 12
@@ -138,6 +138,7 @@ async def test_captions_that_are_there_are_judged_and_not_made_again(folder: Pat
     assert (await look_over(one, FakeModel().captioner())).num_to_judge == 6
     outcome = await run(one, model := a_model())
     assert (outcome.exit_code, outcome.counts.num_judged, outcome.counts.num_captioned) == (0, 6, 0)
+    assert outcome.flagged == {"doubted": 6}
     assert len(judged_in(model)) == len(model.asked) == 12
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.txt")} == times, "the texts are the same"
     table = [row for path in rows.glob("*.parquet") for row in parquet.read_table(path).to_pylist()]
@@ -179,7 +180,7 @@ async def test_another_threshold_is_another_flag_without_the_model(folder: Path)
     await run(job(folder, outputs=(f"jsonl:{lines}",), run=JUDGING), a_model())
     one = job(folder, outputs=(f"jsonl:{lines}",), run=settings(judge_below=0.1))
     outcome = await run(one, again := a_model())
-    assert (outcome.counts.num_recalled, again.asked, outcome.counts.num_doubted) == (6, [], 0)
+    assert (outcome.counts.num_recalled, again.asked, outcome.flagged) == (6, [], {})
     assert [line["flags"] for line in listed(lines)] == [[]] * 6
     assert (await run(one, again)).counts.num_present == 6
 
@@ -212,7 +213,7 @@ async def test_a_model_that_fails_at_judging_costs_no_caption(folder: Path, erro
         raise error
 
     outcome = await run(one, FakeModel(lambda asked: CAPTION, chance_of_yes=fail))
-    assert (outcome.exit_code, outcome.counts.num_captioned, outcome.counts.num_not_judged) == (0, 6, 6)
+    assert (outcome.exit_code, outcome.counts.num_captioned, outcome.flagged) == (0, 6, {"not judged": 6})
     assert [line["flags"] for line in listed(lines)] == [["not judged"]] * 6
     if num_again:
         outcome = await run(one, FakeModel(chance_of_yes=fail))

@@ -17,6 +17,9 @@ const SAVE_AFTER_MS = 600;
  * @property {(item: Item) => unknown} stop asking
  */
 
+/** A button's key, which isn't part of its name. */
+export const key = (/** @type {string} */ name) => h("kbd", { "aria-hidden": "true" }, name);
+
 /** @param {Item} item */
 const addressOf = (item) => `media/${item.number}?v=${item.version}`;
 
@@ -82,7 +85,7 @@ export class Captioned {
       return;
     }
     const row = [
-      button("strong", [t("Take it"), h("kbd", "t")], () => this.doing.take(item, proposal)),
+      button("strong", [t("Take it"), key("t")], () => this.doing.take(item, proposal)),
       button("plain", t("Leave it as it was"), () => this.doing.leave(item)),
     ];
     const flags = proposal.flags.map((flag) => h("span.flag", flag));

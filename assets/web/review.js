@@ -3,7 +3,7 @@
 /** @import { Changed, Counts, Found, Item, Looked, Proposal, Search } from "./review.d.ts" */
 
 import { call, Refused } from "./calls.js";
-import { Captioned } from "./captioned.js";
+import { Captioned, key } from "./captioned.js";
 import { button, h, icon, isComposing, redraw, select } from "./dom.js";
 import { askForm, searchForm, showKeys } from "./forms.js";
 import { Gallery } from "./gallery.js";
@@ -50,7 +50,6 @@ class Review {
       leave: (item) => this.forget(item.number),
       stop: (item) => this.forget(item.number),
     });
-    const key = (/** @type {string} */ name) => h("kbd", name);
     this.acceptButton = button("strong", "", () => this.accept());
     this.withdrawButton = button("plain", [t("Not accepted after all"), key("A")], () => this.withdraw());
     this.undoButton = button("plain", [t("Take back"), key("u")], () => this.undo());
@@ -304,7 +303,7 @@ class Review {
     this.pane.propose(proposal instanceof AbortController ? "asking" : (proposal ?? null));
     const { length } = this.numbers;
     this.place.textContent = length ? t("{n} of {m}", { n: this.at + 1, m: length }) : "";
-    redraw(this.acceptButton, item?.accepted ? t("Accepted: go on") : t("Accept"), h("kbd", "a"));
+    redraw(this.acceptButton, item?.accepted ? t("Accepted: go on") : t("Accept"), key("a"));
     this.withdrawButton.hidden = !item?.accepted;
     this.buttons.hidden = !item;
     if (!counts) return;

@@ -146,6 +146,14 @@ def test_a_person_goes_through_captions_by_keys(page: Page, media: Path) -> None
     expect(name).to_have_text("zzz.mp4")
     page.wait_for_function("() => document.querySelector('.medium video').videoWidth > 0")
 
+    # What was being written when the page is left, is saved.
+    page.keyboard.press("Home")
+    page.keyboard.press("e")
+    area.fill("Left so.")
+    page.reload()
+    expect(caption).to_have_text("Left so.")
+    assert first.read_text() == "Left so.\n"
+
     # In a narrow window nothing lies beyond its side, and all buttons can be seen.
     page.set_viewport_size({"width": 320, "height": 640})
     assert page.evaluate("document.documentElement.scrollWidth") == 320

@@ -116,6 +116,13 @@ def _sniff_ftyp(head: bytes) -> MediaFormat | None:
 # A str is a path or a `data:` URI. Bytes are a whole file.
 MediaSource = str | Path | bytes | Image.Image
 
+
+class NamedBytes(bytes):
+    """A whole file's bytes that messages call by its name."""
+
+    name: str = ""
+
+
 _MAX_NAME = 80
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
@@ -124,13 +131,13 @@ def describe(source: MediaSource) -> Said:
     """The medium's name in messages: a file's last component, never its folder."""
     if isinstance(source, Image.Image):
         return say("the picture")
-    if isinstance(source, bytes):
+    if isinstance(source, bytes) and not isinstance(source, NamedBytes):
         return say("the uploaded data")
     if isinstance(source, str) and source.startswith("data:"):
         return say("the data URI")
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | Path | NamedBytes):
         return say("the medium")
-    name = Path(source).name
+    name = source.name if isinstance(source, NamedBytes) else Path(source).name
     return f"'{name}'" if len(name) <= _MAX_NAME else f"'{name[:_MAX_NAME]}...'"
 
 

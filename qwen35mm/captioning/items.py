@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -19,7 +20,7 @@ from qwen35mm_preprocess import (
     MediaLimitError,
     MediaSourceError,
 )
-from qwen35mm_preprocess.media import HEAD_BYTES, MediaFormat, sniff
+from qwen35mm_preprocess.media import HEAD_BYTES, MediaFormat, NamedBytes, sniff
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,16 @@ class Medium:
             file.seek(part.offset)
             yield from pieces(file, part.num_bytes, piece_bytes)
 
-    def read(self) -> Path | bytes:
-        """What `MediaProcessor` reads: the file, or the medium's bytes."""
-        return self.source if isinstance(self.source, Path) else b"".join(self.pieces())
+    def read(self, most_bytes: int = 0) -> Path | NamedBytes:
+        """What `MediaProcessor` reads: the file, or the medium's bytes; those of a file, if it has at most so many."""
+        if isinstance(self.source, Path):
+            status = self.source.stat()
+            # A named pipe could block for ever.
+            if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+                return self.source
+        data = NamedBytes(b"".join(self.pieces()))
+        data.name = PurePosixPath(self.name).name
+        return data
 
     def head(self) -> bytes:
         """Its first bytes, which tell its format."""
@@ -149,6 +157,10 @@ _FAILURE_KINDS: Mapping[type[Exception], str] = {
     EngineError: "engine",
     RequestError: "engine",
 }
+
+
+FAILURE_KINDS = frozenset((*_FAILURE_KINDS.values(), "changed"))
+"""What reading an item may fail as."""
 
 
 def failure_kind(error: Exception) -> str:

@@ -49,6 +49,9 @@ class _NoProcess:
     def call(self, message: tuple[Any, ...], timeout_s: float) -> Any:
         return workers.work(*message)
 
+    def said(self) -> list[str]:
+        return []
+
     def kill(self) -> None:
         pass
 

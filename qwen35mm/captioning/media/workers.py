@@ -1,64 +1,52 @@
 """Media are read ahead of the model in child processes, each used by one thread at a time, which can end it.
 
-A decoder that crashes, or never ends, on a damaged file ends its process only. Standard input and output of a child
-carry pickles. When its input ends, so does the process, whatever it is at: it doesn't outlive a parent that was killed.
+A decoder that crashes, or never ends, on a damaged file ends its process only. A child has limits of memory and time
+that follow from those of media. Its standard input carries pickles, its output what `answers` has, which executes
+nothing here; what libraries write to its standard error is logged under the file's name. When its input ends, so does
+the process, whatever it is at: it doesn't outlive a parent that was killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import pickle
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, cast
+
+import av.logging
+import psutil
 
 from qwen35mm.captioning.items import Failed, Item, failure_kind
+from qwen35mm.captioning.media.answers import Answer, Inspected, MediumForm, Prepared, read_answer, write_answer
 from qwen35mm.captioning.media.similar import media_similarity
-from qwen35mm_preprocess import MediaError, MediaPlan, MediaProcessor, PreparedMedia
-
-if TYPE_CHECKING:
-    from qwen35mm.prompt import EncodedMedium
+from qwen35mm.captioning.records import one_line
+from qwen35mm_preprocess import MediaError, MediaLimits, MediaProcessor
 
 logger = logging.getLogger(__name__)
 
-# An inspection hashes a file, a decoding may take a long video: slower than this is stuck.
-TIMEOUT_S = 600.0
+# What is slower is stuck: so long, and a second for each so many bytes; a long video is a share of its length besides.
+_TIMEOUT_S, _BYTES_PER_S, _VIDEO_SHARE = 120.0, 1 << 20, 24
+# What a child may allocate beside what it starts with: its libraries' own, and of each pixel what the worst format
+# takes (32-bit grey), or a video's frames on their way; of each byte of a file three copies.
+_OWN_BYTES, _BYTES_PER_PIXEL, _COPIES = 1 << 30, 32, 3
+# Nothing but what libraries say is written by a child, and of that more is of no use.
+_MAX_SAID_BYTES, _MAX_SAID_LINES, _MAX_LINE = 1 << 20, 5, 500
+# A larger file is read from disk by its decoder, and once more afterwards for its digest.
+_WHOLE_BYTES = 64 << 20
 # Not `-m`: the child's classes have to be those that the pickles name.
 _COMMAND = (sys.executable, "-c", "from qwen35mm.captioning.media.workers import main; main()")
-
-MediumForm = Literal["pixels", "frames", "video_url"]
-"""What a medium is prepared as: the engine's own input, or a part of a server's request with videos as `VideoMode`."""
-
-
-@dataclass(frozen=True)
-class Inspected:
-    """What an item is; `digest` and `plan` where they were asked for.
-
-    Attributes:
-        status: of the file before its bytes were read, None for what isn't a file.
-    """
-
-    digest: bytes | None
-    plan: MediaPlan | None
-    status: os.stat_result | None
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A medium as a backend takes it, and what it looks like; see `similar`."""
-
-    medium: PreparedMedia | EncodedMedium
-    similarity: int | None = None
-
 
 # What was read must be the bytes that the caption is kept under.
 CHANGED = Failed("changed", "The file changed while it was read. Run again when nothing writes to it.")
@@ -71,10 +59,11 @@ def inspect(item: Item, processor: MediaProcessor, *, with_digest: bool, with_pl
         with_digest: whether its bytes are hashed; not where the digest is known.
         with_plan: whether it is planned: its size, its length and what it costs.
     """
-    source = item.read()
-    status = source.stat() if isinstance(source, Path) else None
-    digest = item.digest() if with_digest else None
-    return Inspected(digest, processor.plan(source, item.kind) if with_plan else None, status)
+    source = item.read(_WHOLE_BYTES if with_digest and with_plan else 0)
+    digest = None
+    if with_digest:
+        digest = hashlib.sha256(source).digest() if isinstance(source, bytes) else item.digest()
+    return Inspected(digest, processor.plan(source, item.kind) if with_plan else None)
 
 
 def prepare(
@@ -86,7 +75,9 @@ def prepare(
         digest: of the bytes that its caption is for.
         with_similarity: whether it is compared with other media.
     """
-    source = item.read()
+    source = item.read(_WHOLE_BYTES)
+    if isinstance(source, bytes) and hashlib.sha256(source).digest() != digest:
+        return CHANGED
     medium = processor.prepare(source, kind=item.kind) if form == "pixels" or with_similarity else None
     similarity = None
     if with_similarity:
@@ -100,7 +91,8 @@ def prepare(
 
         medium = encode_medium(Image(source) if item.kind == "image" else Video(source), processor, form)
     assert medium is not None
-    return Prepared(medium, similarity) if item.digest() == digest else CHANGED
+    is_same = isinstance(source, bytes) or item.digest() == digest
+    return Prepared(medium, similarity) if is_same else CHANGED
 
 
 def main() -> None:
@@ -110,8 +102,35 @@ def main() -> None:
     os.dup2(2, 1)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(os.fdopen(os.dup(0), "rb"), messages), daemon=True).start()
+    is_limited = False
     while True:
-        _send(answers, work(*messages.get()))
+        function, item, processor, options = messages.get()
+        if not is_limited:
+            _limit(processor.limits)
+            is_limited = True
+        write_answer(answers, work(function, item, processor, options))
+
+
+def _limit(limits: MediaLimits) -> None:
+    """Limits what this process may allocate and write, where the system can, and lets FFmpeg say what is wrong."""
+    av.logging.set_libav_level(av.logging.ERROR)
+    # PyAV's own takes the interpreter's lock in FFmpeg's threads; this one writes.
+    av.logging.restore_default_callback()
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return
+    most_bytes = max(limits.max_image_bytes, limits.max_video_bytes)
+    most = _OWN_BYTES + _BYTES_PER_PIXEL * limits.max_source_pixels + _COPIES * most_bytes
+    # RLIMIT_AS would count what is only reserved, which is many times as much with OpenBLAS and many cores.
+    for kind, value in (
+        (resource.RLIMIT_DATA, psutil.Process().memory_info().data + most if psutil.LINUX else most),
+        (resource.RLIMIT_FSIZE, _MAX_SAID_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(kind)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def _receive(stream: BinaryIO, messages: queue.SimpleQueue[Any]) -> None:
@@ -123,14 +142,7 @@ def _receive(stream: BinaryIO, messages: queue.SimpleQueue[Any]) -> None:
         os._exit(0)
 
 
-def _send(stream: BinaryIO, value: object) -> None:
-    pickle.dump(value, stream, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.flush()
-
-
-def work(
-    function: Callable[..., Inspected | Prepared | Failed], item: Item, processor: MediaProcessor, options: Any
-) -> Inspected | Prepared | Failed:
+def work(function: Callable[..., Answer], item: Item, processor: MediaProcessor, options: Any) -> Answer:
     """Calls `inspect` or `prepare`; what the item is to blame for becomes `Failed`."""
     try:
         return function(item, processor, **options)
@@ -151,10 +163,10 @@ class MediaWorkers:
     Args:
         processor: what media are planned and decoded with.
         num_workers: processes.
-        timeout_s: the most that one medium may take.
+        timeout_s: the most that one medium may take; None goes by its kind and its bytes.
     """
 
-    def __init__(self, processor: MediaProcessor, num_workers: int, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, processor: MediaProcessor, num_workers: int, *, timeout_s: float | None = None) -> None:
         self._processor = processor
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="qwen35mm-media")
@@ -186,12 +198,21 @@ class MediaWorkers:
     async def _do(self, function: Callable[..., Any], item: Item, **options: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, function, item, options)
 
-    def _call(self, function: Callable[..., Any], item: Item, options: Any) -> Inspected | Prepared | Failed:
+    def _call(self, function: Callable[..., Any], item: Item, options: Any) -> Answer:
         try:
             process = self._take()
         except OSError as error:
             return Failed("worker", f"No process could be started for it: {error.strerror}.")
-        answer = process.call((function, item, self._processor, options), self._timeout_s)
+        timeout_s = self._timeout_s or self._time_for(item)
+        status = None
+        if function is inspect and isinstance(item.source, Path):
+            with contextlib.suppress(OSError):
+                status = item.source.stat()
+        answer = process.call((function, item, self._processor, options), timeout_s)
+        for line in process.said():
+            logger.log(logging.WARNING if answer is None else logging.INFO, "%s: %s", one_line(item.name), line)
+        if isinstance(answer, Inspected):
+            answer = replace(answer, status=status)
         with self._lock:
             self._busy.discard(process)
             if answer is not None:
@@ -201,6 +222,13 @@ class MediaWorkers:
         if not self._closed:
             logger.warning("A decoder died on %s: %s", item.name, how)
         return process.blame
+
+    def _time_for(self, item: Item) -> float:
+        base = _TIMEOUT_S if item.kind == "image" else self._processor.limits.max_duration_s / _VIDEO_SHARE
+        try:
+            return max(base, _TIMEOUT_S) + item.num_bytes / _BYTES_PER_S
+        except OSError:
+            return _TIMEOUT_S
 
     def _take(self) -> _Process:
         """A process that nobody uses, and that `close` can end. Raises OSError."""
@@ -217,10 +245,14 @@ class _Process:
 
     def __init__(self) -> None:
         self._timed_out = False
+        self._is_wrong = False
+        # No pipe: nobody has to read it meanwhile, and it is there when the process has died.
+        self._said = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `end`
         self._child = subprocess.Popen(
             _COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._said,
             # Where this process finds its modules; Ctrl-C is for the parent alone.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             start_new_session=True,
@@ -231,20 +263,47 @@ class _Process:
         """Why the last call has no answer."""
         if self._timed_out:
             return Failed("timeout", "Reading it took too long and was ended. Check the file, or leave it out.")
+        if self._is_wrong:
+            return Failed("crash", "The decoder answered nonsense. The file may be hostile: leave it out.")
         return Failed("crash", "The decoder crashed on it. The file is damaged, or hostile: leave it out.")
 
-    def call(self, message: tuple[Any, ...], timeout_s: float) -> Any:
-        """What the child answers; None where it died, or was killed because its time was over."""
+    def call(
+        self, message: tuple[Callable[..., Answer], Item, MediaProcessor, dict[str, Any]], timeout_s: float
+    ) -> Answer | None:
+        """What the child answers; None where it died, or was killed: its time was over, or it answered nonsense."""
+        _, item, processor, options = message
         timer = threading.Timer(timeout_s, self._give_up)
         timer.daemon = True
         timer.start()
         try:
-            _send(cast(BinaryIO, self._child.stdin), message)
-            return pickle.load(cast(BinaryIO, self._child.stdout))
-        except (OSError, EOFError, pickle.UnpicklingError):
+            stdin = cast(BinaryIO, self._child.stdin)
+            pickle.dump(message, stdin, protocol=pickle.HIGHEST_PROTOCOL)
+            stdin.flush()
+            return read_answer(cast(BinaryIO, self._child.stdout), item, processor, options.get("form"))
+        except (OSError, EOFError):
+            return None
+        except ValueError as error:
+            logger.warning("A decoder's answer is none: %s", error)
+            self._is_wrong = True
+            self.kill()
             return None
         finally:
             timer.cancel()
+
+    def said(self) -> list[str]:
+        """What libraries wrote since the last call, the last lines of it; none of it is trusted."""
+        num_bytes = self._said.tell()
+        if not num_bytes:
+            return []
+        self._said.seek(0)
+        lines = self._said.read(_MAX_SAID_BYTES).decode(errors="replace").splitlines()
+        # The offset is the child's, too: it goes on at the start.
+        self._said.seek(0)
+        self._said.truncate()
+        lines = [one_line(line)[:_MAX_LINE] for line in dict.fromkeys(lines) if line.strip()]
+        # An exception is told at the end.
+        more = [f"{len(lines) - _MAX_SAID_LINES} lines, and then:"] if len(lines) > _MAX_SAID_LINES else []
+        return more + lines[-_MAX_SAID_LINES:]
 
     def kill(self) -> None:
         """Ends the child at once; from any thread."""
@@ -260,6 +319,7 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+        self._said.close()
         return f"exit status {self._child.returncode}"
 
     def _give_up(self) -> None:

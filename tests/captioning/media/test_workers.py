@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -20,9 +21,9 @@ from qwen35mm.assets import asset_path, demo_model_path
 from qwen35mm.backends.remote.media import encode_medium
 from qwen35mm.captioning.items import FileSlice, Item
 from qwen35mm.captioning.media import workers
-from qwen35mm.captioning.media.workers import CHANGED, Failed, Inspected, MediaWorkers, Prepared, inspect
+from qwen35mm.captioning.media.workers import CHANGED, Failed, Inspected, MediaWorkers, Prepared, inspect, prepare
 from qwen35mm.prompt import EncodedMedium, Image
-from qwen35mm_preprocess import MediaProcessor, PreparedMedia
+from qwen35mm_preprocess import MediaError, MediaProcessor, PreparedMedia
 from tests.captioning.fake_model import picture
 from tests.children import environment
 
@@ -160,6 +161,48 @@ async def test_a_process_that_dies_or_never_ends_takes_nobody_along(
 
 async def test_what_a_library_prints_does_not_come_between(hostile: MediaWorkers, tmp_path: Path) -> None:
     assert isinstance(await look(hostile, item(tmp_path, "chatty.png")), Inspected)
+
+
+async def test_what_libraries_say_goes_to_the_log_with_the_files_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """libtiff and FFmpeg write to the standard error themselves."""
+    picture(0).resize((300, 300)).save(tmp_path / "cut.tif", compression="tiff_lzw")
+    data = bytearray((tmp_path / "cut.tif").read_bytes())
+    data[400:1200] = bytes(800)
+    (tmp_path / "cut.tif").write_bytes(data)
+    clip = bytearray((asset_path("samples") / "moves-right.mp4").read_bytes())
+    at = clip.index(b"mdat") + 100
+    clip[at : at + 2000] = bytes(2000)
+    (tmp_path / "cut.mp4").write_bytes(clip)
+    made = MediaWorkers(PROCESSOR, 1)
+    with caplog.at_level(logging.INFO, workers.__name__):
+        for name, kind in (("cut.tif", "image"), ("cut.mp4", "video")):
+            path = tmp_path / name
+            await made.prepare(Item(name, path, "image" if kind == "image" else "video", path), digest(path), "pixels")
+    made.close()
+    assert {record.getMessage().split(": ")[0] for record in caplog.records} == {"cut.tif", "cut.mp4"}
+    assert any("LZW" in record.getMessage() for record in caplog.records)
+    assert max(record.getMessage().count("\n") for record in caplog.records) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_a_file_is_opened_once_by_what_decodes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is hashed is what is decoded, and its messages have the file's name."""
+    opened: list[Path] = []
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *args, **kwargs: opened.append(self) or real(self, *args, **kwargs))
+    each = item(tmp_path)
+    content = digest(tmp_path / "a.png")
+    opened.clear()
+    assert isinstance(prepare(each, PROCESSOR, digest=content, form="pixels", with_similarity=True), Prepared)
+    assert opened == [tmp_path / "a.png"]
+    opened.clear()
+    inspect(each, PROCESSOR, with_digest=True, with_plan=True)
+    assert opened == [tmp_path / "a.png"]
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(MediaError, match=r"'a\.png'"):
+        prepare(each, PROCESSOR, digest=digest(tmp_path / "a.png"), form="pixels", with_similarity=False)
 
 
 async def test_closing_ends_the_processes(tmp_path: Path) -> None:

@@ -125,6 +125,10 @@ class CaptionOptions:
         str | None,
         _output(help="Between a text that is there and ours: a space, with --keep-lines a line end, --for's own."),
     ] = None
+    link_media: Annotated[
+        bool,
+        _output("--link-media", help="Link media into dataset folders, without copies; to change one changes both."),
+    ] = False
     embed_media: Annotated[bool, _output("--embed-media", help="Put the pictures into parquet files, too.")] = False
     records_per_shard: Annotated[int, _output(help="Of parquet files and tars.", min=1)] = 1000
     compact: Annotated[bool, _output("--compact", help="Merge parquet files and tars that aren't full.")] = False
@@ -194,6 +198,7 @@ class CaptionOptions:
                 folder=self.output_dir,
                 one_line=not any(each.lines for each in prompts.questions) if self.one_line is None else self.one_line,
                 separator=trainer.separator if self.separator is None and trainer is not None else self.separator,
+                link_media=self.link_media,
                 embed_media=self.embed_media,
                 records_per_shard=self.records_per_shard,
                 compact=self.compact,

@@ -159,7 +159,12 @@ _FOURTH = (
     """,
 )
 
-MIGRATIONS: Final = (_FIRST, _SECOND, _THIRD, _FOURTH)
+_FIFTH = (
+    # What an output put under a claimed name: the SHA-256 of its bytes, and before that of what it replaces.
+    "ALTER TABLE claims ADD COLUMN content BLOB",
+)
+
+MIGRATIONS: Final = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 
 # What one manifest can learn of another in the same folder, so that places mean the same: what it reads there, and how
 # it keeps that. Which records are in which file stays with the manifest of the run that writes it.
@@ -180,7 +185,7 @@ TAKEN_OVER: Final = (
     ("SELECT * FROM digests", "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)"),
     (
         "SELECT * FROM claims WHERE substr(output, 1, 8) = CAST('sidecar:' AS BLOB)",
-        "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, ?)",
     ),
     ("SELECT * FROM sidecars", "INSERT OR REPLACE INTO sidecars VALUES (?, ?, ?, ?, ?, ?, ?)"),
 )

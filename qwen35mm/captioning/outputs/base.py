@@ -25,6 +25,7 @@ class OutputSettings:
         folder: where sidecars go, under their items' names; None puts them beside their media.
         one_line: sidecars have one line: many trainers read no more.
         separator: between a person's text and ours in a sidecar; None is a line end, or a space in one line.
+        link_media: dataset folders have links to media where the disk can, and no copies.
         embed_media: parquet holds the pictures too.
         records_per_shard: of parquet files and tars.
         judged: records may have judgements.
@@ -35,6 +36,7 @@ class OutputSettings:
     folder: Path | None = None
     one_line: bool = False
     separator: str | None = None
+    link_media: bool = False
     embed_media: bool = False
     records_per_shard: int = 1000
     compact: bool = False

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from qwen35mm.captioning.items import Item, Medium
 from qwen35mm.captioning.manifest.files import (
@@ -27,19 +30,27 @@ from qwen35mm.captioning.outputs.file_names import Claims, owner_of, portable_na
 from qwen35mm.captioning.outputs.jsonl import JsonLines
 from qwen35mm.captioning.records import Record, still_there
 
+_log = logging.getLogger(__name__)
+
 DATASET_METADATA = "metadata.jsonl"
 # What a record may lack, and a column may not.
 _ALWAYS = {"data": "", "judged": "", "shared_from": ""}
+# Linux's request for a copy that takes no room until one of both is changed (linux/fs.h).
+_FICLONE = 0x40049409
 
 
 class DatasetFolder(JsonLines):
-    """The folder `folder`. A medium on the same disk is linked (a hard link takes no room), any other one copied.
+    """The folder `folder`. Media are copied, where the disk can without taking room, or linked where that is asked for.
+
+    One that somebody changed in the folder stays as it is.
 
     Errors are those of `JsonLines`, for `metadata.jsonl`.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, settings: OutputSettings) -> None:
         self._folder = folder
+        self._links = settings.link_media
+        self._num_changed = 0
         self._claims = Claims(manifest, b"dataset:" + manifest.place(folder), durable=True)
         super().__init__(manifest, folder / DATASET_METADATA, settings)
         self.label = folder.name
@@ -58,14 +69,27 @@ class DatasetFolder(JsonLines):
         super().write(record)
 
     def finish(self) -> None:
-        """See `Output`. Media that no line names any more are removed."""
+        """See `Output`. Media that no line names any more are removed; one that somebody changed is moved aside."""
         super().finish()
         with disk_errors(self.label):
             self._describe()
         for owner, name in self._claims.without_entry(self._output):
+            path = self._folder / name
             with disk_errors(self.label):
-                (self._folder / name).unlink(missing_ok=True)
+                if _digest(path) in self._claims.put(owner):
+                    path.unlink(missing_ok=True)
+                elif os.path.lexists(path):
+                    # Readers want a line for each medium.
+                    _log.warning("%s was changed, and its line is gone: it is now %s.", name, self._move_aside(path))
             self._claims.release(owner)
+        if self._num_changed:
+            _log.warning(
+                "%s: %d media that were changed in this folder stay as they are. To have the original again, remove "
+                "yours.",
+                self.label,
+                self._num_changed,
+            )
+            self._num_changed = 0
 
     def _line(self, record: Record) -> bytes:
         values = record.to_dict()
@@ -120,22 +144,49 @@ class DatasetFolder(JsonLines):
         )
 
     def _put_medium(self, record: Record, path: Path) -> None:
-        """Puts the medium at its place, whole and checked."""
-        if _has_content(path, record.content):
+        """Puts the medium at its place, whole and checked, unless somebody changed the one that is there."""
+        owner, found = owner_of(record.item, self._manifest), _digest(path)
+        put = self._claims.put(owner) or self._put_once(owner)
+        if found is not None and put and found not in put and found != record.content:
+            self._num_changed += 1
             return
+        if put[-1:] != (record.content,):
+            self._claims.remember_put(owner, *put[-1:], record.content)
+        if found == record.content:
+            return
+        source = record.item.source
         with disk_errors(self.label):
             path.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(record.item.source, Path) and _link(record.item.source, path, record.content):
+            if self._links and isinstance(source, Path) and _link(source, path, record.content):
                 return
         with replacing(path) as file:
+            is_clone = isinstance(source, Path) and _clone(source, file)
             for piece in record.pieces():
-                file.write(piece)
+                if not is_clone:
+                    file.write(piece)
+
+    def _put_once(self, owner: bytes) -> tuple[bytes, ...]:
+        """What was put for an owner before that was remembered with its name."""
+        row = self._manifest.row("SELECT content FROM entries WHERE output = ? AND owner = ?", self._output, owner)
+        return () if row is None else row
 
 
-def _has_content(path: Path, content: bytes) -> bool:
-    """Whether a file with this SHA-256 is at `path`."""
+def _digest(path: Path) -> bytes | None:
+    """The SHA-256 of the file at `path`; None where there is none, or it can't be read."""
     with contextlib.suppress(OSError):
-        return Medium(path.name, path).digest() == content
+        return Medium(path.name, path).digest()
+    return None
+
+
+def _clone(source: Path, file: BinaryIO) -> bool:
+    """Makes an empty file a copy that shares its bytes on the disk; False where that can't be."""
+    if sys.platform != "linux":
+        return False
+    import fcntl  # not everywhere
+
+    with contextlib.suppress(OSError), source.open("rb") as old:
+        fcntl.ioctl(file.fileno(), _FICLONE, old.fileno())
+        return True
     return False
 
 
@@ -147,7 +198,7 @@ def _link(source: Path, path: Path, content: bytes) -> bool:
         os.link(os.path.realpath(source), temporary)
     except OSError:
         return False
-    if not _has_content(temporary, content):
+    if _digest(temporary) != content:
         temporary.unlink()
         return False
     temporary.replace(path)

@@ -16,6 +16,7 @@ from qwen35mm.captioning.records import printable
 # What a file's name may have on every common disk.
 _MAX_NAME_BYTES = 255
 _DIGEST_DIGITS = 8
+_DIGEST_BYTES = 32
 _FORBIDDEN = frozenset('<>:"\\|?*')
 _RESERVED = frozenset({"con", "prn", "aux", "nul"}) | {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}
 
@@ -123,7 +124,7 @@ class Claims:
             if is_free(name) if row is None else self._is_gone(row[0]):
                 # In place of who had the name.
                 values = (self._output, owner, os.fsencode(name), folded, place)
-                statement = "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?)"
+                statement = "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, NULL)"
                 self._manifest.change(statement, *values, durable=self._durable)
                 return name
         raise AssertionError("the names to choose from have no end")
@@ -135,6 +136,17 @@ class Claims:
             "(SELECT 1 FROM entries WHERE entries.output = ? AND entries.owner = claims.owner)"
         )
         return [(owner, os.fsdecode(place)) for owner, place in self._manifest.rows(query, self._output, output)]
+
+    def put(self, owner: bytes) -> tuple[bytes, ...]:
+        """The SHA-256 of what is under the owner's name if nobody changed it; none where that isn't known."""
+        row = self._manifest.row("SELECT content FROM claims WHERE output = ? AND owner = ?", self._output, owner)
+        content = b"" if row is None else row[0] or b""
+        return tuple(content[at : at + _DIGEST_BYTES] for at in range(0, len(content), _DIGEST_BYTES))
+
+    def remember_put(self, owner: bytes, *contents: bytes) -> None:
+        """Remembers what may be there: what was put before, and what is put next."""
+        statement = "UPDATE claims SET content = ? WHERE output = ? AND owner = ?"
+        self._manifest.change(statement, b"".join(contents), self._output, owner)
 
     def release(self, owner: bytes) -> None:
         """Gives a name back."""

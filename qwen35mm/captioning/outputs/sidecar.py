@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from qwen35mm.captioning.items import Item
 from qwen35mm.captioning.manifest.files import disk_errors, json_text, replacing, temporary_for
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
-from qwen35mm.captioning.outputs.file_names import Claims, fold, numbered, owner_of, parts_inside
+from qwen35mm.captioning.outputs.file_names import Claims, fit, fold, numbered, owner_of, parts_inside
 from qwen35mm.captioning.records import Caption, Record, printable
 from qwen35mm.errors import CaptioningError, OutputError
 from qwen35mm_preprocess.media import HEAD_BYTES, sniff
@@ -55,6 +56,13 @@ class _Text:
         """The captions of ours in a file that is as we left it; None in a person's, and where there is none."""
         return self.keys_written if self.content is not None and _digest(self.content) == self.written else None
 
+    @property
+    def is_anybodys(self) -> bool:
+        """Whether a person wrote something of what is there."""
+        if self.content is None or not self.content.strip():
+            return False
+        return self.keys is None or (self.original is not None and self.original.encode() in self.content)
+
 
 class Sidecars(Output):
     """One text file an item, beside its medium or, under its name, in `settings.folder`.
@@ -72,6 +80,8 @@ class Sidecars(Output):
         separator = settings.separator if settings.separator is not None else " " if settings.one_line else "\n"
         self._separator = separator.encode("utf-8", "backslashreplace")
         self._last: bytes | None = None
+        # Where texts of somebody went that were replaced.
+        self._backups: list[Path] = []
         # A text file whose name isn't the one that its medium would have alone, and the medium's.
         self._shared: tuple[str, str] | None = None
         place = b"" if self._folder is None else manifest.place(self._folder)
@@ -106,6 +116,9 @@ class Sidecars(Output):
                     with disk_errors(printable(old.path.parent.name)):
                         old.path.parent.mkdir(parents=True, exist_ok=True)
                 self._begin(old.path)
+                if not self._appends and old.content is not None and old.is_anybodys:
+                    with disk_errors(printable(old.path.name)):
+                        self._backups.append(_keep(_target(old.path), old.content))
                 with replacing(_target(old.path), lambda: self._record(old, new, record.key)) as file:
                     file.write(new)
         except CaptioningError:
@@ -120,8 +133,7 @@ class Sidecars(Output):
             if key in (text.keys if self._appends else text.keys[-1:]):
                 return Wants.DONE
             # In a file that was appended to, a person's text stands as well.
-            holds_original = text.original is not None and text.original.encode() in text.content
-            return Wants.KEPT if self._mode == "skip" and holds_original else Wants.CAPTION
+            return Wants.KEPT if self._mode == "skip" and text.is_anybodys else Wants.CAPTION
         if self._mode == "skip":
             return Wants.KEPT
         # Ours was added to it once; whether a person left it there is the person's business.
@@ -145,7 +157,15 @@ class Sidecars(Output):
         return self._separator.join(parts) + b"\n"
 
     def finish(self) -> None:
-        """See `Output`. Says where two media would have one text file by their names."""
+        """See `Output`. Says where two media would have one text file by their names, and whose texts were replaced."""
+        if self._backups:
+            _log.warning(
+                "%d text files that somebody wrote or changed were replaced. What they were is kept beside them, as in "
+                "%s.",
+                len(self._backups),
+                printable(self._backups[0].name),
+            )
+            self._backups.clear()
         if self._shared is not None:
             path, name = self._shared
             _log.warning(
@@ -285,6 +305,25 @@ def _read(path: Path) -> bytes | None:
         if error.errno == errno.ENOENT and not path.is_symlink():
             return None
         raise
+
+
+def _keep(path: Path, content: bytes) -> Path:
+    """Gives a text file a second name, which says when it was last changed; where that is. Raises OSError."""
+    when = time.strftime("%Y%m%d-%H%M%S", time.localtime(path.stat().st_mtime))
+    number = 1
+    while True:
+        backup = path.with_name(fit(path.name, f".before-{when}" + (f"-{number}" if number > 1 else "")))
+        if not os.path.lexists(backup):
+            try:
+                os.link(path, backup)
+            except OSError:
+                with replacing(backup) as file:
+                    file.write(content)
+            return backup
+        # A run that was killed before it replaced the text has kept it.
+        if backup.is_file() and backup.read_bytes() == content:
+            return backup
+        number += 1
 
 
 def _is_medium(path: Path) -> bool:

@@ -80,6 +80,7 @@ def run(
     *,
     mode: Mode = "skip",
     records_per_shard: int = 3,
+    link_media: bool = False,
     embed_media: bool = False,
     compact: bool = False,
     captions: Path | None = None,
@@ -91,7 +92,12 @@ def run(
             [parse_output(spec)],
             manifest,
             OutputSettings(
-                mode, captions, embed_media=embed_media, records_per_shard=records_per_shard, compact=compact
+                mode,
+                captions,
+                link_media=link_media,
+                embed_media=embed_media,
+                records_per_shard=records_per_shard,
+                compact=compact,
             ),
         )
         try:

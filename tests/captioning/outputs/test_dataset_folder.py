@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from qwen35mm.captioning.items import Item
+from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs import Wants
+from qwen35mm.captioning.records import Record
+from qwen35mm.errors import CaptioningError
 from tests.captioning.outputs.helpers import (
     HARD_NAMES,
     captions_of,
     expected,
     lines_of,
+    moved,
     picture,
     put,
     record,
@@ -43,16 +48,18 @@ def test_each_medium_has_a_name_of_its_own(tmp_path: Path, out: Path) -> None:
     assert {"a.png", "A.JPG.png", "cats/a.png", "cats/b.tar.png"} <= names
 
 
-def test_media_are_linked_where_the_disk_can(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_media_are_linked_where_that_is_asked_for_and_can_be(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = records_of(tmp_path, ["a.png", "b.png"])
-    run(tmp_path, [first], f"dataset:{out}")
+    run(tmp_path, [first], f"dataset:{out}", link_media=True)
     assert (out / "a.png").samefile(tmp_path / "a.png")
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    run(tmp_path, [first, second], f"dataset:{out}")
+    run(tmp_path, [first, second], f"dataset:{out}", link_media=True)
     assert not (out / "b.png").samefile(tmp_path / "b.png")
     assert (out / "b.png").read_bytes() == picture(1)
 
@@ -89,3 +96,56 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path, out: Path) -> None:
     run(tmp_path, [record(put(tmp_path, "a.png", 1), "one")], f"dataset:{out}")
     assert (out / "a.png").read_text() == "mine"
     assert len(files(out)) == 3
+
+
+def test_a_copy_is_a_file_of_its_own(tmp_path: Path, out: Path) -> None:
+    made = record(put(tmp_path, "a.png", 1), "one")
+    run(tmp_path, [made], f"dataset:{out}")
+    (out / "a.png").write_bytes(b"edited in place")
+    assert (tmp_path / "a.png").read_bytes() == picture(1)
+
+
+def test_a_disk_that_can_share_bytes_does(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    asked = []
+
+    def share(to: int, request: int, source: int) -> int:
+        asked.append(request)
+        return os.write(to, os.pread(source, 1 << 20, 0))
+
+    monkeypatch.setattr(fcntl, "ioctl", share)
+    first, second = records_of(tmp_path, ["a.png", "b.png"])
+    run(tmp_path, [first], f"dataset:{out}")
+    assert (asked, (out / "a.png").read_bytes()) == ([0x40049409], picture(0))
+    # What was shared is checked like any other copy.
+    (tmp_path / "b.png").write_bytes(picture(7))
+    with pytest.raises(CaptioningError, match="was changed after"):
+        run(tmp_path, [second], f"dataset:{out}")
+    assert not (out / "b.png").exists()
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_crop_in_the_folder_stays_whatever_comes(tmp_path: Path, out: Path, is_old: bool) -> None:
+    """Also in a folder of a version that didn't remember what it put."""
+    item = put(tmp_path, "a.png", 1)
+    run(tmp_path, [record(item, "one")], f"dataset:{out}")
+    if is_old:
+        with closing(Manifest.open(tmp_path / ".qwen35mm" / "manifest.sqlite")) as manifest:
+            manifest.change("UPDATE claims SET content = NULL")
+    (out / "a.png").write_bytes(b"a crop")
+    # Another caption, another picture under this name, and its end.
+    run(tmp_path, [record(item, "two")], f"dataset:{out}")
+    new = record(put(tmp_path, "a.png", 2), "three")
+    run(tmp_path, [new], f"dataset:{out}")
+    assert [(row["file_name"], row["text"]) for row in lines_of(out / "metadata.jsonl")] == [("a.png", "three")]
+    assert (out / "a.png").read_bytes() == b"a crop"
+    run(tmp_path, [moved(new, tmp_path, "b.png")], f"dataset:{out}")
+    assert [(row["file_name"], row["text"]) for row in lines_of(out / "metadata.jsonl")] == [("b.png", "three")]
+    (kept,) = out.glob("a.png.before-*")
+    assert (kept.read_bytes(), (out / "b.png").read_bytes()) == (b"a crop", picture(2))
+    # Taken away, it makes room for the original.
+    (out / "b.png").unlink()
+    kept.unlink()
+    run(tmp_path, [Record(put(tmp_path, "b.png", 2), new.key, new.content, new.caption)], f"dataset:{out}")
+    assert (out / "b.png").read_bytes() == picture(2)

@@ -16,8 +16,9 @@ from typing import BinaryIO, NamedTuple, cast
 import numpy as np
 from PIL import Image, ImageFile
 
+from qwen35mm_preprocess.formats import AVIF, GIF, PNG
 from qwen35mm_preprocess.image import decoded_rgb, opened_image, upright_size
-from qwen35mm_preprocess.media import AVIF, GIF, PNG, MediaSource, is_animated, open_stream, read_format
+from qwen35mm_preprocess.media import MediaSource, is_animated, open_stream, read_format
 from qwen35mm_preprocess.rgb import with_alpha
 from qwen35mm_preprocess.types import ColorMode, MediaLimits, Size
 

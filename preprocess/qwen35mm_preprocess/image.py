@@ -21,17 +21,8 @@ from qwen35mm_preprocess.errors import (
     MediaFormatError,
     MediaLimitError,
 )
-from qwen35mm_preprocess.media import (
-    AVIF,
-    HEAD_BYTES,
-    HEIC,
-    PNG,
-    SUPPORTED_IMAGES,
-    MediaSource,
-    describe,
-    open_stream,
-    read_format,
-)
+from qwen35mm_preprocess.formats import AVIF, HEAD_BYTES, HEIC, PNG, SUPPORTED_IMAGES
+from qwen35mm_preprocess.media import MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
 from qwen35mm_preprocess.rgb import CODE_POINTS, UPRIGHT, resized, to_rgb

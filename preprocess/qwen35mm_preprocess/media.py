@@ -7,111 +7,30 @@ from __future__ import annotations
 
 import base64
 import binascii
-import importlib.util
 import io
 import re
 import stat
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
-from PIL import Image, features
+from PIL import Image
 
 from qwen35mm_preprocess.errors import MediaDecodeError, MediaFormatError, MediaLimitError, MediaSourceError
+from qwen35mm_preprocess.formats import (
+    GIF,
+    HEAD_BYTES,
+    HEIC,
+    SUPPORTED_IMAGES,
+    SUPPORTED_VIDEOS,
+    TIFF,
+    MediaFormat,
+    may_be_animated,
+    raw_format,
+    sniff,
+)
 from qwen35mm_preprocess.say import Said, decimal, say
 from qwen35mm_preprocess.types import MediaKind, MediaLimits
-
-HEAD_BYTES = 512
-_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-_AVIF_BRANDS = (b"avif", b"avis")
-_QUICKTIME_ATOMS = (b"moov", b"mdat", b"pnot")
-# Padding atoms are words that a text can have there too; their size is written in four bytes, and small.
-_QUICKTIME_PADDING = (b"wide", b"free", b"skip")
-# The sizes of a bitmap's second header, by which its versions are told apart.
-_BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
-_TS_PACKET = 188
-# Of the flags of a WebP's first chunk.
-_WEBP_ANIMATION = 0x02
-
-
-@dataclass(frozen=True)
-class MediaFormat:
-    """A format: what others call it, and what reads it.
-
-    Attributes:
-        media_type: the registered one.
-        suffixes: of its files' names; the first is given to media that have none of them.
-        pillow, libav: its decoder in Pillow and its demuxer in libav; None where that library is not asked.
-        magic: what its files start with; empty where that doesn't tell it.
-    """
-
-    name: str
-    kind: MediaKind
-    media_type: str
-    suffixes: tuple[str, ...]
-    pillow: str | None = None
-    libav: str | None = None
-    magic: tuple[bytes, ...] = ()
-
-
-JPEG = MediaFormat("JPEG", "image", "image/jpeg", (".jpg", ".jpeg"), pillow="JPEG", magic=(b"\xff\xd8\xff",))
-PNG = MediaFormat("PNG", "image", "image/png", (".png",), pillow="PNG", magic=(b"\x89PNG\r\n\x1a\n",))
-WEBP = MediaFormat("WebP", "image", "image/webp", (".webp",), pillow="WEBP")
-BMP = MediaFormat("BMP", "image", "image/bmp", (".bmp",), pillow="BMP")
-_TIFF_MAGIC = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
-TIFF = MediaFormat("TIFF", "image", "image/tiff", (".tif", ".tiff"), pillow="TIFF", magic=_TIFF_MAGIC)
-AVIF = MediaFormat("AVIF", "image", "image/avif", (".avif",), pillow="AVIF")
-# A still one is an image and an animated one a video, as with PNG, WebP and AVIF; the first frame of either can be
-# asked for as an image.
-GIF = MediaFormat("GIF", "image", "image/gif", (".gif",), pillow="GIF", libav="gif", magic=(b"GIF87a", b"GIF89a"))
-MP4 = MediaFormat("MP4/MOV", "video", "video/mp4", (".mp4", ".mov", ".m4v"), libav="mov")
-MATROSKA = MediaFormat(
-    "WebM/MKV", "video", "video/webm", (".webm", ".mkv"), libav="matroska", magic=(b"\x1aE\xdf\xa3",)
-)
-AVI = MediaFormat("AVI", "video", "video/x-msvideo", (".avi",), libav="avi")
-MPEG_TS = MediaFormat("MPEG-TS", "video", "video/mp2t", (".ts", ".m2ts", ".mts"), libav="mpegts")
-# What phones make. Pillow reads it by a package of its own, the extra `heif`.
-HEIC = MediaFormat("HEIC", "image", "image/heic", (".heic", ".heif", ".hif"), pillow="HEIF")
-
-# Pillow knows AVIF only where it was built with it.
-HAS_AVIF = "avif" in features.modules and bool(features.check("avif"))
-HAS_HEIF = importlib.util.find_spec("pi_heif") is not None
-_MORE = [format.name for format, is_read in ((AVIF, HAS_AVIF), (HEIC, HAS_HEIF)) if is_read]
-SUPPORTED_IMAGES = ", ".join(["JPEG, PNG, WebP, GIF, BMP, TIFF", *_MORE])
-SUPPORTED_VIDEOS = "MP4, MOV, WebM, MKV, AVI, MPEG-TS, animated GIF"
-
-
-def sniff(head: bytes) -> MediaFormat | None:
-    """The format of a file that starts with `head` (HEAD_BYTES of it are enough), or None."""
-    for found in (JPEG, PNG, GIF, TIFF, MATROSKA):
-        if head.startswith(found.magic):
-            return found
-    if head.startswith(b"RIFF"):
-        return {b"WEBP": WEBP, b"AVI ": AVI}.get(head[8:12])
-    if head[4:8] == b"ftyp":
-        return _sniff_ftyp(head)
-    # Two letters are not enough: a text may begin with "BMW".
-    if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in _BMP_HEADERS:
-        return BMP
-    if head[4:8] in _QUICKTIME_ATOMS or (head[4:8] in _QUICKTIME_PADDING and head[0] == 0):
-        return MP4
-    if len(head) > 2 * _TS_PACKET and all(head[at] == 0x47 for at in (0, _TS_PACKET, 2 * _TS_PACKET)):
-        return MPEG_TS
-    return None
-
-
-def _sniff_ftyp(head: bytes) -> MediaFormat | None:
-    """ISO base media: HEIF and AVIF pictures share the container of MP4."""
-    size = int.from_bytes(head[:4], "big")
-    brands = [head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))]
-    is_heif = brands[0] in _HEIF_BRANDS
-    if brands[0] in _AVIF_BRANDS or (is_heif and any(brand in _AVIF_BRANDS for brand in brands)):
-        return AVIF if HAS_AVIF else replace(AVIF, pillow=None)
-    if not is_heif:
-        return MP4
-    return HEIC if HAS_HEIF else replace(HEIC, pillow=None)
-
 
 # A str is a path or a `data:` URI. Bytes are a whole file.
 MediaSource = str | Path | bytes | Image.Image
@@ -197,6 +116,8 @@ def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
     """The format of an open stream, which is left at its start. Raises MediaFormatError."""
     stream.seek(0)
     found = sniff(stream.read(HEAD_BYTES))
+    if found == TIFF:
+        found = raw_format(stream) or found
     stream.seek(0)
     if found is None:
         raise MediaFormatError(
@@ -216,6 +137,14 @@ def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
                 command="pip install 'qwen35mm[heif]'",
             )
         )
+    if found.is_raw:
+        raise MediaFormatError(
+            say(
+                "{name} is a camera's raw file ({format}), which is not read here. Export it as JPEG or TIFF.",
+                name=describe(source),
+                format=found.name,
+            )
+        )
     if found.pillow is None and found.libav is None:
         raise MediaFormatError(
             say(
@@ -224,20 +153,15 @@ def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
                 format=found.name,
                 formats=SUPPORTED_IMAGES,
             )
+            if found.kind == "image"
+            else say(
+                "{name} is {format}, which is not read here: expected {formats}. Convert it to MP4.",
+                name=describe(source),
+                format=found.name,
+                formats=SUPPORTED_VIDEOS,
+            )
         )
     return found
-
-
-def may_be_animated(found: MediaFormat, head: bytes) -> bool:
-    """Whether a file of this format that starts with `head` may hold an animation, which later bytes decide."""
-    if found == PNG:
-        # It is said before the first pixels, of which there may be a profile.
-        return b"acTL" in head or b"IDAT" not in head
-    if found == WEBP:
-        return head[12:16] == b"VP8X" and bool(head[20] & _WEBP_ANIMATION)
-    if found == AVIF:
-        return b"avis" in head[8 : int.from_bytes(head[:4], "big")]
-    return found == GIF
 
 
 def is_animated(stream: BinaryIO, source: MediaSource, found: MediaFormat) -> bool:

@@ -106,6 +106,9 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 def _own_range(image: Image.Image, values: np.ndarray) -> tuple[float, float]:
     """What is black and what is white in grey of 32 bits. One hot pixel mustn't turn the others black."""
+    if image.format == "PPM":
+        # Pillow has scaled it by what the file says.
+        return 0.0, 65535.0
     tags = getattr(image, "tag_v2", {})
     for names in ((_S_MIN, _S_MAX), (_MIN, _MAX)):
         least, greatest = (np.ravel(tags.get(name, np.nan))[:1].astype(np.float64) for name in names)

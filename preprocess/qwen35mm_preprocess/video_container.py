@@ -22,22 +22,17 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from qwen35mm_preprocess.errors import MediaDecodeError, MediaFormatError
-from qwen35mm_preprocess.media import (
-    MPEG_TS,
-    SUPPORTED_VIDEOS,
-    MediaFormat,
-    MediaSource,
-    describe,
-    open_stream,
-    read_format,
-)
+from qwen35mm_preprocess.formats import MPEG_PS, MPEG_TS, SUPPORTED_VIDEOS, MediaFormat
+from qwen35mm_preprocess.media import MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.say import Said, say
 from qwen35mm_preprocess.types import MediaLimits
 
 # Names of libav's decoders; a codec is refused if libav was built without any of its decoders here.
 _DECODERS = (
     *("h264", "hevc", "av1", "libdav1d", "libaom-av1", "vp8", "libvpx", "vp9", "libvpx-vp9"),
-    *("mpeg1video", "mpeg2video", "mpeg4", "msmpeg4v3", "h263", "mjpeg", "prores", "png", "gif"),
+    *("mpeg1video", "mpeg2video", "mpegvideo", "mpeg4", "msmpeg4", "msmpeg4v1", "msmpeg4v2", "h263", "mjpeg", "png"),
+    *("gif", "prores", "dnxhd", "cfhd", "dvvideo", "ffv1", "huffyuv", "ffvhuff", "utvideo", "rawvideo", "v210"),
+    *("wmv1", "wmv2", "wmv3", "vc1", "flv", "vp6", "vp6f", "theora", "cinepak", "svq1", "svq3", "qtrle"),
 )
 _READ_BUFFER_BYTES = 2**18
 # Titles are often not UTF-8; PyAV 19 replaces what it can't read by itself and dropped the argument.
@@ -128,7 +123,7 @@ def packets_of(video: OpenVideo) -> Iterator[Packet]:
     Raises:
         FFmpegError: what comes next is damaged.
     """
-    is_spliceable = video.format is MPEG_TS
+    is_spliceable = video.format in (MPEG_TS, MPEG_PS)
     most = _MAX_GAP_S / float(video.stream.time_base or 1)
     shift, last, duration = 0, None, 0
     for packet in video.container.demux(video.stream):

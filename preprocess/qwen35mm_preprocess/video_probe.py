@@ -14,14 +14,9 @@ from PIL import Image
 
 from qwen35mm_preprocess.animation import is_animation, probe_animation
 from qwen35mm_preprocess.errors import MediaDecodeError, MediaLimitError
+from qwen35mm_preprocess.formats import MATROSKA, MP4, MPEG_TS
 from qwen35mm_preprocess.image import check_source_size
-from qwen35mm_preprocess.media import (
-    MATROSKA,
-    MP4,
-    MPEG_TS,
-    MediaSource,
-    describe,
-)
+from qwen35mm_preprocess.media import MediaSource, describe
 from qwen35mm_preprocess.say import Said, decimal, say
 from qwen35mm_preprocess.types import MediaLimits, Size
 from qwen35mm_preprocess.video_container import (
@@ -207,6 +202,9 @@ def _read_packets(
     is_cut = False
     # The second field of a picture comes as a packet of its own there, without a time.
     has_fields = video.format is MPEG_TS
+    # Cameras give it one: half of a frame's duration after the first's.
+    field_ticks = 0.5 / float((video.stream.average_rate or 1) * (video.stream.time_base or 1))
+    first_field: int | None = None
     is_vp8 = video.stream.codec_context.name in ("vp8", "libvpx")
     try:
         for packet in packets_of(video):
@@ -221,6 +219,11 @@ def _read_packets(
             # RFC 6386, 9.1: the show_frame bit of the frame tag; a hidden frame only serves others.
             if is_vp8 and not bytes(packet)[0] & 0x10:
                 continue
+            if has_fields and abs((packet.duration or 0) - field_ticks) <= 1:
+                is_second = first_field is not None and abs(pts - first_field - field_ticks) <= 1
+                first_field = None if is_second else pts
+                if is_second:
+                    continue
             frames.setdefault(pts, (packet.is_keyframe, packet.duration or 0))
             _check_num_frames(len(frames), name, limits)
     except FFmpegError:

@@ -20,7 +20,8 @@ from qwen35mm_preprocess import (
     MediaLimitError,
     MediaSourceError,
 )
-from qwen35mm_preprocess.media import HEAD_BYTES, MediaFormat, NamedBytes, sniff
+from qwen35mm_preprocess.formats import HEAD_BYTES, MediaFormat, sniff
+from qwen35mm_preprocess.media import NamedBytes
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from PIL import Image
 from qwen35mm.chat.records import Attachment, Crop
 from qwen35mm.errors import PromptError
 from qwen35mm_preprocess import MediaDecodeError, MediaLimits, detect_kind
+from qwen35mm_preprocess.formats import BMP, GIF, HEAD_BYTES, PNG, TIFF, sniff
 from qwen35mm_preprocess.image import load_image
-from qwen35mm_preprocess.media import BMP, GIF, HEAD_BYTES, PNG, TIFF, sniff
 from qwen35mm_preprocess.say import say
 from qwen35mm_preprocess.video import decode_frames
 from qwen35mm_preprocess.video_probe import probe_video

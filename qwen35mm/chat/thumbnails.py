@@ -11,8 +11,8 @@ from PIL import ExifTags, Image, ImageOps
 
 from qwen35mm.chat.crops import frame_at
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
+from qwen35mm_preprocess.formats import AVIF, BMP, GIF, HEAD_BYTES, JPEG, MATROSKA, MP4, PNG, WEBP, sniff
 from qwen35mm_preprocess.image import load_image
-from qwen35mm_preprocess.media import AVIF, BMP, GIF, HEAD_BYTES, JPEG, MATROSKA, MP4, PNG, WEBP, sniff
 from qwen35mm_preprocess.say import say
 from qwen35mm_preprocess.video import first_frame
 

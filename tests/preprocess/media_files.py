@@ -61,7 +61,9 @@ def encode_video(
         with av.open(str(path), "w", format=container, options=container_options or {}) as output:
             stream = output.add_stream(codec, rate=fps, options=options or {})
             stream.width, stream.height = width, height
-            stream.pix_fmt = {"gif": "rgb8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
+            stream.pix_fmt = {"gif": "rgb8", "mjpeg": "yuvj420p", "huffyuv": "yuv422p", "qtrle": "rgb24"}.get(
+                codec, "yuv420p"
+            )
             stream.bit_rate = 1_000_000
             stream.codec_context.time_base = 1 / Fraction(fps)
             for index, array in enumerate(frames):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from qwen35mm_preprocess import MediaError, MediaLimits, MediaProcessor, detect_kind
-from qwen35mm_preprocess.media import HAS_AVIF
+from qwen35mm_preprocess.formats import HAS_AVIF
 from qwen35mm_preprocess.video import decode_frames, first_frame
 from qwen35mm_preprocess.video_probe import probe_video
 from tests.preprocess.media_files import encode_image, encode_video, pixel, scene

@@ -14,8 +14,8 @@ from PIL import Image, ImageCms
 
 from qwen35mm_preprocess import MediaBudget, MediaProcessor
 from qwen35mm_preprocess.color import Encoding, convert
+from qwen35mm_preprocess.formats import HAS_AVIF
 from qwen35mm_preprocess.image import load_image, probe_image
-from qwen35mm_preprocess.media import HAS_AVIF
 from qwen35mm_preprocess.video import first_frame
 from tests.preprocess.media_files import IMAGE, LIMITS, VIDEO, encode_image, encode_video, pixel, scene
 

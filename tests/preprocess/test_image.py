@@ -15,8 +15,8 @@ from PIL import Image
 
 from qwen35mm_preprocess import ImageProcessing, MediaBudget, MediaDecodeError, MediaProcessor, MediaSource
 from qwen35mm_preprocess import rgb as rgb_module
+from qwen35mm_preprocess.formats import HAS_AVIF, HAS_HEIF
 from qwen35mm_preprocess.image import load_image, probe_image
-from qwen35mm_preprocess.media import HAS_AVIF, HAS_HEIF
 from qwen35mm_preprocess.rgb import UPRIGHT, resized, to_rgb
 from qwen35mm_preprocess.types import ColorMode, MediaLimits
 from tests.preprocess import oracles

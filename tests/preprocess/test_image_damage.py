@@ -20,8 +20,8 @@ from qwen35mm_preprocess import (
     MediaLimits,
     MediaProcessor,
 )
+from qwen35mm_preprocess.formats import HAS_AVIF
 from qwen35mm_preprocess.image import load_image
-from qwen35mm_preprocess.media import HAS_AVIF
 from tests.preprocess.media_files import LIMITS, PHOTOGRAPHS, encode_image
 
 with Image.open(PHOTOGRAPHS / "chelsea.png") as photograph:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -18,10 +21,12 @@ from qwen35mm_preprocess import (
     MediaSourceError,
     describe,
     detect_kind,
-    media,
+    formats,
 )
 from qwen35mm_preprocess.errors import MediaFormatError
-from qwen35mm_preprocess.media import open_stream, sniff
+from qwen35mm_preprocess.formats import sniff
+from qwen35mm_preprocess.image import load_image
+from qwen35mm_preprocess.media import open_stream
 from tests.preprocess.media_files import PHOTOGRAPHS, encode_image, encode_video, scene
 
 PNG = encode_image(Image.new("RGB", (8, 8), (200, 10, 10)), "PNG")
@@ -132,7 +137,7 @@ def test_what_is_not_read_is_refused_in_words(data: bytes, message: str) -> None
 
 
 def test_heic_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media, "HAS_HEIF", False)
+    monkeypatch.setattr(formats, "HAS_HEIF", False)
     with pytest.raises(MediaFormatError, match=r"pip install 'qwen35mm\[heif\]'"):
         detect_kind(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
 
@@ -144,27 +149,27 @@ def test_names_in_messages() -> None:
     assert str(describe(Image.new("L", (1, 1)))) == "the picture"
 
 
-@pytest.mark.parametrize("found", [media.JPEG, media.PNG, media.WEBP, media.BMP, media.TIFF, media.GIF])
-def test_an_image_is_told_by_its_first_bytes(found: media.MediaFormat) -> None:
+@pytest.mark.parametrize("found", [formats.JPEG, formats.PNG, formats.WEBP, formats.BMP, formats.TIFF, formats.GIF])
+def test_an_image_is_told_by_its_first_bytes(found: formats.MediaFormat) -> None:
     assert found.pillow is not None
-    assert sniff(encode_image(Image.new("RGB", (8, 8), (200, 10, 10)), found.pillow)[: media.HEAD_BYTES]) is found
+    assert sniff(encode_image(Image.new("RGB", (8, 8), (200, 10, 10)), found.pillow)[: formats.HEAD_BYTES]) is found
 
 
 @pytest.mark.parametrize(
     ("container", "codec", "found"),
     [
-        ("mp4", "mpeg4", media.MP4),
-        ("mov", "mpeg4", media.MP4),
-        ("matroska", "mpeg4", media.MATROSKA),
-        ("webm", "libvpx", media.MATROSKA),
-        ("avi", "mpeg4", media.AVI),
-        ("mpegts", "mpeg2video", media.MPEG_TS),
-        ("gif", "gif", media.GIF),
+        ("mp4", "mpeg4", formats.MP4),
+        ("mov", "mpeg4", formats.MP4),
+        ("matroska", "mpeg4", formats.MATROSKA),
+        ("webm", "libvpx", formats.MATROSKA),
+        ("avi", "mpeg4", formats.AVI),
+        ("mpegts", "mpeg2video", formats.MPEG_TS),
+        ("gif", "gif", formats.GIF),
     ],
 )
-def test_a_video_is_told_by_its_first_bytes(container: str, codec: str, found: media.MediaFormat) -> None:
+def test_a_video_is_told_by_its_first_bytes(container: str, codec: str, found: formats.MediaFormat) -> None:
     data = encode_video([scene(0), scene(1)], container=container, codec=codec, fps=25)
-    assert sniff(data[: media.HEAD_BYTES]) is found
+    assert sniff(data[: formats.HEAD_BYTES]) is found
 
 
 UNKNOWN = [
@@ -204,3 +209,71 @@ UNKNOWN = [
 def test_formats_with_several_beginnings_and_none(head: bytes, name: str | None) -> None:
     found = sniff(head)
     assert (found and found.name) == name
+
+
+def directory(tags: dict[int, int], order: str, following: int = 0) -> bytes:
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
+    return struct.pack(f"{order}H", len(tags)) + entries + struct.pack(f"{order}I", following)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_raw_files_are_refused_by_what_is_in_them(order: str) -> None:
+    start = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8)
+    # The thumbnail, a smaller one, and what the sensor saw: 2 + 12 * 3 + 4 bytes each.
+    thumbnail, second = {254: 1, 256: 160, 330: 50}, {254: 1, 256: 320, 262: 2}
+    sensor = {254: 0, 256: 6000, 262: 32803}
+    for data in (
+        start + directory(thumbnail, order) + directory(second, order),
+        start + directory(second, order, 50) + directory(sensor, order),
+        start + directory({256: 160, 257: 120, 50706: 1}, order),
+    ):
+        with pytest.raises(MediaFormatError, match=r"raw file .*\. Export it as JPEG or TIFF"):
+            detect_kind(data)
+        # Cut off anywhere, nothing else than an error of ours or a picture comes of it.
+        for end in range(4, len(data)):
+            with contextlib.suppress(MediaError):
+                detect_kind(data[:end])
+    # Directories that lead to each other.
+    detect_kind(start + directory({256: 160, 257: 120, 330: 8}, order, 8))
+    picture = Image.new("RGB", (160, 120), "teal")
+    assert detect_kind(encode_image(picture, "TIFF", save_all=True, append_images=[picture])) == "image"
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"FUJIFILMCCD-RAW 0201", "Fujifilm RAF"),
+        (b"IIRO\x08\0\0\0", "Olympus ORF"),
+        (b"IIU\0\x18\0\0\0", "Panasonic RW2"),
+        (b"II*\0\x10\0\0\0CR\2\0", "Canon CR2"),
+        (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "Canon CR3"),
+        (b"\xff\n\xfa\x1f", "JPEG XL"),
+        (b"8BPS\0\1", "PSD"),
+        (b".RMF\0\0", "RealMedia"),
+    ],
+)
+def test_what_is_not_read_is_named(head: bytes, name: str) -> None:
+    with pytest.raises(MediaFormatError, match=f"{name}.*not read here.*(Export|Convert) it"):
+        detect_kind(head + bytes(64))
+
+
+@pytest.mark.parametrize("format", ["PPM", "TGA", "JPEG2000"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_pictures_of_scanners_and_games(format: str, mode: str) -> None:
+    picture = Image.effect_mandelbrot((40, 30), (-2, -1, 1, 1), 50).convert(mode)
+    data = encode_image(picture, format)
+    assert sniff(data[: formats.HEAD_BYTES]).pillow == format  # type: ignore[union-attr]
+    found = load_image(data, MediaLimits())
+    np.testing.assert_allclose(np.asarray(found), np.asarray(picture.convert("RGB")), atol=1)
+
+
+def test_grey_of_16_bits_in_a_pgm_is_by_its_own_maximum() -> None:
+    found = load_image(b"P5 2 1 1023\n" + struct.pack(">2H", 0, 100), MediaLimits())
+    assert np.asarray(found)[0, :, 0].tolist() == [0, round(100 / 1023 * 255)]
+
+
+@pytest.mark.parametrize(
+    "text", [b"P2 is what we drew", b"P1\nabc", b"\0\0\1\0\1\0\x10\x10\0\0\1\0 \0\x68\4\0\0", bytes(64)]
+)
+def test_what_begins_alike_is_none_of_them(text: bytes) -> None:
+    assert sniff(text) is None

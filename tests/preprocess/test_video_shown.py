@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qwen35mm_preprocess import MediaProcessor
+from qwen35mm_preprocess import MediaProcessor, detect_kind
 from qwen35mm_preprocess.video import decode_frames, first_frame
 from qwen35mm_preprocess.video_probe import probe_video
 from tests.preprocess.media_files import LIMITS, encode_video, scene, scene_index, turned
@@ -125,3 +125,39 @@ def test_a_moment_in_both_fields_keeps_all_its_lines() -> None:
     frame = np.asarray(Image.effect_mandelbrot((128, 96), (-2, -1.2, 1, 1.2), 60).convert("RGB"))
     found = np.asarray(first_frame(interlaced(frame, frame), LIMITS)).astype(int)
     assert np.abs(found - frame).mean() < 6
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "size"),
+    [
+        ("mpeg", "mpeg1video", (48, 64)),
+        ("vob", "mpeg2video", (48, 64)),
+        ("mpeg2video", "mpeg2video", (48, 64)),
+        ("asf", "wmv2", (48, 64)),
+        ("flv", "flv", (48, 64)),
+        ("avi", "msmpeg4", (48, 64)),
+        ("avi", "msmpeg4v2", (48, 64)),
+        ("avi", "huffyuv", (48, 64)),
+        ("avi", "rawvideo", (48, 64)),
+        ("matroska", "ffv1", (48, 64)),
+        ("mov", "qtrle", (48, 64)),
+        ("dv", "dvvideo", (576, 720)),
+    ],
+)
+def test_containers_and_codecs_of_cameras_and_archives(container: str, codec: str, size: tuple[int, int]) -> None:
+    frames = [scene(index, size) for index in range(6)]
+    data = encode_video(frames, container=container, codec=codec, fps=25)
+    info = probe_video(data, LIMITS)
+    assert detect_kind(data) == "video"
+    shown = [scene_index(np.asarray(frame)) for _, frame in decode_frames(data, info, range(info.num_frames), LIMITS)]
+    assert shown == list(range(6))
+    np.testing.assert_allclose(info.times_s, np.arange(6) / 25, atol=2e-3)
+
+
+def test_a_transport_stream_of_a_camera_has_its_time_before_each_packet() -> None:
+    plain = encode_video([scene(index) for index in range(6)], container="mpegts", codec="mpeg2video", fps=25)
+    packets = [plain[at : at + 188] for at in range(0, len(plain), 188)]
+    data = b"".join(b"\0\0\1\2" + packet for packet in packets)
+    info, expected = probe_video(data, LIMITS), probe_video(plain, LIMITS)
+    np.testing.assert_array_equal(info.pts, expected.pts)
+    assert len(list(decode_frames(data, info, range(6), LIMITS))) == 6

@@ -25,7 +25,7 @@ from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import Claims, fit, fold, numbered, owner_of, parts_inside
 from qwen35mm.captioning.records import Caption, Record, printable
 from qwen35mm.errors import CaptioningError, OutputError
-from qwen35mm_preprocess.media import HEAD_BYTES, sniff
+from qwen35mm_preprocess.formats import HEAD_BYTES, sniff
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from qwen35mm.captioning.items import Unreadable
 from qwen35mm.captioning.sources.candidates import Candidate, SourceError, looks_like_medium
 from qwen35mm.captioning.sources.names import NameFilter, is_one_of
 from qwen35mm.errors import CaptioningError, MissingExtraError
-from qwen35mm_preprocess.media import sniff
+from qwen35mm_preprocess.formats import sniff
 
 if TYPE_CHECKING:
     import pyarrow

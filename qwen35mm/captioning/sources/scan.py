@@ -29,7 +29,7 @@ from qwen35mm.captioning.sources.tars import is_tar, tar_members
 from qwen35mm.captioning.sources.zips import is_zip, zip_members
 from qwen35mm.errors import CaptioningError, MissingExtraError, OutputError
 from qwen35mm_preprocess import MediaLimits
-from qwen35mm_preprocess.media import HEAD_BYTES
+from qwen35mm_preprocess.formats import HEAD_BYTES
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from qwen35mm.captioning.items import FileSlice, Unreadable
 from qwen35mm.captioning.records import printable
 from qwen35mm.captioning.sources.candidates import Candidate, SourceError, looks_like_medium
 from qwen35mm.captioning.sources.tars import MAX_TEXT_BYTES, clean, text_beside
-from qwen35mm_preprocess.media import HEAD_BYTES, sniff
+from qwen35mm_preprocess.formats import HEAD_BYTES, sniff
 
 _MAGIC = b"PK\x03\x04"
 # Office documents and programs are zips, too.

@@ -56,7 +56,7 @@ def describe(source: MediaSource) -> Said:
         return say("the data URI")
     if not isinstance(source, str | Path | NamedBytes):
         return say("the medium")
-    name = source.name if isinstance(source, NamedBytes) else Path(source).name
+    name = source.name if isinstance(source, Path | NamedBytes) else Path(source).name
     return f"'{name}'" if len(name) <= _MAX_NAME else f"'{name[:_MAX_NAME]}...'"
 
 
@@ -95,13 +95,14 @@ def open_stream(source: str | Path | bytes, kind: MediaKind | None, limits: Medi
         raise MediaSourceError(
             f"A medium is a path, bytes, a data URI or a PIL image, not {type(source).__name__}. Pass one of these."
         )
+    path = source if isinstance(source, Path) else Path(source)
     try:
-        status = Path(source).stat()
+        status = path.stat()
         # A named pipe or a device could block for ever, or never end.
         if not stat.S_ISREG(status.st_mode):
             raise MediaSourceError(say("{name} is not a file. Pass the path of an image or a video.", name=name))
         check_num_bytes(status.st_size, max_bytes, source)
-        return Path(source).open("rb")
+        return path.open("rb")
     except (OSError, ValueError) as error:
         if isinstance(error, MediaSourceError | MediaLimitError):
             raise

@@ -43,6 +43,7 @@ class Manifest:
 
     def __init__(self, path: Path, lock: RunLock | None, folder: Path) -> None:
         self._base = os.path.abspath(folder)  # noqa: PTH100
+        self._above = os.path.join(self._base, "")  # noqa: PTH118
         self._lock = lock
         self._written_ns = _changed_ns(path)
         self._database = Database(path, migrations=MIGRATIONS)
@@ -182,8 +183,7 @@ class Manifest:
     def place(self, path: Path | str) -> bytes:
         """How the manifest names a path: relative where it lies under the run's folder, which can then be moved."""
         absolute = os.path.abspath(path)  # noqa: PTH100
-        base = os.path.join(self._base, "")  # noqa: PTH118
-        return os.fsencode(absolute[len(base) :] if absolute.startswith(base) else absolute)
+        return os.fsencode(absolute.removeprefix(self._above))
 
     def path_of(self, place: bytes) -> Path:
         """The path that `place` was made from."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Container:
 
 def looks_like_medium(name: str) -> bool:
     """Whether a name has the suffix of an image or a video."""
-    return PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES
+    return os.path.splitext(name)[1].lower() in MEDIA_SUFFIXES  # noqa: PTH122 - asked of every file in a folder
 
 
 def probe(candidate: Candidate, name: str, limits: MediaLimits) -> Item | Unreadable | None:

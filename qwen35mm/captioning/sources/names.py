@@ -28,18 +28,20 @@ class NameFilter:
 
     def __init__(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         self._include = _compiled(include) if include else None
-        self._exclude = _compiled(exclude)
+        self._exclude = _compiled(exclude) if exclude else None
 
     def takes(self, name: str) -> bool:
         """Whether an item of this name is wanted."""
         if self._include is not None and not self._include.match_file(_folded(name)):
             return False
+        if self._exclude is None:
+            return True
         parts = name.split("/")
         return all(self.enters("/".join(parts[:length])) for length in range(1, len(parts) + 1))
 
     def enters(self, name: str) -> bool:
         """Whether a folder of this name, whose own parents are entered, can hold something that is wanted."""
-        return not self._exclude.match_file(_folded(name))
+        return self._exclude is None or not self._exclude.match_file(_folded(name))
 
 
 def _compiled(patterns: Sequence[str]) -> PathSpec:

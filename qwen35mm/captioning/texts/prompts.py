@@ -116,6 +116,8 @@ class PromptSet:
             uniform = (int.from_bytes(digest[:8], "big") + 0.5) / 2**64
             return -math.log(uniform) / self.questions[index].weight
 
+        if len(self.questions) == 1:
+            return self.questions[0]
         return self.questions[min(range(len(self.questions)), key=draw)]
 
     def fill(self, question: Question, item: Item, facts: Mapping[str, Any] | None = None) -> str:
@@ -135,6 +137,8 @@ class PromptSet:
         return self._fill(self.system, item, facts)
 
     def _fill(self, text: str, item: Item, facts: Mapping[str, Any] | None) -> str:
+        if all(isinstance(part, str) for part in self._templates[text]):
+            return "".join(map(str, self._templates[text]))
         assert facts is not None or not self.needs() & FACTS, "needs() says that these prompts have to know the medium"
         values = {"name": printable(item.name), "stem": printable(item.stem), "folder": printable(item.folder)}
         values |= {"metadata": item.metadata, **(facts or {})}

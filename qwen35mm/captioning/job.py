@@ -211,6 +211,7 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
             workers,
             wants_all=others,
             retry_failed=retry,
+            max_distance=job.run.max_distance,
             judge_below=job.run.judge_below,
         )
         try:

@@ -22,7 +22,7 @@ from qwen35mm.captioning.media.similar import SimilarIndex
 from qwen35mm.captioning.media.workers import Inspected, MediaWorkers
 from qwen35mm.captioning.outputs import DEFAULT_SUFFIX, Output, OutputSettings, Sidecars, Wants
 from qwen35mm.captioning.records import Caption, Record
-from qwen35mm.captioning.requests import CaptionRequest, RequestBuilder, asked_of
+from qwen35mm.captioning.requests import CaptionRequest, RequestBuilder, asked_of, shared_key
 from qwen35mm.errors import CaptioningError, OutputError
 
 T = TypeVar("T")
@@ -263,10 +263,16 @@ class Ledger:
         return caption is not None and (self.lacks_judgement(caption) or caption != self._flagged(caption))
 
     def _as_it_was_done(self, request: CaptionRequest) -> CaptionRequest:
-        """The request under the name by which the same model has done it elsewhere, where only that has a caption."""
-        if not request.others or self.manifest.finished([request.key]):
+        """The request under the name by which the same model has done it elsewhere, where only that has a caption, or
+        by which it has a near-duplicate's, where that is wanted.
+        """
+        names = [[request.key], request.others]
+        if self._max_distance is not None:
+            names.append([shared_key(key) for key in (request.key, *request.others)])
+        if not any(names[1:]):
             return request
-        return replace(request, key=self.manifest.finished(request.others) or request.key)
+        found = (self.manifest.finished(keys) for keys in names if keys)
+        return replace(request, key=next(filter(None, found), request.key))
 
     def _original(self, item: Item) -> str | None:
         """A person's own text for an item."""

@@ -189,6 +189,11 @@ def asked_of(key: bytes) -> bytes:
     return key[:_ASKED_BYTES]
 
 
+def shared_key(key: bytes) -> bytes:
+    """Under which the work `key` has a near-duplicate's caption, so that its own is still to do."""
+    return key[:_ASKED_BYTES] + hashlib.sha256(b"shared" + key).digest()[_ASKED_BYTES:]
+
+
 def _key(content: bytes, asked: bytes) -> bytes:
     """The same medium, asked the same of the same model under the same settings, has the same key."""
     return asked[:_ASKED_BYTES] + hashlib.sha256(asked + content).digest()[_ASKED_BYTES:]

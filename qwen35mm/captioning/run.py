@@ -12,7 +12,7 @@ import asyncio
 import pickle
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Literal
 
@@ -24,7 +24,7 @@ from qwen35mm.captioning.media.workers import MediaWorkers, Prepared
 from qwen35mm.captioning.outputs import Wants
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.records import Caption, shared
-from qwen35mm.captioning.requests import CaptionRequest
+from qwen35mm.captioning.requests import CaptionRequest, shared_key
 from qwen35mm.errors import EngineError, OutputError
 
 # As many in a row aren't the media's fault.
@@ -268,7 +268,7 @@ class Run:
                 found = await self._ledger.similar(request.key, prepared.similarity)
                 if found is not None:
                     caption = shared(*found, request.item, prepared.medium.plan)
-                    num_written = await self._store(request.key, caption, None)
+                    num_written = await self._store(request.key, caption, None, kept_as=shared_key(request.key))
                     self.counts.num_shared += num_written
                     return
         await self._wait_for_slot(request, prepared, known)
@@ -315,11 +315,15 @@ class Run:
         counts.num_captioned += min(num_written, 1)
         counts.num_shared += max(num_written - 1, 0)
 
-    async def _store(self, key: bytes, caption: Caption, similarity: int | None) -> int:
+    async def _store(
+        self, key: bytes, caption: Caption, similarity: int | None, *, kept_as: bytes | None = None
+    ) -> int:
         """Keeps a caption, then writes it for every item that waits for it; how many got it."""
-        await self._ledger.finish(self._at_work[key][0], caption, similarity)
+        kept_as = kept_as or key
+        await self._ledger.finish(replace(self._at_work[key][0], key=kept_as), caption, similarity)
         # Who comes from here on finds it in the manifest.
-        return sum([await self._deliver(request, caption) for request in self._at_work.pop(key)])
+        waiting = [replace(request, key=kept_as) for request in self._at_work.pop(key)]
+        return sum([await self._deliver(request, caption) for request in waiting])
 
     async def _deliver(self, request: CaptionRequest, caption: Caption) -> bool:
         """Writes a kept caption to the outputs; False where it failed, and that is noted."""

@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+from PIL import Image as PILImage
 
 import qwen35mm_preprocess
 from qwen35mm.assets import asset_path
@@ -14,8 +15,8 @@ from qwen35mm.captioning.records import MEDIUM_FLAGS
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.texts.words import Words
-from tests.captioning.fake_model import FakeModel, picture
-from tests.captioning.runs import failures, interrupted, job, listed, problems, run, settings
+from tests.captioning.fake_model import FakeModel, picture, seen_digest
+from tests.captioning.runs import failures, interrupted, job, listed, problems, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -88,6 +89,28 @@ async def test_both_files_grow_while_the_run_goes_on(odd: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     await run(job(odd, style=style), FakeModel())
     assert len(problems(odd)) == 3
+
+
+async def test_sharing_is_taken_back_by_a_run_that_does_not_share(folder: Path) -> None:
+    outputs = ("sidecar", f"jsonl:{folder}/all.jsonl", f"webdataset:{folder}/tars")
+    sharing, alone = (
+        job(folder, outputs=outputs, run=settings(slots=1, max_distance=distance)) for distance in (6, None)
+    )
+    await run(sharing, FakeModel())
+    PILImage.open(folder / "0.png").resize((96, 64), PILImage.Resampling.NEAREST).save(folder / "larger.png")
+    outcome = await run(sharing, FakeModel())
+    assert (outcome.counts.num_shared, texts(folder)["larger.txt"]) == (1, texts(folder)["0.txt"])
+    outcome = await run(sharing, again := FakeModel())
+    assert (outcome.counts.num_present, again.asked) == (7, [])
+    outcome = await run(alone, model := FakeModel())
+    assert (len(model.asked), outcome.counts.num_captioned, outcome.counts.num_present) == (1, 1, 6)
+    assert texts(folder)["larger.txt"] == f"A picture {seen_digest(folder / 'larger.png')[:8]}.\n"
+    lines = {line["name"]: line for line in listed(folder / "all.jsonl")}
+    assert (len(lines), [name for name, line in lines.items() if "shared_from" in line]) == (7, [])
+    # Its own caption is better than a shared one, also where sharing is asked for again.
+    for one in (sharing, alone):
+        assert (await run(one, again := FakeModel())).counts.num_present == 7
+        assert again.asked == []
 
 
 def test_the_texts_that_make_flags_are_those_that_media_say() -> None:

@@ -6,12 +6,14 @@ Frames are found by seeking where that is cheaper than decoding everything befor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from av.error import FFmpegError
+from av.packet import Packet
+from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.reformatter import Colorspace
 from PIL import Image
@@ -28,6 +30,7 @@ from qwen35mm_preprocess.say import Said, Saying, say
 from qwen35mm_preprocess.types import ColorMode, MediaLimits, Progress, VideoProcessing
 from qwen35mm_preprocess.video_container import (
     OpenVideo,
+    decoder_with_alpha,
     open_video,
     packets_of,
     pixel_aspect,
@@ -240,7 +243,8 @@ def first_frame(source: MediaSource, limits: MediaLimits, color: ColorMode = "sr
         return load_image(source, limits, color)
     with open_video(source, limits) as video:
         try:
-            for frame in video.container.decode(video.stream):
+            decoder = decoder_with_alpha(video.stream, limits) if color == "srgb" else None
+            for frame in itertools.chain.from_iterable(map(_decoder_of(decoder), video.container.demux(video.stream))):
                 return _upright(_frame_to_rgb(frame, color), pixel_aspect(video.stream), transpose_of(frame))
         # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
         except (FFmpegError, ValueError):
@@ -277,7 +281,8 @@ def _decode(
                 except FFmpegError:
                     return
             wanted = {int(info.pts[index]): index for index in run}
-            for index, frame in _decode_run(video, wanted):
+            decoder = decoder_with_alpha(video.stream, limits) if color == "srgb" else None
+            for index, frame in _decode_run(video, wanted, _decoder_of(decoder)):
                 yield index, _upright(_frame_to_rgb(frame, color), info.pixel_aspect, info.transpose)
 
 
@@ -288,13 +293,22 @@ def _upright(image: Image.Image, aspect: float, transpose: Image.Transpose | Non
     return image if transpose is None else image.transpose(transpose)
 
 
-def _decode_run(video: OpenVideo, wanted: dict[int, int]) -> Iterator[tuple[int, VideoFrame]]:
+def _decoder_of(decoder: VideoCodecContext | None) -> Callable[[Packet], list[VideoFrame]]:
+    """What decodes a packet: its stream's decoder, or this one, which an empty packet drains."""
+    if decoder is None:
+        return lambda packet: cast(list[VideoFrame], packet.decode())
+    return lambda packet: decoder.decode(packet if packet.size else None)
+
+
+def _decode_run(
+    video: OpenVideo, wanted: dict[int, int], decode: Callable[[Packet], list[VideoFrame]]
+) -> Iterator[tuple[int, VideoFrame]]:
     """Decodes from the container's position to the last frame in `wanted`, presentation time to index."""
     last, missing = max(wanted), dict(wanted)
     try:
         for packet in packets_of(video):
             try:
-                frames = packet.decode()
+                frames = decode(packet)
             # PyAV's own ValueError: the decoder could not be opened at all, as for too many pixels.
             except (FFmpegError, ValueError):
                 continue

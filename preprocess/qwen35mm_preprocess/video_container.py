@@ -17,6 +17,7 @@ from av.container import InputContainer
 from av.error import FFmpegError
 from av.packet import Packet
 from av.stream import Disposition
+from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from PIL import Image
@@ -34,6 +35,7 @@ _DECODERS = (
     *("gif", "prores", "dnxhd", "cfhd", "dvvideo", "ffv1", "huffyuv", "ffvhuff", "utvideo", "rawvideo", "v210"),
     *("wmv1", "wmv2", "wmv3", "vc1", "flv", "vp6", "vp6f", "theora", "cinepak", "svq1", "svq3", "qtrle"),
 )
+_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _READ_BUFFER_BYTES = 2**18
 # Titles are often not UTF-8; PyAV 19 replaces what it can't read by itself and dropped the argument.
 _METADATA: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
@@ -161,6 +163,17 @@ def _video_stream(container: InputContainer, name: Said) -> VideoStream:
             )
         )
     return stream
+
+
+def decoder_with_alpha(stream: VideoStream, limits: MediaLimits) -> VideoCodecContext | None:
+    """A decoder of its own for VP8 and VP9 in WebM with alpha, which libav's native ones leave out; None for others."""
+    name = _WITH_ALPHA.get(stream.codec_context.name)
+    if name is None or stream.metadata.get("alpha_mode") != "1" or name not in av.codecs_available:
+        return None
+    decoder = VideoCodecContext.create(name, "r")
+    assert isinstance(decoder, VideoCodecContext)
+    decoder.options = {"max_pixels": str(limits.max_source_pixels)}
+    return decoder
 
 
 def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> NoReturn:

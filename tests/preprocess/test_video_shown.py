@@ -13,7 +13,7 @@ from PIL import Image
 from qwen35mm_preprocess import MediaProcessor, detect_kind
 from qwen35mm_preprocess.video import decode_frames, first_frame
 from qwen35mm_preprocess.video_probe import probe_video
-from tests.preprocess.media_files import LIMITS, encode_video, scene, scene_index, turned
+from tests.preprocess.media_files import LIMITS, encode_video, pixel, scene, scene_index, turned
 
 SCENES = [scene(index) for index in range(30)]
 
@@ -161,3 +161,27 @@ def test_a_transport_stream_of_a_camera_has_its_time_before_each_packet() -> Non
     info, expected = probe_video(data, LIMITS), probe_video(plain, LIMITS)
     np.testing.assert_array_equal(info.pts, expected.pts)
     assert len(list(decode_frames(data, info, range(6), LIMITS))) == 6
+
+
+@pytest.mark.parametrize("codec", ["libvpx", "libvpx-vp9"])
+def test_alpha_of_a_webm_is_laid_over_white(codec: str) -> None:
+    values = np.zeros((48, 64, 4), np.uint8)
+    values[:, :32], values[:, 32:] = (200, 0, 0, 255), (0, 200, 0, 0)
+    values[24:, :, 3] //= 2
+    data = webm_with_alpha([values] * 3, codec)
+    info = probe_video(data, LIMITS)
+    for _, frame in [*decode_frames(data, info, [0, 2], LIMITS), (0, first_frame(data, LIMITS))]:
+        for place, expected in (((8, 8), (200, 0, 0)), ((56, 8), (255, 255, 255)), ((8, 40), (227, 128, 128))):
+            np.testing.assert_allclose(pixel(frame, *place), expected, atol=6)
+    np.testing.assert_allclose(pixel(first_frame(data, LIMITS, "checkpoint"), 56, 8), (0, 200, 0), atol=6)
+
+
+def webm_with_alpha(frames: list[np.ndarray], codec: str) -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="webm") as output:
+        stream = output.add_stream(codec, rate=10, options={"auto-alt-ref": "0", "crf": "4"})
+        stream.width, stream.height, stream.pix_fmt = frames[0].shape[1], frames[0].shape[0], "yuva420p"
+        for values in frames:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(values, format="rgba")))
+        output.mux(stream.encode())
+    return file.getvalue()

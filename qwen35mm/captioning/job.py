@@ -123,6 +123,7 @@ class Outcome:
         stopped: None at the end of the work; else what came first.
         failed: items without a caption because something was wrong with them, of this run and earlier ones, by the
             failure's kind.
+        num_gone: files of media that are there no more and whose captions are; only after a whole run.
         flagged: captions with flags, of this run and earlier ones, by the flag's kind.
     """
 
@@ -130,6 +131,7 @@ class Outcome:
     stopped: Literal["interrupted", "limit"] | Exception | None
     failed: Mapping[str, int]
     flagged: Mapping[str, int]
+    num_gone: int = 0
 
     @property
     def num_failures(self) -> int:
@@ -185,7 +187,13 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             await begun(run)
         counts = await run.go()
         failed, flagged = _conclude(job, listings, run)
-        return Outcome(counts, run.stopped, failed, flagged)
+        num_gone = 0
+        try:
+            if counts.scanned and run.stopped is None:
+                num_gone = len(set[Path]().union(*(output.gone() for output in outputs)))
+        except OutputError as error:
+            run.stop(error)
+        return Outcome(counts, run.stopped, failed, flagged, num_gone)
 
 
 async def look_over(job: Job, captioner: Captioner) -> Estimate:

@@ -189,6 +189,12 @@ def _report(outcome: Outcome, job: Job) -> None:
             "tries them again.",
             err=True,
         )
+    if outcome.num_gone:
+        typer.echo(
+            f"{outcome.num_gone:,} media were moved or deleted since they were captioned; their captions stay in the "
+            "outputs.",
+            err=True,
+        )
     if outcome.flagged:
         typer.echo(f"Captions with flags: {by_count(outcome.flagged)}; see {job.problems_path}.", err=True)
     if outcome.stopped == "interrupted":

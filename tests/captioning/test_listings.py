@@ -113,6 +113,17 @@ async def test_sharing_is_taken_back_by_a_run_that_does_not_share(folder: Path) 
         assert again.asked == []
 
 
+@pytest.mark.parametrize("output", ["sidecar", "jsonl:{}/a.jsonl", "parquet:{}", "webdataset:{}", "dataset:{}"])
+async def test_media_that_are_gone_are_counted(folder: Path, tmp_path: Path, output: str) -> None:
+    one = job(folder, outputs=(output.format(tmp_path / "out"),))
+    assert (await run(one, FakeModel())).num_gone == 0
+    (folder / "0.png").unlink()
+    (folder / "more" / "4.png").unlink()
+    # One that is only renamed isn't gone from records; its old text file is without a medium.
+    (folder / "1.png").rename(folder / "renamed.png")
+    assert (await run(one, FakeModel())).num_gone == (3 if output == "sidecar" else 2)
+
+
 def test_the_texts_that_make_flags_are_those_that_media_say() -> None:
     sources = Path(inspect.getfile(qwen35mm_preprocess)).parent.glob("*.py")
     said = "".join(path.read_text("utf-8") for path in sources)

@@ -83,6 +83,10 @@ class Output(ABC):
                 for the disk, its folder can't be written to, or its text file isn't UTF-8. Other items can.
         """
 
+    @abstractmethod
+    def gone(self) -> set[Path]:
+        """The files of media whose captions of ours are here, and which are there no more. Raises OutputError."""
+
     def finish(self) -> None:  # noqa: B027 - most have nothing that waits
         """The run's end, also after Ctrl-C: writes what waits for it, and drops what was replaced. May be called once.
 

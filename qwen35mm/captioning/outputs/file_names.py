@@ -137,6 +137,11 @@ class Claims:
         )
         return [(owner, os.fsdecode(place)) for owner, place in self._manifest.rows(query, self._output, output)]
 
+    def of_files(self) -> list[tuple[bytes, bytes]]:
+        """The names that items with a file have, with the places of their files."""
+        query = "SELECT place, medium FROM claims WHERE output = ? AND medium IS NOT NULL"
+        return self._manifest.rows(query, self._output)
+
     def put(self, owner: bytes) -> tuple[bytes, ...]:
         """The SHA-256 of what is under the owner's name if nobody changed it; none where that isn't known."""
         row = self._manifest.row("SELECT content FROM claims WHERE output = ? AND owner = ?", self._output, owner)

@@ -55,6 +55,13 @@ class RecordOutput(Output):
         """See `Output`."""
         return Wants.DONE if key is not None and self._has(item, key) else Wants.CAPTION
 
+    def gone(self) -> set[Path]:
+        """See `Output`."""
+        query = "SELECT position, owner, name FROM entries WHERE output = ? AND position > ? ORDER BY position LIMIT ?"
+        places = (place_in(owner, name) for _, owner, name in self._manifest.many_rows(query, self._output))
+        paths = (self._manifest.path_of(place) for place in places if place is not None)
+        return {path for path in paths if not os.path.lexists(path)}
+
     def close(self) -> None:
         """See `Output`."""
         self._run_lock.release()

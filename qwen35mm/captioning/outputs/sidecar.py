@@ -156,6 +156,15 @@ class Sidecars(Output):
         parts = (theirs, own) if self._mode == "append" else (own, theirs)
         return self._separator.join(parts) + b"\n"
 
+    def gone(self) -> set[Path]:
+        """See `Output`."""
+        media = set[Path]()
+        for place, medium in self._claims.of_files():
+            path = self._manifest.path_of(medium)
+            if not os.path.lexists(path) and self._manifest.row("SELECT 1 FROM sidecars WHERE place = ?", place):
+                media |= {path} if self._manifest.path_of(place).exists() else set()
+        return media
+
     def finish(self) -> None:
         """See `Output`. Says where two media would have one text file by their names, and whose texts were replaced."""
         if self._backups:

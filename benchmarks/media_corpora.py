@@ -176,7 +176,8 @@ def _ffmpeg(path: Path) -> Image.Image:
     from imageio_ffmpeg import get_ffmpeg_exe  # pyright: ignore[reportMissingImports] - the same
 
     command = [get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-frames:v", "1", "-f", "image2pipe", "-c", "png", "-"]
-    return Image.open(io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)).convert("RGB")
+    frame = Image.open(io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)).convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", frame.size, "white"), frame).convert("RGB")
 
 
 def _difference(ours: Image.Image, oracle: Image.Image) -> float:

@@ -36,7 +36,7 @@ from qwen35mm_preprocess import MediaError, PreparedMedia
 from tests.engine.conftest import MakeRequest, noise
 
 OPENMP = Path(torch.__file__).parent / "lib/libgomp.so.1"
-LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000)
+LONG = SamplingParams(temperature=1.5, seed=0, max_tokens=2000, ignore_eos=True)
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ class ChatPage:
         self.url = url.partition("?")[0]
         self._address = url
         self.problems: list[str] = []
+        self._forgiven: set[str] = set()
         self.server_ends = False
         # The examples' clips would play all along otherwise.
         own = {"viewport": {"width": 1200, "height": 850}, "reduced_motion": "reduce"}
@@ -109,8 +110,14 @@ class ChatPage:
         """
         forget = "Storage.prototype.setItem = () => {}; localStorage.clear()"
         self.page.evaluate(f"() => {{ if (location.protocol !== 'about:') {{ {forget} }} }}")
-        problems, self.problems = self.problems, []
+        problems, self.problems = [each for each in self.problems if each not in self._forgiven], []
+        self._forgiven.clear()
         assert problems == [], f"the browser complained: {problems}"
+
+    def forgive(self) -> None:
+        """Takes the problems so far for what was to be shown. The browser tells those of a frame once more when another
+        frame joins its process."""
+        self._forgiven.update(self.problems)
 
     @property
     def box(self) -> Locator:

@@ -113,6 +113,7 @@ def test_a_handful_of_notices_at_most_and_errors_last(page: ChatPage) -> None:
 def test_closing_a_notice_gives_the_focus_back(page: ChatPage) -> None:
     for name in ("one.mp4", "two.mp4"):
         fail(page, name)
+    expect(toasts(page)).to_have_count(2)
     expect(page.box).to_be_focused()
     close_button(toasts(page).last).focus()
     page.page.keyboard.press("Enter")

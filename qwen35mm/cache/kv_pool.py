@@ -211,7 +211,7 @@ class KVBlockPool:
         """Copies places `start` to `stop` of these blocks to host memory: k and v, [attention layers, n, Hkv, row]."""
         rows = self._rows(blocks, start, stop)
         pairs = [[each.index_select(0, rows.to(each.device)) for each in pair] for pair in self.layers.values()]
-        return {name: stack([pair[index] for pair in pairs]) for index, name in enumerate(("k", "v"))}
+        return {name: stack([pair[index] for pair in pairs]).to("cpu") for index, name in enumerate(("k", "v"))}
 
     def fits(self, tensors: Mapping[str, torch.Tensor], num_tokens: int) -> bool:
         """Whether tensors are what `export` gives for that many tokens of this pool."""

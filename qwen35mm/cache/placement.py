@@ -1,13 +1,16 @@
-"""What all pools share: layers that may lie on several devices, and sizes in words."""
+"""What all pools share: layers that may lie on several devices, copies from one to another, and sizes in words."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from qwen35mm.config import TextConfig
+
+# Where tensors begin in a piece that holds several: any type's numbers may.
+_ALIGNMENT = 256
 
 # One device for all layers, or one for each decoder layer.
 Devices = torch.device | str | Sequence[torch.device]
@@ -31,22 +34,60 @@ def largest_share(text: TextConfig, placed: Sequence[torch.device], device: torc
     return max(parts)
 
 
-def stack(rows: Sequence[torch.Tensor], *, on_host: bool = True) -> torch.Tensor:
-    """torch.stack, with one transfer from each device.
-
-    Args:
-        on_host: whether the result is in host memory; rows of several devices go there in any case.
-    """
+def stack(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """torch.stack, on the rows' device; in host memory where they lie on several, with one transfer from each."""
     by_device: dict[torch.device, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         by_device[row.device].append(index)
     if len(by_device) == 1:
-        stacked = torch.stack(list(rows))
-        return stacked.to("cpu") if on_host else stacked
+        return torch.stack(list(rows))
     out = torch.empty(len(rows), *rows[0].shape, dtype=rows[0].dtype)
     for indices in by_device.values():
         out[torch.tensor(indices)] = torch.stack([rows[index] for index in indices]).to("cpu")
     return out
+
+
+def to_device(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """Copies of tensors in host memory on a GPU, by one transfer that nobody waits for.
+
+    A copy from ordinary memory waits until a GPU has done everything before it, and then the GPU waits for the host;
+    one from pinned memory takes its turn among the launches. torch keeps what is pinned here for the next transfer, and
+    gives it to none before this one is over.
+    """
+    staging = _piece(tensors)
+    for name, view in _views(staging, tensors).items():
+        view.copy_(tensors[name])
+    return _views(staging.to(device, non_blocking=True), tensors)
+
+
+def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of a GPU's tensors in host memory, in one piece; waits for the device once."""
+    staging = _piece(tensors)
+    for name, view in _views(staging, tensors).items():
+        view.copy_(tensors[name], non_blocking=True)
+    for device in {tensor.device for tensor in tensors.values()}:
+        torch.cuda.current_stream(device).synchronize()
+    # What is kept is ordinary memory: pinned pages are never paged out.
+    return _views(staging.clone(), tensors)
+
+
+def _piece(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Pinned memory that holds copies of all of them."""
+    num_bytes = sum(_aligned(tensor.nbytes) for tensor in tensors.values())
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _views(piece: torch.Tensor, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A piece's bytes as tensors of these shapes and types, one behind the other."""
+    views, start = {}, 0
+    for name, tensor in like.items():
+        views[name] = piece[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        start += _aligned(tensor.nbytes)
+    return views
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def mib(num_bytes: int) -> str:

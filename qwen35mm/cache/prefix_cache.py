@@ -140,7 +140,7 @@ class PrefixCache:
         if self._pin(chain, index + 1, start, is_new=on_disk) and keep_state:
             if chain.addresses[index] not in self.states:
                 self.states.offload(but_newest=True)
-                state = self._pools.states.keep(sequence.slot, on_host=False)
+                state = self._pools.states.keep(sequence.slot)
                 self.states.put(chain.addresses[index], state, is_new=on_disk)
             self._touch_states(start, [*start.states, chain.addresses[index]])
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
-from qwen35mm.cache.placement import Devices, layer_devices, mib, stack
+from qwen35mm.cache.placement import Devices, layer_devices, mib, to_device, to_host
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import RequestError
 
 
 class OutOfSlotsError(RequestError):
     """Every slot of the state pool is taken. Nothing was changed."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What lies on one device.
+
+    Attributes:
+        places: [n], of its layers among all linear ones.
+        conv: [n, num_slots, C, kernel - 1].
+        recurrent: [n, num_slots, Hv, K, V] float32.
+    """
+
+    places: torch.Tensor
+    conv: torch.Tensor
+    recurrent: torch.Tensor
 
 
 class StatePool:
@@ -45,13 +62,24 @@ class StatePool:
         self._dtype, self._kept_dtype = dtype, kept_dtype
         self.slot_bytes = config.state_bytes(dtype)
         on = layer_devices(text, device)
-        self.layers = {
-            layer_idx: (
-                torch.empty(conv_shape, dtype=dtype, device=on[layer_idx]),
-                torch.empty(state_shape, dtype=torch.float32, device=on[layer_idx]),
+        places: dict[torch.device, list[int]] = defaultdict(list)
+        for place, layer_idx in enumerate(text.linear_layers):
+            places[on[layer_idx]].append(place)
+        # All layers of a device are one tensor, so that a slot's states are one copy.
+        self._parts = [
+            _Part(
+                torch.tensor(on_it),
+                torch.empty(len(on_it), *conv_shape, dtype=dtype, device=each),
+                torch.empty(len(on_it), *state_shape, dtype=torch.float32, device=each),
             )
-            for layer_idx in text.linear_layers
+            for each, on_it in places.items()
+        ]
+        pairs = {
+            place: (part.conv[index], part.recurrent[index])
+            for part in self._parts
+            for index, place in enumerate(part.places.tolist())
         }
+        self.layers = {layer_idx: pairs[place] for place, layer_idx in enumerate(text.linear_layers)}
         self._taken = [False] * num_slots
 
     @property
@@ -71,34 +99,29 @@ class StatePool:
             )
         slot = self._taken.index(False)
         self._taken[slot] = True
-        for pair in self.layers.values():
-            for states in pair:
-                states[slot] = 0
+        for part in self._parts:
+            part.conv[:, slot] = 0
+            part.recurrent[:, slot] = 0
         return slot
 
-    def save(self, slot: int, *, on_host: bool = True) -> dict[str, torch.Tensor]:
-        """Copies a slot's states, to host memory if not told otherwise (see `stack`).
+    def save(self, slot: int) -> dict[str, torch.Tensor]:
+        """Copies a slot's states to host memory.
 
         Returns:
             conv [linear layers, C, kernel - 1] in the model's dtype, recurrent [linear layers, Hv, K, V] float32.
         """
-        return {
-            name: stack([pair[index][slot] for pair in self.layers.values()], on_host=on_host)
-            for index, name in enumerate(("conv", "recurrent"))
-        }
+        return self._copied(slot, torch.float32, on_host=True)
 
     def round_to_kept(self, slot: int) -> None:
         """Rounds a slot's states to what a checkpoint keeps: whoever runs on must see what others will find."""
         if self._kept_dtype != torch.float32:
-            for _, recurrent in self.layers.values():
-                recurrent[slot] = recurrent[slot].to(self._kept_dtype)
+            for part in self._parts:
+                part.recurrent[:, slot] = part.recurrent[:, slot].to(self._kept_dtype)
 
-    def keep(self, slot: int, *, on_host: bool = True) -> dict[str, torch.Tensor]:
-        """What `save` gives, as a checkpoint keeps it: exact behind `round_to_kept`."""
-        kept = self.save(slot, on_host=on_host)
-        if self._kept_dtype != torch.float32:
-            kept["recurrent"] = kept["recurrent"].to(self._kept_dtype)
-        return kept
+    def keep(self, slot: int) -> dict[str, torch.Tensor]:
+        """What `save` gives, as a checkpoint keeps it: exact behind `round_to_kept`; on the layers' device, where
+        they lie on one."""
+        return self._copied(slot, self._kept_dtype, on_host=len(self._parts) > 1)
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether tensors are what `keep` gives for this pool."""
@@ -114,15 +137,33 @@ class StatePool:
         )
 
     def load(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Writes what `save` or `keep` gave into a slot."""
-        for index, (conv, recurrent) in enumerate(self.layers.values()):
-            conv[slot].copy_(tensors["conv"][index])
-            recurrent[slot].copy_(tensors["recurrent"][index])
+        """Writes what `save` or `keep` gave into a slot: one transfer to each device, and one copy there."""
+        for part in self._parts:
+            own = tensors
+            if len(self._parts) > 1:
+                own = {name: tensor[part.places] for name, tensor in tensors.items()}
+            if own["conv"].device != part.conv.device:
+                own = to_device(own, part.conv.device)
+            part.conv[:, slot] = own["conv"]
+            part.recurrent[:, slot] = own["recurrent"]
 
     def release(self, slot: int) -> None:
         """Gives a slot back."""
         assert self._taken[slot], f"slot {slot} is released twice"
         self._taken[slot] = False
+
+    def _copied(self, slot: int, dtype: torch.dtype, *, on_host: bool) -> dict[str, torch.Tensor]:
+        """A slot's states in the order of layers, the recurrent ones as `dtype`."""
+        parts = [
+            {"conv": part.conv[:, slot].clone(), "recurrent": part.recurrent[:, slot].to(dtype, copy=True)}
+            for part in self._parts
+        ]
+        if on_host:
+            parts = [to_host(part) if part["conv"].device.type != "cpu" else part for part in parts]
+        if len(parts) == 1:
+            return parts[0]
+        in_order = torch.cat([part.places for part in self._parts]).argsort()
+        return {name: torch.cat([part[name] for part in parts])[in_order] for name in parts[0]}
 
     def check_integrity(self, held: set[int]) -> None:
         """Asserts that exactly the slots in `held` are taken."""

@@ -10,6 +10,7 @@ import torch
 
 from qwen35mm.cache.disk import Kind
 from qwen35mm.cache.disk_tier import DiskTier, Tensors
+from qwen35mm.cache.placement import to_host
 from qwen35mm.cache.policy import RecentAddresses
 
 
@@ -71,7 +72,7 @@ class TensorStore:
             self._on_evict(oldest)
         self._entries[address] = tensors
         self._num_bytes += num_bytes
-        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        if _on_device(tensors):
             self._on_device.append(address)
         if self._disk is not None and is_new:
             self._disk.mark(self._kind, address, self._on_host)
@@ -116,8 +117,7 @@ class TensorStore:
         tensors = self._entries.get(address)
         if tensors is None:
             return None
-        # What is there already asks for no copy.
-        return {name: each if each.device.type == "cpu" else each.to("cpu") for name, each in tensors.items()}
+        return to_host(tensors) if _on_device(tensors) else tensors
 
 
 class VisionCache(TensorStore):
@@ -142,6 +142,10 @@ class VisionCache(TensorStore):
         seen = frozenset(address for address in addresses if address in self._asked_for)
         self._asked_for.add(addresses)
         return seen
+
+
+def _on_device(tensors: Tensors) -> bool:
+    return any(tensor.device.type != "cpu" for tensor in tensors.values())
 
 
 def _num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -1,0 +1,91 @@
+"""A sequence's states go to a card and back in one copy, whatever the number of layers; and nobody waits on the way
+there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen35mm.cache import DiskStore, StatePool
+from qwen35mm.cache.placement import to_host
+from qwen35mm.config import ModelConfig
+from tests.card import CARD, Card
+
+CPU = torch.device("cpu")
+# The last of four layers has keys and values.
+SPLIT = [CARD, CPU, CARD, CPU]
+
+
+@pytest.fixture
+def card() -> Iterator[Card]:
+    with torch.inference_mode(), Card() as card:
+        yield card
+
+
+def filled(config: ModelConfig, kept: torch.dtype, device: torch.device | list[torch.device]) -> tuple[StatePool, int]:
+    """A pool whose second slot has numbers of its own in every layer."""
+    pool = StatePool(config, num_slots=3, dtype=torch.bfloat16, device=device, kept_dtype=kept)
+    slots = [pool.take(), pool.take()]
+    for conv, recurrent in pool.layers.values():
+        conv[slots[1]] = torch.rand(conv.shape[1:]).to(conv)
+        recurrent[slots[1]] = torch.rand(recurrent.shape[1:]).to(recurrent)
+    return pool, slots[1]
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_a_state_is_one_copy_there_and_one_wait_back(config: ModelConfig, card: Card, kept: torch.dtype) -> None:
+    pool, slot = filled(config, kept, CARD)
+    pool.round_to_kept(slot)
+    card.transfers.clear()
+    kept_there = pool.keep(slot)
+    assert {each.device for each in kept_there.values()} == {CARD}
+    assert pool.fits(kept_there)
+    assert not card.transfers
+    on_host = pool.save(slot)
+    assert {each.device for each in on_host.values()} == {CPU}
+    assert [each.waits for each in card.transfers] == [False, False]
+    assert sum(each.num_bytes for each in card.transfers) == pool.slot_bytes
+    assert card.num_waits == 1
+
+    card.transfers.clear()
+    other = pool.take()
+    pool.load(other, on_host)
+    assert [(each.to_card, each.waits) for each in card.transfers] == [(True, False)]
+    assert card.num_waits == 1
+    again = pool.save(other)
+    assert all(torch.equal(on_host[name], again[name]) for name in again)
+    first_two = pool.save(0)
+    assert not any(each.any() for each in first_two.values())
+    pool.load(0, kept_there)
+    assert all(torch.equal(on_host[name], each) for name, each in pool.save(0).items())
+
+
+def test_layers_on_two_devices_are_one_copy_to_each(config: ModelConfig, card: Card) -> None:
+    pool, slot = filled(config, torch.float32, SPLIT)
+    saved = pool.keep(slot)
+    assert {each.device for each in saved.values()} == {CPU}, "where states of several devices are together"
+    card.transfers.clear()
+    other = pool.take()
+    pool.load(other, saved)
+    assert [(each.to_card, each.waits) for each in card.transfers] == [(True, False)]
+    for index, (conv, recurrent) in enumerate(pool.layers.values()):
+        assert torch.equal(conv[other].cpu(), saved["conv"][index])
+        assert torch.equal(recurrent[other].cpu(), saved["recurrent"][index])
+
+
+def test_what_came_from_a_card_in_one_piece_is_written_and_read(
+    config: ModelConfig, card: Card, tmp_path: Path
+) -> None:
+    pool, slot = filled(config, torch.bfloat16, CARD)
+    pool.round_to_kept(slot)
+    saved, store = to_host(pool.keep(slot)), DiskStore(tmp_path / "cache", max_bytes=1 << 30)
+    pieces = {each.untyped_storage().data_ptr() for each in saved.values()}
+    assert len(pieces) == 1
+    assert store.write("state", bytes(32), saved)
+    found = store.read("state", bytes(32))
+    assert found is not None
+    assert pool.fits(found)
+    assert all(torch.equal(saved[name], each) for name, each in found.items())

@@ -97,7 +97,7 @@ def num_bytes(*inputs: torch.Tensor) -> int:
 
 
 class Cases:
-    """A model's cases; each method is named like its operation and takes the size: tokens, or sequences of a step.
+    """A model's cases; each method takes the size: tokens, or sequences of a step.
 
     Args:
         device: on "meta" tensors take no memory, which is enough to ask for configurations and to compile.
@@ -158,6 +158,18 @@ class Cases:
         flops = length * width * hidden
         moved = num_bytes(x, values) + 2 * length * width
         return self._case("fp8_linear", (x, values, scales), f"N={length}", moved, flops)
+
+    def integer_linear(self, length: int, bits: int = 4) -> Case:
+        """The same with eight bits by groups of 32, as `--weights int8`, or four by 128 with minima, as AWQ has."""
+        hidden, width, group = self.shapes.hidden, 6 * self.shapes.hidden, 32 if bits == 8 else 128
+        x = self._randn(length, hidden)
+        words = torch.randint(-(1 << 31), 1 << 31, (width, -(-hidden // 32) * bits), device=self.device).int()
+        scales = (torch.rand(width, -(-hidden // group), device=self.device) + 0.5) * hidden**-0.5 / (1 << bits)
+        minima = -7.5 * scales if bits == 4 else None
+        moved = num_bytes(x, words, scales) + (0 if minima is None else num_bytes(minima)) + 2 * length * width
+        arguments, flops = (x, words, scales, minima), 2 * length * width * hidden
+        size = f"int{bits} N={length}"
+        return self._case("integer_linear", arguments, size, moved, flops, bits=bits, width=group)
 
     def paged_attention_prefill(self, num_new: int, length: int | None = None) -> Case:
         """New tokens, the last of `length`; of as many if left out."""

@@ -13,7 +13,8 @@ Decode steps are replayed from CUDA graphs, as the engine does, ours and the pee
 Where ours does more in one call, the peer is what does the same by flash-linear-attention's operations one after the
 other, without what it has no operation for (gates, and a decode step's convolution): its result is made before. Its
 functions want dense inputs, and get them: the copies that a model has to make for them are not counted. Beside the
-attention of a prefill stands torch's flash attention, beside products with eight-bit floats torch's of bfloat16.
+attention of a prefill stands torch's flash attention, beside products with eight-bit floats or integers torch's of
+bfloat16.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from qwen35mm_kernels import gpu
 from qwen35mm_kernels.backend import multiplies_fp8
 from qwen35mm_kernels.cpu.conv1d import causal_conv1d_step
 from qwen35mm_kernels.cpu.gated_delta_rule import gdn_gates
+from qwen35mm_kernels.cpu.quantise import dequantise
 from qwen35mm_kernels.gpu.attention_prefill import flash_attention_prefill
 from qwen35mm_kernels.reference.gated_delta_rule import split_heads, split_projection
 
@@ -58,8 +60,9 @@ PREFILL = (
     "paged_attention_prefill",
     "moe_experts",
     "fp8_linear",
+    "integer_linear",
 )
-DECODE = ("gdn_decode_step", "paged_attention_decode", "moe_experts", "fp8_linear")
+DECODE = ("gdn_decode_step", "paged_attention_decode", "moe_experts", "fp8_linear", "integer_linear")
 
 Run = Callable[[], object]
 
@@ -172,6 +175,12 @@ def _bfloat16_linear(case: Case) -> Run:
     return functools.partial(torch.nn.functional.linear, x, weight.bfloat16())
 
 
+def _bfloat16_of_integers(case: Case) -> Run:
+    x, *matrix = case.arguments
+    weight = dequantise(*matrix, **case.options, in_features=x.shape[1], dtype=torch.bfloat16)
+    return functools.partial(torch.nn.functional.linear, x, weight)
+
+
 _PEERS: dict[str, Callable[..., Run | None]] = {
     "gated_delta_prefill": _gated_delta_prefill,
     "causal_conv1d": _causal_conv1d,
@@ -180,6 +189,7 @@ _PEERS: dict[str, Callable[..., Run | None]] = {
     "paged_attention_prefill": _flash_attention,
     "gdn_decode_step": _gdn_decode_step,
     "fp8_linear": _bfloat16_linear,
+    "integer_linear": _bfloat16_of_integers,
 }
 
 
@@ -285,6 +295,8 @@ def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: 
                 there_is = {"moe_experts": has_experts, "fp8_linear": has_fp8}.get(operation, True)
                 if only in operation and there_is:
                     yield getattr(made, operation)(size), graph
+                    if operation == "integer_linear":
+                        yield made.integer_linear(size, 8), graph
 
 
 def report(

@@ -173,14 +173,16 @@ class Bench:
         if self._config.quantization is None and not (folder / GGUF_NOTE).is_file():
             return None, plain_bytes
         stored = read_checkpoint(folder, self._config.quantization)
-        integers = as_stored(stored, self._dtype, [torch.device(self._arguments.device)])
-        return integers, bytes_read_per_token(self._config, stored, self._dtype, integers)
+        devices = [torch.device(self._arguments.device)]
+        integers = as_stored(stored, self._dtype, devices)
+        return integers, bytes_read_per_token(self._config, stored, self._dtype, integers, devices)
 
     def _engines(self) -> Iterator[Measured]:
         arguments, plain = self._arguments, weights_name(self._dtype)
         for weights in arguments.weights:
             integers = choose_integers(weights, self._dtype)
-            num_bytes = weight_bytes(self._config, self._dtype, None if integers == AS_STORED else integers)
+            devices = [torch.device(arguments.device)]
+            num_bytes = weight_bytes(self._config, self._dtype, None if integers == AS_STORED else integers, devices)
             if integers == AS_STORED:
                 integers, num_bytes = self._as_stored(num_bytes)
             yield Measured(OURS, integers or plain, Worker(Ours, arguments, weights), num_bytes)

@@ -8,6 +8,7 @@ is whatever an engine computes beside it. So a share of a machine's rate is a sh
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
@@ -73,9 +74,12 @@ def vision_flops(config: ModelConfig, height: int, width: int) -> float:
     return num_patches * (2 * vision.patch_dim * hidden + vision.depth * block + merger)
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, integers: str | None = None) -> float:
+def weight_bytes(
+    config: ModelConfig, dtype: torch.dtype, integers: str | None = None, devices: Sequence[torch.device] = ()
+) -> float:
     """Bytes of weights that decoding a token reads, in a format that `load` takes."""
-    return bytes_read_per_token(config, {target.name: target for target in text_targets(config)}, dtype, integers)
+    targets = {target.name: target for target in text_targets(config)}
+    return bytes_read_per_token(config, targets, dtype, integers, devices)
 
 
 def cache_bytes(config: ModelConfig, num_tokens: float, kv_dtype: torch.dtype, conv_dtype: torch.dtype) -> float:

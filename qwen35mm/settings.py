@@ -56,8 +56,8 @@ class ModelOptions:
     weights: Annotated[
         str,
         _model(
-            help="auto, bf16, int8 or int4: what the weights are kept as. On a processor int8 takes half the memory "
-            "and int4 a quarter; auto takes the checkpoint's own where they fit, else int8, else int4."
+            help="auto, bf16, int8 or int4: what the weights are kept as. int8 takes half the memory and int4 a "
+            "quarter; auto takes the checkpoint's own, or on a processor where they don't fit int8, else int4."
         ),
     ] = "auto"
     device: Annotated[

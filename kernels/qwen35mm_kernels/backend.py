@@ -56,6 +56,11 @@ def multiplies_fp8(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
+def multiplies_integers(device: torch.device) -> bool:
+    """Whether a device is a card that `integer_linear` has a kernel for."""
+    return device.type == "cuda" and why_not_triton(device.type) is None
+
+
 def why_not_triton(device_type: str) -> str | None:
     """Why `gpu` can't run on a device type, or None if it can."""
     if device_type != "cuda":

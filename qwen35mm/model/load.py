@@ -25,7 +25,7 @@ from qwen35mm_preprocess import ImageProcessing, VideoProcessing, family_process
 # Never code, never pickles: weights as safetensors, everything else as text.
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# What `weights` may be: `bf16` is as `dtype` says, and so is `auto`, save for a quantised checkpoint on a CPU.
+# What `weights` may be: `bf16` is as `dtype` says, and so is `auto`, save for a quantised checkpoint.
 WEIGHTS = ("auto", "bf16", "int8", "int4")
 
 
@@ -72,10 +72,10 @@ def load(
         device: `cpu`, `cuda`, `cuda:1`, or several: `cuda:0,cuda:1` splits the layers over two GPUs, `cuda:0,cpu`
             computes the layers that don't fit on the processor, slowly. `auto` takes the first GPU that has room for
             the model, all of them together where none has, and the CPU where there is no GPU.
-        weights: `bf16`, `int8` or `int4`: matrices in a half or a quarter of the memory, on a CPU. `auto` leaves them
-            as they are in the checkpoint: in `dtype`, or with bfloat16 as the integers (on a CPU) or FP8 (on cards that
-            multiply it) that a quantised one has; what fits into the memory is chosen in `model_library`.
-        weights_cache: where quantised weights are kept for the next time.
+        weights: `bf16`, `int8` or `int4`: matrices in a half or a quarter of the memory. `auto` leaves them as they are
+            in the checkpoint: in `dtype`, or with bfloat16 as the integers or FP8 (on cards that multiply it) that a
+            quantised one has; what fits into the memory is chosen in `model_library`.
+        weights_cache: where a processor's quantised weights are kept for the next time.
         rope_scaling: "yarn,factor=4" for four times as many positions (see `ModelConfig.from_pretrained`).
 
     Raises:

@@ -1,8 +1,8 @@
 """Matrices of weights, and the formats that they are kept in: what formats differ in is here and nowhere else.
 
 A `Weight` is made empty and filled with rows as a checkpoint gives them. On a CPU with the compiled part it is packed
-for that processor's products, rounded to integers or as the integers that a quantised checkpoint has; on a card it is a
-plain tensor, or the eight-bit floats of a checkpoint; elsewhere plain, or integers beside scales, and torch multiplies.
+for that processor's products, rounded to integers or as the integers that a quantised checkpoint has; elsewhere it is a
+plain tensor, the eight-bit floats of a checkpoint, or integers beside scales: a card's kernels multiply them, or torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qwen35mm.model.dense import linear
 from qwen35mm_kernels import select_backend
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_kernels.cpu.native.products import GroupedRows, Groups, PackedMatrix
-from qwen35mm_kernels.cpu.quantise import GROUP, dequantise, pack_nibbles, quantise
+from qwen35mm_kernels.cpu.quantise import GROUP, dequantise, pack, quantise
 from qwen35mm_kernels.reference import fp8
 from qwen35mm_kernels.reference.fp8 import Blocks
 
@@ -156,29 +156,50 @@ class PackedWeight(Weight):
 
 
 class QuantisedWeight(Weight):
-    """Integers beside scales, where there is no compiled part: some rows at a time become floats and are multiplied."""
+    """Integers beside scales, where there is no compiled part: some rows at a time become floats and are multiplied.
 
-    integers: torch.Tensor
+    Attributes:
+        words: [out_features, ...] int32, as `qwen35mm_kernels.reference.integers` has them.
+        scales: a group's, bfloat16 of what is rounded here, and float32 of a checkpoint's.
+        minima: a group's, of a checkpoint that has them.
+    """
+
+    words: torch.Tensor
     scales: torch.Tensor
+    minima: torch.Tensor | None
 
-    def __init__(self, out_features: int, in_features: int, factory: Factory) -> None:
+    def __init__(self, out_features: int, in_features: int, factory: Factory, groups: Groups | None = None) -> None:
+        """groups: as which integers it is filled, in place of the factory's."""
         super().__init__(out_features, in_features, factory)
-        groups = -(-in_features // GROUP)
-        self.bits = 8 if factory.integers == "int8" else 4
-        shape = (out_features, groups, GROUP if self.bits == 8 else GROUP // 2)
-        integers = torch.zeros(shape, dtype=torch.int8 if self.bits == 8 else torch.uint8, device=factory.device)
-        self.register_buffer("integers", integers)
-        self.register_buffer("scales", torch.zeros(out_features, groups, dtype=torch.bfloat16, device=factory.device))
+        self.groups = groups or Groups(8 if factory.integers == "int8" else 4, GROUP)
+        self.is_rounded = groups is None
+
+        def zeros(columns: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(out_features, columns, dtype=dtype, device=factory.device)
+
+        num_groups, dtype = -(-in_features // self.groups.width), torch.bfloat16 if groups is None else torch.float32
+        self.register_buffer("words", zeros(-(-in_features // GROUP) * self.groups.bits, torch.int32))
+        self.register_buffer("scales", zeros(num_groups, dtype))
+        self.register_buffer("minima", zeros(num_groups, dtype) if self.groups.has_minima else None)
 
     def fill(self, first: int, rows: Rows) -> None:
-        assert isinstance(rows, torch.Tensor)
         # A few at a time: what it computes with is many times what it makes.
-        for some in rows.split(max(1, _VALUES_AT_ONCE // self.in_features)):
-            integers, scales = quantise(some, self.bits)
-            part = slice(first, first + len(some))
-            self.integers[part] = integers if self.bits == 8 else pack_nibbles(integers)
-            self.scales[part] = scales
-            first = part.stop
+        at_once = max(1, _VALUES_AT_ONCE // self.in_features)
+        for start in range(0, len(rows), at_once):
+            some, minima = rows[start : start + at_once], None
+            if isinstance(some, GroupedRows):
+                integers, scales, minima = some.integers.to(self.device), some.scales, some.minima
+            else:
+                assert self.is_rounded
+                groups, scales = quantise(some.to(self.device), self.groups.bits)
+                integers = groups.flatten(1)[:, : self.in_features]
+            if self.groups.bits == 4 and minima is None:
+                integers = integers + 8
+            part = slice(first + start, first + start + len(some))
+            self.words[part], self.scales[part] = pack(integers, self.groups.bits), scales
+            if self.minima is not None:
+                assert minima is not None
+                self.minima[part] = minima
 
     def product(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -186,12 +207,37 @@ class QuantisedWeight(Weight):
         out = x.new_empty(len(x), self.out_features) if out is None else out
         for start in range(0, self.out_features, _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            some = dequantise(self.integers[part], self.scales[part], self.in_features, self.dtype)
-            out[:, part] = linear(x, some, None if bias is None else bias[part])
+            out[:, part] = linear(x, self._values(part), None if bias is None else bias[part])
         return out
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        return dequantise(self.integers[index], self.scales[index], self.in_features, self.dtype)
+        return self._values(index)
+
+    def _values(self, part: torch.Tensor | slice) -> torch.Tensor:
+        return dequantise(
+            self.words[part],
+            self.scales[part],
+            None if self.minima is None else self.minima[part],
+            bits=self.groups.bits,
+            width=self.groups.width,
+            in_features=self.in_features,
+            dtype=self.dtype,
+        )
+
+
+class CardWeight(QuantisedWeight):
+    """The same where a card's kernels multiply it as it is."""
+
+    def __init__(self, out_features: int, in_features: int, factory: Factory, groups: Groups | None = None) -> None:
+        super().__init__(out_features, in_features, factory, groups)
+        self.ops = select_backend(factory.device)
+
+    def product(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        how = {"bits": self.groups.bits, "width": self.groups.width}
+        found = self.ops.integer_linear(x, self.words, self.scales, self.minima, out, **how)
+        return found if bias is None else found.add_(bias)
 
 
 class Fp8Weight(Weight):
@@ -315,7 +361,8 @@ class StoredWeight(StackedWeight):
             return Fp8Weight(count, width, self.factory, held if fit else replace(held, rows=1))
         if held is None:
             return new_weight(count, width, self.factory)
-        return PackedWeight(count, width, self.factory, held)
+        is_packed = self.device.type == "cpu" and find_library() is not None
+        return (PackedWeight if is_packed else CardWeight)(count, width, self.factory, held)
 
 
 def new_weight(out_features: int, in_features: int, factory: Factory, *, exact_rows: int = 0) -> Weight:
@@ -331,4 +378,6 @@ def new_weight(out_features: int, in_features: int, factory: Factory, *, exact_r
         return StoredWeight(out_features, in_features, factory)
     if factory.device.type == "cpu" and find_library() is not None:
         return PackedWeight(out_features, in_features, factory)
-    return (PlainWeight if factory.integers is None else QuantisedWeight)(out_features, in_features, factory)
+    if factory.integers is None:
+        return PlainWeight(out_features, in_features, factory)
+    return (QuantisedWeight if factory.device.type == "cpu" else CardWeight)(out_features, in_features, factory)

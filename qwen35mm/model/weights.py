@@ -40,7 +40,7 @@ from qwen35mm.model.weight_formats import (
     Weight,
 )
 from qwen35mm.model.weights_cache import WeightsCache
-from qwen35mm_kernels.backend import multiplies_fp8
+from qwen35mm_kernels.backend import multiplies_fp8, multiplies_integers, why_not_triton
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_kernels.cpu.native.products import Groups
 from qwen35mm_kernels.reference.fp8 import Blocks
@@ -68,15 +68,15 @@ def load_model(
     Args:
         dtype: float32 or bfloat16; A_log and dt_bias are kept in float32 in both.
         device: as in `DeviceRequest.parse`.
-        integers: `int8` or `int4` for matrices, on a CPU, or `AS_STORED`, where that can be; see `Qwen35Model`.
-        cache: where integers are kept for the next time; bfloat16 isn't.
+        integers: `int8` or `int4` for matrices, or `AS_STORED`, where that can be; see `Qwen35Model`.
+        cache: where a processor's integers are kept for the next time; bfloat16 isn't.
         progress: called with (bytes read, bytes in all) after each tensor that is read.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen or of a dtype that isn't supported, a file is
             truncated, or there are no safetensors files.
         ConfigError: there is no such device, the weights don't fit into the GPUs' free memory, or integers were asked
-            for on one.
+            for on one that has no kernels for them.
     """
     if dtype not in MODEL_DTYPES:
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16; got {dtype}.")
@@ -90,7 +90,7 @@ def load_model(
     if integers == AS_STORED:
         integers = as_stored(stored, dtype, request.devices)
     make = partial(Qwen35Model, config, dtype=dtype, tie_word_embeddings=not separate_head, integers=integers)
-    num_bytes = weights_bytes(stored, dtype, integers)
+    num_bytes = weights_bytes(stored, dtype, integers, request.devices)
 
     def skeleton() -> Qwen35Model:
         model = make(device=torch.device("meta"))
@@ -98,7 +98,8 @@ def load_model(
         return model
 
     places = place(Path(folder).name, num_bytes, config.text.num_layers, skeleton, request)
-    kept = None if integers not in INTEGER_FORMATS or cache is None else cache.find(Path(folder), integers, dtype)
+    is_kept = integers in INTEGER_FORMATS and not _on_cards(request.devices)
+    kept = cache.find(Path(folder), integers, dtype) if integers and is_kept and cache is not None else None
     if kept is not None and kept.exists() and kept.read_into(model := make(device=places, is_mapped=True)):
         return model
     model = make(device=places)
@@ -115,32 +116,34 @@ def load_model(
 
 
 def check_integers(integers: str | None, devices: Sequence[torch.device]) -> None:
-    """Raises ConfigError where integers are asked for on a GPU."""
-    if integers in INTEGER_FORMATS and any(device.type != "cpu" for device in devices):
-        raise ConfigError(
-            f"{integers} weights are for CPUs, and GPUs compute with bfloat16: take --device cpu, or --weights bf16."
-        )
+    """Raises ConfigError where integers are asked for on a GPU that has no kernels for them."""
+    for kind in {device.type for device in devices if device.type != "cpu"}:
+        if integers in INTEGER_FORMATS and (why := why_not_triton(kind)) is not None:
+            raise ConfigError(
+                f"{integers} weights need Triton's kernels on {kind}. {why}. Take --device cpu, or --weights bf16."
+            )
 
 
 def as_stored(stored: Mapping[str, Source | Target], dtype: torch.dtype, devices: Sequence[torch.device]) -> str | None:
-    """`AS_STORED` on processors and `FP8` on cards where there is a matrix that is kept as the integers or eight-bit
-    floats that it is; else None."""
+    """`FP8` or `AS_STORED`, where there is a matrix that is kept so on all of the devices; else None."""
     if all(device.type == "cpu" for device in devices) and find_library() is not None:
-        found = AS_STORED
-    elif all(map(multiplies_fp8, devices)):
-        found = FP8
+        kinds = [AS_STORED]
     else:
-        return None
-    return found if any(held_as(name, each, dtype, found) is not None for name, each in stored.items()) else None
+        kinds = [FP8] * all(map(multiplies_fp8, devices)) + [AS_STORED] * all(map(multiplies_integers, devices))
+    for kind in kinds:
+        if any(held_as(name, each, dtype, kind, devices) is not None for name, each in stored.items()):
+            return kind
+    return None
 
 
-def held_as(name: str, source: Source | Target, dtype: torch.dtype, integers: str | None) -> Groups | Blocks | None:
+def held_as(
+    name: str, source: Source | Target, dtype: torch.dtype, integers: str | None, devices: Sequence[torch.device] = ()
+) -> Groups | Blocks | None:
     """What `AS_STORED` or `FP8` keeps a tensor as; None of one that isn't made of such numbers, or would be no
     smaller."""
-    if dtype != torch.bfloat16 or not isinstance(source, Source) or _integer_bits(name, "int8") is None:
+    if integers not in (AS_STORED, FP8) or dtype != torch.bfloat16 or not isinstance(source, Source):
         return None
-    # Cards group the experts of a layer in one product, which is bfloat16's.
-    if integers not in (AS_STORED, FP8) or (integers == FP8 and ".experts." in name):
+    if _integer_bits(name, "int8", integers == FP8 or _on_cards(devices)) is None:
         return None
     groups = source.groups
     if groups is None or isinstance(groups, Blocks) != (integers == FP8):
@@ -148,7 +151,12 @@ def held_as(name: str, source: Source | Target, dtype: torch.dtype, integers: st
     return groups if groups.bits_per_value < 8 * dtype.itemsize else None
 
 
-def weights_bytes(stored: Mapping[str, Source | Target], dtype: torch.dtype, integers: str | None) -> int:
+def weights_bytes(
+    stored: Mapping[str, Source | Target],
+    dtype: torch.dtype,
+    integers: str | None,
+    devices: Sequence[torch.device] = (),
+) -> int:
     """Bytes of a checkpoint's tensors as a model keeps them, without what layouts are padded by.
 
     A head that repeats the embeddings counts, though it isn't loaded: only its numbers tell.
@@ -156,8 +164,9 @@ def weights_bytes(stored: Mapping[str, Source | Target], dtype: torch.dtype, int
     Args:
         stored: by name, from the files' headers.
         integers: as for `load_model`.
+        devices: where they lie; left out, a processor.
     """
-    return math.ceil(sum(_num_bytes(name, tensor, dtype, integers) for name, tensor in stored.items()))
+    return math.ceil(sum(_num_bytes(name, tensor, dtype, integers, devices) for name, tensor in stored.items()))
 
 
 def loaded_bytes(model: Qwen35Model) -> int:
@@ -167,12 +176,16 @@ def loaded_bytes(model: Qwen35Model) -> int:
 
 
 def bytes_read_per_token(
-    config: ModelConfig, stored: Mapping[str, Source | Target], dtype: torch.dtype, integers: str | None
+    config: ModelConfig,
+    stored: Mapping[str, Source | Target],
+    dtype: torch.dtype,
+    integers: str | None,
+    devices: Sequence[torch.device] = (),
 ) -> float:
     """Bytes of weights that decoding a token reads; the arguments are those of `weights_bytes`."""
     has_head = LM_HEAD in stored
     return sum(
-        share_read(config, name, has_head) * _num_bytes(name, tensor, dtype, integers)
+        share_read(config, name, has_head) * _num_bytes(name, tensor, dtype, integers, devices)
         for name, tensor in stored.items()
     )
 
@@ -185,24 +198,33 @@ def share_read(config: ModelConfig, name: str, has_head: bool) -> float:
     return moe.num_experts_per_tok / moe.num_experts if moe is not None and ".experts." in name else 1.0
 
 
-def _num_bytes(name: str, tensor: Source | Target, dtype: torch.dtype, integers: str | None) -> float:
+def _num_bytes(
+    name: str, tensor: Source | Target, dtype: torch.dtype, integers: str | None, devices: Sequence[torch.device]
+) -> float:
     if name.startswith(IGNORED_PREFIXES):
         return 0.0
     if integers in (AS_STORED, FP8):
-        groups = held_as(name, tensor, dtype, integers)
+        groups = held_as(name, tensor, dtype, integers, devices)
         bits = None if groups is None else groups.bits_per_value
     else:
-        bits = None if integers is None else _integer_bits(name, integers)
+        bits = None if integers is None else _integer_bits(name, integers, _on_cards(devices))
     return math.prod(tensor.shape) * (dtype.itemsize if bits is None else bits / 8)
 
 
-def _integer_bits(name: str, integers: str) -> float | None:
+def _integer_bits(name: str, integers: str, on_cards: bool) -> float | None:
     """Bits of a value where matrices become integers; None for a tensor that stays as it is."""
     if name in (EMBEDDING, LM_HEAD):
         return INTEGER_FORMATS["int8"]
+    # Cards group the experts of a layer in one product, which is bfloat16's.
+    if on_cards and ".experts." in name:
+        return None
     last = name.removesuffix(".weight").rpartition(".")[2]
     is_matrix = last.endswith("_proj") or last in ("in_proj_qkv", "in_proj_z")
     return INTEGER_FORMATS[integers] if name.startswith(TEXT_PREFIX) and is_matrix else None
+
+
+def _on_cards(devices: Sequence[torch.device]) -> bool:
+    return any(device.type != "cpu" for device in devices)
 
 
 def _has_separate_head(config: ModelConfig, stored: dict[str, Source]) -> bool:
@@ -307,7 +329,8 @@ def _lay_out(model: Qwen35Model, targets: Sequence[Target], stored: Mapping[str,
                     continue
                 is_whole = count == stop - start
                 source = stored[target.name]
-                groups = held_as(target.name, source, matrix.dtype, model.integers) if is_whole else None
+                how = matrix.dtype, model.integers, [matrix.device]
+                groups = held_as(target.name, source, *how) if is_whole else None
                 held |= {target.name} if groups else set()
                 runs.append((count, groups))
             weight.lay_out(runs)

@@ -33,6 +33,7 @@ from qwen35mm.model_library.memory import (
     tokenizer_bytes,
 )
 from qwen35mm.model_library.options import BackendOptions
+from qwen35mm_kernels.backend import multiplies_integers
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_preprocess.say import said_of, say
 
@@ -67,7 +68,7 @@ def fit(
         asked = asked_format(options, stored, devices)
         text = "%s has %s weights: %s instead of %s of %s, which don't fit into %s of memory beside a context of %s."
         plain, room = asked or weights_name(dtype), gib(memory_bytes)
-        sizes = gib(need.plan.weights_bytes), gib(weights_bytes(stored, dtype, asked))
+        sizes = gib(need.plan.weights_bytes), gib(weights_bytes(stored, dtype, asked, devices))
         logger.warning(text, name, fitted.weights, *sizes, plain, room, f"{need.plan.context_length:,} tokens")
     return fitted, need
 
@@ -86,8 +87,11 @@ def fit_tensors(
     dtype = choose_dtype(options.dtype)
     asked = asked_format(options, stored, devices)
     on_cpu = all(device.type == "cpu" for device in devices)
-    sizes = {each: weights_bytes(stored, dtype, each) for each in (asked, *INTEGER_FORMATS)}
-    smaller = [each for each in INTEGER_FORMATS if on_cpu and sizes[each] < sizes[asked]]
+    # On a card fewer bits are named, and taken where somebody asks for them.
+    is_open = on_cpu and options.weights == "auto"
+    can_round = on_cpu or all(map(multiplies_integers, devices))
+    sizes = {each: weights_bytes(stored, dtype, each, devices) for each in (asked, *INTEGER_FORMATS)}
+    smaller = [each for each in INTEGER_FORMATS if can_round and sizes[each] < sizes[asked]]
     how = {"dtype": dtype, "devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": runtime_bytes}
     refused = None
     for integers in [asked, *smaller]:
@@ -96,9 +100,9 @@ def fit_tensors(
             need = memory_need(name, config, sizes[integers], options, integers=chosen, **how)
         except NoRoomError as error:
             # Of `auto` the last word is the smallest's, else that of what was asked for.
-            refused = error if refused is None or options.weights == "auto" else refused
+            refused = error if refused is None or is_open else refused
             continue
-        if refused is not None and options.weights != "auto":
+        if refused is not None and not is_open:
             raise NoRoomError(
                 say(
                     "{refused} With --weights {integers} it fits: {size} of weights.",

@@ -169,7 +169,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
     formats = []
     details = {"name": model_name(source), "dtype": dtype, "device": devices[0], "runtime_bytes": runtime_bytes}
     for integers in dict.fromkeys((asked, *(INTEGER_FORMATS if is_open else ()))):
-        size = weights_bytes(stored, dtype, integers)
+        size = weights_bytes(stored, dtype, integers, devices)
         weights = integers or weights_name(dtype)
         for kv_dtype in kv_types:
             wanted = replace(options, cache=replace(options.cache, kv_dtype=kv_dtype))

@@ -5,12 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from qwen35mm.engine import Engine, EngineSettings, Request, sampler
-from qwen35mm.model import Qwen35Model
+from qwen35mm.model import LoadedModel, Qwen35Model, load, weight_formats
+from qwen35mm.model.weight_formats import CardWeight, Weight
 from qwen35mm.prompt import Image
 from qwen35mm.sampling import SamplingParams
-from tests.engine.exact import DENSE, MOE, Chat, cache_settings, chat_model, picture, results, user, words
+from tests.engine.exact import (
+    DENSE,
+    MOE,
+    Chat,
+    cache_settings,
+    chat_checkpoint,
+    chat_model,
+    picture,
+    results,
+    user,
+    words,
+)
 from tests.interpreter import prepare_interpreter
 from tests.tiny import TinySpec
 
@@ -30,8 +43,7 @@ def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: True)
 
 
-def engine_of(spec: TinySpec, kv_dtype: str, *, slots: int) -> Engine:
-    loaded = chat_model(spec)
+def engine_of(loaded: LoadedModel, kv_dtype: str, *, slots: int) -> Engine:
     cache = cache_settings(loaded, num_tokens=768, kv_dtype=kv_dtype)
     return Engine(loaded, EngineSettings(context_length=256, slots=slots), cache)
 
@@ -63,11 +75,41 @@ def test_a_seed_gives_one_text_on_both_paths_alone_and_in_company_with_a_grammar
     spec: TinySpec, kv_dtype: str, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = requests(spec)
-    expected = results(engine_of(spec, kv_dtype, slots=1), *asked)
-    in_company = results(engine_of(spec, kv_dtype, slots=4), *asked)
+    expected = results(engine_of(chat_model(spec), kv_dtype, slots=1), *asked)
+    in_company = results(engine_of(chat_model(spec), kv_dtype, slots=4), *asked)
     run_on_triton(chat_model(spec).model, monkeypatch)
-    on_triton = results(engine_of(spec, kv_dtype, slots=slots), *asked)
+    on_triton = results(engine_of(chat_model(spec), kv_dtype, slots=slots), *asked)
     for request in asked:
         assert in_company[request.id].token_ids == expected[request.id].token_ids
         assert on_triton[request.id].token_ids == expected[request.id].token_ids
     assert expected[asked[2].id].token_ids != expected[asked[3].id].token_ids
+
+
+@pytest.mark.parametrize("weights", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
+    weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qwen35mm_kernels.gpu import integers
+
+    # More columns to a program than a card takes: the same sums, and programs are what the interpreter waits for.
+    for forms in (integers._VECTORS, integers._TILES):
+        for key, config in forms.items():
+            blocks = {**config.blocks, "BLOCK_N": 1024}
+            monkeypatch.setitem(forms, key, replace(config, blocks=blocks))
+    asked = requests(DENSE)[::2]
+    twin = load(chat_checkpoint(DENSE), dtype="float32", device="cpu")
+    with monkeypatch.context() as as_on_a_card:
+        as_on_a_card.setattr(weight_formats, "find_library", lambda: None)
+        as_on_a_card.setattr(weight_formats, "QuantisedWeight", CardWeight)
+        loaded = load(chat_checkpoint(DENSE), dtype="float32", device="cpu", weights=weights)
+    own = {name: weight for name, weight in twin.model.named_modules() if isinstance(weight, Weight)}
+    for name, weight in loaded.model.named_modules():
+        if isinstance(weight, Weight) and name.endswith(".weight"):
+            own[name].fill(0, weight.rows(torch.arange(weight.out_features)).contiguous())
+    expected = results(engine_of(twin, "auto", slots=1), *asked)
+    plain = results(engine_of(chat_model(DENSE), "auto", slots=1), *asked)
+    run_on_triton(loaded.model, monkeypatch)
+    found = results(engine_of(loaded, "auto", slots=3), *asked)
+    assert [found[each.id].token_ids for each in asked] == [expected[each.id].token_ids for each in asked]
+    # Rounding shows: this is no model of the numbers before it.
+    assert any(found[each.id].token_ids != plain[each.id].token_ids for each in asked)

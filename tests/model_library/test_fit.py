@@ -69,9 +69,33 @@ def test_a_format_that_was_asked_for_is_kept_to_and_a_smaller_one_named() -> Non
     assert fit_demo(small, replace(OPTIONS, weights="int8"))[0].weights == "int8"
     with pytest.raises(ConfigError, match="weights must be auto, bf16, int8 or int4"):
         fit_demo(small, replace(OPTIONS, weights="q4"))
-    cards = [torch.device("cuda", 0)]
-    with pytest.raises(ConfigError, match="int8 weights are for CPUs"):
-        fit(replace(OPTIONS, weights="int8"), demo_model_path(), "demo", devices=cards, memory_bytes=1 << 40)
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_a_card_with_triton_takes_integers_that_are_asked_for(
+    has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_card(weights: str, memory_bytes: int) -> tuple[BackendOptions, MemoryNeed]:
+        options = replace(OPTIONS, weights=weights, device="cuda:0")
+        return fit(options, demo_model_path(), "demo", devices=[torch.device("cuda", 0)], memory_bytes=memory_bytes)
+
+    monkeypatch.setattr("qwen35mm.model.weights.multiplies_fp8", lambda device: False)
+    if not has_kernels:
+        monkeypatch.setattr("qwen35mm_kernels.backend.why_not_triton", lambda kind: "There is no Triton")
+        monkeypatch.setattr("qwen35mm.model.weights.why_not_triton", lambda kind: "There is no Triton")
+        with pytest.raises(ConfigError, match=r"int8 weights need Triton's kernels on cuda\. There is no Triton"):
+            on_a_card("int8", 1 << 40)
+    needs = {weights: on_a_card(weights, 1 << 40)[1] for weights in ("bf16", *("int8", "int4") * has_kernels)}
+    sizes = {weights: need.plan.weights_bytes for weights, need in needs.items()}
+    most = on_a_card("auto", needs["bf16"].total_bytes)[0]
+    assert most.weights == "auto"
+    # It takes fewer bits where somebody says so, and says which would fit.
+    for weights in ("auto", "bf16"):
+        with pytest.raises(NoRoomError) as refused:
+            on_a_card(weights, needs["bf16"].total_bytes - 1)
+        assert ("With --weights int8 it fits" in str(refused.value)) == has_kernels
+    if has_kernels:
+        assert sizes["bf16"] > sizes["int8"] > sizes["int4"]
 
 
 def test_kept_prompts_get_what_weights_leave_before_the_weights_are_made_smaller() -> None:

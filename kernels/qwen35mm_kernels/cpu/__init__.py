@@ -11,6 +11,7 @@ from qwen35mm_kernels.cpu.fp8 import fp8_linear
 from qwen35mm_kernels.cpu.gated_delta_rule import gated_delta_prefill, gdn_decode_step
 from qwen35mm_kernels.cpu.moe import moe_experts, moe_route
 from qwen35mm_kernels.cpu.norm import add_rms_norm, gated_rms_norm, rms_norm
+from qwen35mm_kernels.cpu.quantise import integer_linear
 from qwen35mm_kernels.cpu.rope import apply_partial_rope, mrope_cos_sin
 from qwen35mm_kernels.cpu.sampling import sample
 from qwen35mm_kernels.cpu.swiglu import swiglu
@@ -23,6 +24,7 @@ __all__ = [
     "gated_delta_prefill",
     "gated_rms_norm",
     "gdn_decode_step",
+    "integer_linear",
     "moe_experts",
     "moe_route",
     "mrope_cos_sin",

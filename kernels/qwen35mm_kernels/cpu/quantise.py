@@ -1,4 +1,4 @@
-"""Matrices as integers with a scale for every 32 neighbours of a row: symmetric, 8 or 4 bits."""
+"""Matrices as integers with a scale for every 32 neighbours of a row: symmetric, 8 or 4 bits; and their products."""
 
 from __future__ import annotations
 
@@ -41,14 +41,55 @@ def _round(groups: torch.Tensor, scales: torch.Tensor, low: int, high: int) -> t
     return (groups * inverse).round().clamp_(low, high).to(torch.int8)
 
 
-def pack_nibbles(integers: torch.Tensor) -> torch.Tensor:
-    """integers [..., 32] from -8 to 7 -> [..., 16] uint8: the first half in the lower four bits."""
-    shifted = (integers + 8).to(torch.uint8)
-    return shifted[..., : GROUP // 2] | (shifted[..., GROUP // 2 :] << 4)
+def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
+    """integers [n, in] int8, eight bits or four from 0 to 15 -> words [n, ceil(in / 32) * bits] int32 of
+    `reference.integers`."""
+    padded = F.pad(integers, (0, -integers.shape[1] % GROUP)).view(torch.uint8)
+    if bits == 8:
+        data = padded.unflatten(1, (-1, 4, 4))
+    else:
+        halves = padded.unflatten(1, (-1, 4, 2, 4))
+        data = halves[..., 0, :] | (halves[..., 1, :] << 4)
+    # A word's bytes are every fourth column, or two of them.
+    return data.transpose(2, 3).contiguous().view(torch.int32).flatten(1)
 
 
-def dequantise(integers: torch.Tensor, scales: torch.Tensor, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-    """integers [n, groups, 32] int8, or [n, groups, 16] uint8 of `pack_nibbles` -> rows [n, in_features]."""
-    if integers.dtype == torch.uint8:
-        integers = torch.cat([integers & 15, integers >> 4], dim=-1).to(torch.int8) - 8
-    return (integers * scales.float()[..., None]).flatten(1)[:, :in_features].to(dtype)
+def dequantise(
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    minima: torch.Tensor | None,
+    *,
+    bits: int,
+    width: int,
+    in_features: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The rows [n, in_features] that words [n, ...] of `pack` and their scales stand for."""
+    data = words.view(torch.uint8).unflatten(1, (-1, 4, 4))
+    if bits == 8:
+        integers = data.transpose(2, 3).flatten(1).view(torch.int8)
+    else:
+        halves = torch.stack([data & 15, data >> 4], dim=4)
+        integers = halves.permute(0, 1, 3, 4, 2).flatten(1).view(torch.int8)
+        integers = integers if minima is not None else integers - 8
+    groups = F.pad(integers, (0, -integers.shape[1] % width)).unflatten(1, (-1, width))
+    values = groups[:, : scales.shape[1]] * scales.float()[..., None]
+    if minima is not None:
+        values += minima.float()[..., None]
+    return values.flatten(1)[:, :in_features].to(dtype)
+
+
+def integer_linear(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    minima: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    bits: int,
+    width: int,
+) -> torch.Tensor:
+    num_in, dtype = x.shape[1], torch.float32
+    matrix = dequantise(words, scales, minima, bits=bits, width=width, in_features=num_in, dtype=dtype)
+    found = F.linear(x.float(), matrix)
+    return found.to(x.dtype) if out is None else out.copy_(found)

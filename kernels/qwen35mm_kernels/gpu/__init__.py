@@ -12,6 +12,7 @@ from qwen35mm_kernels.gpu.conv1d import causal_conv1d
 from qwen35mm_kernels.gpu.fp8 import fp8_linear
 from qwen35mm_kernels.gpu.gdn_prefill import gated_delta_prefill
 from qwen35mm_kernels.gpu.gdn_step import gdn_decode_step
+from qwen35mm_kernels.gpu.integers import integer_linear
 from qwen35mm_kernels.gpu.moe import moe_experts, moe_route
 from qwen35mm_kernels.gpu.norm import add_rms_norm, gated_rms_norm, rms_norm
 from qwen35mm_kernels.gpu.rope import apply_partial_rope, mrope_cos_sin
@@ -26,6 +27,7 @@ __all__ = [
     "gated_delta_prefill",
     "gated_rms_norm",
     "gdn_decode_step",
+    "integer_linear",
     "moe_experts",
     "moe_route",
     "mrope_cos_sin",

@@ -12,6 +12,7 @@ from qwen35mm_kernels.reference.attention import (
 from qwen35mm_kernels.reference.conv1d import causal_conv1d
 from qwen35mm_kernels.reference.fp8 import fp8_linear
 from qwen35mm_kernels.reference.gated_delta_rule import gated_delta_prefill, gdn_decode_step
+from qwen35mm_kernels.reference.integers import integer_linear
 from qwen35mm_kernels.reference.moe import moe_experts, moe_route
 from qwen35mm_kernels.reference.norm import add_rms_norm, gated_rms_norm, rms_norm
 from qwen35mm_kernels.reference.rope import apply_partial_rope, mrope_cos_sin
@@ -26,6 +27,7 @@ __all__ = [
     "gated_delta_prefill",
     "gated_rms_norm",
     "gdn_decode_step",
+    "integer_linear",
     "moe_experts",
     "moe_route",
     "mrope_cos_sin",

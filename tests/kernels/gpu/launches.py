@@ -20,6 +20,16 @@ NUM_LAYERS = 4
 CONTEXT_LENGTH = 32_768
 # One for each form of a product with eight-bit floats.
 FP8_ROWS = (1, 3, 16, 100, 2048)
+# The same with integers: rows, bits, columns of a group, and whether it has a minimum.
+INTEGERS = (
+    (1, 8, 32, False),
+    (3, 8, 32, False),
+    (1, 4, 128, True),
+    (3, 4, 128, True),
+    (16, 4, 32, False),
+    (64, 8, 128, False),
+    (2048, 4, 128, True),
+)
 
 # What is run, and its name.
 Runs = Iterator[tuple[str, Callable[[], object]]]
@@ -99,6 +109,20 @@ def _multiply_fp8(num_in: int, num_rows: int) -> None:
     gpu.fp8_linear(torch.empty(num_rows, num_in, dtype=torch.bfloat16, device=meta), values, scales)
 
 
+def _multiply_integers(num_in: int, num_rows: int, bits: int, width: int, has_minima: bool, dtype: Any) -> None:
+    """A product with a matrix of integers; what a model of such matrices launches besides."""
+    import torch
+
+    from qwen35mm_kernels import gpu
+
+    meta = torch.device("meta")
+    words = torch.empty(2048, num_in // 32 * bits, dtype=torch.int32, device=meta)
+    scales = torch.empty(2048, num_in // width, device=meta)
+    minima = torch.empty_like(scales) if has_minima else None
+    x = torch.empty(num_rows, num_in, dtype=dtype, device=meta)
+    gpu.integer_linear(x, words, scales, minima, bits=bits, width=width)
+
+
 def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], capability: int, kv_dtype: str) -> Runs:
     import torch
 
@@ -147,6 +171,9 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
     if capability >= 89:
         for rows in FP8_ROWS:
             yield f"fp8 {rows}", functools.partial(_multiply_fp8, config.text.hidden_size, rows)
+    for kind in INTEGERS:
+        run = functools.partial(_multiply_integers, config.text.hidden_size, *kind, model.dtype)
+        yield f"integers {kind}", run
     pixel_values = torch.zeros(8 * 32 * 32, config.vision.patch_dim)
     yield "vision", functools.partial(model.tower, pixel_values, (8, 32, 32))
 

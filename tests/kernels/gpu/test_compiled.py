@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from qwen35mm_kernels.gpu import attention_decode, attention_prefill, fp8, rope_kv
+from qwen35mm_kernels.gpu import attention_decode, attention_prefill, fp8, integers, rope_kv
 from qwen35mm_kernels.gpu.launch import Config
 from qwen35mm_kernels.gpu.moe import _DEFAULTS
 from tests.kernels.gpu.compiled import SHARED_BYTES, Compiled, Variant, compile_variants
@@ -317,4 +317,80 @@ def test_products_of_eight_bit_floats_use_a_cards_matrix_units(block_m: int, cap
     assert found.shared_bytes <= CONSUMER_SHARED_BYTES
     assert found.instructions[unit] > 0
     assert "HMMA" not in found.instructions
+    assert found.instructions["LDGSTS"] > 0
+
+
+_INTEGER_TYPES = {
+    "*bf16:16": "x_ptr out_ptr",
+    "*i32:16": "words_ptr",
+    "*fp32:16": "scales_ptr minima_ptr",
+    "i32": "num_rows",
+    "i32:16": "stride_x stride_words stride_scale stride_out",
+}
+_INTEGER_FORMATS = ((8, 32, False), (4, 32, False), (4, 128, True), (4, 16, True))
+
+
+def _integer_constants(kind: tuple[int, int, bool]) -> dict[str, Any]:
+    bits, width, has_minima = kind
+    bias = 128 if bits == 8 else 0 if has_minima else 8
+    return {
+        "WIDTH": 4096,
+        "DEPTH": 4096,
+        "BITS": bits,
+        "GROUP": width,
+        "HAS_MINIMA": has_minima,
+        "BIAS": bias,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "capability"),
+    [(1, _INTEGER_FORMATS[2], 90)]
+    + [
+        pytest.param(rows, kind, capability, marks=pytest.mark.slow)
+        for rows in (1, 4)
+        for kind in _INTEGER_FORMATS
+        for capability in (80, 89, 90, 100)
+    ],
+)
+def test_integers_become_floats_in_registers(rows: int, kind: tuple[int, int, bool], capability: int) -> None:
+    bits, width, has_minima = kind
+    found = compiled(
+        "integers:_vectors_kernel",
+        capability,
+        integers._VECTORS[4],
+        _INTEGER_TYPES,
+        _integer_constants(kind) | {"PARTS": 2 if width == 16 else 1, "ROWS": rows},
+    )
+    assert found.spilled_bytes == 0
+    # Four programs of 4 warps, and two of several rows.
+    assert found.num_registers <= (TWO_PROGRAMS if rows == 1 else 255)
+    # 16 bytes of words for each of four columns; x by four numbers; nothing of x through shared memory in the loop.
+    parts = 2 if width == 16 else 1
+    assert found.instructions["LDG"] <= 4 + rows * 32 // bits + 4 * parts * (1 + has_minima) + rows * 4 * has_minima
+    assert found.instructions["BAR"] <= 10 * rows
+    # A conversion takes a quarter of an addition's rate or less.
+    assert "I2F" not in found.instructions
+    assert "I2FP" not in found.instructions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _INTEGER_FORMATS)
+@pytest.mark.parametrize("block_m", [16, 64, 128])
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+def test_tiles_of_integers_use_a_cards_matrix_units(block_m: int, kind: tuple[int, int, bool], capability: int) -> None:
+    config = integers._TILES[block_m]
+    found = compiled(
+        "integers:_tiles_kernel",
+        capability,
+        config,
+        _INTEGER_TYPES,
+        _integer_constants(kind)
+        | {"SHARED": min(kind[1], config.blocks["BLOCK_K"]), "BLOCK_M": block_m, "PRECISION": "tf32"},
+    )
+    assert found.spilled_bytes == 0
+    assert found.shared_bytes <= CONSUMER_SHARED_BYTES
+    unit = "HMMA" if block_m == 16 or capability < 90 else "HGMMA" if capability == 90 else "UTCHMMA"
+    assert found.instructions[unit] > 0
+    # Rows and words come to shared memory while the last ones are worked on.
     assert found.instructions["LDGSTS"] > 0

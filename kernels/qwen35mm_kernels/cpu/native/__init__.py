@@ -5,6 +5,7 @@ They run where `library.find_library` finds a library. Tensors that a compiled o
 
 from qwen35mm_kernels.cpu import (
     fp8_linear,
+    integer_linear,
     moe_experts,
     moe_route,
     mrope_cos_sin,
@@ -27,6 +28,7 @@ __all__ = [
     "gated_delta_prefill",
     "gated_rms_norm",
     "gdn_decode_step",
+    "integer_linear",
     "moe_experts",
     "moe_route",
     "mrope_cos_sin",

@@ -1,0 +1,120 @@
+"""Products with weights that are integers beside scales against the reference and, where they are exact, float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from qwen35mm_kernels import reference
+from qwen35mm_kernels.cpu.quantise import dequantise, pack
+from tests.kernels.compare import DTYPES, Backend, assert_close, sliced
+
+# A row alone, vectors, and the three sizes of a tile, full and not.
+ROWS = (1, 3, 4, 5, 16, 17, 64, 65, 300)
+# Bits, columns of a group, and whether something is added: as we round, as checkpoints are.
+FORMATS = ((8, 32, False), (4, 32, False), (4, 128, True), (4, 32, True), (8, 16, False), (4, 16, True), (4, 64, False))
+# Columns that fill no word, no group and no tile, and rows that fill no block.
+SHAPES = ((21, 272), (5, 1040))
+
+
+def make(
+    num_rows: int, num_out: int, num_in: int, dtype: torch.dtype, kind: tuple[int, int, bool]
+) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """x, words, scales, minima and out; bits and width. Rows and groups have other sizes: none stands for another."""
+    bits, width, has_minima = kind
+    x = sliced(num_rows, num_in, dtype=dtype) * torch.logspace(-2, 2, num_rows)[:, None].to(dtype)
+    low, high = (-128, 128) if bits == 8 else (0, 16)
+    words = pack(torch.randint(low, high, (num_out, num_in)).to(torch.int8), bits)
+    sizes = num_out, -(-num_in // width)
+    own = torch.float32 if has_minima else torch.bfloat16
+    scales = ((torch.rand(sizes) + 0.1) / (8 << bits)).to(own)
+    minima = -7.5 * scales * torch.rand(sizes) if has_minima else None
+    return (x, words, scales, minima, sliced(num_rows, num_out, dtype=dtype)), {"bits": bits, "width": width}
+
+
+def limit(dtype: torch.dtype) -> float | None:
+    """A tile's weights are rounded to bfloat16, as those of a bfloat16 model are."""
+    return 1e-2 if dtype == torch.bfloat16 else None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", FORMATS, ids=str)
+@pytest.mark.parametrize(("num_out", "num_in"), SHAPES)
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_every_format_and_number_of_rows(
+    num_rows: int, num_out: int, num_in: int, kind: tuple[int, int, bool], dtype: torch.dtype, triton_backend: Backend
+) -> None:
+    arguments, how = make(num_rows, num_out, num_in, dtype, kind)
+    triton_backend.check("integer_linear", *arguments, limit=limit(dtype) if num_rows > 4 else None, **how)
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=str)
+def test_torch(kind: tuple[int, int, bool], make_backend: Callable[[str], Backend]) -> None:
+    arguments, how = make(5, 24, 72, torch.bfloat16, kind)
+    make_backend("cpu").check("integer_linear", *arguments, **how)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 20])
+def test_a_group_as_wide_as_a_row_and_one_of_three_words(num_rows: int, triton_backend: Backend) -> None:
+    for width, num_in in ((640, 640), (288, 280), (96, 288)):
+        arguments, how = make(num_rows, 24, num_in, torch.bfloat16, (4, width, True))
+        triton_backend.check("integer_linear", *arguments[:4], limit=limit(torch.bfloat16), **how)
+
+
+@pytest.mark.parametrize("num_rows", [1, 20])
+@pytest.mark.parametrize("kind", FORMATS, ids=str)
+def test_what_floats_hold_is_multiplied_exactly(
+    kind: tuple[int, int, bool], num_rows: int, triton_backend: Backend
+) -> None:
+    """Small whole numbers, and scales that are powers of two: nothing is rounded, and every place of a word counts."""
+    (x, words, scales, minima, _), how = make(num_rows, 40, 288, torch.float32, kind)
+    x = torch.randint(-3, 4, x.shape).float()
+    scales = torch.exp2(torch.randint(-1, 2, scales.shape)).to(scales.dtype)
+    minima = None if minima is None else torch.randint(-4, 5, minima.shape).float()
+    weight = dequantise(words, scales, minima, **how, in_features=288, dtype=torch.float64)
+    found = triton_backend.run("integer_linear", x, words, scales, minima, **how)
+    assert torch.equal(found.double(), x.double() @ weight.T)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_packing_and_back_is_what_the_reference_reads(bits: int) -> None:
+    codes = torch.randint(-128, 128, (5, 72)).to(torch.int8) if bits == 8 else torch.randint(0, 16, (5, 72)).char()
+    words, ones = pack(codes, bits), torch.ones(5, 3)
+    how: dict[str, Any] = {"bits": bits, "width": 32}
+    zeros = torch.zeros(5, 3)
+    assert torch.equal(dequantise(words, ones, zeros, **how, in_features=72, dtype=torch.float32), codes.float())
+    assert torch.equal(reference.integer_linear(torch.eye(72), words, ones, zeros, **how), codes.T.float())
+
+
+def test_no_rows(triton_backend: Backend) -> None:
+    arguments, how = make(2, 24, 40, torch.bfloat16, FORMATS[0])
+    assert triton_backend.run("integer_linear", arguments[0][:0], *arguments[1:4], **how).shape == (0, 24)
+
+
+@pytest.mark.parametrize("kind", [FORMATS[0], FORMATS[2]], ids=str)
+@pytest.mark.parametrize(("num_rows", "places"), [(4, (0, 1, 3)), (16, (0, 9)), (200, (0, 77, 199))])
+def test_a_row_has_the_same_bits_whatever_the_others_hold(
+    num_rows: int, places: tuple[int, ...], kind: tuple[int, int, bool], triton_backend: Backend
+) -> None:
+    (x, *matrix, _), how = make(num_rows, 24, 272, torch.bfloat16, kind)
+    whole = triton_backend.run("integer_linear", x, *matrix, **how)
+    for place in places:
+        other = torch.randn_like(x) * 50
+        other[place] = x[place]
+        assert torch.equal(triton_backend.run("integer_linear", other, *matrix, **how)[place], whole[place])
+
+
+def test_a_vector_has_the_same_bits_among_up_to_four(triton_backend: Backend) -> None:
+    (x, *matrix, _), how = make(4, 24, 1040, torch.bfloat16, FORMATS[2])
+    whole = triton_backend.run("integer_linear", x, *matrix, **how)
+    for rows in (slice(1, 2), slice(1, 3), slice(0, 3)):
+        assert torch.equal(triton_backend.run("integer_linear", x[rows], *matrix, **how), whole[rows])
+
+
+def test_vectors_and_tiles_differ_by_their_last_bits_alone(triton_backend: Backend) -> None:
+    (x, *matrix, _), how = make(20, 24, 656, torch.float32, FORMATS[3])
+    some = triton_backend.run("integer_linear", x[:4], *matrix, **how)
+    assert_close(triton_backend.run("integer_linear", x, *matrix, **how)[:4], some, 1e-6)

@@ -16,7 +16,7 @@ from qwen35mm.captioning.ledger import Ledger
 from qwen35mm.captioning.manifest.listings import Listings
 from qwen35mm.captioning.manifest.manifest import STATE_FOLDER, Manifest
 from qwen35mm.captioning.media.workers import MediaWorkers
-from qwen35mm.captioning.outputs import OutputSettings, OutputSpec, open_outputs
+from qwen35mm.captioning.outputs import Output, OutputSettings, OutputSpec, open_outputs
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionSettings, CaptionStyle, RequestBuilder
 from qwen35mm.captioning.run import Run, RunSettings
@@ -123,7 +123,8 @@ class Outcome:
         stopped: None at the end of the work; else what came first.
         failed: items without a caption because something was wrong with them, of this run and earlier ones, by the
             failure's kind.
-        num_gone: files of media that are there no more and whose captions are; only after a whole run.
+        num_gone, num_pruned: files of media that are there no more and whose captions are, and of those whose captions
+            this run took out; only after a whole run.
         flagged: captions with flags, of this run and earlier ones, by the flag's kind.
     """
 
@@ -132,6 +133,7 @@ class Outcome:
     failed: Mapping[str, int]
     flagged: Mapping[str, int]
     num_gone: int = 0
+    num_pruned: int = 0
 
     @property
     def num_failures(self) -> int:
@@ -187,13 +189,19 @@ async def carry_out(job: Job, captioner: Captioner, begun: Callable[[Run], Await
             await begun(run)
         counts = await run.go()
         failed, flagged = _conclude(job, listings, run)
-        num_gone = 0
+        gone = left = set[Path]()
         try:
             if counts.scanned and run.stopped is None:
-                num_gone = len(set[Path]().union(*(output.gone() for output in outputs)))
+                gone = left = _gone(outputs)
+                # A source without anything is rather one that isn't mounted.
+                if job.run.prune and counts.num_found:
+                    media = {path for path in gone if _is_below(path, job.sources)}
+                    for output in outputs:
+                        output.prune(media)
+                    left = _gone(outputs)
         except OutputError as error:
             run.stop(error)
-        return Outcome(counts, run.stopped, failed, flagged, num_gone)
+        return Outcome(counts, run.stopped, failed, flagged, len(left), len(gone - left))
 
 
 async def look_over(job: Job, captioner: Captioner) -> Estimate:
@@ -226,6 +234,15 @@ async def look_over(job: Job, captioner: Captioner) -> Estimate:
             return await estimate(job.entries(manifest), ledger, captioner, workers, limit=job.run.limit)
         finally:
             await ledger.close(complete=False)
+
+
+def _gone(outputs: Sequence[Output]) -> set[Path]:
+    return set[Path]().union(*(output.gone() for output in outputs))
+
+
+def _is_below(path: Path, sources: Sequence[str]) -> bool:
+    """Whether a file is one of the sources, or lies in one; a list of files holds no others."""
+    return not {absolute(Path(source)) for source in sources}.isdisjoint((path, *path.parents))
 
 
 def _conclude(job: Job, listings: Listings, run: Run) -> tuple[Mapping[str, int], Mapping[str, int]]:

@@ -49,6 +49,7 @@ class RunSettings:
         limit: items that are captioned at most; None is all.
         retry_failed: whether items that failed for a lasting reason are tried again.
         max_distance: bits by which near-duplicates that share a caption may differ; None shares none.
+        prune: whether captions of media that are gone leave the outputs at the end of a whole run.
         judge_below: the model judges each caption's sentences, and doubts those with a lower score; None judges none.
     """
 
@@ -56,6 +57,7 @@ class RunSettings:
     limit: int | None = None
     retry_failed: bool = False
     max_distance: int | None = None
+    prune: bool = False
     judge_below: float | None = None
 
 

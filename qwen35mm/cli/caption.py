@@ -189,10 +189,20 @@ def _report(outcome: Outcome, job: Job) -> None:
             "tries them again.",
             err=True,
         )
+    if outcome.num_pruned:
+        typer.echo(
+            f"The captions of {outcome.num_pruned:,} media that were moved or deleted were taken out of the outputs.",
+            err=True,
+        )
     if outcome.num_gone:
+        why = (
+            "somebody has changed them, or they are of other sources"
+            if outcome.num_pruned or (job.run.prune and counts.num_found)
+            else "--prune takes them out where any media are left"
+        )
         typer.echo(
             f"{outcome.num_gone:,} media were moved or deleted since they were captioned; their captions stay in the "
-            "outputs.",
+            f"outputs: {why}.",
             err=True,
         )
     if outcome.flagged:

@@ -136,6 +136,9 @@ class CaptionOptions:
     dry_run: Annotated[bool, _run("--dry-run", help="Say what would be done and what it costs; write nothing.")] = False
     limit: Annotated[int | None, _run(help="Caption so many items at most.", min=1)] = None
     retry_failed: Annotated[bool, _run("--retry-failed", help="Try again what failed before.")] = False
+    prune: Annotated[
+        bool, _run("--prune", help="At the end of a whole run, take out captions of media that were deleted.")
+    ] = False
     share_similar: Annotated[
         int | None,
         _run(
@@ -209,6 +212,7 @@ class CaptionOptions:
                 slots=model.slots or DEFAULT_SLOTS,
                 limit=self.limit,
                 retry_failed=self.retry_failed,
+                prune=self.prune,
                 max_distance=self.share_similar,
                 judge_below=DEFAULT_JUDGE_BELOW if self.judge and self.judge_below is None else self.judge_below,
             ),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
+import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image as PILImage
@@ -16,6 +20,7 @@ from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.run import Run, RunSettings
 from qwen35mm.captioning.texts.words import Words
 from tests.captioning.fake_model import FakeModel, picture, seen_digest
+from tests.captioning.outputs.helpers import rows_of
 from tests.captioning.runs import failures, interrupted, job, listed, problems, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
@@ -113,7 +118,10 @@ async def test_sharing_is_taken_back_by_a_run_that_does_not_share(folder: Path) 
         assert again.asked == []
 
 
-@pytest.mark.parametrize("output", ["sidecar", "jsonl:{}/a.jsonl", "parquet:{}", "webdataset:{}", "dataset:{}"])
+OUTPUTS = ["sidecar", "jsonl:{}/a.jsonl", "parquet:{}", "webdataset:{}", "dataset:{}"]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
 async def test_media_that_are_gone_are_counted(folder: Path, tmp_path: Path, output: str) -> None:
     one = job(folder, outputs=(output.format(tmp_path / "out"),))
     assert (await run(one, FakeModel())).num_gone == 0
@@ -122,6 +130,78 @@ async def test_media_that_are_gone_are_counted(folder: Path, tmp_path: Path, out
     # One that is only renamed isn't gone from records; its old text file is without a medium.
     (folder / "1.png").rename(folder / "renamed.png")
     assert (await run(one, FakeModel())).num_gone == (3 if output == "sidecar" else 2)
+
+
+def names_in(output: str, folder: Path) -> set[str]:
+    """The media that an output has captions of."""
+    if output == "sidecar":
+        return {name.replace(".txt", ".png") for name in texts(folder)}
+    return {row["name"] for row in rows_of(output)}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+async def test_prune_takes_out_what_is_gone(folder: Path, tmp_path: Path, output: str) -> None:
+    output = output.format(tmp_path / "out")
+    one = job(folder, outputs=(output,))
+    pruning = replace(one, run=settings(prune=True))
+    await run(one, FakeModel())
+    everything = {"0.png", "1.png", "2.png", "3.png", "more/4.png", "more/5.png"}
+    assert names_in(output, folder) == everything
+    removed = {path: path.read_bytes() for path in (folder / "0.png", folder / "more" / "4.png")}
+    for path in removed:
+        path.unlink()
+    # A part of the work says nothing about the rest.
+    for number in (8, 9):
+        picture(number).save(folder / f"{number}.png")
+    assert (await run(replace(one, run=settings(prune=True, limit=1)), FakeModel())).num_pruned == 0
+    outcome = await run(pruning, again := FakeModel())
+    assert (outcome.num_pruned, outcome.num_gone, outcome.exit_code, len(again.asked)) == (2, 0, 0, 1)
+    assert names_in(output, folder) == {"1.png", "2.png", "3.png", "more/5.png", "8.png", "9.png"}
+    assert (await run(pruning, FakeModel())).num_pruned == 0
+    # What comes back is written again, without the model.
+    for path, content in removed.items():
+        path.write_bytes(content)
+    assert (await run(pruning, again := FakeModel())).num_pruned == 0
+    assert again.asked == []
+    assert names_in(output, folder) == everything | {"8.png", "9.png"}
+
+
+async def test_prune_leaves_what_somebody_wrote_and_a_folder_that_is_not_there(folder: Path) -> None:
+    one = job(folder, run=settings(prune=True))
+    await run(one, FakeModel())
+    (folder / "0.txt").write_text("mine")
+    (folder / "0.png").unlink()
+    (folder / "1.png").unlink()
+    outcome = await run(one, FakeModel())
+    assert (outcome.num_pruned, outcome.num_gone, sorted(texts(folder))[:2]) == (1, 1, ["0.txt", "2.txt"])
+    # Nothing at all is rather a disk that isn't mounted.
+    for path in folder.rglob("*.png"):
+        path.unlink()
+    before = texts(folder)
+    outcome = await run(one, FakeModel())
+    assert (outcome.num_pruned, outcome.exit_code, texts(folder)) == (0, 3, before)
+
+
+async def test_prune_leaves_what_is_of_other_sources_or_out_of_reach(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = f"jsonl:{tmp_path / 'all.jsonl'}"
+    state = tmp_path / "state"
+    await run(job(folder, outputs=(output,), state=state), FakeModel())
+    (folder / "0.png").unlink()
+    outcome = await run(job(folder / "more", outputs=(output,), state=state, run=settings(prune=True)), FakeModel())
+    assert (outcome.num_pruned, outcome.num_gone) == (0, 1)
+    lstat = os.lstat
+
+    def refuse(path: Path, **options: Any) -> os.stat_result:
+        if Path(path).name == "0.png":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return lstat(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", refuse)
+        outcome = await run(job(folder, outputs=(output,), state=state, run=settings(prune=True)), FakeModel())
+    assert (outcome.num_pruned, outcome.num_gone) == (0, 0)
 
 
 def test_the_texts_that_make_flags_are_those_that_media_say() -> None:

@@ -130,6 +130,17 @@ def is_whole(path: Path, num_bytes: int, crc: int) -> bool:
         return crc_of(file, num_bytes) == crc
 
 
+def is_gone(path: Path) -> bool:
+    """Whether nothing has this name. Where a folder can't be entered, or a disk fails, that isn't known: False."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def move_aside(path: Path, when: str) -> Path:
     """Renames a file to a name that nobody has; returns its new path. Raises OSError."""
     number = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -86,6 +87,11 @@ class Output(ABC):
     @abstractmethod
     def gone(self) -> set[Path]:
         """The files of media whose captions of ours are here, and which are there no more. Raises OutputError."""
+
+    @abstractmethod
+    def prune(self, media: Collection[Path]) -> None:
+        """Takes the captions of media out, unless somebody has changed them; the manifest keeps them. For media that
+        are `gone`, after `finish`; whatever ends it, it may be called again. Raises OutputError."""
 
     def finish(self) -> None:  # noqa: B027 - most have nothing that waits
         """The run's end, also after Ctrl-C: writes what waits for it, and drops what was replaced. May be called once.

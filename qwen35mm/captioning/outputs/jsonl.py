@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,6 +76,12 @@ class JsonLines(RecordOutput):
         """See `Output`."""
         self._close_file()
         super().close()
+
+    def _drop_entries(self, connection: sqlite3.Connection, positions: Sequence[int]) -> None:
+        super()._drop_entries(connection, positions)
+        num_stale = self._num_stale + len(positions)
+        connection.execute("UPDATE line_files SET num_stale = ? WHERE place = ?", (num_stale, self._output))
+        self._num_stale = num_stale
 
     def _line(self, record: Record) -> bytes:
         """A record as its line, with the newline."""

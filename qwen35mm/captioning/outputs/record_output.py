@@ -10,11 +10,19 @@ import os
 import sqlite3
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest.files import RunLock, disk_errors, json_text, lock_for, move_aside, sync_folder
+from qwen35mm.captioning.manifest.files import (
+    RunLock,
+    disk_errors,
+    is_gone,
+    json_text,
+    lock_for,
+    move_aside,
+    sync_folder,
+)
 from qwen35mm.captioning.manifest.manifest import Manifest, load_caption
 from qwen35mm.captioning.outputs.base import Mode, Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import owner_of, place_in
@@ -57,10 +65,27 @@ class RecordOutput(Output):
 
     def gone(self) -> set[Path]:
         """See `Output`."""
+        return {path for _, path in self._of_files() if is_gone(path)}
+
+    def prune(self, media: Collection[Path]) -> None:
+        """See `Output`."""
+        positions = [position for position, path in self._of_files() if path in media]
+        if not positions:
+            return
+        with disk_errors(self.label), self._manifest.writing() as connection:
+            self._drop_entries(connection, positions)
+        self.finish()
+
+    def _drop_entries(self, connection: sqlite3.Connection, positions: Sequence[int]) -> None:
+        """Takes entries out, within a transaction; `finish` then takes their records out."""
+        connection.executemany("DELETE FROM entries WHERE position = ?", [(position,) for position in positions])
+
+    def _of_files(self) -> Iterator[tuple[int, Path]]:
+        """The entries of items with a file: where they are, and the file."""
         query = "SELECT position, owner, name FROM entries WHERE output = ? AND position > ? ORDER BY position LIMIT ?"
-        places = (place_in(owner, name) for _, owner, name in self._manifest.many_rows(query, self._output))
-        paths = (self._manifest.path_of(place) for place in places if place is not None)
-        return {path for path in paths if not os.path.lexists(path)}
+        for position, owner, name in self._manifest.many_rows(query, self._output):
+            if (place := place_in(owner, name)) is not None:
+                yield position, self._manifest.path_of(place)
 
     def close(self) -> None:
         """See `Output`."""
@@ -140,7 +165,7 @@ class RecordOutput(Output):
 
     def _is_gone(self, owner: bytes, name: bytes) -> bool:
         place = place_in(owner, name)
-        return place is not None and not os.path.lexists(self._manifest.path_of(place))
+        return place is not None and is_gone(self._manifest.path_of(place))
 
     def _move_aside(self, path: Path) -> str:
         """Gives a file that isn't ours another name, which is returned. Raises OSError."""

@@ -14,12 +14,12 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35mm.captioning.items import Item
-from qwen35mm.captioning.manifest.files import disk_errors, json_text, replacing, temporary_for
+from qwen35mm.captioning.manifest.files import disk_errors, is_gone, json_text, replacing, temporary_for
 from qwen35mm.captioning.manifest.manifest import Manifest
 from qwen35mm.captioning.outputs.base import Output, OutputSettings, Wants
 from qwen35mm.captioning.outputs.file_names import Claims, fit, fold, numbered, owner_of, parts_inside
@@ -158,12 +158,29 @@ class Sidecars(Output):
 
     def gone(self) -> set[Path]:
         """See `Output`."""
-        media = set[Path]()
+        media = ((self._manifest.path_of(medium), place) for place, medium in self._claims.of_files())
+        return {
+            path
+            for path, place in media
+            if is_gone(path)
+            and self._manifest.row("SELECT 1 FROM sidecars WHERE place = ?", place)
+            and self._manifest.path_of(place).exists()
+        }
+
+    def prune(self, media: Collection[Path]) -> None:
+        """See `Output`. A text that somebody wrote or changed stays, and so does one that ours was added to."""
         for place, medium in self._claims.of_files():
-            path = self._manifest.path_of(medium)
-            if not os.path.lexists(path) and self._manifest.row("SELECT 1 FROM sidecars WHERE place = ?", place):
-                media |= {path} if self._manifest.path_of(place).exists() else set()
-        return media
+            if self._manifest.path_of(medium) not in media:
+                continue
+            path = self._manifest.path_of(place)
+            with disk_errors(printable(path.name)), contextlib.suppress(PermissionError):
+                text = self._known(path)
+                if text is None or not text.keys_written or (text.content is not None and text.is_anybodys):
+                    continue
+                # Removed first: a kill leaves a row without a file, which counts as nothing.
+                path.unlink(missing_ok=True)
+                with self._manifest.writing() as connection:
+                    connection.execute("DELETE FROM sidecars WHERE place = ?", (place,))
 
     def finish(self) -> None:
         """See `Output`. Says where two media would have one text file by their names, and whose texts were replaced."""
@@ -216,7 +233,9 @@ class Sidecars(Output):
 
     def _text(self, item: Item) -> _Text | None:
         """The item's sidecar; None where something stands that isn't a text file, or can't be read."""
-        path = self._path(item)
+        return self._known(self._path(item))
+
+    def _known(self, path: Path) -> _Text | None:
         try:
             content = _read(path)
         except OSError:

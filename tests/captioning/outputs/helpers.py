@@ -84,6 +84,7 @@ def run(
     embed_media: bool = False,
     compact: bool = False,
     captions: Path | None = None,
+    prune: bool = False,
 ) -> list[Wants]:
     """A whole run without a model, as the real one does it; what the output wanted of each record."""
     manifest = Manifest.open(folder / ".qwen35mm" / "manifest.sqlite")
@@ -109,6 +110,8 @@ def run(
                 if wanted[-1] is Wants.CAPTION:
                     output.write(each)
             output.finish()
+            if prune:
+                output.prune(output.gone())
         finally:
             output.close()
     finally:

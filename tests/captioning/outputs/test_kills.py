@@ -141,6 +141,37 @@ def test_full_at_every_step(runs: Runs, stride: int) -> None:
     assert step > 20
 
 
+@strides
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_every_step_of_pruning(tmp_path: Path, kind: str, stride: int) -> None:
+    records = records_of(tmp_path / "media", NAMES)
+    out, begun = tmp_path / "out", tmp_path / "begun"
+    left = records[1:3]
+    run(out, records, spec_of(kind, out), records_per_shard=2, captions=out / "captions")
+    shutil.copytree(out, begun)
+    for each in records:
+        if each not in left:
+            (tmp_path / "media" / each.item.name).unlink()
+
+    def go() -> None:
+        run(out, left, spec_of(kind, out), records_per_shard=2, captions=out / "captions", prune=True)
+
+    for step, torn_bytes in stops(min(stride, 3)):
+        shutil.rmtree(out)
+        shutil.copytree(begun, out)
+        was_killed = killed_at(step, go, torn_bytes=torn_bytes)
+        go()
+        check_left(out)
+        if kind == "sidecar":
+            found = sorted(path.read_text() for path in out.rglob("*.txt"))
+            assert found == sorted(f"{each.caption.text}\n" for each in left)
+        else:
+            assert captions_of(rows_of(spec_of(kind, out))) == expected(left)
+        if not was_killed:
+            break
+    assert step > 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_again_and_again(tmp_path: Path, kind: str) -> None:
     records = records_of(tmp_path / "media", [f"{number // 7}/{number}.png" for number in range(20)])

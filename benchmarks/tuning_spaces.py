@@ -111,7 +111,9 @@ def _integer_tiles(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     rows, columns = sizes["M"], blocks["BLOCK_N"]
     if rows == 16:
         return num_warps == 4 and columns <= 64
-    return columns >= 64 and 32 <= _to_a_thread(rows * columns, num_warps) <= 64
+    if rows == 64:
+        return columns >= 64 and 32 <= _to_a_thread(rows * columns, num_warps) <= 64
+    return columns >= 64 and blocks["BLOCK_K"] == 64
 
 
 def _combine_experts(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:

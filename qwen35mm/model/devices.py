@@ -212,9 +212,9 @@ def _too_large(name: str, num_bytes: int, devices: tuple[torch.device, ...]) -> 
         free=functools.reduce(lambda first, second: say("{first}, {second}", first=first, second=second), free),
     )
     return say(
-        "{shortage} Close what else uses the cards or choose a smaller model. With --device {cards},cpu the processor "
-        "computes the layers that don't fit, and with --device cpu all of them, at a small part of the speed, where "
-        "--weights int8 or int4 takes a half or a third of the memory.",
+        "{shortage} Close what else uses the cards or choose a smaller model. --weights int8 or int4 takes a half or a "
+        "third of the memory. With --device {cards},cpu the processor computes the layers that don't fit, and with "
+        "--device cpu all of them, at a small part of the speed.",
         shortage=say("{first} {second}", first=shortage, second=other) if other else shortage,
         cards=",".join(map(str, asked)),
     )

@@ -128,13 +128,13 @@ def asked_format(
 
 @dataclass(frozen=True)
 class FormatOffer:
-    """A format that a model can be taken in on a processor.
+    """A format that a model can be taken in.
 
     Attributes:
         weights: as `BackendOptions` takes it.
         num_bytes: of the weights.
         speedup: how many times as many tokens a second as the checkpoint's own at most, by the bytes that one token
-            reads; None of its own, and without the compiled part, where integers are no faster.
+            reads; None of its own, without the compiled part, where integers are no faster, and on a card.
     """
 
     weights: str
@@ -143,14 +143,19 @@ class FormatOffer:
 
 
 def offered_formats(
-    config: ModelConfig, stored: Mapping[str, Source | Target], dtype: torch.dtype
+    config: ModelConfig, stored: Mapping[str, Source | Target], dtype: torch.dtype, devices: Sequence[torch.device]
 ) -> tuple[FormatOffer, ...]:
-    """The checkpoint's own precision, then the smaller ones, of a config and its tensors."""
+    """The checkpoint's own precision, then the smaller ones, of a config and its tensors; none on cards that have no
+    kernels for these."""
+    on_cpu = all(device.type == "cpu" for device in devices)
+    if not on_cpu and not all(map(multiplies_integers, devices)):
+        return ()
     own = bytes_read_per_token(config, stored, dtype, None)
     offers = [FormatOffer(weights_name(dtype), weights_bytes(stored, dtype, None), None)]
     for integers in INTEGER_FORMATS:
-        speedup = own / bytes_read_per_token(config, stored, dtype, integers) if find_library() else None
-        offers.append(FormatOffer(integers, weights_bytes(stored, dtype, integers), speedup))
+        is_told = on_cpu and find_library() is not None
+        speedup = own / bytes_read_per_token(config, stored, dtype, integers) if is_told else None
+        offers.append(FormatOffer(integers, weights_bytes(stored, dtype, integers, devices), speedup))
     return tuple(offers)
 
 

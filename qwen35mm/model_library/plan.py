@@ -184,7 +184,7 @@ def forecast(source: str | Path, options: BackendOptions, *, room_bytes: int | N
         state_bytes=config.state_bytes(dtype),
         recurrent_bytes=config.recurrent_bytes,
         formats=tuple(formats),
-        offers=offered_formats(config, stored, dtype) if on_cpu else (),
+        offers=offered_formats(config, stored, dtype, devices),
         media=_media(folder, config, dtype, options, devices[0]),
     )
 

@@ -92,7 +92,7 @@ def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
     from qwen35mm_kernels.gpu import integers
 
     # More columns to a program than a card takes: the same sums, and programs are what the interpreter waits for.
-    for forms in (integers._VECTORS, integers._TILES):
+    for forms in (integers._VECTORS, integers._HOPPER):
         for key, config in forms.items():
             blocks = {**config.blocks, "BLOCK_N": 1024}
             monkeypatch.setitem(forms, key, replace(config, blocks=blocks))

@@ -16,7 +16,7 @@ from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import EngineSettings
 from qwen35mm.errors import ConfigError
-from qwen35mm.model.weights import loaded_bytes
+from qwen35mm.model.weights import loaded_bytes, weights_bytes
 from qwen35mm.model_library import BackendOptions, BackendSwitch, fit_source
 from qwen35mm.model_library.fit import fit, offered_formats
 from qwen35mm.model_library.memory import MemoryNeed, NoRoomError
@@ -133,7 +133,7 @@ def test_what_is_offered_says_what_it_takes_and_gives(
     build(MOE if moe else DENSE).save_pretrained(folder)
     config = ModelConfig.from_pretrained(folder)
     stored = read_checkpoint(folder, config.quantization)
-    offers = offered_formats(config, stored, torch.bfloat16)
+    offers = offered_formats(config, stored, torch.bfloat16, [CPU])
     assert [offer.weights for offer in offers] == ["bf16", "int8", "int4"]
     assert [offer.num_bytes for offer in offers] == sorted((offer.num_bytes for offer in offers), reverse=True)
     if find_library() is not None:
@@ -144,7 +144,15 @@ def test_what_is_offered_says_what_it_takes_and_gives(
         assert 1.2 < eight < 16 / 8.5
         assert eight < four < 16 / 4.5
     monkeypatch.setattr("qwen35mm.model_library.fit.find_library", lambda: None)
-    assert {offer.speedup for offer in offered_formats(config, stored, torch.bfloat16)} == {None}
+    assert {offer.speedup for offer in offered_formats(config, stored, torch.bfloat16, [CPU])} == {None}
+    card = [torch.device("cuda", 0)]
+    on_a_card = offered_formats(config, stored, torch.bfloat16, card)
+    assert [(offer.weights, offer.num_bytes, offer.speedup) for offer in on_a_card] == [
+        (name, weights_bytes(stored, torch.bfloat16, integers, card), None)
+        for name, integers in (("bf16", None), ("int8", "int8"), ("int4", "int4"))
+    ]
+    monkeypatch.setattr("qwen35mm_kernels.backend.why_not_triton", lambda kind: "There is no Triton")
+    assert offered_formats(config, stored, torch.bfloat16, card) == ()
 
 
 @pytest.mark.parametrize("multiplies", [True, False])

@@ -57,6 +57,30 @@ def test_known_figures_of_35b(config_alone: Path) -> None:
     assert [each.num_tokens for each in found.media] == [302, 1_224, 1_232, 3_911]
 
 
+def test_on_a_card_the_forecast_counts_integers_and_a_mixtures_experts_as_bfloat16(
+    config_alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for module in ("qwen35mm.model.weights", "qwen35mm_kernels.backend"):
+        monkeypatch.setattr(f"{module}.why_not_triton", lambda kind: None)
+    (config_alone / "dense").mkdir()
+    (config_alone / "dense/config.json").write_text(json.dumps(make_config("9B", "bfloat16")))
+
+    def weights_bytes(folder: Path, weights: str, device: str) -> int:
+        options = BackendOptions(device=device, weights=weights, settings=EngineSettings(context_length=4_096))
+        found = forecast(folder, options, room_bytes=1 << 40)
+        assert [offer.weights for offer in found.offers] == ["bf16", "int8", "int4"]
+        return found.formats[0].needed.weights_bytes
+
+    for folder in (config_alone, config_alone / "dense"):
+        sizes = {name: weights_bytes(folder, name, "cuda:0") for name in ("bf16", "int8", "int4")}
+        on_cpu = weights_bytes(folder, "int4", "cpu")
+        assert sizes["bf16"] > sizes["int8"] > sizes["int4"] >= on_cpu
+        # 40 layers of 256 experts with three matrices of 2,048 x 512.
+        experts = 40 * 256 * 3 * 2_048 * 512 if folder == config_alone else 0
+        assert sizes["int4"] - on_cpu == experts * (16 - 4.5) / 8
+
+
 def test_what_fits_is_as_long_as_it_says(config_alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qwen35mm.model_library.plan.resident_bytes", lambda: 300 * MIB)
     options = replace(OPTIONS, max_memory=22 * GIB)

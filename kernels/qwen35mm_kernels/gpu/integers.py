@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
-from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
+from qwen35mm_kernels.gpu.launch import Config, capability, cdiv, config_for, launch, next_power_of_2
 
 # Up to here rows are multiplied as vectors.
 MAX_VECTORS = 4
@@ -24,6 +24,9 @@ _TILES = {
     64: Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 3),
     128: Config({"BLOCK_N": 128, "BLOCK_K": 64}, 8, 3),
 }
+# From Hopper on, whose matrix units read shared memory: half the threads hold all sums, and two programs take turns,
+# one making floats while the other multiplies.
+_HOPPER = {**_TILES, 128: Config({"BLOCK_N": 128, "BLOCK_K": 64}, 4, 3)}
 
 
 @triton.jit
@@ -215,7 +218,8 @@ def integer_linear(
         launch(_vectors_kernel, grid, *arguments, *strides, config=config, **constants)
         return out
     block_m = 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128
-    config = config_for("integer_tiles", x.device, f"M{block_m}_{shape}", _TILES[block_m])
+    default = (_TILES if capability(x.device) < 90 else _HOPPER)[block_m]
+    config = config_for("integer_tiles", x.device, f"M{block_m}_{shape}", default)
     grid = cdiv(num_rows, block_m), cdiv(num_out, config.blocks["BLOCK_N"])
     # The largest power of two that divides the width.
     constants["SHARED"] = min(width & -width, config.blocks["BLOCK_K"])

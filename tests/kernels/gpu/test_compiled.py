@@ -379,7 +379,7 @@ def test_integers_become_floats_in_registers(rows: int, kind: tuple[int, int, bo
 @pytest.mark.parametrize("block_m", [16, 64, 128])
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
 def test_tiles_of_integers_use_a_cards_matrix_units(block_m: int, kind: tuple[int, int, bool], capability: int) -> None:
-    config = integers._TILES[block_m]
+    config = (integers._TILES if capability < 90 else integers._HOPPER)[block_m]
     found = compiled(
         "integers:_tiles_kernel",
         capability,

@@ -49,16 +49,20 @@ def _backend(device_type: str):
     return gpu
 
 
+def runs_triton(device: torch.device) -> bool:
+    """Whether a device is a card with Triton's kernels. These read nothing back: a step of them can be captured, and
+    launched before the one before has run. Torch's operations look at lengths, slots and counts on the host."""
+    return device.type == "cuda" and why_not_triton(device.type) is None
+
+
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether a device is a card that `fp8_linear` has a kernel for: elsewhere torch computes it, for tests alone."""
-    if device.type != "cuda" or why_not_triton(device.type) is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+    return runs_triton(device) and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def multiplies_integers(device: torch.device) -> bool:
     """Whether a device is a card that `integer_linear` has a kernel for."""
-    return device.type == "cuda" and why_not_triton(device.type) is None
+    return runs_triton(device)
 
 
 def why_not_triton(device_type: str) -> str | None:

@@ -28,6 +28,8 @@ _PACKAGE = Path(__file__).parents[1]
 _COMPUTING = ("cache", "checkpoints", "config", "engine", "model", "prompt")
 # The tables of kernels' configurations are JSON.
 _SOURCES = (".py", ".cpp", ".h", ".json")
+# What multiplies matrices on a card, where it has come by pip; conda and the system have other names for it.
+_MATRIX_WHEELS = tuple(f"nvidia-{name}{cuda}" for name in ("cublas", "cudnn") for cuda in ("", "-cu12", "-cu13"))
 # How users steer the libraries below torch.
 _ENVIRONMENT = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "OMP_DYNAMIC")
 
@@ -106,6 +108,8 @@ def _device(device: torch.device) -> dict[str, Any]:
         "num_multiprocessors": properties.multi_processor_count,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
+        # Wheels that may be newer than those that torch was built with.
+        "wheels": {name: _version(name) for name in _MATRIX_WHEELS},
         "tf32": [matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
         "reduced_precision": [
             matmul.allow_fp16_reduced_precision_reduction,

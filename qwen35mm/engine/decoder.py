@@ -1,10 +1,10 @@
 """The replies that are being decoded: one token for each of them per step, and room in the pools for all of them.
 
-On a GPU no step waits for a token: a step's inputs that the host knows beforehand (slots, places in the cache, lengths)
-are written while the step before still runs, the tokens come from the sampler's table, where the step before leaves
-them, and what a step has chosen is read one step later. A reply that turns out to have ended then has been given one
-step too many, which nobody sees: its memory is used again by later work of the same stream only, and decoding never
-enters the cache. On a CPU a step is over when it has run, and its tokens are read at once.
+On a GPU with Triton no step waits for a token: a step's inputs that the host knows beforehand (slots, places in the
+cache, lengths) are written while the step before still runs, the tokens come from the sampler's table, where the step
+before leaves them, and what a step has chosen is read one step later. A reply that turns out to have ended then has
+been given one step too many, which nobody sees: its memory is used again by later work of the same stream only, and
+decoding never enters the cache. Elsewhere a step is over when it has run, and its tokens are read at once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from qwen35mm.engine.reply import Reply, StepResult
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.step_graph import StepGraph, can_capture
+from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.library import find_library
 
 logger = logging.getLogger(__name__)
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """Whether steps are launched before the tokens of the ones before are known."""
-    return device.type == "cuda"
+    """Whether steps are launched before the tokens of the ones before are known: where none waits for the device."""
+    return runs_triton(device)
 
 
 def step_sizes(slots: int, device: torch.device, *, batch_invariant: bool) -> list[int]:
@@ -76,9 +77,11 @@ class Decoder:
         self.suspended: list[Reply] = []
         self._sizes = step_sizes(runtime.slots, self._model.device, batch_invariant=batch_invariant)
         self._runs_ahead = runs_ahead(self._model.device)
-        # Each is captured when so many replies first run: a start waits for none of them.
         self._graphs: dict[int, StepGraph] = {}
-        self._graph_memory = torch.cuda.graph_pool_handle() if can_capture(self._model) else None
+        captures = can_capture(self._model)
+        self._graph_memory = torch.cuda.graph_pool_handle() if captures else None
+        # One reply alone is what comes most, and then all of them. A start waits for none of them.
+        self._to_capture = [self._sizes[0], *self._sizes[:0:-1]] if captures else []
         self._launched: _Launched | None = None
         # What was drained before a reply had to leave.
         self._known: list[StepResult] = []
@@ -88,6 +91,19 @@ class Decoder:
     def can_step(self) -> bool:
         """Whether there is anything to run, or to tell of what has run."""
         return bool(self.running or self._known)
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether there are steps to capture, which the first replies would wait for."""
+        return bool(self._to_capture)
+
+    def prepare(self) -> None:
+        """Captures a step of one size; called where nobody waits. One that fails is tried again when it is to run."""
+        size = self._to_capture.pop(0)
+        try:
+            self._graph(size)
+        except Exception:
+            logger.warning("a step of %d replies couldn't be captured ahead", size, exc_info=True)
 
     def begin(self, reply: Reply, logits: torch.Tensor) -> StepResult:
         """Enters a reply; its first token is chosen from the prompt's last logits [vocab]."""
@@ -225,6 +241,8 @@ class Decoder:
             return []
         token_ids = launched.graph.token_ids(launched.answer)
         return [
-            StepResult(reply, None if reply.needs_host else token_ids[row], None if logits is None else logits[row])
+            StepResult(
+                reply, None if reply.needs_host else token_ids[row], None if logits is None else logits[row].float()
+            )
             for row, reply in enumerate(launched.replies)
         ]

@@ -96,7 +96,8 @@ class Engine:
         """Whether `step()` would do anything, now or once a file is read."""
         runtime = self.runtime
         can_write = runtime.disk is not None and runtime.disk.can_write()
-        return self.has_requests or bool(self._commits) or runtime.needs_offload or can_write
+        can_prepare = self._decoder.can_prepare
+        return self.has_requests or bool(self._commits) or runtime.needs_offload or can_write or can_prepare
 
     @property
     def has_requests(self) -> bool:
@@ -290,7 +291,9 @@ class Engine:
 
     def _run_idle(self) -> None:
         disk = self.runtime.disk
-        if self._commits:
+        if self._decoder.can_prepare:
+            self._decoder.prepare()
+        elif self._commits:
             self._commits.step()
         elif disk is not None:
             disk.write_next()

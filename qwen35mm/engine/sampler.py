@@ -72,7 +72,7 @@ class Sampler:
         """Chooses each row's next token and remembers it.
 
         Args:
-            logits: [B, vocab] float32.
+            logits: [B, vocab], of any type; chosen from in float32.
             slots: [B] int64, -1 for rows that nobody uses.
             steps: [B] int64, the number of the token in its reply.
             banned: [vocab] bool, ids that can't be chosen; None: those that never can.

@@ -1,6 +1,7 @@
 """One decode step of a fixed number of rows, sampling included.
 
-On one GPU it is captured once and replayed; on a CPU its compiled operations are, where torch does none of the work.
+On one GPU with Triton it is captured once and replayed; on a CPU its compiled operations are, where torch does none of
+the work.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from qwen35mm.cache import CachePools
 from qwen35mm.engine.batches import StepInputs
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.model import Qwen35Model
+from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.recording import record
 
 # Runs before a capture: kernels are compiled and libraries make their workspaces.
@@ -23,8 +25,8 @@ _NUM_WARM_UPS = 2
 
 
 def can_capture(model: Qwen35Model) -> bool:
-    """Whether a step fits into a CUDA graph: a graph holds the work of one GPU."""
-    return [device.type for device in model.devices] == ["cuda"]
+    """Whether a step fits into a CUDA graph: that holds the work of one GPU, and nothing in it may wait."""
+    return len(model.devices) == 1 and runs_triton(model.devices[0])
 
 
 class StepGraph:
@@ -33,14 +35,14 @@ class StepGraph:
     Answers are written to two places in turn, so that one can be read while the next step runs; the same holds for
     what the host writes. No more than two steps may be under way.
 
-    Where the model lies on several devices, or torch computes on a CPU, the step's operations are launched one by one.
+    Where the model lies on several devices, or torch computes, the step's operations are launched one by one.
 
     Args:
         max_blocks: of one sequence.
         memory: a graph pool that several steps share; None where nothing is captured.
 
     Attributes:
-        logits: [size, vocab] float32, of the last step that ran.
+        logits: [size, vocab], of the last step that ran, in the head's type: sampling makes them float32 as it reads.
     """
 
     logits: torch.Tensor
@@ -98,7 +100,7 @@ class StepGraph:
         """Logits and token ids of what the inputs hold; rows that nobody uses touch nothing."""
         model, inputs = self._model, self._inputs
         embeds = model.embed_tokens(inputs.token_ids(self._sampler.newest))
-        self.logits = model.logits(model(inputs.batch(self._pools, embeds)))
+        self.logits = model.scores(model(inputs.batch(self._pools, embeds)))
         slots, steps = (numbers.to(self._head_device) for numbers in inputs.sampled())
         self._token_ids = self._sampler.sample(self.logits, slots, steps)
 

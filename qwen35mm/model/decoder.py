@@ -159,8 +159,11 @@ class Qwen35Model(nn.Module):
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden], only the rows that are asked for -> [N, vocab] float32."""
-        head = self.head
-        return head.product(hidden.to(head.device)).float()
+        return self.scores(hidden).float()
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`logits` in the type that the head gives."""
+        return self.head.product(hidden.to(self.head.device))
 
     @property
     def head(self) -> Weight:

@@ -103,6 +103,18 @@ def test_a_gpu_is_named(gpu):
 
 
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("wheel", ["nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu13"])
+def test_another_wheel_of_what_multiplies_is_other_arithmetic(wheel, monkeypatch):
+    versions = {"nvidia-cublas": "13.1.0.3", "nvidia-cublas-cu12": "12.8.4.1"}
+    monkeypatch.setattr(module, "_version", lambda name: versions.get(name))
+    before = fingerprint(arithmetic([torch.device("cuda", 0)], BF16))
+    on_cpu = fingerprint(arithmetic([CPU], BF16))
+    versions[wheel] = "99.1"
+    assert fingerprint(arithmetic([torch.device("cuda", 0)], BF16)) != before
+    assert fingerprint(arithmetic([CPU], BF16)) == on_cpu
+
+
+@pytest.mark.usefixtures("gpu")
 def test_equal_cards_are_one_and_the_processor_is_another():
     first, second = (torch.device("cuda", index) for index in range(2))
     alone = fingerprint(arithmetic([first] * 4, BF16))

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from qwen35mm.cache import CachePools
 from qwen35mm.engine import Engine, EngineSettings, Request, decoder, step_graph
 from qwen35mm.engine.decoder import step_sizes
+from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.step_graph import StepGraph
-from qwen35mm.model import LoadedModel
+from qwen35mm.model import LoadedModel, Qwen35Model
 from qwen35mm.sampling import SamplingParams
+from qwen35mm_kernels import backend
 from qwen35mm_kernels.cpu.native.library import find_library
 from tests.engine.exact import (
     Chat,
@@ -164,6 +167,83 @@ def test_a_reply_that_is_stopped_while_the_device_is_ahead_leaves_nothing_behind
     assert {id_: result.token_ids for id_, result in found.items()} == {
         id_: result.token_ids for id_, result in expected.items()
     }
+
+
+class OnCards:
+    """As much of a model as says where it lies."""
+
+    def __init__(self, *devices: str) -> None:
+        self.devices = [torch.device(device) for device in devices]
+
+
+@pytest.mark.parametrize("why_not", [None, "Some card has compute capability 7.5, and the kernels need 8.0"])
+def test_a_card_without_triton_decodes_on_the_host(why_not: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows, Turing, AMD: torch's operations wait for the device, which a capture forbids."""
+    monkeypatch.setattr(backend, "why_not_triton", lambda kind: why_not)
+    models: list[Any] = [OnCards("cuda:0"), OnCards("cuda:0", "cuda:1"), OnCards("cuda:0", "cpu"), OnCards("cpu")]
+    has_triton = why_not is None
+    assert [step_graph.can_capture(model) for model in models] == [has_triton, False, False, False]
+    assert [decoder.runs_ahead(torch.device(kind)) for kind in ("cuda", "cpu")] == [has_triton, False]
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the steps that were captured; a decoder made from now on thinks that it captures."""
+    sizes: list[int] = []
+
+    class Counted(StepGraph):
+        def __init__(self, model: Any, pools: Any, sampler: Any, size: int, *rest: Any) -> None:
+            sizes.append(size)
+            if size == 3:
+                raise RuntimeError("out of memory")
+            super().__init__(model, pools, sampler, size, *rest)
+
+    monkeypatch.setattr(decoder, "can_capture", lambda model: True)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(decoder, "StepGraph", Counted)
+    return sizes
+
+
+def test_steps_are_captured_while_nobody_waits(loaded: LoadedModel, chat: Chat, captured: list[int]) -> None:
+    (request,) = asked(chat, [greedy(max_tokens=3)])
+    engine = engine_of(loaded)
+    assert captured == [], "a start waits for none"
+    for _ in range(2):
+        engine.step()
+    assert captured == [1, 4]
+    # Whoever comes is served first, and what can't be captured ends nothing.
+    engine.add(request)
+    while engine.has_requests:
+        engine.step()
+    assert captured == [1, 4]
+    while engine.has_work:
+        engine.step()
+    assert captured == [1, 4, 3, 2]
+
+
+def test_a_step_that_is_asked_for_first_is_captured_once(loaded: LoadedModel, chat: Chat, captured: list[int]) -> None:
+    (request,) = asked(chat, [greedy(max_tokens=3)])
+    engine = engine_of(loaded, slots=2)
+    assert results(engine, request)[request.id].num_generated_tokens == 3
+    for _ in range(10):
+        engine.step()
+    assert captured == [1, 2]
+
+
+def test_torchs_operations_wait_in_a_step(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On meta tensors whatever waits is an error, as in a capture; `tests/kernels/gpu` has the like for Triton's."""
+    monkeypatch.setattr(backend, "find_library", lambda: None)
+    backend._backend.cache_clear()
+    try:
+        config, device = loaded.config, torch.device("meta")
+        model = Qwen35Model(config, dtype=torch.float32, device=device)
+        sampler = Sampler(3, config.text.vocab_size, [], device)
+        pools = CachePools(config, num_slots=3, num_tokens=256, dtype=torch.float32, device=device)
+        graph = StepGraph(model, pools, sampler, 2, pools.kv.blocks_for(128))
+        with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+            graph.compute()
+    finally:
+        backend._backend.cache_clear()
 
 
 def test_a_gpu_has_graphs_for_powers_of_two_and_for_all_slots() -> None:

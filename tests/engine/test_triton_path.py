@@ -85,9 +85,12 @@ def test_a_seed_gives_one_text_on_both_paths_alone_and_in_company_with_a_grammar
     assert expected[asked[2].id].token_ids != expected[asked[3].id].token_ids
 
 
-@pytest.mark.parametrize("weights", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("weights", "num_requests"),
+    [("int4", 1), *(pytest.param(each, 3, marks=pytest.mark.slow) for each in ("int4", "int8"))],
+)
 def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
-    weights: str, monkeypatch: pytest.MonkeyPatch
+    weights: str, num_requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from qwen35mm_kernels.gpu import integers
 
@@ -96,7 +99,7 @@ def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
         for key, config in forms.items():
             blocks = {**config.blocks, "BLOCK_N": 1024}
             monkeypatch.setitem(forms, key, replace(config, blocks=blocks))
-    asked = requests(DENSE)[::2]
+    asked = requests(DENSE)[2::-1][:num_requests]
     twin = load(chat_checkpoint(DENSE), dtype="float32", device="cpu")
     with monkeypatch.context() as as_on_a_card:
         as_on_a_card.setattr(weight_formats, "find_library", lambda: None)
@@ -111,5 +114,5 @@ def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
     run_on_triton(loaded.model, monkeypatch)
     found = results(engine_of(loaded, "auto", slots=3), *asked)
     assert [found[each.id].token_ids for each in asked] == [expected[each.id].token_ids for each in asked]
-    # Rounding shows: this is no model of the numbers before it.
-    assert any(found[each.id].token_ids != plain[each.id].token_ids for each in asked)
+    # Rounding to four bits shows: this is no model of the numbers before it.
+    assert weights == "int8" or any(found[each.id].token_ids != plain[each.id].token_ids for each in asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,11 @@ ROWS = (1, 3, 4, 5, 16, 17, 64, 65, 300)
 FORMATS = ((8, 32, False), (4, 32, False), (4, 128, True), (4, 32, True), (8, 16, False), (4, 16, True), (4, 64, False))
 # Columns that fill no word, no group and no tile, and rows that fill no block.
 SHAPES = ((21, 272), (5, 1040))
+# A few of them in `make test`.
+CASES = [
+    pytest.param(*case, marks=[pytest.mark.slow] if index % 65 else [])
+    for index, case in enumerate(itertools.product(ROWS, SHAPES, FORMATS, DTYPES))
+]
 
 
 def make(
@@ -40,14 +46,11 @@ def limit(dtype: torch.dtype) -> float | None:
     return 1e-2 if dtype == torch.bfloat16 else None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", FORMATS, ids=str)
-@pytest.mark.parametrize(("num_out", "num_in"), SHAPES)
-@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize(("num_rows", "shape", "kind", "dtype"), CASES)
 def test_every_format_and_number_of_rows(
-    num_rows: int, num_out: int, num_in: int, kind: tuple[int, int, bool], dtype: torch.dtype, triton_backend: Backend
+    num_rows: int, shape: tuple[int, int], kind: tuple[int, int, bool], dtype: torch.dtype, triton_backend: Backend
 ) -> None:
-    arguments, how = make(num_rows, num_out, num_in, dtype, kind)
+    arguments, how = make(num_rows, *shape, dtype, kind)
     triton_backend.check("integer_linear", *arguments, limit=limit(dtype) if num_rows > 4 else None, **how)
 
 
@@ -60,7 +63,7 @@ def test_torch(kind: tuple[int, int, bool], make_backend: Callable[[str], Backen
 @pytest.mark.parametrize("num_rows", [1, 4, 20])
 def test_a_group_as_wide_as_a_row_and_one_of_three_words(num_rows: int, triton_backend: Backend) -> None:
     for width, num_in in ((640, 640), (288, 280), (96, 288)):
-        arguments, how = make(num_rows, 24, num_in, torch.bfloat16, (4, width, True))
+        arguments, how = make(num_rows, 9, num_in, torch.bfloat16, (4, width, True))
         triton_backend.check("integer_linear", *arguments[:4], limit=limit(torch.bfloat16), **how)
 
 
@@ -99,7 +102,7 @@ def test_no_rows(triton_backend: Backend) -> None:
 def test_a_row_has_the_same_bits_whatever_the_others_hold(
     num_rows: int, places: tuple[int, ...], kind: tuple[int, int, bool], triton_backend: Backend
 ) -> None:
-    (x, *matrix, _), how = make(num_rows, 24, 272, torch.bfloat16, kind)
+    (x, *matrix, _), how = make(num_rows, 9, 272, torch.bfloat16, kind)
     whole = triton_backend.run("integer_linear", x, *matrix, **how)
     for place in places:
         other = torch.randn_like(x) * 50
@@ -108,7 +111,7 @@ def test_a_row_has_the_same_bits_whatever_the_others_hold(
 
 
 def test_a_vector_has_the_same_bits_among_up_to_four(triton_backend: Backend) -> None:
-    (x, *matrix, _), how = make(4, 24, 1040, torch.bfloat16, FORMATS[2])
+    (x, *matrix, _), how = make(4, 5, 1040, torch.bfloat16, FORMATS[2])
     whole = triton_backend.run("integer_linear", x, *matrix, **how)
     for rows in (slice(1, 2), slice(1, 3), slice(0, 3)):
         assert torch.equal(triton_backend.run("integer_linear", x[rows], *matrix, **how), whole[rows])

@@ -343,16 +343,10 @@ def _integer_constants(kind: tuple[int, int, bool]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("rows", "kind", "capability"),
-    [(1, _INTEGER_FORMATS[2], 90)]
-    + [
-        pytest.param(rows, kind, capability, marks=pytest.mark.slow)
-        for rows in (1, 4)
-        for kind in _INTEGER_FORMATS
-        for capability in (80, 89, 90, 100)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("kind", _INTEGER_FORMATS)
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
 def test_integers_become_floats_in_registers(rows: int, kind: tuple[int, int, bool], capability: int) -> None:
     bits, width, has_minima = kind
     found = compiled(

@@ -276,7 +276,7 @@ class Engine:
 
     def _begin_reply(self, reply: Reply) -> list[StepOutput]:
         assert reply.prefill.last_hidden is not None
-        logits = self.runtime.model.logits(reply.prefill.last_hidden)[0]
+        logits = self.runtime.model.logits(reply.prefill.last_hidden)[0].float()
         return self._postprocess(self._decoder.begin(reply, logits))
 
     def _run_decode(self) -> list[StepOutput]:

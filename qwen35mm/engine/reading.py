@@ -84,7 +84,7 @@ class PromptReader:
     def _score(self, rows: torch.Tensor, begin: int) -> Iterator[None]:
         size = max(1, LOGITS_AT_ONCE // self._model.head.out_features)
         for start in range(0, len(rows), size):
-            logits = self._model.logits(rows[start : start + size])
+            logits = self._model.logits(rows[start : start + size]).float()
             self._check(logits)
             first = begin + start + 1
             token_ids = self._token_ids[first : first + len(logits)]

@@ -100,7 +100,7 @@ class StepGraph:
         """Logits and token ids of what the inputs hold; rows that nobody uses touch nothing."""
         model, inputs = self._model, self._inputs
         embeds = model.embed_tokens(inputs.token_ids(self._sampler.newest))
-        self.logits = model.scores(model(inputs.batch(self._pools, embeds)))
+        self.logits = model.logits(model(inputs.batch(self._pools, embeds)))
         slots, steps = (numbers.to(self._head_device) for numbers in inputs.sampled())
         self._token_ids = self._sampler.sample(self.logits, slots, steps)
 

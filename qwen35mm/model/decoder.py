@@ -158,11 +158,7 @@ class Qwen35Model(nn.Module):
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [N, hidden], only the rows that are asked for -> [N, vocab] float32."""
-        return self.scores(hidden).float()
-
-    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`logits` in the type that the head gives."""
+        """hidden: [N, hidden], only the rows that are asked for -> [N, vocab], in the type that the head gives."""
         return self.head.product(hidden.to(self.head.device))
 
     @property

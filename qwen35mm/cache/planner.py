@@ -23,6 +23,8 @@ MIN_CACHED_STATES = 8
 _MAX_CPU_KV_BYTES = 2 << 30
 _MAX_CONTEXTS = 32
 _MAX_STATE_BYTES = 1 << 30
+# The newest cuts of as many conversations, or fewer cuts of more.
+_DEVICE_STATES = 16
 # Measured: see docs/memory.md. Modules that only a model's work imports, threads with their temporaries, and what the
 # allocator keeps between two pieces of work.
 STARTED_BYTES = 72 << 20
@@ -115,6 +117,7 @@ class MemoryPlan:
         slot_bytes: running states: one for each slot, and one for history commits.
         state_bytes: the most that cached checkpoints' states may take, in host memory.
         vision_bytes: the most that cached vision embeddings may take, in host memory.
+        device_state_bytes: the most of those states that also stays on a GPU.
         host_kv_bytes: the most KV that is kept in host memory after it had to leave a GPU.
         device: what holds KV and running states.
         weights_bytes, work_bytes: of the model, and of what it holds while it computes; 0 where the caller counts them.
@@ -135,6 +138,7 @@ class MemoryPlan:
     weights_bytes: int = 0
     work_bytes: int = 0
     runtime_bytes: int = 0
+    device_state_bytes: int = 0
     kv_directory: str | None = None
 
     @property
@@ -144,8 +148,9 @@ class MemoryPlan:
 
     @property
     def device_bytes(self) -> int:
-        """What the model's device holds: weights, KV, running states and what is computed with."""
-        return self.weights_bytes + self.kv_memory_bytes + self.slot_bytes + self.work_bytes
+        """What the model's device holds: weights, KV, running states, recent kept ones and what is computed with."""
+        states_bytes = self.slot_bytes + self.device_state_bytes
+        return self.weights_bytes + self.kv_memory_bytes + states_bytes + self.work_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -159,13 +164,14 @@ class MemoryPlan:
     def describe(self) -> str:
         """One line for the log."""
         host = f", {mib(self.host_kv_bytes)} of KV in host memory" if self.host_kv_bytes else ""
+        there = f" ({mib(self.device_state_bytes)} of them also there)" if self.device_state_bytes else ""
         file = f" in a file in {self.kv_directory}" if self.kv_directory is not None else ""
         return (
             f"Cache on {self.device}: KV of {self.num_kv_tokens:,} tokens x {_kib(self.kv_token_bytes)} = "
             f"{mib(self.kv_bytes)}{file} (one context: {self.context_length:,} tokens), running states of "
             f"{self.num_slots} slots and one commit {mib(self.slot_bytes)}; kept at most: {mib(self.state_bytes)} of "
-            f"states, {mib(self.vision_bytes)} of vision embeddings{host}; with {mib(self.weights_bytes)} of weights "
-            f"and {mib(self.work_bytes)} to compute with, {mib(self.total_bytes)} in all."
+            f"states{there}, {mib(self.vision_bytes)} of vision embeddings{host}; with {mib(self.weights_bytes)} of "
+            f"weights and {mib(self.work_bytes)} to compute with, {mib(self.total_bytes)} in all."
         )
 
 
@@ -187,7 +193,8 @@ def plan_memory(
     """Chooses every budget that `settings` leaves open, and checks that one sequence of `context_length` tokens fits.
 
     KV gets, on a CPU, an eighth of the memory up to 2 GiB, on a GPU half of what is free; always at least one context.
-    States get a sixteenth of the host's memory up to 1 GiB, and at least eight of them. On a CPU all is one memory:
+    States get a sixteenth of the host's memory up to 1 GiB, and at least eight of them; on one GPU up to 16 also stay
+    there, in a sixteenth of what is free at most, and in what KV leaves. On a CPU all is one memory:
     where it doesn't hold that, what would be kept of finished requests gets the same share of what is left.
 
     Args:
@@ -292,7 +299,14 @@ def plan_memory(
             "for a shorter context, fewer slots or a smaller cache."
             + ("" if on_cpu else " Only on a processor can a conversation's keys and values lie in a file.")
         )
-    chosen_host_kv_bytes = 0 if on_cpu else host_bytes // 8
+    chosen_host_kv_bytes = device_state_bytes = 0
+    if not on_cpu:
+        chosen_host_kv_bytes = host_bytes // 8
+        # Pinned, for transfers of states.
+        runtime_bytes += one_state
+    if not on_cpu and len(used) == 1:
+        left = available_bytes - running_bytes - kv_bytes
+        device_state_bytes = max(min(_DEVICE_STATES * one_state, available_bytes // 16, state_bytes, left), 0)
     return MemoryPlan(
         context_length=context_length,
         num_kv_tokens=num_kv_tokens,
@@ -307,6 +321,7 @@ def plan_memory(
         weights_bytes=weights_bytes,
         work_bytes=work_bytes,
         runtime_bytes=runtime_bytes,
+        device_state_bytes=device_state_bytes,
         kv_directory=None if settings.kv_directory is None else str(settings.kv_directory),
     )
 

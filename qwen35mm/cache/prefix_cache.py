@@ -48,6 +48,7 @@ class PrefixCache:
     Args:
         pools: where running sequences and cached segments live; their `reclaim` is set to this cache's.
         state_bytes: budget of the states in host memory.
+        device_state_bytes: of those of them that also stay on the device.
         host_kv_bytes: budget of KV that left the device; 0 drops it instead.
         disk: the tier that outlives the process.
 
@@ -56,9 +57,16 @@ class PrefixCache:
     """
 
     def __init__(
-        self, pools: CachePools, *, state_bytes: int, host_kv_bytes: int = 0, disk: DiskTier | None = None
+        self,
+        pools: CachePools,
+        *,
+        state_bytes: int,
+        device_state_bytes: int = 0,
+        host_kv_bytes: int = 0,
+        disk: DiskTier | None = None,
     ) -> None:
-        self.states = TensorStore("state", max_bytes=state_bytes, disk=disk, on_evict=self._state_evicted)
+        budgets = {"max_bytes": state_bytes, "device_bytes": device_state_bytes}
+        self.states = TensorStore("state", **budgets, disk=disk, on_evict=self._state_evicted)
         self._host_kv = TensorStore("kv", max_bytes=host_kv_bytes, disk=disk, on_evict=self._host_kv_evicted)
         self._pools = pools
         self._disk = disk
@@ -108,12 +116,16 @@ class PrefixCache:
         miss = self._miss_reason(chain, num_segments, loaded)
         start = Start(sequence, num_segments, tokens_from, miss)
         if state is not None:
-            self._pools.states.load(sequence.slot, state)
-            sequence.rope_delta = chain.rope_deltas[num_segments - 1]
             addresses = chain.addresses[:num_segments]
+            if not self.states.is_on_device(addresses[-1]):
+                self.states.make_room(self._pools.states.slot_bytes)
+            there = self._pools.states.on_device(state)
+            self._pools.states.load(sequence.slot, there)
+            sequence.rope_delta = chain.rope_deltas[num_segments - 1]
             self._pin(chain, num_segments, start, is_new=False)
             self._index.touch(addresses)
-            self.states.put(addresses[-1], state, is_new=False)
+            for each in (state, there):
+                self.states.put(addresses[-1], each, is_new=False)
             self._touch_states(start, addresses)
             if self._disk is not None:
                 self._disk.touch(addresses)
@@ -139,7 +151,7 @@ class PrefixCache:
         assert sequence.length == chain.segments[index].stop, "a segment is published at its end"
         if self._pin(chain, index + 1, start, is_new=on_disk) and keep_state:
             if chain.addresses[index] not in self.states:
-                self.states.offload(but_newest=True)
+                self.states.make_room(self._pools.states.slot_bytes)
                 state = self._pools.states.keep(sequence.slot)
                 self.states.put(chain.addresses[index], state, is_new=on_disk)
             self._touch_states(start, [*start.states, chain.addresses[index]])

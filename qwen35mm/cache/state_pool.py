@@ -123,6 +123,12 @@ class StatePool:
         they lie on one."""
         return self._copied(slot, self._kept_dtype, on_host=len(self._parts) > 1)
 
+    def on_device(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """A copy of what `keep` gave on the layers' device, where they lie on one that isn't the host."""
+        device = self._parts[0].conv.device
+        is_there = device.type == "cpu" or len(self._parts) > 1 or tensors["conv"].device == device
+        return tensors if is_there else to_device(tensors, device)
+
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether tensors are what `keep` gives for this pool."""
         if set(tensors) != {"conv", "recurrent"}:

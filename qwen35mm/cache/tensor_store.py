@@ -18,10 +18,12 @@ class TensorStore:
     """Entries of one kind by address.
 
     New ones stay on their device until `offload`, since a copy to the host waits for the device (49 MiB of states at 9B
-    as long as a good part of a segment's prefill), and most states are dropped at the next cut.
+    as long as a good part of a segment's prefill), and most states are dropped at the next cut. The most recent ones
+    have a copy there afterwards, too: whoever goes on from one of them waits for no transfer.
 
     Args:
-        max_bytes: budget of all entries together; one that is larger is not kept.
+        max_bytes: budget of all entries together, wherever they are; one that is larger is not kept.
+        device_bytes: the most that stays on the device after `offload`.
         disk: the tier that outlives the process.
         on_evict: told of an entry that has just given way to others.
     """
@@ -31,16 +33,18 @@ class TensorStore:
         kind: Kind,
         *,
         max_bytes: int,
+        device_bytes: int = 0,
         disk: DiskTier | None = None,
         on_evict: Callable[[bytes], None] = lambda address: None,
     ) -> None:
         self._kind: Kind = kind
-        self.max_bytes = max_bytes
+        self.max_bytes, self.device_bytes = max_bytes, device_bytes
         self._disk = disk
         self._on_evict = on_evict
         self._entries: OrderedDict[bytes, Tensors] = OrderedDict()
         self._num_bytes = 0
-        self._on_device: list[bytes] = []
+        # The next to leave first. Those that aren't in host memory yet are the very same in both.
+        self._on_device: OrderedDict[bytes, Tensors] = OrderedDict()
 
     @property
     def num_bytes(self) -> int:
@@ -49,7 +53,14 @@ class TensorStore:
     @property
     def needs_offload(self) -> bool:
         """Whether entries wait for their copy to host memory."""
-        return bool(self._on_device)
+        return any(self._entries[address] is tensors for address, tensors in self._on_device.items())
+
+    @property
+    def num_on_device(self) -> int:
+        return len(self._on_device)
+
+    def is_on_device(self, address: bytes) -> bool:
+        return address in self._on_device
 
     @property
     def addresses(self) -> Set[bytes]:
@@ -59,12 +70,17 @@ class TensorStore:
         return address in self._entries
 
     def get(self, address: bytes) -> Tensors | None:
-        return self._entries.get(address)
+        """An entry, from its device where it is there."""
+        return self._on_device.get(address) or self._entries.get(address)
 
     def put(self, address: bytes, tensors: Tensors, *, is_new: bool = True) -> None:
-        """Keeps an entry; `is_new` says that the disk doesn't have it."""
+        """Keeps an entry, or the device's copy of one that is kept; `is_new` says that the disk doesn't have it."""
         num_bytes = _num_bytes(tensors)
-        if address in self._entries or num_bytes > self.max_bytes:
+        if num_bytes > self.max_bytes:
+            return
+        if _is_on_device(tensors) and address not in self._on_device:
+            self._on_device[address] = tensors
+        if address in self._entries:
             return
         while self._num_bytes + num_bytes > self.max_bytes:
             oldest = next(iter(self._entries))
@@ -72,8 +88,6 @@ class TensorStore:
             self._on_evict(oldest)
         self._entries[address] = tensors
         self._num_bytes += num_bytes
-        if _on_device(tensors):
-            self._on_device.append(address)
         if self._disk is not None and is_new:
             self._disk.mark(self._kind, address, self._on_host)
 
@@ -92,32 +106,49 @@ class TensorStore:
     def pop(self, address: bytes) -> None:
         """Takes an entry out of memory, if it is there, whatever the disk has."""
         self._num_bytes -= _num_bytes(self._entries.pop(address, {}))
+        self._on_device.pop(address, None)
 
     def touch(self, addresses: Sequence[bytes]) -> None:
-        """Marks those that are here as used just now, the first as the last."""
+        """Marks those that are here as used just now, the first as the last. Off the device go all but the last of them
+        first: a conversation is gone on with from its newest cut."""
         for address in reversed(addresses):
             if address in self._entries:
                 self._entries.move_to_end(address)
+        for address in addresses:
+            if address in self._on_device:
+                self._on_device.move_to_end(address, last=address == addresses[-1])
 
-    def offload(self, *, but_newest: bool = False) -> None:
-        """Copies to host memory what is still kept and isn't there yet; waits for the device."""
-        num_staying = 1 if but_newest else 0
-        while len(self._on_device) > num_staying:
-            address = self._on_device.pop(0)
-            tensors = self._on_host(address)
-            if tensors is not None:
-                self._entries[address] = tensors
+    def offload(self) -> None:
+        """Copies to host memory what isn't there yet, and takes off the device what is beyond its budget; waits for the
+        device."""
+        for address in self._on_device:
+            self._on_host(address)
+        self.leave_device(self.device_bytes)
+
+    def make_room(self, num_bytes: int) -> None:
+        """Takes off the device what leaves first, so that so many bytes more are within its budget; but the newest."""
+        self.leave_device(self.device_bytes - num_bytes, but_newest=True)
+
+    def leave_device(self, max_bytes: int = 0, *, but_newest: bool = False) -> None:
+        """Takes entries off the device until `max_bytes` are left there, to host memory where they aren't yet."""
+        num_bytes = sum(map(_num_bytes, self._on_device.values()))
+        while num_bytes > max_bytes and len(self._on_device) > but_newest:
+            address, tensors = next(iter(self._on_device.items()))
+            self._on_host(address)
+            del self._on_device[address]
+            num_bytes -= _num_bytes(tensors)
 
     def check_integrity(self) -> None:
         """Asserts that the bytes are counted right and within the budget."""
         assert self._num_bytes == sum(map(_num_bytes, self._entries.values())), f"the bytes of {self._kind} are off"
         assert self._num_bytes <= self.max_bytes, f"{self._kind} is over its budget"
+        assert self._on_device.keys() <= self._entries.keys(), f"{self._kind} that isn't kept is on the device"
 
     def _on_host(self, address: bytes) -> Tensors | None:
         tensors = self._entries.get(address)
-        if tensors is None:
-            return None
-        return to_host(tensors) if _on_device(tensors) else tensors
+        if tensors is not None and _is_on_device(tensors):
+            tensors = self._entries[address] = to_host(tensors)
+        return tensors
 
 
 class VisionCache(TensorStore):
@@ -144,7 +175,7 @@ class VisionCache(TensorStore):
         return seen
 
 
-def _on_device(tensors: Tensors) -> bool:
+def _is_on_device(tensors: Tensors) -> bool:
     return any(tensor.device.type != "cpu" for tensor in tensors.values())
 
 

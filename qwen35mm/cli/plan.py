@@ -25,7 +25,7 @@ _PARTS = (
     ("states", "▒", "magenta", ("slot_bytes",)),
     ("work", "░", "yellow", ("work_bytes",)),
     ("program", "▚", "cyan", ("runtime_bytes",)),
-    ("kept", "·", "white", ("state_bytes", "vision_bytes")),
+    ("kept", "·", "white", ("state_bytes", "device_state_bytes", "vision_bytes")),
 )
 
 

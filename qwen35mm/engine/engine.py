@@ -200,7 +200,7 @@ class Engine:
         outputs = self._end_late()
         self._decoder.resume()
         if not self._prefilling:
-            self.runtime.offload()
+            self.runtime.vision.offload()
         if all(reply.prefill.blocked for reply in self._prefilling):
             outputs += self._admit()
         return outputs
@@ -251,6 +251,11 @@ class Engine:
                 outputs += self._end_prefill(reply)
         except OutOfBlocksError as error:
             return self._wait_for_room(reply, error)
+        except torch.OutOfMemoryError as error:
+            if reply.prefill.done or not self.runtime.relieve():
+                return self._fail(error, reply)
+            self._requeue(reply)
+            return []
         except Exception as error:
             return self._fail(error, reply)
         return outputs
@@ -290,11 +295,13 @@ class Engine:
         return [output for result in results for output in self._postprocess(result)]
 
     def _run_idle(self) -> None:
-        disk = self.runtime.disk
+        disk, states = self.runtime.disk, self.runtime.prefixes.states
         if self._decoder.can_prepare:
             self._decoder.prepare()
         elif self._commits:
             self._commits.step()
+        elif states.needs_offload:
+            states.offload()
         elif disk is not None:
             disk.write_next()
 

@@ -123,19 +123,27 @@ class Runtime:
             self.root = _root(loaded, self.piece_tokens, self.pools.kv.formats, cache)
             self.disk = DiskTier(store, self.root, self.pools, reader=reader, writer=writer)
         self.prefixes = PrefixCache(
-            self.pools, state_bytes=plan.state_bytes, host_kv_bytes=plan.host_kv_bytes, disk=self.disk
+            self.pools,
+            state_bytes=plan.state_bytes,
+            device_state_bytes=plan.device_state_bytes,
+            host_kv_bytes=plan.host_kv_bytes,
+            disk=self.disk,
         )
         self.vision = VisionCache(max_bytes=plan.vision_bytes, disk=self.disk)
 
     @property
     def needs_offload(self) -> bool:
-        """Whether what is new in the caches is still on the device."""
+        """Whether what is new in the caches is on the device alone."""
         return self.vision.needs_offload or self.prefixes.states.needs_offload
 
-    def offload(self) -> None:
-        """Copies to host memory what is kept there; waits for the device."""
-        self.vision.offload()
-        self.prefixes.states.offload()
+    def relieve(self) -> bool:
+        """A GPU has no memory left: takes kept states off it; False where none are there."""
+        states = self.prefixes.states
+        if not states.num_on_device:
+            return False
+        logger.warning("the GPU is out of memory: %d kept states leave it for host memory", states.num_on_device)
+        states.leave_device()
+        return True
 
     def check_numbers(self, logits: torch.Tensor) -> None:
         """Logits that are no numbers would choose some token without a word.

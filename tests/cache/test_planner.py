@@ -73,9 +73,22 @@ def test_choices_on_a_gpu(monkeypatch):
     assert asked.kv_bytes == 10 * GIB
     assert asked.num_kv_tokens == 10 * GIB // (32 * KIB)
     assert (asked.state_bytes, asked.host_kv_bytes) == (GIB, 8 * GIB)
+    one_state = config_of("9B").state_bytes(torch.bfloat16)
+    assert asked.device_state_bytes == 16 * one_state
+    assert asked.device_bytes == asked.kv_bytes + (5 + 16) * one_state
+    assert f"{16 * one_state / MIB:.1f} MiB of them also there" in asked.describe()
     assert asked == plan("9B", device=CUDA, available_bytes=20 * GIB)
     # Half of 1.5 GiB is less than a context of 1 GiB.
-    assert plan("9B", device=CUDA, available_bytes=3 * GIB // 2).num_kv_tokens == 32_768
+    small = plan("9B", device=CUDA, available_bytes=3 * GIB // 2)
+    assert small.num_kv_tokens == 32_768
+    # States on the card take what is left, and hold nothing up.
+    assert small.device_state_bytes == 3 * GIB // 2 // 16
+    tight = plan("9B", device=CUDA, available_bytes=GIB + 5 * one_state + 7)
+    assert (tight.num_kv_tokens, tight.device_state_bytes) == (32_768, 7)
+    assert (
+        plan("9B", device=CUDA, available_bytes=20 * GIB, settings=CacheSettings(reuse=False)).device_state_bytes == 0
+    )
+    assert plan("9B").device_state_bytes == 0
 
 
 def test_several_devices_are_filled_up_to_the_one_with_the_least_room(monkeypatch):
@@ -87,7 +100,7 @@ def test_several_devices_are_filled_up_to_the_one_with_the_least_room(monkeypatc
     # 9B has 32 layers; every fourth is an attention layer.
     halves = plan("9B", device=[cards[0]] * 16 + [cards[1]] * 16, available_bytes=None)
     assert halves.kv_bytes == 2 * alone.kv_bytes
-    assert halves.device == "cuda:0, cuda:1"
+    assert (halves.device, halves.device_state_bytes) == ("cuda:0, cuda:1", 0)
     free[1] = 5 * GIB
     assert plan("9B", device=[cards[0]] * 16 + [cards[1]] * 16, available_bytes=None).kv_bytes == alone.kv_bytes // 2
     # A device that holds a quarter of the layers has room for four times as much of all.

@@ -6,15 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from qwen35mm.cache import DiskStore, StatePool
+from qwen35mm.cache import CachePools, Chain, DiskStore, PrefixCache, StatePool
 from qwen35mm.cache.placement import to_host
 from qwen35mm.config import ModelConfig
-from tests.card import CARD, Card
+from qwen35mm.prompt import Prompt, Segment
+from tests.cache.conftest import BLOCK_SIZE
+from tests.card import CARD, Card, Transfer
 
-CPU = torch.device("cpu")
+CPU, ROOT = torch.device("cpu"), bytes(32)
 # The last of four layers has keys and values.
 SPLIT = [CARD, CPU, CARD, CPU]
 
@@ -89,3 +92,51 @@ def test_what_came_from_a_card_in_one_piece_is_written_and_read(
     assert found is not None
     assert pool.fits(found)
     assert all(torch.equal(saved[name], each) for name, each in found.items())
+
+
+def test_a_warm_turn_copies_the_newest_cut_on_the_card_alone(config: ModelConfig, card: Card) -> None:
+    pools = CachePools(config, num_slots=2, num_tokens=128, dtype=torch.bfloat16, device=CARD, block_size=BLOCK_SIZE)
+    prefixes = PrefixCache(pools, state_bytes=1 << 24, device_state_bytes=4 * pools.states.slot_bytes)
+    newest: dict[int, dict[str, torch.Tensor]] = {}
+
+    def turn(chat: int, num_turns: int) -> list[Transfer]:
+        """Goes on with a chat; the copies to the card that were made of what it began with."""
+        chain = Chain.of(prompt(chat, num_turns), ROOT)
+        before = len(card.transfers)
+        start = prefixes.begin(chain)
+        copied, sequence = [each for each in card.transfers[before:] if each.to_card], start.sequence
+        assert start.num_segments == num_turns - 1
+        if start.num_segments:
+            begun = pools.states.save(sequence.slot)
+            assert all(torch.equal(begun[name], each) for name, each in newest[chat].items())
+        sequence.prepare(BLOCK_SIZE)
+        for pair in pools.states.layers.values():
+            for states in pair:
+                states[sequence.slot] = torch.rand(states.shape[1:]).to(states)
+        sequence.advance(BLOCK_SIZE)
+        prefixes.publish(chain, num_turns - 1, sequence, start, keep_state=True)
+        newest[chat] = pools.states.save(sequence.slot)
+        prefixes.unpin(start)
+        sequence.free()
+        assert prefixes.states.num_on_device <= 4
+        prefixes.check_integrity([])
+        return copied
+
+    for num_turns in (1, 2, 3):
+        assert [turn(chat, num_turns) for chat in range(3)] == [[]] * 3
+    # A cut leaves before the one that follows it is there.
+    turn(3, 1)
+    turn(4, 1)
+    # The longest ago has been written to the host, and comes back in one transfer. Then it is there again.
+    for num_turns, expected in ((4, [(True, False)]), (5, [])):
+        assert [(each.to_card, each.waits) for each in turn(0, num_turns)] == expected
+    prefixes.states.leave_device()
+    assert [(each.to_card, each.waits) for each in turn(0, 6)] == [(True, False)]
+
+
+def prompt(chat: int, num_turns: int) -> Prompt:
+    """A chat's turns of one block each."""
+    num_tokens = num_turns * BLOCK_SIZE
+    segments = tuple(Segment(at, at + BLOCK_SIZE, end="turn") for at in range(0, num_tokens, BLOCK_SIZE))
+    positions = np.broadcast_to(np.arange(num_tokens), (3, num_tokens)).copy()
+    return Prompt(np.arange(num_tokens) + 1000 * chat, (), positions, 0, segments, num_tokens)

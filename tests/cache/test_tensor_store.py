@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -29,16 +30,53 @@ def entered(store: TensorStore, *names: bytes) -> None:
         store.put(name, {"conv": OnCard(torch.rand(10))})
 
 
+def on_card(monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
+    """Kept states are on the card from now on; those that were made."""
+    made: list[Tensors] = []
+    keep = StatePool.keep
+
+    def keep_there(pool: StatePool, slot: int) -> Tensors:
+        made.append({name: OnCard(tensor) for name, tensor in keep(pool, slot).items()})
+        return made[-1]
+
+    monkeypatch.setattr(StatePool, "keep", keep_there)
+    return made
+
+
+def where(store: TensorStore) -> dict[bytes, str]:
+    """The type of the device that each entry is given from."""
+    return {name: entry["conv"].device.type for name in store.addresses if (entry := store.get(name)) is not None}
+
+
 def test_an_entry_is_copied_by_offload(card: Card) -> None:
     store = TensorStore("state", max_bytes=1000)
     entered(store, b"first", b"second")
     assert store.needs_offload
     assert len(card.transfers) == 0
-    store.offload(but_newest=True)
+    store.make_room(40)
     assert (len(card.transfers), store.needs_offload) == (1, True)
     store.offload()
     store.offload()
-    assert (len(card.transfers), store.needs_offload) == (2, False)
+    assert (len(card.transfers), store.needs_offload, store.num_on_device) == (2, False, 0)
+    store.check_integrity()
+
+
+def test_the_newest_cuts_stay_on_the_card_and_have_a_copy_before_they_leave(card: Card) -> None:
+    store = TensorStore("state", max_bytes=1000, device_bytes=120)
+    entered(store, b"old chat", b"first cut", b"second cut")
+    store.touch([b"first cut", b"second cut"])
+    store.offload()
+    assert (len(card.transfers), store.num_on_device, store.needs_offload) == (3, 3, False)
+    assert where(store) == {b"old chat": "cuda", b"first cut": "cuda", b"second cut": "cuda"}
+    gone: set[bytes] = set()
+    for fresh, left in ((b"third cut", b"first cut"), (b"another chat", b"old chat")):
+        store.make_room(40)
+        entered(store, fresh)
+        gone.add(left)
+        assert {name for name, device in where(store).items() if device == "cpu"} == gone
+    assert len(card.transfers) == 3, "what is in host memory already is only dropped"
+    store.leave_device()
+    assert (len(card.transfers), set(where(store).values())) == (5, {"cpu"})
     store.check_integrity()
 
 
@@ -76,14 +114,7 @@ def test_host_features_need_no_copy() -> None:
 
 
 def test_a_prompt_of_many_cuts_copies_the_states_that_stay(monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
-    made: list[Tensors] = []
-    keep = StatePool.keep
-
-    def keep_there(pool: StatePool, slot: int) -> Tensors:
-        made.append({name: OnCard(tensor) for name, tensor in keep(pool, slot).items()})
-        return made[-1]
-
-    monkeypatch.setattr(StatePool, "keep", keep_there)
+    made = on_card(monkeypatch)
     loaded = chat_model(DENSE)
     chat, engine = Chat(loaded), Engine(loaded, SETTINGS)
     messages = [message for turn in range(16) for message in (user(words(turn, count=22)), assistant("yes"))]
@@ -101,3 +132,36 @@ def test_a_prompt_of_many_cuts_copies_the_states_that_stay(monkeypatch: pytest.M
     assert again.result.cache.num_cached_tokens > 0
     assert_same(again, cold(loaded, chat.request(more)))
     engine.check_integrity()
+
+
+def test_a_prompt_that_finds_a_full_card_is_begun_again_without_the_kept_states(
+    monkeypatch: pytest.MonkeyPatch, card: Card
+) -> None:
+    on_card(monkeypatch)
+    loaded = chat_model(DENSE)
+    chat, engine = Chat(loaded), Engine(loaded, SETTINGS)
+    states = engine.runtime.prefixes.states
+    states.device_bytes = states.max_bytes
+    serve(engine, chat.request([user(words("first", count=80))]))
+    while engine.has_work:
+        engine.step()
+    assert set(where(states).values()) == {"cuda"}
+    forward, full = type(loaded.model).forward, [True]
+
+    def out_of_memory(self: Any, *args: Any) -> torch.Tensor:
+        if full:
+            full.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(self, *args)
+
+    monkeypatch.setattr(type(loaded.model), "forward", out_of_memory)
+    request = chat.request([user(words("second", count=60))])
+    (answer,) = serve(engine, request)
+    assert not full
+    assert set(where(states).values()) == {"cpu", "cuda"}, "those of the first chat left, and the second's came"
+    assert_same(answer, cold(loaded, request))
+    engine.check_integrity()
+    states.leave_device()
+    full.append(True)
+    with pytest.raises(AssertionError, match="Memory ran out"):
+        serve(engine, chat.request([user("third")]))

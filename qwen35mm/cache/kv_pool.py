@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from qwen35mm.cache.kv_files import map_tensors
-from qwen35mm.cache.placement import Devices, layer_devices, mib, stack
+from qwen35mm.cache.placement import Devices, layer_devices, mib, moved, stack, to_device
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import ContextTooLongError
 from qwen35mm_kernels.kv_formats import KVFormats
 
 DEFAULT_BLOCK_SIZE = 64
+# Of one transfer to a GPU: what torch pins for it stays pinned.
+STAGED_BYTES = 64 << 20
 
 
 class OutOfBlocksError(ContextTooLongError):
@@ -169,6 +171,10 @@ class KVBlockPool:
                 for shape, dtype in wanted
             )
         self.layers = {layer_idx: (next(made), next(made)) for layer_idx in text.attention_layers}
+        # The places, among them, of those on each device.
+        self._by_device: dict[torch.device, list[int]] = {}
+        for place, (keys, _) in enumerate(self.layers.values()):
+            self._by_device.setdefault(keys.device, []).append(place)
 
     @property
     def token_bytes(self) -> int:
@@ -210,7 +216,8 @@ class KVBlockPool:
     def export(self, blocks: Sequence[int], start: int, stop: int) -> dict[str, torch.Tensor]:
         """Copies places `start` to `stop` of these blocks to host memory: k and v, [attention layers, n, Hkv, row]."""
         rows = self._rows(blocks, start, stop)
-        pairs = [[each.index_select(0, rows.to(each.device)) for each in pair] for pair in self.layers.values()]
+        there = {device: moved(rows, device) for device in self._by_device}
+        pairs = [[each.index_select(0, there[each.device]) for each in pair] for pair in self.layers.values()]
         return {name: stack([pair[index] for pair in pairs]).to("cpu") for index, name in enumerate(("k", "v"))}
 
     def fits(self, tensors: Mapping[str, torch.Tensor], num_tokens: int) -> bool:
@@ -224,11 +231,21 @@ class KVBlockPool:
         )
 
     def restore(self, blocks: Sequence[int], start: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Writes what `export` gave at places from `start` on."""
+        """Writes what `export` gave at places from `start` on: on a GPU by transfers of many layers and tokens each."""
         rows = self._rows(blocks, start, start + tensors["k"].shape[1])
-        for index, pair in enumerate(self.layers.values()):
-            for each, name in zip(pair, ("k", "v"), strict=True):
-                each.index_copy_(0, rows.to(each.device), tensors[name][index].to(each.device))
+        pairs = list(self.layers.values())
+        for device, layers in self._by_device.items():
+            size = max(len(rows), 1) if device.type == "cpu" else max(STAGED_BYTES // self.token_bytes, 1)
+            for at in range(0, len(rows), size):
+                part = {
+                    f"{name}{index}": tensors[name][index, at : at + size] for name in ("k", "v") for index in layers
+                }
+                part["rows"] = rows[at : at + size]
+                if device.type != "cpu":
+                    part = to_device(part, device)
+                for index in layers:
+                    for each, name in zip(pairs[index], ("k", "v"), strict=True):
+                        each.index_copy_(0, part["rows"], part[f"{name}{index}"])
 
     def _rows(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
         """The pool's rows (one a token) of places `start` to `stop` of these blocks."""

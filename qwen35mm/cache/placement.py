@@ -60,6 +60,11 @@ def to_device(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict
     return _views(staging.to(device, non_blocking=True), tensors)
 
 
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on another device (see `to_device`), or itself where it lies there."""
+    return tensor if tensor.device == device else to_device({"": tensor}, device)[""]
+
+
 def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copies of a GPU's tensors in host memory, in one piece; waits for the device once."""
     staging = _piece(tensors)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from qwen35mm.cache import CacheReport, Chain, OutOfBlocksError, SequenceCache, Start
+from qwen35mm.cache.placement import moved
 from qwen35mm.cache.policy import states_to_keep
 from qwen35mm.engine.batches import prefill_batch, upload
 from qwen35mm.engine.events import Progress, PromptRead
@@ -188,7 +189,7 @@ class Prefill:
             return {}
         device = runtime.model.tower.device
         kept = {unit.address: runtime.vision.features(unit.address) for unit in units}
-        found = {address: features.to(device) for address, features in kept.items() if features is not None}
+        found = {address: moved(features, device) for address, features in kept.items() if features is not None}
         missing = [unit for unit in units if unit.address not in found]
         if not missing or runtime.disk is None:
             return found
@@ -198,7 +199,7 @@ class Prefill:
             features = loaded.get(unit.address)
             shape = (unit.grid_thw.num_tokens(config.spatial_merge_size), config.text.hidden_size)
             if features is not None and features.shape == shape and features.dtype == dtype:
-                found[unit.address] = features.to(device)
+                found[unit.address] = moved(features, device)
                 runtime.vision.keep(unit.address, features, is_new=False)
         return found
 

@@ -1,19 +1,24 @@
 """A sequence's states go to a card and back in one copy, whatever the number of layers; and nobody waits on the way
-there."""
+there, nor for keys, values and features from the host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from qwen35mm.cache import CachePools, Chain, DiskStore, PrefixCache, StatePool
+from qwen35mm.cache import CachePools, Chain, DiskStore, PrefixCache, StatePool, VisionCache
 from qwen35mm.cache.placement import to_host
 from qwen35mm.config import ModelConfig
+from qwen35mm.engine.prefill import Prefill
+from qwen35mm.engine.vision import VisionUnit
 from qwen35mm.prompt import Prompt, Segment
+from qwen35mm_preprocess import GridTHW
 from tests.cache.conftest import BLOCK_SIZE
 from tests.card import CARD, Card, Transfer
 
@@ -132,6 +137,37 @@ def test_a_warm_turn_copies_the_newest_cut_on_the_card_alone(config: ModelConfig
         assert [(each.to_card, each.waits) for each in turn(0, num_turns)] == expected
     prefixes.states.leave_device()
     assert [(each.to_card, each.waits) for each in turn(0, 6)] == [(True, False)]
+
+
+def test_keys_and_values_from_the_host_are_few_transfers(
+    config: ModelConfig, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = CachePools(config, num_slots=2, num_tokens=64, dtype=torch.bfloat16, device=CARD, block_size=BLOCK_SIZE).kv
+    monkeypatch.setattr("qwen35mm.cache.kv_pool.STAGED_BYTES", 5 * pool.token_bytes)
+    shape = (len(pool.layers), 11, *next(iter(pool.layers.values()))[0].shape[1:])
+    given = {name: torch.rand(shape).to(torch.bfloat16) for name in ("k", "v")}
+    blocks = pool.take(4)[::-1]
+    pool.restore(blocks, 3, given)
+    assert [(each.to_card, each.waits) for each in card.transfers] == [(True, False)] * 3
+    card.transfers.clear()
+    found = pool.export(blocks, 3, 14)
+    assert all(torch.equal(given[name], found[name]) for name in given)
+    # Where the rows lie goes there; what comes back is waited for.
+    assert [(each.to_card, each.waits) for each in card.transfers] == [(True, False), (False, True), (False, True)]
+
+
+def test_kept_features_go_to_the_card_without_a_wait(card: Card) -> None:
+    vision, features = VisionCache(max_bytes=1 << 20), torch.rand(4, 8)
+    vision.keep(b"a", features)
+    model = SimpleNamespace(tower=SimpleNamespace(device=CARD))
+    prefill: Any = SimpleNamespace(_runtime=SimpleNamespace(reuse=True, disk=None, vision=vision, model=model))
+    units = [VisionUnit(0, 0, 1, GridTHW(1, 4, 4), b"a")]
+    with pytest.raises(StopIteration) as found:
+        next(Prefill._find_features(prefill, units))
+    there = found.value.value[b"a"]
+    assert there.device == CARD
+    assert [(each.to_card, each.waits) for each in card.transfers] == [(True, False)]
+    assert torch.equal(there.cpu(), features)
 
 
 def prompt(chat: int, num_turns: int) -> Prompt:

@@ -101,7 +101,7 @@ def _fp8_tiles(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     return 32 <= _to_a_thread(sizes["M"] * blocks["BLOCK_N"], num_warps) <= 64
 
 
-def _integer_vectors(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
+def _integer_vector(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     """Four words to a thread: else x goes through shared memory at every step."""
     return blocks["WORDS"] == 128 * num_warps
 
@@ -112,8 +112,9 @@ def _integer_tiles(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     if rows == 16:
         return num_warps == 4 and columns <= 64
     if rows == 64:
-        return columns >= 64 and 32 <= _to_a_thread(rows * columns, num_warps) <= 64
-    return columns >= 64 and blocks["BLOCK_K"] == 64
+        return num_warps == 4 and 32 <= columns <= 64
+    is_small = columns == 32 and num_warps == 4
+    return is_small or (columns >= 64 and blocks["BLOCK_K"] == 64)
 
 
 def _combine_experts(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
@@ -155,8 +156,8 @@ SPACES: Mapping[str, Space] = {
     "moe_down": _EXPERTS,
     "fp8_vectors": Space({"BLOCK_N": (4, 8, 16, 32), "GROUPS": (4, 8, 16)}, (4, 8), is_legal=_fp8_vectors),
     "fp8_tiles": Space({"BLOCK_N": (32, 64, 128)}, (4, 8), (3, 4, 5), _fp8_tiles),
-    "integer_vectors": Space({"BLOCK_N": (2, 4, 8), "WORDS": (128, 256, 512)}, (1, 2, 4), is_legal=_integer_vectors),
-    "integer_tiles": Space({"BLOCK_N": (32, 64, 128), "BLOCK_K": (64, 128)}, (4, 8), (3, 4), _integer_tiles),
+    "integer_vector": Space({"BLOCK_N": (4, 8), "WORDS": (128, 256, 512)}, (1, 2, 4), is_legal=_integer_vector),
+    "integer_tiles": Space({"BLOCK_N": (16, 32, 64, 128), "BLOCK_K": (64, 128)}, (4, 8), (3, 4), _integer_tiles),
     "moe_combine": Space({"BLOCK_N": (256, 512, 1024, 2048)}, (4, 8), is_legal=_combine_experts),
     "qk_norm_rope_write": Space({"BLOCK_T": (2, 4, 8, 16)}, (2, 4, 8), is_legal=_tile("BLOCK_T", "D", 4, 32)),
     "causal_conv1d": Space(
@@ -192,7 +193,6 @@ class Operation:
         return own if self.every_model else own[:1]
 
 
-_ROWS = ((1,), (4,), (16,), (64,), (512,), (2048,))
 _PROMPTS, _STEPS, _BOTH = ((512,), (4096,)), ((1,), (8,), (32,)), ((1,), (32,), (4096,))
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -207,9 +207,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "moe_experts": Operation(
         ((1,), (8,), (64,), (512,), (2048,), (8192,)), ("moe_gate_up", "moe_down", "moe_combine"), only_mixtures=True
     ),
-    "fp8_linear": Operation(_ROWS, ("fp8_vectors", "fp8_tiles")),
+    "fp8_linear": Operation(((1,), (4,), (16,), (64,), (512,), (2048,)), ("fp8_vectors", "fp8_tiles")),
     "integer_linear": Operation(
-        tuple((*rows, bits) for rows in _ROWS for bits in (4, 8)), ("integer_vectors", "integer_tiles")
+        tuple((rows, bits) for rows in (1, 4, 16, 64, 128, 512, 2048) for bits in (4, 8)),
+        ("integer_vector", "integer_tiles"),
     ),
     "qk_norm_rope_write": Operation(_BOTH, ("qk_norm_rope_write",)),
     "causal_conv1d": Operation(_PROMPTS, ("causal_conv1d",)),

@@ -30,7 +30,7 @@ SMALL_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "paged_attention_prefill": ((70, 128),),
     "moe_experts": ((3,), (5,), (97,)),
     "fp8_linear": ((2,), (5,)),
-    "integer_linear": ((2, 4), (5, 4), (2, 8)),
+    "integer_linear": ((1, 4), (5, 4)),
     "sample": ((4,),),
 }
 # The others take 3 to 25 s each, interpreted.

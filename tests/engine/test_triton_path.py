@@ -93,12 +93,16 @@ def test_integer_weights_say_what_a_model_of_the_numbers_they_stand_for_says(
     weights: str, num_requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from qwen35mm_kernels.gpu import integers
+    from qwen35mm_kernels.gpu.launch import Config
 
     # More columns to a program than a card takes: the same sums, and programs are what the interpreter waits for.
-    for forms in (integers._VECTORS, integers._HOPPER):
-        for key, config in forms.items():
-            blocks = {**config.blocks, "BLOCK_N": 1024}
-            monkeypatch.setitem(forms, key, replace(config, blocks=blocks))
+    def widened(config: Config) -> Config:
+        return replace(config, blocks={**config.blocks, "BLOCK_N": 1024})
+
+    for key, config in integers._VECTOR.items():
+        monkeypatch.setitem(integers._VECTOR, key, widened(config))
+    for key, (narrow, wide) in integers._HOPPER.items():
+        monkeypatch.setitem(integers._HOPPER, key, (widened(narrow), widened(wide)))
     asked = requests(DENSE)[2::-1][:num_requests]
     twin = load(chat_checkpoint(DENSE), dtype="float32", device="cpu")
     with monkeypatch.context() as as_on_a_card:

@@ -1,8 +1,8 @@
 """Products with weights that are integers beside scales (the layout: `reference.integers`).
 
-A few rows go through a matrix-vector kernel, which makes floats of integers in registers and waits for memory alone;
-more go through the matrix units, a tile of weights at a time made numbers of x's dtype. A row's bits depend on which
-kernel and tile it gets by the number of rows, and not on what the others hold.
+A row alone goes through a matrix-vector kernel, which makes floats of integers in registers; several go through the
+matrix units, a tile of weights at a time made numbers of x's dtype. A row's bits depend on which kernel and tile it
+gets by the number of rows, and not on what the others hold.
 """
 
 from __future__ import annotations
@@ -12,21 +12,31 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
-from qwen35mm_kernels.gpu.launch import Config, capability, cdiv, config_for, launch, next_power_of_2
+from qwen35mm_kernels.gpu.launch import (
+    Config,
+    capability,
+    cdiv,
+    config_for,
+    launch,
+    next_power_of_2,
+    num_multiprocessors,
+)
 
-# Up to here rows are multiplied as vectors.
-MAX_VECTORS = 4
 # By the most words of a row that it is for: four a thread, and a row in one step up to the last.
-_VECTORS = {warps: Config({"BLOCK_N": 4, "WORDS": 128 * warps}, warps, 1) for warps in (1, 2, 4)}
-# By rows of a tile.
+_VECTOR = {warps: Config({"BLOCK_N": 4, "WORDS": 128 * warps}, warps, 1) for warps in (1, 2, 4)}
+# By the most rows that a form is for, the last for all more: for few columns of out, of which narrow tiles make enough
+# programs for a card, and for many.
 _TILES = {
-    16: Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 4),
-    64: Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 3),
-    128: Config({"BLOCK_N": 128, "BLOCK_K": 64}, 8, 3),
+    16: (Config({"BLOCK_N": 16, "BLOCK_K": 128}, 4, 4), Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 4)),
+    64: (Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 3), Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 3)),
+    256: (Config({"BLOCK_N": 32, "BLOCK_K": 128}, 4, 2), Config({"BLOCK_N": 64, "BLOCK_K": 64}, 4, 3)),
+    512: (Config({"BLOCK_N": 128, "BLOCK_K": 64}, 8, 3),) * 2,
 }
 # From Hopper on, whose matrix units read shared memory: half the threads hold all sums, and two programs take turns,
 # one making floats while the other multiplies.
-_HOPPER = {**_TILES, 128: Config({"BLOCK_N": 128, "BLOCK_K": 64}, 4, 3)}
+_HOPPER = {**_TILES, 512: (Config({"BLOCK_N": 128, "BLOCK_K": 64}, 4, 3),) * 2}
+# Columns to a multiprocessor up to which they are few.
+_FEW_COLUMNS = 64
 
 
 @triton.jit
@@ -44,39 +54,12 @@ def _values(word, S: tl.constexpr, BITS: tl.constexpr, BIAS: tl.constexpr):
 
 
 @triton.jit
-def _row(x_ptr, row, num_rows, stride_x, depth, DEPTH: tl.constexpr):
-    """Some of a row of x, float32; rows that there aren't are the last one again."""
-    place = tl.minimum(num_rows - 1, row).to(tl.int64) * stride_x
-    return tl.load(x_ptr + place + depth, mask=depth < DEPTH, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _sum_of_row(x_ptr, row, num_rows, stride_x, depth, DEPTH: tl.constexpr):
-    """The same of depth [n, m], summed up: [1, n]."""
-    return tl.expand_dims(tl.sum(_row(x_ptr, row, num_rows, stride_x, depth, DEPTH), axis=1), 0)
-
-
-@triton.jit
-def _by_fours(sums):
-    """[BLOCK_N, WORDS] -> [BLOCK_N, WORDS / 4]: what a thread has, summed up."""
-    return tl.sum(tl.reshape(sums, (sums.shape[0], sums.shape[1] // 4, 4)), axis=2)
-
-
-@triton.jit
-def _store_row(out_ptr, row, num_rows, stride_out, columns, total, WIDTH: tl.constexpr):
-    """The sums of a row's parts, where there is such a row."""
-    places = columns * 0 + row
-    out = round_to(tl.sum(total, axis=1), out_ptr.dtype.element_ty)
-    tl.store(out_ptr + places.to(tl.int64) * stride_out + columns, out, mask=(columns < WIDTH) & (places < num_rows))
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _vectors_kernel(
-    x_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, num_rows, stride_x, stride_words, stride_scale, stride_out,
+def _vector_kernel(
+    x_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, stride_words, stride_scale,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
-    BIAS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr,
+    BIAS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N columns of out [up to ROWS, WIDTH], ROWS 1 or 4. Threads add up their own columns, and once each other's.
+    """BLOCK_N columns of out [1, WIDTH]. Threads add up their own columns of the matrix, and once each other's.
 
     Four words of a row are a thread's. With 128 of them to a warp x lies in the threads that it is multiplied in.
 
@@ -91,50 +74,34 @@ def _vectors_kernel(
     places, fours = tl.arange(0, WORDS), tl.arange(0, WORDS // 4)
     word_rows = words_ptr + columns.to(tl.int64)[:, None] * stride_words
     scale_rows = columns.to(tl.int64)[:, None] * stride_scale
-    total0 = tl.zeros((BLOCK_N, WORDS // 4), tl.float32)
-    total1, total2, total3 = total0, total0, total0
+    total = tl.zeros((BLOCK_N, WORDS // 4), tl.float32)
     for first in range(0, NUM_WORDS, WORDS):
         mask = is_column[:, None] & (first + places < NUM_WORDS)[None, :]
         word = tl.load(word_rows + (first + places)[None, :], mask=mask, other=0)
         units = first // 4 + fours
         is_scale = is_column[:, None] & (units < NUM_WORDS // 4)[None, :]
         for part in tl.static_range(PARTS):  # pyright: ignore
-            sums0 = tl.zeros((BLOCK_N, WORDS), tl.float32)
-            sums1, sums2, sums3 = sums0, sums0, sums0
+            sums = tl.zeros((BLOCK_N, WORDS), tl.float32)
             for step in tl.static_range(STEPS):  # pyright: ignore
                 depth = (first + places) // 4 * UNIT + 4 * (part * STEPS + step) + places % 4
-                weight = _values(word, part * STEPS + step, BITS, BIAS)
-                sums0 += weight * _row(x_ptr, 0, num_rows, stride_x, depth, DEPTH)[None, :]
-                if ROWS > 1:
-                    sums1 += weight * _row(x_ptr, 1, num_rows, stride_x, depth, DEPTH)[None, :]
-                    sums2 += weight * _row(x_ptr, 2, num_rows, stride_x, depth, DEPTH)[None, :]
-                    sums3 += weight * _row(x_ptr, 3, num_rows, stride_x, depth, DEPTH)[None, :]
+                x = tl.load(x_ptr + depth, mask=depth < DEPTH, other=0.0).to(tl.float32)
+                sums += _values(word, part * STEPS + step, BITS, BIAS) * x[None, :]
             scale_ptrs = scale_rows + ((units * UNIT + part * (UNIT // PARTS)) // GROUP)[None, :]
             scale = tl.load(scales_ptr + scale_ptrs, mask=is_scale, other=0.0).to(tl.float32)
-            total0 += _by_fours(sums0) * scale
-            if ROWS > 1:
-                total1 += _by_fours(sums1) * scale
-                total2 += _by_fours(sums2) * scale
-                total3 += _by_fours(sums3) * scale
+            # What a thread has, summed up.
+            total += tl.sum(tl.reshape(sums, (BLOCK_N, WORDS // 4, 4)), axis=2) * scale
             if HAS_MINIMA:
                 # Read once more: sums of x beside those of its products would go from thread to thread at each step.
                 own = units[:, None] * UNIT + part * (UNIT // PARTS) + tl.arange(0, UNIT // PARTS)[None, :]
+                x_sums = tl.sum(tl.load(x_ptr + own, mask=own < DEPTH, other=0.0).to(tl.float32), axis=1)
                 minimum = tl.load(minima_ptr + scale_ptrs, mask=is_scale, other=0.0).to(tl.float32)
-                total0 += _sum_of_row(x_ptr, 0, num_rows, stride_x, own, DEPTH) * minimum
-                if ROWS > 1:
-                    total1 += _sum_of_row(x_ptr, 1, num_rows, stride_x, own, DEPTH) * minimum
-                    total2 += _sum_of_row(x_ptr, 2, num_rows, stride_x, own, DEPTH) * minimum
-                    total3 += _sum_of_row(x_ptr, 3, num_rows, stride_x, own, DEPTH) * minimum
-    _store_row(out_ptr, 0, num_rows, stride_out, columns, total0, WIDTH)
-    if ROWS > 1:
-        _store_row(out_ptr, 1, num_rows, stride_out, columns, total1, WIDTH)
-        _store_row(out_ptr, 2, num_rows, stride_out, columns, total2, WIDTH)
-        _store_row(out_ptr, 3, num_rows, stride_out, columns, total3, WIDTH)
+                total += tl.expand_dims(x_sums, 0) * minimum
+    tl.store(out_ptr + columns, round_to(tl.sum(total, axis=1), out_ptr.dtype.element_ty), mask=is_column)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _tiles_kernel(
-    x_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, num_rows, stride_x, stride_words, stride_scale, stride_out,
+    x_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, num_rows, stride_words, stride_scale, stride_x, stride_out,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
     BIAS: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -205,24 +172,27 @@ def integer_linear(
     assert scales.stride(1) == 1 or scales.shape[1] == 1
     if num_rows == 0:
         return out
-    arguments = x, words, scales, scales if minima is None else minima, out, num_rows
-    strides = x.stride(0), words.stride(0), scales.stride(0), out.stride(0)
+    arguments = x, words, scales, scales if minima is None else minima, out
+    strides = words.stride(0), scales.stride(0)
     constants = {"WIDTH": num_out, "DEPTH": depth, "BITS": bits, "GROUP": width, "HAS_MINIMA": minima is not None}
     constants["BIAS"] = 128 if bits == 8 else 8 if minima is None else 0
     shape = f"b{bits}_N{num_out}_K{depth}"
-    if num_rows <= MAX_VECTORS:
-        default = _VECTORS[min(4, next_power_of_2(cdiv(words.shape[1], 128)))]
-        config = config_for("integer_vectors", x.device, shape, default)
+    if num_rows == 1:
+        default = _VECTOR[min(4, next_power_of_2(cdiv(words.shape[1], 128)))]
+        config = config_for("integer_vector", x.device, shape, default)
+        constants["PARTS"] = max(1, 128 // bits // width)
         grid = (cdiv(num_out, config.blocks["BLOCK_N"]),)
-        constants |= {"ROWS": 1 if num_rows == 1 else MAX_VECTORS, "PARTS": max(1, 128 // bits // width)}
-        launch(_vectors_kernel, grid, *arguments, *strides, config=config, **constants)
+        launch(_vector_kernel, grid, *arguments, *strides, config=config, **constants)
         return out
-    block_m = 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128
-    default = (_TILES if capability(x.device) < 90 else _HOPPER)[block_m]
-    config = config_for("integer_tiles", x.device, f"M{block_m}_{shape}", default)
+    form = next((most for most in _TILES if num_rows <= most), max(_TILES))
+    block_m = min(form, 128)
+    is_wide = num_out > _FEW_COLUMNS * num_multiprocessors(x.device)
+    default = (_TILES if capability(x.device) < 90 else _HOPPER)[form][is_wide]
+    config = config_for("integer_tiles", x.device, f"R{form}_M{block_m}_{shape}", default)
     grid = cdiv(num_rows, block_m), cdiv(num_out, config.blocks["BLOCK_N"])
     # The largest power of two that divides the width.
     constants["SHARED"] = min(width & -width, config.blocks["BLOCK_K"])
     constants["PRECISION"] = "ieee" if x.dtype == torch.float32 else "tf32"
-    launch(_tiles_kernel, grid, *arguments, *strides, config=config, BLOCK_M=block_m, **constants)
+    sizes = num_rows, *strides, x.stride(0), out.stride(0)
+    launch(_tiles_kernel, grid, *arguments, *sizes, config=config, BLOCK_M=block_m, **constants)
     return out

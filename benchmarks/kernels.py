@@ -48,6 +48,8 @@ from qwen35mm_kernels.reference.gated_delta_rule import split_heads, split_proje
 MAX_RELATIVE_ERROR = 1e-2
 COPY_BYTES = 4 << 30
 MATMUL_SIZE = 8192
+# New tokens and all of a sequence's: a turn of a conversation that is there already.
+WARM_TURNS = ((128, 8192), (128, 32768), (512, 32768), (2048, 32768))
 # Clock cycles that the card waits at first, half a millisecond or more, and at most.
 HEAD_START_CYCLES = 1 << 20
 MAX_HEAD_START_CYCLES = 1 << 30
@@ -288,6 +290,8 @@ def measure(case: Case, ceilings: Ceilings, *, graph: bool, repeats: int) -> dic
 
 def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: str) -> Iterator[tuple[Case, bool]]:
     """The operations whose name contains `only`, and whether a case is replayed from a CUDA graph."""
+    if only in "paged_attention_prefill":
+        yield from ((made.paged_attention_prefill(*turn), False) for turn in WARM_TURNS)
     for operations, sizes, graph in ((PREFILL, lengths, False), (DECODE, batches, True)):
         for size in sizes:
             for operation in operations:

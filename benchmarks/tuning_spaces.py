@@ -202,7 +202,8 @@ OPERATIONS: Mapping[str, Operation] = {
         ((1, 4096), (1, 32768), (8, 4096), (32, 4096)), ("paged_attention_decode", "paged_attention_combine")
     ),
     "paged_attention_prefill": Operation(
-        ((512, 512), (512, 8192), (2048, 2048), (8192, 8192)), ("paged_attention_prefill",)
+        ((128, 32768), (512, 512), (512, 8192), (2048, 2048), (8192, 8192)),
+        ("paged_attention_prefill", "paged_attention_combine"),
     ),
     "moe_experts": Operation(
         ((1,), (8,), (64,), (512,), (2048,), (8192,)), ("moe_gate_up", "moe_down", "moe_combine"), only_mixtures=True

@@ -41,6 +41,8 @@ def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "ops", gpu)
     monkeypatch.setattr(sampler, "select_backend", lambda device: gpu)
     monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: True)
+    # So that these short prompts, too, are attended to in parts.
+    monkeypatch.setattr("qwen35mm_kernels.gpu.attention_prefill._MIN_PART", 16)
 
 
 def engine_of(loaded: LoadedModel, kv_dtype: str, *, slots: int) -> Engine:

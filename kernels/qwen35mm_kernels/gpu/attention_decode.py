@@ -67,7 +67,6 @@ def paged_attention_decode(
     num_programs = min(
         batch_size * max_splits * num_kv_heads, _PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(q.device)
     )
-    cut = {"MIN_SPLIT": MIN_SPLIT, "SPLIT_STEP": SPLIT_STEP, "MAX_SPLITS": MAX_SPLITS}
     launch(
         _decode_splits_kernel,
         (num_programs,),
@@ -83,9 +82,29 @@ def paged_attention_decode(
         BLOCK_G=max(16, next_power_of_2(num_heads // num_kv_heads)),
         K_FORMAT=k_format.name,
         V_FORMAT=v_format.name,
-        **cut,
+        MIN_SPLIT=MIN_SPLIT,
+        SPLIT_STEP=SPLIT_STEP,
+        MAX_SPLITS=MAX_SPLITS,
     )
-    config = config_for("paged_attention_combine", q.device, f"D{head_dim}", _COMBINE)
+    combine_splits(sums, maxima, weights, lengths, gate, out)
+    return out
+
+
+def combine_splits(
+    sums: torch.Tensor,
+    maxima: torch.Tensor,
+    weights: torch.Tensor,
+    lengths: torch.Tensor,
+    gate: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Adds the splits of sequences of these lengths [B] up, in order, with the gate: into out [B, Hq, D].
+
+    Args:
+        sums: [B, Hq, max_splits, D] float32, of exp2(score - maximum) v; maxima and weights are without D.
+    """
+    batch_size, num_heads, max_splits, head_dim = sums.shape
+    config = config_for("paged_attention_combine", sums.device, f"D{head_dim}", _COMBINE)
     block_dims = min(config.blocks["BLOCK_D"], head_dim)
     launch(
         _combine_splits_kernel,
@@ -93,9 +112,10 @@ def paged_attention_decode(
         *(sums, maxima, weights, lengths, gate, out, num_heads, max_splits, *gate.stride()[:2]),
         config=Config({"BLOCK_D": block_dims}, config.num_warps, config.num_stages),
         HEAD_DIM=head_dim,
-        **cut,
+        MIN_SPLIT=MIN_SPLIT,
+        SPLIT_STEP=SPLIT_STEP,
+        MAX_SPLITS=MAX_SPLITS,
     )
-    return out
 
 
 def checked_formats(

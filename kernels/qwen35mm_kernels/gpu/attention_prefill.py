@@ -2,6 +2,9 @@
 
 A tile is BLOCK_M pairs of (token, query head), the heads of one key head side by side: short prompts after a long
 history fill a tile, and few keys of it need a mask. Bound by the matrix units at long prompts.
+
+A warm turn has few tiles and a long history, which is cut into parts, so that the whole card works on it; decode's
+second kernel adds them up in order. How many follows from the numbers of new tokens and of all, and from the model.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from qwen35mm_kernels import cpu
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
-from qwen35mm_kernels.gpu.attention_decode import checked_formats
+from qwen35mm_kernels.gpu.attention_decode import MAX_SPLITS, MIN_SPLIT, checked_formats, combine_splits
 from qwen35mm_kernels.gpu.kv_rows import kept_as, load_rows
 from qwen35mm_kernels.gpu.launch import Config, capability, cdiv, config_for, launch, shared_bytes
 from qwen35mm_kernels.kv_formats import KVFormats, formats_of
@@ -33,6 +36,10 @@ _SMALL = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=2)
 # float32's only one fits beside the queries into 99 KB.
 _LARGE_KEPT = Config({"BLOCK_M": 128, "BLOCK_N": 32}, num_warps=8, num_stages=2)
 _SMALL_KEPT = Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=1)
+# So many programs fill a card; more parts than these need write more sums than they save waiting. No part is shorter
+# than what the sums of its rows are worth.
+_PROGRAMS = 128
+_MIN_PART = 512
 _LARGE_SHARED_BYTES = 200 << 10
 _IEEE = tl.constexpr("ieee")
 
@@ -91,10 +98,15 @@ def paged_attention_prefill(
     blocks = {**config.blocks, "BLOCK_N": math.gcd(config.blocks["BLOCK_N"], block_size)}
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_rows = num_tokens * (num_heads // num_kv_heads)
+    num_tiles = cdiv(num_rows, config.blocks["BLOCK_M"])
+    part_tokens = _part_tokens(num_kv_heads * num_tiles, length, block_size)
+    num_parts = cdiv(length, part_tokens)
+    sums, maxima, weights = _workspace(q, num_parts)
     launch(
         _prefill_kernel,
-        (num_kv_heads, cdiv(num_rows, config.blocks["BLOCK_M"])),
-        *(q, gate, k_cache, v_cache, block_table, out, num_rows, length - num_tokens, length),
+        (num_kv_heads, num_tiles, num_parts),
+        *(q, gate, k_cache, v_cache, block_table, out, sums, maxima, weights),
+        *(num_rows, length - num_tokens, length, part_tokens),
         *(*q.stride()[:2], *gate.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], scale * math.log2(math.e)),
         config=Config(blocks, config.num_warps, config.num_stages),
         NUM_KV_HEADS=num_kv_heads,
@@ -103,8 +115,27 @@ def paged_attention_prefill(
         BLOCK_SIZE=block_size,
         K_FORMAT=k_format.name,
         V_FORMAT=v_format.name,
+        IN_PARTS=num_parts > 1,
     )
+    if num_parts > 1:
+        # Every token is a sequence of as many splits.
+        lengths = torch.full((num_tokens,), num_parts * MIN_SPLIT, dtype=torch.int32, device=q.device)
+        combine_splits(sums, maxima, weights, lengths, gate, out)
     return out
+
+
+def _part_tokens(num_programs: int, length: int, block_size: int) -> int:
+    """Keys of a part, a multiple of `block_size`; `length` or more where tiles alone fill a card."""
+    parts = max(1, min(_PROGRAMS // num_programs, cdiv(length, _MIN_PART), MAX_SPLITS))
+    return cdiv(cdiv(length, parts), block_size) * block_size
+
+
+def _workspace(q: torch.Tensor, num_parts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """For the parts' sums [T, Hq, parts, D], and maxima and weights without D, in float32: at most _PROGRAMS tiles."""
+    num_tokens, num_heads, head_dim = q.shape if num_parts > 1 else (0, 0, 0)
+    sums = torch.empty(num_tokens, num_heads, num_parts, head_dim, dtype=torch.float32, device=q.device)
+    maxima, weights = sums.new_empty(2, num_tokens, num_heads, num_parts).unbind()
+    return sums, maxima, weights
 
 
 def _default(dtype: torch.dtype, device: torch.device, is_kept: bool) -> Config:
@@ -117,7 +148,7 @@ def _default(dtype: torch.dtype, device: torch.device, is_kept: bool) -> Config:
     return _BLACKWELL if capability(device) >= 100 else _LARGE
 
 
-@triton.jit(do_not_specialize=["num_rows", "first_place", "length"])
+@triton.jit(do_not_specialize=["num_rows", "first_place", "length", "part_tokens"])
 def _prefill_kernel(
     q,
     gate,
@@ -125,9 +156,13 @@ def _prefill_kernel(
     v,
     block_table,
     out,
+    sums,
+    maxima,
+    weights,
     num_rows,
     first_place,
     length,
+    part_tokens,
     stride_q_token,
     stride_q_head,
     stride_gate_token,
@@ -143,10 +178,12 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     K_FORMAT: tl.constexpr,
     V_FORMAT: tl.constexpr,
+    IN_PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    # q, gate: [T, Hq, D]; k, v: rows of the pool; out: [T, Hq, D], contiguous. The longest tiles first.
+    # q, gate: [T, Hq, D]; k, v: rows of the pool; out: [T, Hq, D], contiguous. The longest tiles first. sums: [T, Hq,
+    # parts, D], sum of exp2(score - maximum) v; maxima and weights (the sum of exp2): without D.
     kv_head = tl.program_id(0)
     first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
@@ -161,23 +198,38 @@ def _prefill_kernel(
     k += kv_head * stride_k_head
     v += kv_head * stride_v_head
     place = first_place + row // GROUP
-    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    # Not infinity: a row that sees nothing of a part has sums of zero then.
+    maximum = tl.full([BLOCK_M], -1e30, tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     # Every row sees the keys before `whole`; none sees one from `stop` on.
     whole = (first_place + first_row // GROUP + 1) // BLOCK_N * BLOCK_N
     stop = tl.minimum(first_place + (first_row + BLOCK_M - 1) // GROUP + 1, length)
+    first = 0
+    if IN_PARTS:
+        first = tl.program_id(2) * part_tokens
+        stop = tl.minimum(stop, first + part_tokens)
+        whole = tl.maximum(tl.minimum(whole, stop // BLOCK_N * BLOCK_N), first)
     for MASKED in tl.static_range(2):  # pyright: ignore
-        for start in tl.range(whole if MASKED else 0, stop if MASKED else whole, BLOCK_N):  # pyright: ignore
+        for start in tl.range(whole if MASKED else first, stop if MASKED else whole, BLOCK_N):  # pyright: ignore
             total, weight, maximum = _attend(
                 *(queries, total, weight, maximum, k, v, block_table, start, place, stop, stride_k_row, stride_v_row),
                 *(scale_log2, HEAD_DIM, BLOCK_SIZE, K_FORMAT, V_FORMAT, BLOCK_N, MASKED),
             )
+    row_at = token * (NUM_KV_HEADS * GROUP) + head
+    if IN_PARTS:
+        num_parts = tl.num_programs(2)
+        place = first_token * (NUM_KV_HEADS * GROUP) * num_parts + tl.program_id(2)
+        place_at = place + row_at * num_parts
+        tl.store(maxima + place_at, maximum[:, None], mask=exists)
+        tl.store(weights + place_at, weight[:, None], mask=exists)
+        tl.store(sums + place_at * HEAD_DIM + dim[None, :], total, mask=exists)
+        return
     total *= (1.0 / weight)[:, None]
     gate += first_token.to(tl.int64) * stride_gate_token
     out += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
     gate_at = gate + (token * stride_gate_token + head * stride_gate_head)
-    out_at = out + (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
+    out_at = out + row_at * HEAD_DIM
     # By quarters: the gate of all dimensions at once doesn't fit the registers.
     QUARTER: tl.constexpr = HEAD_DIM // 4
     low, high = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, 2 * QUARTER)), (0, 2, 1)))

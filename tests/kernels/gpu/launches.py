@@ -18,6 +18,8 @@ from tests.kernels.gpu.compiled import SHARED_BYTES, Variant, run_child
 
 NUM_LAYERS = 4
 CONTEXT_LENGTH = 32_768
+# What a warm turn goes on from.
+HISTORY = 16_384
 # One for each form of a product with eight-bit floats.
 FP8_ROWS = (1, 3, 16, 100, 2048)
 # The same with integers: rows, bits, columns of a group, and whether it has a minimum.
@@ -44,7 +46,7 @@ def launched(
     kv_dtype: str = "auto",
     capability: int = 90,
 ) -> dict[str, list[Variant]]:
-    """The variants that some layers of a model launch, by "prefill T", "step B" and "vision".
+    """The variants that some layers of a model launch, by "prefill T", "turn", "step B" and "vision".
 
     Args:
         size: of `benchmarks.make_random`.
@@ -152,8 +154,10 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
     )
     sampler = Sampler(num_slots, config.text.vocab_size, [], device)
 
-    def prefill(length: int) -> None:
+    def prefill(length: int, history: int = 0) -> None:
         cache = pools.new_sequence()
+        cache.prepare(history)
+        cache.advance(history)
         positions = torch.zeros(3, length, dtype=torch.int64, device=device)
         cache.prepare(length)
         hidden = model(prefill_batch(cache, model.embed_tokens(positions[0]), positions))
@@ -166,6 +170,7 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
 
     for length in lengths:
         yield f"prefill {length}", functools.partial(prefill, length)
+    yield "turn", functools.partial(prefill, 64, HISTORY)
     for batch in batches:
         yield f"step {batch}", functools.partial(decode, batch)
     if capability >= 89:

@@ -57,6 +57,35 @@ def test_decode_can_be_captured_in_a_graph() -> None:
     assert torch.equal(out, decode.paged_attention_decode(q, gate, k, v, table, lengths, **OPTIONS))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "length", "heads"), [(1, 97, (2, 1)), (9, 300, (6, 2)), (70, 200, (4, 4))])
+def test_prefill_in_parts(
+    num_tokens: int,
+    length: int,
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    triton_backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also such that some rows of a tile see nothing of."""
+    monkeypatch.setattr(prefill, "_MIN_PART", 32)
+    check_prefill(triton_backend, Pool([length], num_kv_heads=heads[1], head_dim=32, dtype=dtype), num_tokens, heads[0])
+
+
+def test_parts_follow_from_lengths_and_are_few_where_tiles_fill_a_card() -> None:
+    def parts(num_programs: int, length: int) -> int:
+        part_tokens = prefill._part_tokens(num_programs, length, 16)
+        assert part_tokens % 16 == 0
+        return -(-length // part_tokens)
+
+    # 9B: four key heads, and a tile for every 32 tokens.
+    tiles = {128: 4, 512: 16, 1024: 32, 2048: 64}
+    found = [[parts(4 * count, tokens + history) for history in (0, 8192, 32768)] for tokens, count in tiles.items()]
+    assert found == [[1, 8, 8], [1, 2, 2], [1, 1, 1], [1, 1, 1]]
+    assert parts(2, 262_144) == 64
+    assert parts(200, 262_144) == 1
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
 def test_prefill_on_a_card_with_less_shared_memory(
     heads: tuple[int, int], triton_backend: Backend, monkeypatch: pytest.MonkeyPatch

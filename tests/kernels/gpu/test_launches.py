@@ -56,6 +56,15 @@ def kernels_of_the_package() -> set[str]:
     return found
 
 
+def test_a_warm_turn_is_cut_into_parts_and_launches_nothing_else_anew() -> None:
+    found = similar("35B-A3B")
+    variants = [variant for variant in found["turn"] if variant not in found["prefill 2048"]]
+    attention = [variant for variant in variants if "attention" in variant.kernel]
+    assert [variant.kernel.split(":")[1] for variant in attention] == ["_combine_splits_kernel", "_prefill_kernel"]
+    assert attention[1].constants["IN_PARTS"]
+    assert attention[0] in found["step 1"], "the same one as decode's"
+
+
 def test_every_kernel_is_launched_by_the_engine() -> None:
     by_the_engine = {variant.kernel for variants in similar("35B-A3B").values() for variant in variants}
     assert by_the_engine == kernels_of_the_package()

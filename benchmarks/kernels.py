@@ -37,7 +37,7 @@ from benchmarks import ROOT
 from benchmarks.kernel_cases import SHAPES, Case, Cases, relative_error, tensors
 from benchmarks.report import Spread, machine, print_json, print_machine, print_table
 from benchmarks.worker import numbers
-from qwen35mm_kernels import gpu
+from qwen35mm_kernels import cpu, gpu
 from qwen35mm_kernels.backend import multiplies_fp8
 from qwen35mm_kernels.cpu.conv1d import causal_conv1d_step
 from qwen35mm_kernels.cpu.gated_delta_rule import gdn_gates
@@ -59,6 +59,7 @@ PREFILL = (
     "causal_conv1d",
     "gated_rms_norm",
     "add_rms_norm",
+    "swiglu",
     "paged_attention_prefill",
     "moe_experts",
     "fp8_linear",
@@ -122,6 +123,11 @@ def _causal_conv1d(case: Case) -> Run | None:
 
 def _gated_norm_of_fla() -> Any:
     return fla("modules.fused_norm_gate") or fla("modules.norm.fused_norm_gate")
+
+
+def _swiglu_by_torch(case: Case) -> Run:
+    (gate_up,) = case.arguments
+    return lambda: cpu.swiglu(gate_up)
 
 
 def _gated_rms_norm(case: Case) -> Run | None:
@@ -188,6 +194,7 @@ _PEERS: dict[str, Callable[..., Run | None]] = {
     "causal_conv1d": _causal_conv1d,
     "gated_rms_norm": _gated_rms_norm,
     "add_rms_norm": _add_rms_norm,
+    "swiglu": _swiglu_by_torch,
     "paged_attention_prefill": _flash_attention,
     "gdn_decode_step": _gdn_decode_step,
     "fp8_linear": _bfloat16_linear,

@@ -5,7 +5,7 @@ the KV pool a multiple of 16 tokens: a kernel asserts what it relies on. An oper
 comes from `cpu`; to try another implementation of one, import it here in place of ours.
 """
 
-from qwen35mm_kernels.cpu import swiglu, vision_attention
+from qwen35mm_kernels.cpu import vision_attention
 from qwen35mm_kernels.gpu.attention_decode import paged_attention_decode
 from qwen35mm_kernels.gpu.attention_prefill import paged_attention_prefill
 from qwen35mm_kernels.gpu.conv1d import causal_conv1d
@@ -18,6 +18,7 @@ from qwen35mm_kernels.gpu.norm import add_rms_norm, gated_rms_norm, rms_norm
 from qwen35mm_kernels.gpu.rope import apply_partial_rope, mrope_cos_sin
 from qwen35mm_kernels.gpu.rope_kv import qk_norm_rope_write
 from qwen35mm_kernels.gpu.sampling import sample
+from qwen35mm_kernels.gpu.swiglu import swiglu
 
 __all__ = [
     "add_rms_norm",

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = "qwen35mm|kernels|preprocess|assets|tests|benchmarks|training|docs"
 # The log tells of what was there once.
-HISTORY = {"log.md"}
+HISTORY = {"log.md", "CHANGELOG.md"}
 
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name not in HISTORY], ids=lambda path: path.name)
@@ -23,5 +23,18 @@ def test_files_that_are_named_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
-    assert [link for link in links if not (path.parent / link).exists()] == []
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text)
+    targets = [(path.parent / file if file else path, anchor) for file, anchor in links]
+    assert [target for target, _ in targets if not target.exists()] == []
+    assert [
+        (target.name, anchor)
+        for target, anchor in targets
+        if anchor and target.suffix == ".md" and anchor not in anchors_of(target)
+    ] == []
+
+
+def anchors_of(path: Path) -> set[str]:
+    """Where links into a document may lead: its headings as GitHub names them, and ids."""
+    text = path.read_text("utf-8")
+    headings = (re.sub(r"[^\w\- ]", "", heading).strip().lower() for heading in re.findall(r"^#+ (.*)$", text, re.M))
+    return {heading.replace(" ", "-") for heading in headings} | set(re.findall(r'<a id="([^"]+)"', text))

@@ -217,6 +217,7 @@ def test_attention_in_decode_keeps_loads_in_flight(capability: int) -> None:
     assert found.instructions["LDGSTS"] >= 48
 
 
+@pytest.mark.slow
 def test_codes_of_keys_and_values_need_no_card_that_converts_them() -> None:
     """For 8.0, which has no eight-bit floats: nothing spills, and three programs fit onto a multiprocessor."""
     formats = {"K_FORMAT": "fp8", "V_FORMAT": "int4"}

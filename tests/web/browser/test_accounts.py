@@ -29,6 +29,7 @@ def take(tab: Page, entry: str) -> None:
     tab.locator("dialog[open]").get_by_role("button", name=entry, exact=True).click()
 
 
+@pytest.mark.slow
 def test_who_logs_out_leaves_nothing_to_the_next(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_program_that_was_started_again_is_found_again(browser: Browser, tmp_p
         third.close()
 
 
+@pytest.mark.slow
 def test_who_was_logged_out_logs_in_and_goes_on(browser: Browser, tmp_path: Path) -> None:
     auth = [("ann", "secret")]
     first = serve(FakeBackend(), port=0, data_dir=tmp_path, auth=auth)

@@ -11,6 +11,7 @@ from tests.web.browser import ChatPage
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.slow
 def test_an_offer_holds_for_one_message_until_it_is_made_the_default(page: ChatPage, backend: FakeBackend) -> None:
     mark = page.page.get_by_text("Messages above are left out of the prompt")
     page.ask("echo " + "old words " * 700)

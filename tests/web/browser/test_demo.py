@@ -96,6 +96,7 @@ def test_several_images_and_a_clip_and_text_alone_get_an_answer(page: ChatPage) 
     expect(page.page.locator(".problem:visible")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_clip_is_asked_about_and_what_it_left_out_is_seen(page: ChatPage, tmp_path: Path) -> None:
     page.attach(SAMPLES / "moves-right.mp4")
     before = page.page.locator(".films .frames")

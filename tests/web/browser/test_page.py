@@ -266,6 +266,7 @@ def test_everything_to_press_has_a_name(page: ChatPage, samples: Path) -> None:
     assert nameless == []
 
 
+@pytest.mark.slow
 def test_a_photo_and_a_clip_from_the_camera(page: ChatPage, backend: FakeBackend) -> None:
     page.page.get_by_role("button", name="Take a picture or a clip").click()
     page.dialog.get_by_role("button", name="Take a photo").click()

@@ -58,6 +58,7 @@ def test_what_was_shown_survives_a_kill(browser: Browser, tmp_path: Path) -> Non
     assert again.end() == (0, "")
 
 
+@pytest.mark.slow
 def test_media_are_known_after_a_restart(browser: Browser, samples: Path, tmp_path: Path) -> None:
     files = [samples / name for name in MEDIA]
     cold_answer, cost = ask_once(browser, tmp_path, files)

@@ -139,6 +139,7 @@ def test_a_server_is_added_with_its_key_and_forgotten(browser: Browser, scripted
         expect(on_servers.get_by_role("button", name="Small-1B")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_chat_goes_on_from_a_server_to_a_model_of_this_machine(
     browser: Browser, demo: LoadedModel, tmp_path: Path, samples: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_the_list_goes_on_as_one_scrolls_or_walks_through_it(
     expect(page.chats).to_have_count(250)
 
 
+@pytest.mark.slow
 def test_marks_say_what_is_answered_and_what_was_not_seen(open_page: OpenPage, backend: FakeBackend) -> None:
     page, other = open_page(), open_page()
     page.ask("slow")
@@ -114,6 +115,7 @@ def test_marks_say_what_is_answered_and_what_was_not_seen(open_page: OpenPage, b
     expect(other.chats.get_by_role("img")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_the_model_s_title_is_shown_when_it_comes(
     page: ChatPage, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

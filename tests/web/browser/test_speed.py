@@ -94,6 +94,7 @@ def test_a_long_chat_opens_at_its_end_and_the_rest_follows(
     assert [int(number) for text in texts for number in re.findall(r"Message (\d+)\.", text)] == list(range(150))
 
 
+@pytest.mark.slow
 def test_60_messages_stay_as_they_are_while_another_is_written(
     page: ChatPage, backend: FakeBackend, fake_server: tuple[FakeBackend, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_60_messages_stay_as_they_are_while_another_is_written(
     page.wait_answered(31)
 
 
+@pytest.mark.slow
 def test_long_answers_scroll_along_unless_one_reads_above(page: ChatPage, samples: Path) -> None:
     page.ask("slow")
     transcript = page.page.locator(".transcript")

@@ -10,6 +10,7 @@ from tests.web.browser import OpenPage
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.slow
 def test_every_stream_that_is_asked_for_is_read(open_page: OpenPage) -> None:
     """One that nobody reads would keep its answers going after the page was closed."""
     page = open_page()

@@ -114,6 +114,7 @@ def test_what_is_not_sent_yet_is_looked_at_and_a_clip_that_no_browser_plays(page
     expect(page.dialog.get_by_role("button", name="Look closer")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_finger_swipes_and_two_pinch_on_a_narrow_screen(open_page: OpenPage, files: list[Path]) -> None:
     page = open_page(viewport={"width": 320, "height": 560}, has_touch=True, is_mobile=True)
     page.attach(files[0], files[2])

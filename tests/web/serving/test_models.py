@@ -67,6 +67,7 @@ def test_a_plan_is_told_and_what_would_fit(
     assert "has 262,144" in english(ask("plan", source=two_b, context_length=300_000))
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_changed_with_the_context(ask: Any, switch: BackendSwitch) -> None:
     before = ask("plan", context_length=512)["parts"]["kv"]
     assert changed(ask, context_length=1_024, kv_dtype="int8") is None

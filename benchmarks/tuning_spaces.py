@@ -193,16 +193,17 @@ class Operation:
         return own if self.every_model else own[:1]
 
 
-_PROMPTS, _STEPS, _BOTH = ((512,), (4096,)), ((1,), (8,), (32,)), ((1,), (32,), (4096,))
+# What the engine passes: pieces of up to 2,048 tokens, behind whatever came before.
+_PROMPTS, _STEPS, _BOTH = ((128,), (512,), (2048,)), ((1,), (8,), (32,)), ((1,), (32,), (128,), (2048,))
 
 OPERATIONS: Mapping[str, Operation] = {
-    "gated_delta_prefill": Operation(((512,), (4096,), (16384,)), ("gdn_prepare", "gdn_scan")),
+    "gated_delta_prefill": Operation(_PROMPTS, ("gdn_prepare", "gdn_scan")),
     "gdn_decode_step": Operation(_STEPS, ("gdn_decode_step",)),
     "paged_attention_decode": Operation(
         ((1, 4096), (1, 32768), (8, 4096), (32, 4096)), ("paged_attention_decode", "paged_attention_combine")
     ),
     "paged_attention_prefill": Operation(
-        ((128, 32768), (512, 512), (512, 8192), (2048, 2048), (8192, 8192)),
+        ((128, 32768), (512, 512), (512, 8192), (2048, 2048), (2048, 32768)),
         ("paged_attention_prefill", "paged_attention_combine"),
     ),
     "moe_experts": Operation(

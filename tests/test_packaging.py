@@ -38,7 +38,7 @@ EXTRAS_OF = {
     "qwen35mm/review/": ["serve"],
     "qwen35mm/ray_cluster.py": ["ray"],
     "qwen35mm/checkpoints/gguf": ["gguf"],
-    "preprocess/": ["heif"],
+    "preprocess/": ["heif", "jxl"],
     "qwen35mm/captioning/": ["datasets", "schema", "ray"],
     "qwen35mm/engine/grammar.py": ["schema"],
     "training/": ["train"],
@@ -49,6 +49,7 @@ EXTRAS_OF = {
 # Packages that are imported by another name than they are installed by.
 DISTRIBUTIONS = {
     "PIL": "pillow",
+    "pillow_jxl": "pillow-jxl-plugin",
     "_pytest": "pytest",
     "pydantic_core": "pydantic",
     "markdown_it": "markdown-it-py",

@@ -101,7 +101,6 @@ def _not_read(kind: MediaKind, name: str, suffix: str, *magic: bytes, is_raw: bo
 
 # Refused by name.
 _NOT_READ = (
-    _not_read("image", "JPEG XL", ".jxl", b"\xff\n", b"\0\0\0\x0cJXL \r\n\x87\n"),
     _not_read("image", "JPEG XR", ".jxr", b"II\xbc"),
     _not_read("image", "JPEG-LS", ".jls", b"\xff\xd8\xff\xf7"),
     _not_read("image", "PSD", ".psd", b"8BPS"),
@@ -129,11 +128,17 @@ _TIFF_RAW = _not_read("image", "NEF, ARW, PEF, ...", ".nef", is_raw=True)
 
 # What phones make. Pillow reads it by a package of its own, the extra `heif`.
 HEIC = MediaFormat("HEIC", "image", "image/heic", (".heic", ".heif", ".hif"), pillow="HEIF")
+# By the extra `jxl`.
+_JXL_MAGIC = (b"\xff\n", b"\0\0\0\x0cJXL \r\n\x87\n")
+JPEG_XL = MediaFormat("JPEG XL", "image", "image/jxl", (".jxl",), pillow="JXL", magic=_JXL_MAGIC)
+# What reads a format where it is installed.
+EXTRAS = {HEIC.name: "heif", JPEG_XL.name: "jxl"}
 
 # Pillow knows AVIF only where it was built with it.
 HAS_AVIF = "avif" in features.modules and bool(features.check("avif"))
 HAS_HEIF = importlib.util.find_spec("pi_heif") is not None
-_MORE = [format.name for format, is_read in ((AVIF, HAS_AVIF), (HEIC, HAS_HEIF)) if is_read]
+HAS_JXL = importlib.util.find_spec("pillow_jxl") is not None
+_MORE = [format.name for format, is_read in ((AVIF, HAS_AVIF), (HEIC, HAS_HEIF), (JPEG_XL, HAS_JXL)) if is_read]
 SUPPORTED_IMAGES = ", ".join(["JPEG, PNG, WebP, GIF, BMP, TIFF, JPEG 2000, PPM, TGA", *_MORE])
 SUPPORTED_VIDEOS = "MP4, MOV, WebM, MKV, AVI, MPEG, WMV, FLV, Ogg, DV, MXF, animated GIF, WebP, PNG or AVIF"
 
@@ -143,6 +148,8 @@ def sniff(head: bytes) -> MediaFormat | None:
     for found in (*_NOT_READ, JPEG, PNG, GIF, TIFF, JPEG_2000, MATROSKA, MPEG_PS, *_OTHER_VIDEOS):
         if head.startswith(found.magic):
             return found
+    if head.startswith(JPEG_XL.magic):
+        return JPEG_XL if HAS_JXL else replace(JPEG_XL, pillow=None)
     # Each stream begins on the first pages; most such files are music.
     if head.startswith(b"OggS"):
         return _OGG if b"theora" in head else None

@@ -21,7 +21,8 @@ from qwen35mm_preprocess.errors import (
     MediaFormatError,
     MediaLimitError,
 )
-from qwen35mm_preprocess.formats import AVIF, HEAD_BYTES, HEIC, PNG, SUPPORTED_IMAGES
+from qwen35mm_preprocess.formats import AVIF, HEAD_BYTES, HEIC, JPEG_XL, PNG, SUPPORTED_IMAGES
+from qwen35mm_preprocess.jxl import JpegXlFile
 from qwen35mm_preprocess.media import MediaSource, describe, open_stream, read_format
 from qwen35mm_preprocess.media_plan import MediaPlan
 from qwen35mm_preprocess.patches import Patches, empty_patches, unit_digest, write_frame
@@ -42,7 +43,7 @@ class ImageInfo:
     num_pictures    how many the file holds
     format          Pillow's name for the file's format; None for a PIL image
     is_plain        every decoder makes the same picture of it as `load_image`: 8-bit grey or RGB, upright as stored,
-                    nothing transparent, one picture, colours in sRGB
+                    nothing transparent, one picture, colours in sRGB; never JPEG XL, whose header is read in part
     """
 
     size: Size
@@ -60,7 +61,7 @@ def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
     with opened_image(source, limits) as image:
         num_pictures = _num_pictures(image, source)
         info = image.info
-        is_opaque = image.mode in ("L", "RGB") and info.get("transparency") is None
+        is_opaque = image.mode in ("L", "RGB") and info.get("transparency") is None and image.format != JPEG_XL.pillow
         is_plain = (
             is_opaque
             and is_srgb(image.mode, info, info.get(CODE_POINTS))
@@ -206,7 +207,7 @@ def opened_image(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Ima
         if found is HEIC:
             _know_heif()
         try:
-            image = _open_header(stream, found.pillow)
+            image = JpegXlFile(stream, "") if found is JPEG_XL else _open_header(stream, found.pillow)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise MediaLimitError(
                 say(

@@ -18,9 +18,9 @@ from PIL import Image
 
 from qwen35mm_preprocess.errors import MediaDecodeError, MediaFormatError, MediaLimitError, MediaSourceError
 from qwen35mm_preprocess.formats import (
+    EXTRAS,
     GIF,
     HEAD_BYTES,
-    HEIC,
     SUPPORTED_IMAGES,
     SUPPORTED_VIDEOS,
     TIFF,
@@ -130,12 +130,13 @@ def read_format(stream: BinaryIO, source: MediaSource) -> MediaFormat:
                 videos=SUPPORTED_VIDEOS,
             )
         )
-    if found.name == HEIC.name and found.pillow is None:
+    if found.name in EXTRAS and found.pillow is None:
         raise MediaFormatError(
             say(
-                "{name} is HEIC, which needs an optional extra: {command}. Or convert it to JPEG.",
+                "{name} is {format}, which needs an optional extra: {command}. Or convert it to JPEG.",
                 name=describe(source),
-                command="pip install 'qwen35mm[heif]'",
+                format=found.name,
+                command=f"pip install 'qwen35mm[{EXTRAS[found.name]}]'",
             )
         )
     if found.is_raw:

@@ -29,7 +29,7 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SWAP_SIDES = frozenset(UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
+SWAP_SIDES = frozenset(UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
 # Their first row is the last row or column of what is stored.
 _FROM_THE_END = frozenset(UPRIGHT[orientation] for orientation in (3, 4, 7, 8))
 # A picture that is made smaller is shown in strips of so many pixels: beside the decoded one, there is no second.
@@ -49,7 +49,7 @@ def resized(image: Image.Image, turn: Image.Transpose | None, color: ColorMode, 
     if image.mode in ("I", "F"):
         # Their range is that of all values.
         image = to_rgb(image, color)
-    swaps = turn in _SWAP_SIDES
+    swaps = turn in SWAP_SIDES
     rows, columns = (image.width, image.height) if swaps else (image.height, image.width)
     height, width = size
     narrow = Image.new("RGB", (width, rows))

@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from qwen35mm_preprocess import ImageProcessing, MediaBudget, MediaDecodeError, MediaProcessor, MediaSource
+from qwen35mm_preprocess import (
+    ImageProcessing,
+    MediaBudget,
+    MediaDecodeError,
+    MediaError,
+    MediaLimitError,
+    MediaProcessor,
+    MediaSource,
+)
 from qwen35mm_preprocess import rgb as rgb_module
-from qwen35mm_preprocess.formats import HAS_AVIF, HAS_HEIF
+from qwen35mm_preprocess.formats import HAS_AVIF, HAS_HEIF, HAS_JXL
 from qwen35mm_preprocess.image import load_image, probe_image
 from qwen35mm_preprocess.rgb import UPRIGHT, resized, to_rgb
 from qwen35mm_preprocess.types import ColorMode, MediaLimits
@@ -39,6 +47,10 @@ HEIC = (
     "U5yENX/6fDs/uWy2/NQuCq/9mivP1pqv1CUhI59UkXX7KR3mDGNd1AKw+KNqv02r2mdjqtu4cWyeAAAAAGRXhpZgAATU0AKgAAAAgAAQESAAMA"
     "AAABAAYAAAAAAAA="
 )
+# Without a loss, by imagecodecs 2026.3 (libjxl 0.11). The first: 64 x 16, left half (200, 100, 50), right half
+# (30, 140, 90), its header rewritten to say Display P3 by number; the second: an animation of two frames.
+P3_JXL = "/woDDgjI5EYIBAEAgABLGIsVANQZM8YYJ/MCIQAAEqRAQRIQTA0DJ7gz7W64TQ=="
+MOVING_JXL = "/wpBBE0AICYIBAEAPABLGIsVgF3U/wAYkq6aQAIIBAUAPABLGIsVgB3U/wAY0K+aIAE="
 AVIF = pytest.param("AVIF", marks=pytest.mark.skipif(not HAS_AVIF, reason="Pillow has no AVIF here"))
 
 
@@ -133,6 +145,67 @@ def test_a_phones_picture(processor: MediaProcessor) -> None:
         load_image(data[:-200], LIMITS)
     with pytest.raises(MediaDecodeError):
         probe_image(data[:100], LIMITS)
+
+
+@pytest.mark.skipif(not HAS_JXL, reason="the extra jxl isn't installed")
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA"])
+def test_jpeg_xl_without_a_loss(mode: str, processor: MediaProcessor) -> None:
+    data = _jpeg_xl(CORNERS.convert(mode), exif=b"", lossless=True)
+    np.testing.assert_array_equal(load_image(data, LIMITS), to_rgb(CORNERS.convert(mode)))
+    media = processor.prepare(data)
+    assert (media.plan.kind, media.plan.source_size, *media.plan.notes) == ("image", CORNERS.size[::-1])
+    for length in range(0, len(data) - 1, 7):
+        with pytest.raises(MediaError):
+            load_image(data[:length], LIMITS)
+
+
+@pytest.mark.skipif(not HAS_JXL, reason="the extra jxl isn't installed")
+@pytest.mark.parametrize("width", [1, 8, 40, 100])
+@pytest.mark.parametrize("use_container", [False, True])
+def test_the_size_of_a_jpeg_xl_is_known_before_its_pixels(width: int, use_container: bool) -> None:
+    # The header has words of their own for the ratios 1:1, 12:10, 4:3, 3:2, 16:9, 5:4 and 2:1.
+    for height in {
+        width,
+        width * 10 // 12,
+        width * 3 // 4,
+        width * 2 // 3,
+        width * 9 // 16,
+        width * 4 // 5,
+        width // 2,
+    }:
+        picture = Image.new("RGB", (width, max(1, height)))
+        data = _jpeg_xl(picture, lossless=True, use_container=use_container)
+        assert probe_image(data, LIMITS).size == picture.size[::-1]
+    no_pixels = b"\xff\n" + (2 << 1 | (20_000 - 1) << 3 | 1 << 21 | 1 << 24).to_bytes(18, "little")
+    with pytest.raises(MediaLimitError, match="20000 x 20000"):
+        probe_image(no_pixels, LIMITS)
+
+
+@pytest.mark.skipif(not HAS_JXL, reason="the extra jxl isn't installed")
+def test_a_jpeg_xl_is_turned_and_coloured_as_it_says(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    CORNERS.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "a.jpg", quality=100, exif=exif)
+    with Image.open(tmp_path / "a.jpg") as jpeg:
+        data = _jpeg_xl(jpeg, lossless_jpeg=True)
+    assert probe_image(data, LIMITS).size == CORNERS.size[::-1]
+    _assert_upright(load_image(data, LIMITS))
+    # EXIF by itself says nothing: a file says in its header how it is turned.
+    _assert_upright(load_image(_jpeg_xl(CORNERS, exif=exif.tobytes()), LIMITS))
+    shown = load_image(base64.b64decode(P3_JXL), LIMITS)
+    np.testing.assert_allclose([pixel(shown, 5, 5), pixel(shown, 50, 5)], [(215, 93, 31), (0, 143, 85)], atol=2)
+
+
+@pytest.mark.skipif(not HAS_JXL, reason="the extra jxl isn't installed")
+def test_an_animated_jpeg_xl_is_refused() -> None:
+    with pytest.raises(MediaDecodeError, match="unusual kind"):
+        probe_image(base64.b64decode(MOVING_JXL), LIMITS)
+
+
+def _jpeg_xl(picture: Image.Image, **options: Any) -> bytes:
+    import pillow_jxl  # noqa: F401  Pillow can write the format from here on.
+
+    return encode_image(picture, "JXL", **options)
 
 
 @pytest.mark.parametrize("exif", [b"Exif\0\0MM\0*", b"Exif\0\0\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"])

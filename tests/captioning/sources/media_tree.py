@@ -28,7 +28,7 @@ MOVING_GIF = encode_image(
 # Its first bytes are an MP4's; nothing more of it is read here.
 MP4 = b"\0\0\0\x18ftypisom\0\0\0\0isommp42"
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
-JXL = b"\0\0\0\x0cJXL \r\n\x87\n"
+PSD = b"8BPS\0\1"
 
 
 def write(root: Path, *names: str, data: bytes = PNG) -> None:

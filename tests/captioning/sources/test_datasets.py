@@ -20,7 +20,7 @@ import pytest
 from qwen35mm.captioning.items import Item, Unreadable
 from qwen35mm.captioning.sources.scan import ScanOptions, scan
 from qwen35mm.errors import CaptioningError, MissingExtraError
-from tests.captioning.sources.media_tree import ALL, JPEG, JXL, MP4, PNG, items, lock, names, scanned, write
+from tests.captioning.sources.media_tree import ALL, JPEG, MP4, PNG, PSD, items, lock, names, scanned, write
 
 # How the `datasets` library stores an image.
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -109,7 +109,7 @@ def test_metadata_is_json(tmp_path: Path) -> None:
 
 
 def test_rows_that_hold_no_medium(tmp_path: Path) -> None:
-    media = [{"bytes": PNG}, None, {"bytes": b""}, {"bytes": b"text"}, {"bytes": JXL}, {"bytes": JPEG}]
+    media = [{"bytes": PNG}, None, {"bytes": b""}, {"bytes": b"text"}, {"bytes": PSD}, {"bytes": JPEG}]
     path = write_parquet(tmp_path / "x.parquet", table(media))
     found = {each.name[-1]: each.kind for each in scan([path], ALL)}
     kinds = {"1": "unreadable", "2": "unreadable", "3": "unsupported", "4": "unsupported"}

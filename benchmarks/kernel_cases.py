@@ -212,11 +212,13 @@ class Cases:
 
     def moe_experts(self, num_tokens: int) -> Case:
         assert self.shapes.experts is not None
-        hidden, (count, top_k, width) = self.shapes.hidden, self.shapes.experts
+        hidden, (routed, routed_k, width) = self.shapes.hidden, self.shapes.experts
+        # The shared expert is one more.
+        count, top_k = routed + 1, routed_k + 1
         x = self._randn(num_tokens, hidden)
         gate_up = self._randn(count, 2 * width, hidden) * hidden**-0.5
         down = self._randn(count, hidden, width) * width**-0.5
-        weights, chosen = cpu.moe_route(self._randn(num_tokens, count), top_k)
+        weights, chosen = cpu.moe_route(self._randn(num_tokens, routed), routed_k, self._randn(num_tokens, 1))
         # On "meta" nobody knows which experts are chosen.
         used = count if self.device == "meta" else len(chosen.unique())
         moved = used * (num_bytes(gate_up[0]) + num_bytes(down[0])) + 2 * num_bytes(x)

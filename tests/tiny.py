@@ -43,6 +43,7 @@ class TinySpec:
     key_heads: int = 2
     value_heads: int = 2
     moe: bool = False
+    shared_width: int = 48
     real_heads: bool = False
     seed: int = 0
 
@@ -117,7 +118,7 @@ def config_dict(spec: TinySpec) -> dict[str, Any]:
             "num_experts": 8,
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
+            "shared_expert_intermediate_size": spec.shared_width,
         }
     else:
         text["intermediate_size"] = 128

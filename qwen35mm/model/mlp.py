@@ -12,6 +12,7 @@ from qwen35mm.config import MoEConfig
 from qwen35mm.model.layers import Linear
 from qwen35mm.model.weight_formats import Factory, PlainWeight, StackedWeight, Weight, new_weight
 from qwen35mm_kernels import select_backend
+from qwen35mm_kernels.backend import why_not_triton
 from qwen35mm_kernels.cpu.moe import moe_experts_by
 
 
@@ -32,27 +33,33 @@ class Experts(nn.Module):
     """The routed experts' matrices, one under the other.
 
     gate_up_proj: [E * 2 * width, hidden]; down_proj: [E * hidden, width].
+
+    Args:
+        shared: where it can be expert E of the same products; see `_is_one_more`.
     """
 
-    def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory) -> None:
+    def __init__(self, hidden_size: int, config: MoEConfig, factory: Factory, shared: MLP | None) -> None:
         super().__init__()
         self.ops = select_backend(factory.device)
         self.num_experts, width = config.num_experts, config.intermediate_size
 
-        def matrices(out_features: int, in_features: int) -> Weight:
-            if factory.device.type != "cpu":
-                return PlainWeight(self.num_experts * out_features, in_features, factory)
+        def matrices(out_features: int, in_features: int, below: Weight | None) -> Weight:
+            if below is not None or factory.device.type != "cpu":
+                assert below is None or isinstance(below, PlainWeight)
+                return PlainWeight(self.num_experts * out_features, in_features, factory, below=below)
             each = [new_weight(out_features, in_features, factory) for _ in range(self.num_experts)]
             return StackedWeight(each, factory)
 
-        self.gate_up_proj, self.down_proj = matrices(2 * width, hidden_size), matrices(hidden_size, width)
+        below = (None, None) if shared is None else (shared.gate_up_proj.weight, shared.down_proj.weight)
+        self.gate_up_proj = matrices(2 * width, hidden_size, below[0])
+        self.down_proj = matrices(hidden_size, width, below[1])
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sums each token's experts.
 
         Args:
             x: [N, hidden].
-            chosen: [N, k] int64, the experts of each token.
+            chosen: [N, k] int64, the experts of each token, the shared one among them where it is one of these.
             weights: [N, k], their shares, in x's dtype.
 
         Returns:
@@ -60,7 +67,10 @@ class Experts(nn.Module):
         """
         gate_up, down = self.gate_up_proj, self.down_proj
         if isinstance(gate_up, PlainWeight) and isinstance(down, PlainWeight):
-            gate_ups, downs = (weight.values.unflatten(0, (self.num_experts, -1)) for weight in (gate_up, down))
+            gate_ups, downs = (
+                weight.stacked.view(-1, weight.out_features // self.num_experts, weight.in_features)
+                for weight in (gate_up, down)
+            )
             return self.ops.moe_experts(x, gate_ups, downs, chosen, weights)
         assert isinstance(gate_up, StackedWeight)
         assert isinstance(down, StackedWeight)
@@ -76,11 +86,24 @@ class SparseMoE(nn.Module):
         self.top_k = config.num_experts_per_tok
         self.ops = select_backend(factory.device)
         self.gate = Linear(hidden_size, config.num_experts, factory.exact())
-        self.experts = Experts(hidden_size, config, factory)
-        self.shared_expert = MLP(hidden_size, config.shared_intermediate_size, factory)
+        shared = MLP(hidden_size, config.shared_intermediate_size, factory)
+        self._is_joined = _is_one_more(shared, config, factory.device)
+        self.experts = Experts(hidden_size, config, factory, shared if self._is_joined else None)
+        self.shared_expert = shared
         self.shared_expert_gate = Linear(hidden_size, 1, factory.exact())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._is_joined:
+            weights, chosen = self.ops.moe_route(self.gate(x), self.top_k, self.shared_expert_gate(x))
+            return self.experts(x, chosen, weights)
         weights, chosen = self.ops.moe_route(self.gate(x), self.top_k)
         shared = self.shared_expert(x).mul_(torch.sigmoid(self.shared_expert_gate(x)))
         return self.experts(x, chosen, weights).add_(shared)
+
+
+def _is_one_more(shared: MLP, config: MoEConfig, device: torch.device) -> bool:
+    """Whether the shared expert is computed as one more of the routed ones, which spares six launches a layer: on a
+    card that groups these, where it is as wide as they are, and neither integers nor eight-bit floats."""
+    is_plain = isinstance(shared.gate_up_proj.weight, PlainWeight)
+    as_wide = config.shared_intermediate_size == config.intermediate_size
+    return is_plain and as_wide and why_not_triton(device.type) is None

@@ -91,12 +91,26 @@ class Weight(nn.Module, abc.ABC):
 
 
 class PlainWeight(Weight):
-    """A tensor, `values` [out_features, in_features], that torch multiplies."""
+    """A tensor that torch multiplies.
 
-    def __init__(self, out_features: int, in_features: int, factory: Factory) -> None:
+    Args:
+        below: another one, still empty, whose rows move to where they lie right behind this one's.
+
+    Attributes:
+        values: [out_features, in_features].
+        stacked: `values`, and behind them those of the one below.
+    """
+
+    def __init__(
+        self, out_features: int, in_features: int, factory: Factory, *, below: PlainWeight | None = None
+    ) -> None:
         super().__init__(out_features, in_features, factory)
-        values = torch.empty(out_features, in_features, dtype=factory.dtype, device=factory.device)
-        self.values = nn.Parameter(values, requires_grad=False)
+        num_rows = out_features + (0 if below is None else below.out_features)
+        self.stacked = torch.empty(num_rows, in_features, dtype=factory.dtype, device=factory.device)
+        self.values = nn.Parameter(self.stacked[:out_features], requires_grad=False)
+        if below is not None:
+            below.stacked = self.stacked[out_features:]
+            below.values = nn.Parameter(below.stacked, requires_grad=False)
 
     def fill(self, first: int, rows: Rows) -> None:
         assert isinstance(rows, torch.Tensor)

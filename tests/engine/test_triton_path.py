@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from qwen35mm.engine import Engine, EngineSettings, Request, sampler
-from qwen35mm.model import LoadedModel, Qwen35Model, load, weight_formats
+from qwen35mm.model import LoadedModel, Qwen35Model, load, mlp, weight_formats
 from qwen35mm.model.weight_formats import CardWeight, Weight
 from qwen35mm.prompt import Image
 from qwen35mm.sampling import SamplingParams
+from tests.engine import exact
 from tests.engine.exact import (
     DENSE,
-    MOE,
     Chat,
     cache_settings,
     chat_checkpoint,
@@ -31,6 +31,10 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 pytest.importorskip("llguidance")
 
 
+# Its shared expert is as wide as the others.
+MOE = replace(exact.MOE, name="chat-moe-joined", shared_width=32)
+
+
 def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operation that has a Triton kernel runs it, and the engine decodes as on a GPU."""
     from qwen35mm_kernels import gpu
@@ -43,6 +47,14 @@ def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: True)
     # So that these short prompts, too, are attended to in parts.
     monkeypatch.setattr("qwen35mm_kernels.gpu.attention_prefill._MIN_PART", 16)
+
+
+def card_model(spec: TinySpec, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+    """With plain weights, and a shared expert that is one of the others."""
+    with monkeypatch.context() as as_on_a_card:
+        as_on_a_card.setattr(weight_formats, "find_library", lambda: None)
+        as_on_a_card.setattr(mlp, "why_not_triton", lambda device_type: None)
+        return load(chat_checkpoint(spec), dtype="float32", device="cpu")
 
 
 def engine_of(loaded: LoadedModel, kv_dtype: str, *, slots: int) -> Engine:
@@ -79,8 +91,9 @@ def test_a_seed_gives_one_text_on_both_paths_alone_and_in_company_with_a_grammar
     asked = requests(spec)
     expected = results(engine_of(chat_model(spec), kv_dtype, slots=1), *asked)
     in_company = results(engine_of(chat_model(spec), kv_dtype, slots=4), *asked)
-    run_on_triton(chat_model(spec).model, monkeypatch)
-    on_triton = results(engine_of(chat_model(spec), kv_dtype, slots=slots), *asked)
+    loaded = card_model(spec, monkeypatch)
+    run_on_triton(loaded.model, monkeypatch)
+    on_triton = results(engine_of(loaded, kv_dtype, slots=slots), *asked)
     for request in asked:
         assert in_company[request.id].token_ids == expected[request.id].token_ids
         assert on_triton[request.id].token_ids == expected[request.id].token_ids

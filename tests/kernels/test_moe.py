@@ -116,6 +116,14 @@ def test_routing(num_experts: int, k: int, dtype: torch.dtype, backend: Backend)
     backend.check("moe_route", sliced(9, num_experts, dtype=dtype), k)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_shared_expert_is_every_tokens_last_choice(dtype: torch.dtype, backend: Backend) -> None:
+    shared = 20 * sliced(9, 1, dtype=dtype)
+    weights, chosen = backend.check("moe_route", sliced(9, 13, dtype=dtype), 3, shared)
+    assert_close(weights[:, 3:], torch.sigmoid(shared))
+    assert chosen[:, 3].tolist() == [13] * 9
+
+
 @pytest.mark.parametrize("value", [0.0, -200.0, -torch.inf])
 def test_of_equal_logits_the_lower_expert_comes_first(value: float, backend: Backend) -> None:
     logits = torch.full((2, 37), value)

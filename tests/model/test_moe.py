@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from qwen35mm.config import ModelConfig
+from qwen35mm.model import mlp, weight_formats
+from qwen35mm.model.weights import load_model, loaded_bytes
 from tests.model.layouts import relative_error
-from tests.tiny import MOE
+from tests.tiny import MOE, TinyCheckpoints
 
 Loader = Callable[..., Any]
 
@@ -39,3 +43,25 @@ def test_experts_that_no_token_chose_are_skipped(ours: Loader) -> None:
     gate, up = hidden.chunk(2, dim=-1)
     expected = experts.down_proj.parts[7].product(torch.nn.functional.silu(gate) * up)
     assert relative_error(experts(x, chosen, shares), expected) <= 1e-6
+
+
+@pytest.mark.parametrize(("shared_width", "is_joined"), [(32, True), (48, False)])
+def test_on_a_card_the_shared_expert_is_one_of_the_others_where_it_is_as_wide(
+    shared_width: int, is_joined: bool, tiny: TinyCheckpoints, theirs: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(MOE, name=f"shared-{shared_width}", shared_width=shared_width)
+    folder = tiny.folder(spec)
+    config = ModelConfig.from_pretrained(folder)
+    monkeypatch.setattr(weight_formats, "find_library", lambda: None)
+    plain = load_model(folder, config, dtype=torch.float32)
+    monkeypatch.setattr(mlp, "why_not_triton", lambda device_type: None)
+    model = load_model(folder, config, dtype=torch.float32)
+    assert loaded_bytes(model) == loaded_bytes(plain)
+    block: Any = model.layers[0].mlp
+    calls: list[object] = []
+    block.shared_expert.register_forward_hook(lambda *arguments: calls.append(arguments))
+    x = torch.randn(63, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = theirs(spec).model.language_model.layers[0].mlp(x[None])[0]
+    assert relative_error(block(x), expected) <= 1e-6
+    assert bool(calls) != is_joined

@@ -13,11 +13,15 @@ from qwen35mm_kernels.cpu.swiglu import swiglu
 Matrix = TypeVar("Matrix")
 
 
-def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_route(logits: torch.Tensor, k: int, shared: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     # A stable sort: torch.topk doesn't say which of equal logits it takes.
     scores, experts = torch.sort(logits.float(), dim=-1, descending=True, stable=True)
     # Renormalised shares are a softmax over the chosen alone.
-    return torch.softmax(scores[:, :k], dim=-1).to(logits.dtype), experts[:, :k].contiguous()
+    weights, chosen = torch.softmax(scores[:, :k], dim=-1).to(logits.dtype), experts[:, :k].contiguous()
+    if shared is None:
+        return weights, chosen
+    last = chosen.new_full((len(chosen), 1), logits.shape[1])
+    return torch.cat([weights, torch.sigmoid(shared)], dim=1), torch.cat([chosen, last], dim=1)
 
 
 def moe_experts(

@@ -28,10 +28,13 @@ _DEFAULTS = {
 
 @triton.jit
 def _route_kernel(
-    logits_ptr, weights_ptr, chosen_ptr, stride_logits, num_experts, K: tl.constexpr, K_PADDED: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    logits_ptr, shared_ptr, weights_ptr, chosen_ptr, stride_logits, stride_shared, num_experts, K: tl.constexpr,
+    K_PADDED: tl.constexpr, BLOCK_E: tl.constexpr, HAS_SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One token: logits [N, E] -> weights, chosen [N, K], dense. K times the largest, the lowest of equals."""
+    """One token: logits [N, E] -> weights, chosen [N, K], dense. K times the largest, the lowest of equals.
+
+    HAS_SHARED: shared [N, 1], and one choice more for each token, expert E.
+    """
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK_E)
     logits = tl.load(logits_ptr + row * stride_logits + experts, mask=experts < num_experts, other=-float("inf"))
@@ -51,21 +54,31 @@ def _route_kernel(
     # Renormalised shares are a softmax over the chosen alone.
     shares = tl.exp(scores - tl.max(scores))
     shares = shares / tl.sum(shares)
-    tl.store(weights_ptr + row * K + places, round_to(shares, weights_ptr.dtype.element_ty), mask=places < K)
-    tl.store(chosen_ptr + row * K + places, chosen.to(tl.int64), mask=places < K)
+    weights_ptr += row * (K + HAS_SHARED)
+    chosen_ptr += row * (K + HAS_SHARED)
+    tl.store(weights_ptr + places, round_to(shares, weights_ptr.dtype.element_ty), mask=places < K)
+    tl.store(chosen_ptr + places, chosen.to(tl.int64), mask=places < K)
+    if HAS_SHARED:
+        logit = tl.load(shared_ptr + row * stride_shared).to(tl.float32)
+        tl.store(weights_ptr + K, round_to(1 / (1 + tl.exp(-logit)), weights_ptr.dtype.element_ty))
+        tl.store(chosen_ptr + K, num_experts)
 
 
-def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_route(logits: torch.Tensor, k: int, shared: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """In one launch; the logits' rows are dense."""
     num_tokens, num_experts = logits.shape
     assert 1 <= k <= num_experts <= MAX_EXPERTS, (k, num_experts)
     assert logits.stride(1) == 1
-    weights = torch.empty(num_tokens, k, dtype=logits.dtype, device=logits.device)
-    chosen = torch.empty(num_tokens, k, dtype=torch.int64, device=logits.device)
+    has_shared = shared is not None
+    last = logits if shared is None else shared
+    assert last.shape == (num_tokens, 1) or not has_shared
+    assert last.dtype == logits.dtype
+    weights = torch.empty(num_tokens, k + has_shared, dtype=logits.dtype, device=logits.device)
+    chosen = torch.empty(num_tokens, k + has_shared, dtype=torch.int64, device=logits.device)
     blocks = {"K": k, "K_PADDED": next_power_of_2(k), "BLOCK_E": next_power_of_2(num_experts)}
     launch(
-        _route_kernel, (num_tokens,), logits, weights, chosen, logits.stride(0), num_experts,
-        config=Config(num_warps=1), **blocks,
+        _route_kernel, (num_tokens,), logits, last, weights, chosen, logits.stride(0), last.stride(0), num_experts,
+        config=Config(num_warps=1), HAS_SHARED=has_shared, **blocks,
     )  # fmt: skip
     return weights, chosen
 

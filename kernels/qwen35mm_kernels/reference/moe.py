@@ -8,16 +8,17 @@ from __future__ import annotations
 import torch
 
 
-def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_route(logits: torch.Tensor, k: int, shared: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Each token's k likeliest experts and their shares, renormalised to sum to one.
 
     Args:
         logits: [N, E], float32 or bfloat16. The softmax is float32.
         k: experts of a token, from 1 to E.
+        shared: [N, 1] in the logits' dtype: there is an expert E that every token goes to, with the sigmoid of this.
 
     Returns:
-        weights: [N, k] in the logits' dtype, the likeliest first.
-        chosen: [N, k] int64, distinct in a row. Of equal logits the lower expert comes first.
+        weights: [N, k] in the logits' dtype, the likeliest first; with `shared` [N, k + 1], the shared expert's last.
+        chosen: [N, k] or [N, k + 1] int64, distinct in a row. Of equal logits the lower expert comes first.
     """
     weights = torch.zeros(logits.shape[0], k)
     chosen = torch.zeros(logits.shape[0], k, dtype=torch.int64)
@@ -29,7 +30,11 @@ def moe_route(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]
             expert = min(left, key=lambda expert: (-scores[expert].item(), expert))
             left.remove(expert)
             weights[row, choice], chosen[row, choice] = shares[expert], expert
-    return (weights / weights.sum(dim=-1, keepdim=True)).to(logits.dtype), chosen
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    if shared is not None:
+        weights = torch.cat([weights, 1 / (1 + torch.exp(-shared.float()))], dim=1)
+        chosen = torch.cat([chosen, torch.full((len(chosen), 1), logits.shape[1])], dim=1)
+    return weights.to(logits.dtype), chosen
 
 
 def moe_experts(

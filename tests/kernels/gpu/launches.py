@@ -136,6 +136,8 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
     from qwen35mm.engine.sampler import Sampler
     from qwen35mm.engine.step_graph import StepGraph
     from qwen35mm.model import Qwen35Model
+    from qwen35mm.model.mlp import MLP
+    from qwen35mm.model.weight_formats import Factory
 
     data, device = make_config(size, dtype), torch.device("meta")
     text = data["text_config"]
@@ -179,6 +181,9 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
     for kind in INTEGERS:
         run = functools.partial(_multiply_integers, config.text.hidden_size, *kind, model.dtype)
         yield f"integers {kind}", run
+    embeds = torch.empty(3, config.text.hidden_size, dtype=model.dtype, device=device)
+    # What a mixture's layer launches where its shared expert stands apart, and a dense one's.
+    yield "mlp", functools.partial(MLP(config.text.hidden_size, 512, Factory(model.dtype, device)), embeds)
     pixel_values = torch.zeros(8 * 32 * 32, config.vision.patch_dim)
     yield "vision", functools.partial(model.tower, pixel_values, (8, 32, 32))
 

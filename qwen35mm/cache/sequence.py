@@ -26,6 +26,7 @@ class SequenceCache:
     Attributes:
         rope_delta: next M-RoPE position minus next cache_position, once the prompt is in; it belongs to the
             cached tokens and goes wherever they go.
+        table_key: another object whenever `block_table` is another one.
     """
 
     def __init__(self, pools: CachePools, *, slot: int) -> None:
@@ -34,6 +35,7 @@ class SequenceCache:
         self._slot: int | None = slot
         # Of 32 bits each, as batches have them: those of a million tokens are copied in microseconds.
         self._blocks = array("i")
+        self.table_key = object()
         self._length = 0
         # Places claimed by this sequence, and places that others may know of: see KVBlockPool.filled.
         self._claimed = 0
@@ -69,6 +71,10 @@ class SequenceCache:
     def block_table(self) -> array[int]:
         """A copy, int32: the pool's blocks that hold this sequence, in order; the last ones may be empty yet."""
         return self._blocks[:]
+
+    def row(self, place: int) -> int:
+        """The pool's row of a cache_position that there is room for."""
+        return self._blocks[place // self.block_size] * self.block_size + place % self.block_size
 
     @property
     def block_size(self) -> int:
@@ -107,7 +113,7 @@ class SequenceCache:
         assert len(blocks) == self._pools.kv.blocks_for(length), "blocks and length don't match"
         self._pools.kv.allocator.share(blocks)
         self._pools.kv.allocator.release(self._blocks)
-        self._blocks = array("i", blocks)
+        self._blocks, self.table_key = array("i", blocks), object()
         self._length = self._claimed = self._shared = length
 
     def share(self, start: int, stop: int) -> tuple[int, ...]:
@@ -141,7 +147,7 @@ class SequenceCache:
         self._unclaim()
         self._pools.kv.allocator.release(self._blocks)
         self._pools.states.release(self._slot)
-        self._blocks = array("i")
+        self._blocks, self.table_key = array("i"), object()
         self._slot, self._length = None, 0
 
     def _must_copy_last(self) -> bool:
@@ -160,6 +166,7 @@ class SequenceCache:
         pool.allocator.release([self._blocks[index]])
         self._blocks[index] = fresh[0]
         self._blocks.extend(fresh[1:])
+        self.table_key = object()
 
     def _unclaim(self) -> None:
         """Lets whoever else holds the block where the shared places end go on in it in place."""
@@ -171,6 +178,7 @@ class SequenceCache:
         missing = self._pools.kv.blocks_for(num_tokens) - len(self._blocks)
         if missing > 0:
             self._blocks.extend(self._pools.kv.take(missing, after=self._blocks[-1] if self._blocks else None))
+            self.table_key = object()
 
 
 class CachePools:

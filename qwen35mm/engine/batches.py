@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,15 +57,31 @@ class StepInputs:
     Attributes:
         numbers: [7, B] int64.
         block_table: [B, max_blocks] int32.
+        table_keys: [B], of which table each row of `block_table` is; a reply has another one every 64 tokens.
     """
 
     numbers: torch.Tensor
     block_table: torch.Tensor
+    table_keys: list[object]
 
     @classmethod
     def unused(cls, size: int, max_blocks: int) -> StepInputs:
         """`size` rows that nobody uses."""
-        return cls(torch.tensor(_UNUSED)[:, None].repeat(1, size), torch.zeros(size, max_blocks, dtype=torch.int32))
+        table = torch.zeros(size, max_blocks, dtype=torch.int32)
+        return cls(torch.tensor(_UNUSED)[:, None].repeat(1, size), table, [None] * size)
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> StepInputs:
+        """The same elsewhere."""
+        return StepInputs(move(self.numbers), move(self.block_table), [*self.table_keys])
+
+    def take(self, other: StepInputs) -> None:
+        """Copies another's numbers, and the rows of its table between the first and the last that are others."""
+        self.numbers.copy_(other.numbers, non_blocking=True)
+        changed = [row for row, key in enumerate(other.table_keys) if key is not self.table_keys[row]]
+        if changed:
+            rows = slice(changed[0], changed[-1] + 1)
+            self.block_table[rows].copy_(other.block_table[rows], non_blocking=True)
+            self.table_keys[rows] = other.table_keys[rows]
 
     def set(
         self, row: int, cache: SequenceCache, *, token_id: int | None, step: int = 0, is_sampled: bool = True
@@ -76,20 +93,22 @@ class StepInputs:
             step: the number, in its reply, of the token that will be chosen.
             is_sampled: whether the step chooses it, and not the host.
         """
-        blocks, length = cache.block_table, cache.length
-        size = cache.block_size
+        length = cache.length
         self.numbers[:, row] = torch.tensor(
             [
                 _FROM_SAMPLER if token_id is None else token_id,
                 cache.next_position,
                 cache.slot,
-                blocks[length // size] * size + length % size,
+                cache.row(length),
                 length + 1,
                 step,
                 cache.slot if is_sampled else -1,
             ]
         )
-        self.block_table[row, : len(blocks)] = torch.from_numpy(np.asarray(blocks))
+        if self.table_keys[row] is not cache.table_key:
+            blocks = cache.block_table
+            self.block_table[row, : len(blocks)] = torch.from_numpy(np.asarray(blocks))
+            self.table_keys[row] = cache.table_key
 
     def token_ids(self, newest: torch.Tensor) -> torch.Tensor:
         """[B] int64, with those that only the sampler knows from its newest ones [num_slots + 1]."""

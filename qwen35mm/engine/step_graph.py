@@ -60,12 +60,9 @@ class StepGraph:
         device, self._head_device = model.device, model.head_device
         pinned = [each.type == "cuda" for each in (device, self._head_device)]
         unused = StepInputs.unused(size, max_blocks)
-        self._inputs = StepInputs(unused.numbers.to(device), unused.block_table.to(device))
-        self._unused = unused.numbers.clone()
-        self._staging = [
-            StepInputs(*(x.pin_memory() if pinned[0] else x.clone() for x in (unused.numbers, unused.block_table)))
-            for _ in range(2)
-        ]
+        self._inputs = unused.moved(lambda x: x.to(device, copy=True))
+        self._unused = unused.numbers
+        self._staging = [unused.moved(torch.Tensor.pin_memory if pinned[0] else torch.clone) for _ in range(2)]
         self._answers = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned[1]) for _ in range(2)]
         self._events = [torch.cuda.Event() if pinned[1] else None for _ in range(2)]
         self._token_ids = self._answers[0]
@@ -79,9 +76,7 @@ class StepGraph:
 
     def run(self, answer: int) -> None:
         """Launches a step on `inputs(answer)`; `token_ids(answer)` gives what it chose."""
-        staging = self._staging[answer]
-        self._inputs.numbers.copy_(staging.numbers, non_blocking=True)
-        self._inputs.block_table.copy_(staging.block_table, non_blocking=True)
+        self._inputs.take(self._staging[answer])
         self._replay()
         self._answers[answer].copy_(self._token_ids, non_blocking=True)
         event = self._events[answer]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35mm.cache import CachePools
+from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.engine import Engine, EngineSettings, Request, decoder, step_graph
+from qwen35mm.engine.batches import StepInputs
 from qwen35mm.engine.decoder import step_sizes
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.step_graph import StepGraph
@@ -167,6 +168,36 @@ def test_a_reply_that_is_stopped_while_the_device_is_ahead_leaves_nothing_behind
     assert {id_: result.token_ids for id_, result in found.items()} == {
         id_: result.token_ids for id_, result in expected.items()
     }
+
+
+def test_a_table_goes_to_the_device_where_it_has_changed(
+    loaded: LoadedModel, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies come, go and take blocks, and each row of a step has its own one's table."""
+    rows: dict[int, list[int]] = {}
+    copied: list[int] = []
+    enter, run = StepInputs.set, StepGraph.run
+
+    def entered(self: StepInputs, row: int, cache: SequenceCache, **options: Any) -> None:
+        enter(self, row, cache, **options)
+        rows[row] = [*cache.block_table]
+
+    def checked(self: StepGraph, answer: int) -> None:
+        run(self, answer)
+        table = self._inputs.block_table
+        assert {row: table[row, : len(blocks)].tolist() for row, blocks in rows.items()} == rows
+        # No reply gets as far as the last column: a row that is copied takes this away.
+        copied.append(int((table[:, -1] == 0).sum()))
+        table[:, -1] = 7
+        rows.clear()
+
+    monkeypatch.setattr(StepInputs, "set", entered)
+    monkeypatch.setattr(StepGraph, "run", checked)
+    with endless_replies(loaded):
+        results(engine_of(loaded), *asked(chat, [greedy(max_tokens=count) for count in (30, 90, 140, 20)]))
+    assert len(copied) >= 139
+    # When a reply comes or goes, in both stagings' first steps, and every 64 tokens.
+    assert 8 <= sum(count > 0 for count in copied) <= 20
 
 
 class OnCards:

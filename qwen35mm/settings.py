@@ -89,7 +89,9 @@ class ModelOptions:
             help="Most memory that the program may take, on a processor: weights, context and slots are chosen to fit.",
         ),
     ] = None
-    slots: Annotated[int | None, _model(help="Most replies that are written at one time; 4 without it.", min=1)] = None
+    slots: Annotated[
+        int | None, _model(help="Most replies at one time. Without it 4; more for captions, by the machine.", min=1)
+    ] = None
     batch_invariant: Annotated[
         bool | None,
         _model(
@@ -186,15 +188,19 @@ class ModelOptions:
             )
         )
 
-    def load(self) -> LocalBackend:
+    def load(self, *, for_many: bool = False) -> LocalBackend:
         """Loads the model in the format that fits and starts its engine, with a disk cache only where one is named.
+
+        `for_many` is said where there are always requests enough; see `with_slots_for_many`.
 
         Raises:
             Qwen35mmError: the model or a setting can't be used.
         """
-        from qwen35mm.model_library import fit_source
+        from qwen35mm.model_library import fit_source, with_slots_for_many
 
         options, folder = fit_source(self.backend_options(), self.source, self.name)
+        if for_many:
+            options = with_slots_for_many(options, folder, self.name)
         return options.load(folder, name=self.name)
 
     def for_another_folder(self) -> ModelOptions:

@@ -51,6 +51,7 @@ class Captioner:
         processor: reads its media.
         form: what its media are prepared as; None where that happens elsewhere.
         is_demo: whether it is the bundled model.
+        num_at_once: captions that keep it busy, with those that an engine elsewhere reads media of; None is not known.
         others: what `describe` gives elsewhere for the same model: captions that were made there are taken as its own.
     """
 
@@ -61,6 +62,7 @@ class Captioner:
     processor: MediaProcessor
     form: MediumForm | None = "pixels"
     is_demo: bool = False
+    num_at_once: int | None = None
     others: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
@@ -84,6 +86,7 @@ class Captioner:
             params=loaded.generation,
             processor=backend.media,
             is_demo=backend.is_demo,
+            num_at_once=backend.engine.plan.num_slots,
         )
 
     def describe(self) -> dict[str, Any]:

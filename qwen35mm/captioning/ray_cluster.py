@@ -128,13 +128,11 @@ class RayCaptioner(Captioner):
 
     Attributes:
         free: the actors, each as often as it can take an item more.
-        num_at_once: items that keep all of them busy, media that are decoded ahead included.
     """
 
     backend: Any = None
     form: MediumForm | None = None
     free: asyncio.Queue[Any]
-    num_at_once: int
 
     async def caption(
         self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None = None, *, judges: bool = False

@@ -57,10 +57,11 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
 
     async with contextlib.AsyncExitStack() as stack:
         if options.ray is None:
-            captioner = await stack.enter_async_context(open_captioner(job, model, options))
+            captioner = await stack.enter_async_context(open_captioner(job, model, options, for_many=True))
         else:
             cluster = await stack.enter_async_context(_open_cluster(options.ray, job, model, options.ray_actors))
             captioner = cluster.on_any_device(_asked(model))
+        if captioner.num_at_once is not None:
             job = replace(job, run=replace(job.run, slots=captioner.num_at_once))
         if captioner.is_demo:
             typer.echo(f"{DEMO_NOTE} It understands --preset plain.", err=True)
@@ -78,13 +79,19 @@ async def _caption(job: Job, model: ModelOptions, options: CaptionOptions) -> in
 
 
 @contextlib.asynccontextmanager
-async def open_captioner(job: Job, model: ModelOptions, options: CaptionOptions) -> AsyncIterator[Captioner]:
-    """A server that answers, whose name for its model `--model` is then, or a model in this process."""
+async def open_captioner(
+    job: Job, model: ModelOptions, options: CaptionOptions, *, for_many: bool = False
+) -> AsyncIterator[Captioner]:
+    """A server that answers, whose name for its model `--model` is then, or a model in this process.
+
+    Args:
+        for_many: as for `ModelOptions.load`.
+    """
     from qwen35mm.captioning.captioner import Captioner
 
     if options.backend is None:
         # In a thread: a page goes on meanwhile.
-        with contextlib.closing(await asyncio.to_thread(model.load)) as backend:
+        with contextlib.closing(await asyncio.to_thread(model.load, for_many=for_many)) as backend:
             memo = None if options.dry_run else (cache_folder(model) or job.state_folder) / "weights"
             yield (await asyncio.to_thread(Captioner.local, backend, memo)).on_any_device(_asked(model))
         return

@@ -75,6 +75,18 @@ def work_bytes(
     return max(piece, media_bytes(config, dtype, budget)) + logits_bytes(config, rows, dtype) + tables
 
 
+def pixel_bytes(config: ModelConfig, budget: MediaBudget) -> int:
+    """Bytes of the largest medium's pixels, 8 bits each; 0 where there is no tower."""
+    if config.tower is None:
+        return 0
+    tower = config.vision
+    image, video = (
+        (most or _MOST_TOKENS) * tower.spatial_merge_size**2 * tower.patch_dim
+        for most in (budget.max_image_tokens, budget.max_video_tokens)
+    )
+    return max(image // tower.temporal_patch_size, video)
+
+
 def media_bytes(config: ModelConfig, dtype: torch.dtype, budget: MediaBudget) -> int:
     """Bytes of the largest medium's pixels, 8 bits each, and of its largest unit's work; 0 where there is no tower."""
     if config.tower is None:

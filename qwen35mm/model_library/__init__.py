@@ -1,7 +1,7 @@
 """The models on this machine: which there are, getting another one, and changing the one that answers."""
 
 from qwen35mm.model_library.catalogue import HUB_MODELS, HubModel
-from qwen35mm.model_library.fit import fit_source
+from qwen35mm.model_library.fit import fit_source, with_slots_for_many
 from qwen35mm.model_library.hub import DownloadCancelled, download
 from qwen35mm.model_library.installed import find_model, installed_models
 from qwen35mm.model_library.options import BackendOptions
@@ -17,4 +17,5 @@ __all__ = [
     "find_model",
     "fit_source",
     "installed_models",
+    "with_slots_for_many",
 ]

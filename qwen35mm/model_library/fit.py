@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.sources import Source
 from qwen35mm.checkpoints.tensor_names import Target
 from qwen35mm.config import ModelConfig
+from qwen35mm.cpu import usable_cores
+from qwen35mm.engine.memory import pixel_bytes
 from qwen35mm.errors import ConfigError
 from qwen35mm.model import DeviceRequest
 from qwen35mm.model.devices import gib
@@ -41,6 +44,11 @@ logger = logging.getLogger(__name__)
 
 # Of a conversation that is worth having.
 _SHORTEST_CONTEXT = 2_048
+# Where one program has many requests and nobody reads along: a processor gets a slot for each core, a card all of them.
+_MOST_SLOTS = 16
+# Of the memory that weights leave, that running states and media may take then; for each slot, two media wait.
+_SLOTS_SHARE = 1 / 8
+_MEDIA_A_SLOT = 3
 
 
 def fit(
@@ -197,6 +205,37 @@ def fit_source(
         logger.warning("%s", error)
         fitted = replace(options, weights="int4") if options.weights == "auto" else options
     return fitted, folder
+
+
+def with_slots_for_many(
+    options: BackendOptions, folder: Path, name: str, *, available: Available = available_bytes
+) -> BackendOptions:
+    """What `fit_source` chose, with as many slots as the machine keeps busy; unless their number was asked for.
+
+    They are halved until what runs and waits in them takes at most an eighth of what the weights leave, and nothing
+    else gets less by them. `available` is as there, before the model is loaded.
+    """
+    devices = DeviceRequest.parse(options.device).devices
+    on_cpu = all(device.type == "cpu" for device in devices)
+    slots, fewest = min(_MOST_SLOTS, usable_cores()) if on_cpu else _MOST_SLOTS, options.settings.slots
+    # One alone is what memory allows.
+    if options.fixed_slots or fewest == 1:
+        return options
+    config = ModelConfig.from_pretrained(folder, rope_scaling=options.rope_scaling)
+    stored = read_checkpoint(folder, config.quantization)
+    available = available if options.max_memory is None else available_within(options)
+    memory_bytes = sum(map(available, devices))
+    how = {"devices": devices, "memory_bytes": memory_bytes, "runtime_bytes": tokenizer_bytes(folder, config)}
+    waiting_bytes = _MEDIA_A_SLOT * pixel_bytes(config, options.media_budget(devices[0]))
+    while slots > fewest:
+        wanted = replace(options, settings=replace(options.settings, slots=slots))
+        with contextlib.suppress(NoRoomError):
+            fitted, need = fit_tensors(wanted, config, stored, name, **how)
+            most_bytes = (memory_bytes - need.plan.weights_bytes) * _SLOTS_SHARE
+            if fitted == wanted and need.plan.slot_bytes + slots * waiting_bytes <= most_bytes:
+                return wanted
+        slots //= 2
+    return options
 
 
 def _fit_within(options: BackendOptions, folder: Path, name: str) -> BackendOptions:

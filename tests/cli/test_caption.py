@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -17,6 +18,9 @@ import pytest
 
 from qwen35mm.assets import asset_path
 from qwen35mm.checkpoints import weights_digest
+from qwen35mm.cli.caption import open_captioner
+from qwen35mm.cli.caption_options import CaptionOptions
+from qwen35mm.settings import ModelOptions
 from tests.backends.remote.server import closes, fails, running_server
 from tests.captioning.fake_model import picture
 from tests.cli.conftest import Done, Run
@@ -47,6 +51,15 @@ def folder(tmp_path: Path) -> Path:
     for name in ("one-shape.png", "moves-right.mp4"):
         shutil.copy(SAMPLES / name, folder)
     return folder
+
+
+async def test_a_run_has_the_slots_that_the_machine_keeps_busy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.fit.usable_cores", lambda: 8)
+    options, model = CaptionOptions(state_dir=folder / "state"), ModelOptions(device="cpu")
+    for for_many, asked, slots in ((True, None, 8), (False, None, 4), (True, 3, 3)):
+        asking = replace(model, slots=asked)
+        async with open_captioner(options.job([str(folder)], asking), asking, options, for_many=for_many) as captioner:
+            assert captioner.num_at_once == slots
 
 
 def test_pictures_and_clips_get_text_files_and_a_second_run_has_nothing_to_do(caption: Caption, folder: Path) -> None:

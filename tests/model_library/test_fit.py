@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ from qwen35mm.cache import CacheSettings
 from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import EngineSettings
+from qwen35mm.engine.memory import pixel_bytes
 from qwen35mm.errors import ConfigError
 from qwen35mm.model.weights import loaded_bytes, weights_bytes
-from qwen35mm.model_library import BackendOptions, BackendSwitch, fit_source
+from qwen35mm.model_library import BackendOptions, BackendSwitch, fit_source, with_slots_for_many
 from qwen35mm.model_library.fit import fit, offered_formats
 from qwen35mm.model_library.memory import MemoryNeed, NoRoomError
 from qwen35mm_kernels.cpu.native.library import find_library
+from qwen35mm_preprocess import MediaBudget
 from tests.checkpoints import ggufs
 from tests.checkpoints.packers import write_packed
 from tests.model.test_quantised_models import is_matrix, write_fp8
@@ -117,6 +120,45 @@ def test_the_first_model_is_loaded_though_no_format_fits(caplog: pytest.LogCaptu
     assert "demo doesn't fit" in caplog.text
     loaded = options.load_model(folder)
     assert (loaded.weights, loaded.model.integers) == ("int4", "int4")
+
+
+@pytest.mark.parametrize(("cores", "slots"), [(1, 4), (4, 4), (6, 6), (8, 8), (64, 16)])
+def test_slots_grow_with_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, slots: int) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.fit.usable_cores", lambda: cores)
+
+    def grown(**changes: Any) -> int:
+        options = replace(OPTIONS, settings=EngineSettings(context_length=1024), **changes)
+        return with_slots_for_many(options, demo_model_path(), "demo", available=lambda device: 16 << 30).settings.slots
+
+    assert grown() == slots
+    assert grown(fixed_slots=True) == 4
+    assert grown(budget=MediaBudget(max_image_tokens=256, max_video_tokens=1 << 20)) == 4
+
+
+def test_slots_take_an_eighth_of_what_weights_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35mm.model_library.fit.usable_cores", lambda: 16)
+    budget = MediaBudget(max_image_tokens=64, max_video_tokens=256)
+    options = replace(OPTIONS, settings=EngineSettings(context_length=1024), budget=budget)
+    need = fit_demo(1 << 40, replace(options, settings=replace(options.settings, slots=16)))[1]
+    media = 3 * pixel_bytes(ModelConfig.from_pretrained(demo_model_path()), budget)
+    least = need.plan.weights_bytes + 8 * (need.plan.slot_bytes + 16 * media)
+
+    def grown(memory_bytes: int, options: BackendOptions = options) -> int:
+        name = "demo"
+        return with_slots_for_many(options, demo_model_path(), name, available=lambda _: memory_bytes).settings.slots
+
+    assert [grown(least), grown(least - 1), grown(1)] == [16, 8, 4]
+    # What memory left one slot of, or nothing for what is kept, stays as it is.
+    assert grown(1 << 40, replace(options, settings=replace(options.settings, slots=1))) == 1
+    assert grown(1 << 40, replace(options, max_memory=1)) == 4
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for kind in (
+        "model.weights.multiplies_fp8",
+        "model.weights.multiplies_integers",
+        "model_library.fit.multiplies_integers",
+    ):
+        monkeypatch.setattr(f"qwen35mm.{kind}", lambda device: False)
+    assert grown(1 << 40, replace(options, device="cuda:0")) == 16
 
 
 def test_a_card_has_the_checkpoints_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:

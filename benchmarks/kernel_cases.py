@@ -171,6 +171,15 @@ class Cases:
         size = f"int{bits} N={length}"
         return self._case("integer_linear", arguments, size, moved, flops, bits=bits, width=group)
 
+    def norm_linear(self, length: int, *, swiglu: bool = True) -> Case:
+        """What a decode step's feed-forward network begins with, or its mixer."""
+        hidden, width = self.shapes.hidden, 6 * self.shapes.hidden
+        x, delta, weight = self._randn(length, hidden), self._randn(length, hidden), self._randn(hidden)
+        matrix = self._randn(width, hidden) * hidden**-0.5
+        moved, flops = num_bytes(x, delta, weight, matrix), 2 * length * width * hidden
+        arguments = x, delta, weight, EPS, matrix
+        return self._case("norm_linear", arguments, f"N={length}", moved, flops, swiglu=swiglu)
+
     def paged_attention_prefill(self, num_new: int, length: int | None = None) -> Case:
         """New tokens, the last of `length`; of as many if left out."""
         s, length = self.shapes, length or num_new

@@ -43,6 +43,7 @@ from qwen35mm_kernels.cpu.conv1d import causal_conv1d_step
 from qwen35mm_kernels.cpu.gated_delta_rule import gdn_gates
 from qwen35mm_kernels.cpu.quantise import dequantise
 from qwen35mm_kernels.gpu.attention_prefill import flash_attention_prefill
+from qwen35mm_kernels.gpu.normed import MAX_ROWS as NORMED_ROWS
 from qwen35mm_kernels.reference.gated_delta_rule import split_heads, split_projection
 
 MAX_RELATIVE_ERROR = 1e-2
@@ -65,7 +66,7 @@ PREFILL = (
     "fp8_linear",
     "integer_linear",
 )
-DECODE = ("gdn_decode_step", "paged_attention_decode", "moe_experts", "fp8_linear", "integer_linear")
+DECODE = ("gdn_decode_step", "paged_attention_decode", "moe_experts", "fp8_linear", "integer_linear", "norm_linear")
 
 Run = Callable[[], object]
 
@@ -189,6 +190,13 @@ def _bfloat16_of_integers(case: Case) -> Run:
     return functools.partial(torch.nn.functional.linear, x, weight)
 
 
+def _norm_then_linear(case: Case) -> Run:
+    """As more rows go: the norm's kernel, torch's product, and SwiGLU's kernel."""
+    x, delta, weight, eps, matrix = case.arguments
+    own = x.clone()
+    return lambda: gpu.swiglu(torch.nn.functional.linear(gpu.add_rms_norm(own, delta, weight, eps), matrix))
+
+
 _PEERS: dict[str, Callable[..., Run | None]] = {
     "gated_delta_prefill": _gated_delta_prefill,
     "causal_conv1d": _causal_conv1d,
@@ -199,6 +207,7 @@ _PEERS: dict[str, Callable[..., Run | None]] = {
     "gdn_decode_step": _gdn_decode_step,
     "fp8_linear": _bfloat16_linear,
     "integer_linear": _bfloat16_of_integers,
+    "norm_linear": _norm_then_linear,
 }
 
 
@@ -303,7 +312,8 @@ def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: 
         for size in sizes:
             for operation in operations:
                 has_experts, has_fp8 = made.shapes.experts is not None, multiplies_fp8(torch.device(made.device))
-                there_is = {"moe_experts": has_experts, "fp8_linear": has_fp8}.get(operation, True)
+                conditions = {"moe_experts": has_experts, "fp8_linear": has_fp8, "norm_linear": size <= NORMED_ROWS}
+                there_is = conditions.get(operation, True)
                 if only in operation and there_is:
                     yield getattr(made, operation)(size), graph
                     if operation == "integer_linear":

@@ -117,6 +117,11 @@ def _integer_tiles(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     return is_small or (columns >= 64 and blocks["BLOCK_K"] == 64)
 
 
+def _normed_products(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
+    """Eight columns to a thread, which are 16 bytes: its sums and x meet in its registers."""
+    return blocks["BLOCK_K"] == 256 * num_warps
+
+
 def _combine_experts(blocks: Sizes, num_warps: int, sizes: Sizes) -> bool:
     return _to_a_thread(blocks["BLOCK_N"], num_warps) >= 2 and blocks["BLOCK_N"] < 2 * sizes["K"]
 
@@ -158,6 +163,7 @@ SPACES: Mapping[str, Space] = {
     "fp8_tiles": Space({"BLOCK_N": (32, 64, 128)}, (4, 8), (3, 4, 5), _fp8_tiles),
     "integer_vector": Space({"BLOCK_N": (4, 8), "WORDS": (128, 256, 512)}, (1, 2, 4), is_legal=_integer_vector),
     "integer_tiles": Space({"BLOCK_N": (16, 32, 64, 128), "BLOCK_K": (64, 128)}, (4, 8), (3, 4), _integer_tiles),
+    "norm_linear": Space({"BLOCK_N": (4, 8, 16), "BLOCK_K": (512, 1024, 2048)}, (2, 4, 8), is_legal=_normed_products),
     "moe_combine": Space({"BLOCK_N": (256, 512, 1024, 2048)}, (4, 8), is_legal=_combine_experts),
     "qk_norm_rope_write": Space({"BLOCK_T": (2, 4, 8, 16)}, (2, 4, 8), is_legal=_tile("BLOCK_T", "D", 4, 32)),
     "causal_conv1d": Space(
@@ -214,6 +220,7 @@ OPERATIONS: Mapping[str, Operation] = {
         tuple((rows, bits) for rows in (1, 4, 16, 64, 128, 512, 2048) for bits in (4, 8)),
         ("integer_vector", "integer_tiles"),
     ),
+    "norm_linear": Operation(((1,), (4,)), ("norm_linear",)),
     "qk_norm_rope_write": Operation(_BOTH, ("qk_norm_rope_write",)),
     "causal_conv1d": Operation(_PROMPTS, ("causal_conv1d",)),
     "add_rms_norm": Operation(_BOTH, ("rms_norm",)),

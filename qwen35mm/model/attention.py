@@ -7,7 +7,7 @@ from torch import nn
 
 from qwen35mm.config import TextConfig
 from qwen35mm.model.batch import Batch
-from qwen35mm.model.layers import Linear, RMSNorm
+from qwen35mm.model.layers import Linear, RMSNorm, Unnormed
 from qwen35mm.model.weight_formats import Factory
 from qwen35mm_kernels import select_backend, split_gate
 
@@ -31,7 +31,9 @@ class GatedAttention(nn.Module):
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, factory)
         self.o_proj = Linear(self.num_heads * self.head_dim, config.hidden_size, factory)
 
-    def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: Batch) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor | Unnormed, rope: tuple[torch.Tensor, torch.Tensor], batch: Batch
+    ) -> torch.Tensor:
         """Writes the tokens' keys and values into the pool and attends to all of theirs: [N, hidden] -> [N, hidden]."""
         qkv = self.qkv_proj(x)
         k_cache, v_cache = batch.pools[self.layer_idx]

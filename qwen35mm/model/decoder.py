@@ -13,7 +13,7 @@ from qwen35mm.model.attention import GatedAttention
 from qwen35mm.model.batch import Batch
 from qwen35mm.model.devices import DeviceMap
 from qwen35mm.model.gated_delta_net import GatedDeltaNet
-from qwen35mm.model.layers import Embedding, Linear, RMSNorm
+from qwen35mm.model.layers import Embedding, Linear, RMSNorm, Unnormed
 from qwen35mm.model.mlp import MLP, SparseMoE
 from qwen35mm.model.rope import TextRope
 from qwen35mm.model.vision import VisionTower
@@ -40,7 +40,7 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, rope: tuple[torch.Tensor, torch.Tensor], batch: Batch
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """What a layer adds to `x` is added where it is next normed, in one pass over both.
 
         Args:
@@ -49,15 +49,18 @@ class DecoderLayer(nn.Module):
             rope: cosines and sines of the tokens' positions.
 
         Returns:
-            [N, hidden], what this layer adds to x.
+            [N, hidden] each: the sum so far, in x's memory or not, and what this layer adds to it.
         """
-        normed = self.input_layernorm(x) if delta is None else self.input_layernorm.add(x, delta)
+        is_step = not isinstance(batch.slots, int)
+        rows = Unnormed(self.input_layernorm, x, delta, is_step)
         if self.linear_attn is not None:
-            mixed = self.linear_attn(normed, batch)
+            mixed = self.linear_attn(rows, batch)
         else:
             assert self.self_attn is not None
-            mixed = self.self_attn(normed, rope, batch)
-        return self.mlp(self.post_attention_layernorm.add(x, mixed))
+            mixed = self.self_attn(rows, rope, batch)
+        rows = Unnormed(self.post_attention_layernorm, rows.x, mixed, is_step)
+        added = self.mlp(rows)
+        return rows.x, added
 
 
 class Qwen35Model(nn.Module):
@@ -151,7 +154,7 @@ class Qwen35Model(nn.Module):
             if x.device != device:
                 x, rope, batch = x.to(device), (rope[0].to(device), rope[1].to(device)), batch.on(device)
                 delta = None if delta is None else delta.to(device)
-            delta = layer(x, delta, rope, batch)
+            x, delta = layer(x, delta, rope, batch)
         assert delta is not None
         last = self.norm.weight.device
         return self.norm.add(x.to(last), delta.to(last))

@@ -11,7 +11,7 @@ from torch import nn
 
 from qwen35mm.config import TextConfig
 from qwen35mm.model.batch import Batch
-from qwen35mm.model.layers import Linear, new_parameter
+from qwen35mm.model.layers import Linear, Unnormed, new_parameter
 from qwen35mm.model.weight_formats import Factory
 from qwen35mm_kernels import select_backend
 
@@ -40,7 +40,7 @@ class GatedDeltaNet(nn.Module):
         self.norm = new_parameter(self.head_v_dim, factory=factory)
         self.out_proj = Linear(config.value_dim, config.hidden_size, factory)
 
-    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | Unnormed, batch: Batch) -> torch.Tensor:
         """Runs the tokens and moves their sequences' states on in place: [N, hidden] -> [N, hidden]."""
         conv_states, recurrent_states = batch.pools[self.layer_idx]
         mixed = self.in_proj(x)

@@ -5,12 +5,18 @@ Parameters are made uninitialised, because `weights.py` fills every one of them 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from qwen35mm.model.weight_formats import Factory, PlainWeight, new_weight
 from qwen35mm_kernels import select_backend
+from qwen35mm_kernels.backend import why_not_triton
+
+# `norm_linear`'s.
+_FEW_ROWS = 4
 
 
 def new_parameter(*shape: int, factory: Factory, dtype: torch.dtype | None = None) -> nn.Parameter:
@@ -31,10 +37,27 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = new_weight(out_features, in_features, factory, exact_rows=exact_rows)
         self.bias = new_parameter(out_features, factory=factory) if bias else None
+        self.ops = select_backend(factory.device)
+        self._takes_norms = not bias and why_not_triton(factory.device.type) is None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
         """[N, in_features] -> [N, out_features]."""
-        return self.weight.product(x, self.bias)
+        return self.weight.product(x, self.bias) if isinstance(x, torch.Tensor) else self._normed(x, swiglu=False)
+
+    def swiglu(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
+        """silu(gate) * up of the two halves of what comes out: [N, in_features] -> [N, out_features / 2]."""
+        if isinstance(x, torch.Tensor):
+            return self.ops.swiglu(self(x))
+        return self._normed(x, swiglu=True)
+
+    def _normed(self, x: Unnormed, *, swiglu: bool) -> torch.Tensor:
+        """A step's few rows on a card take one launch with their norm, and with what comes after."""
+        if self._takes_norms and isinstance(self.weight, PlainWeight) and x.is_step and len(x.x) <= _FEW_ROWS:
+            norm = x.norm.weight, x.norm.eps
+            x.x, out = self.ops.norm_linear(x.x, x.delta, *norm, self.weight.values, swiglu=swiglu)
+            return out
+        normed = x.rows()
+        return self.swiglu(normed) if swiglu else self(normed)
 
 
 class Embedding(nn.Module):
@@ -66,6 +89,27 @@ class RMSNorm(nn.Module):
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """Adds delta to x in place, and norms the sum."""
         return self.ops.add_rms_norm(x, delta, self.weight, self.eps)
+
+
+@dataclass
+class Unnormed:
+    """Rows that something is added to, and that are normed, by whoever takes them first; nobody else may.
+
+    Attributes:
+        norm: theirs.
+        x: [N, hidden], then the sum, which may lie in the same memory.
+        delta: [N, hidden], what is added to x.
+        is_step: whether they are a decode step's, whose time is launches and the weights' way.
+    """
+
+    norm: RMSNorm
+    x: torch.Tensor
+    delta: torch.Tensor | None
+    is_step: bool
+
+    def rows(self) -> torch.Tensor:
+        """[N, hidden], normed."""
+        return self.norm(self.x) if self.delta is None else self.norm.add(self.x, self.delta)
 
 
 class LayerNorm(nn.Module):

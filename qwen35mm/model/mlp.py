@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from qwen35mm.config import MoEConfig
-from qwen35mm.model.layers import Linear
+from qwen35mm.model.layers import Linear, Unnormed
 from qwen35mm.model.weight_formats import Factory, PlainWeight, StackedWeight, Weight, new_weight
 from qwen35mm_kernels import select_backend
 from qwen35mm_kernels.backend import why_not_triton
@@ -21,12 +21,11 @@ class MLP(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, factory: Factory) -> None:
         super().__init__()
-        self.ops = select_backend(factory.device)
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, factory)
         self.down_proj = Linear(intermediate_size, hidden_size, factory)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.ops.swiglu(self.gate_up_proj(x)))
+    def forward(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
+        return self.down_proj(self.gate_up_proj.swiglu(x))
 
 
 class Experts(nn.Module):
@@ -92,7 +91,9 @@ class SparseMoE(nn.Module):
         self.shared_expert = shared
         self.shared_expert_gate = Linear(hidden_size, 1, factory.exact())
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
+        # Rows go to products of several kinds.
+        x = x if isinstance(x, torch.Tensor) else x.rows()
         if self._is_joined:
             weights, chosen = self.ops.moe_route(self.gate(x), self.top_k, self.shared_expert_gate(x))
             return self.experts(x, chosen, weights)

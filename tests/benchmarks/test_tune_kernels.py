@@ -116,7 +116,7 @@ def test_a_dry_run_needs_no_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:-1]]
     hidden = {f"D{shapes.hidden}" for shapes in SHAPES.values()}
     assert {shape for kernel, shape, *_ in rows if kernel == "rms_norm"} == hidden
-    assert {kernel for kernel, *_ in rows} == {"qk_norm_rope_write", "rms_norm", "gated_rms_norm"}
+    assert {kernel for kernel, *_ in rows} == {"norm_linear", "qk_norm_rope_write", "rms_norm", "gated_rms_norm"}
     total = sum(int(row[3]) for row in rows)
     assert lines[-1].startswith(f"{total} candidates and ")
 

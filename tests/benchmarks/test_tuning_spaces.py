@@ -31,6 +31,7 @@ SMALL_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "moe_experts": ((3,), (5,), (97,)),
     "fp8_linear": ((2,), (5,)),
     "integer_linear": ((1, 4), (5, 4)),
+    "norm_linear": ((1,), (3,)),
     "sample": ((4,),),
 }
 # The others take 3 to 25 s each, interpreted.

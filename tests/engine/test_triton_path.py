@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwen35mm.engine import Engine, EngineSettings, Request, sampler
-from qwen35mm.model import LoadedModel, Qwen35Model, load, mlp, weight_formats
+from qwen35mm.model import LoadedModel, Qwen35Model, layers, load, mlp, weight_formats
 from qwen35mm.model.weight_formats import CardWeight, Weight
 from qwen35mm.prompt import Image
 from qwen35mm.sampling import SamplingParams
@@ -38,6 +38,7 @@ MOE = replace(exact.MOE, name="chat-moe-joined", shared_width=32)
 def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operation that has a Triton kernel runs it, and the engine decodes as on a GPU."""
     from qwen35mm_kernels import gpu
+    from qwen35mm_kernels.gpu.launch import Config
 
     prepare_interpreter()
     for module in (model.rope, *model.modules()):
@@ -45,15 +46,19 @@ def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "ops", gpu)
     monkeypatch.setattr(sampler, "select_backend", lambda device: gpu)
     monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: True)
+    # More columns to a program than a card takes: the same sums, and programs are what the interpreter waits for.
+    wide = Config({"BLOCK_N": 1024, "BLOCK_K": 64})
+    monkeypatch.setattr("qwen35mm_kernels.gpu.normed._DEFAULTS", {1: wide, 4: wide})
     # So that these short prompts, too, are attended to in parts.
     monkeypatch.setattr("qwen35mm_kernels.gpu.attention_prefill._MIN_PART", 16)
 
 
 def card_model(spec: TinySpec, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
-    """With plain weights, and a shared expert that is one of the others."""
+    """With plain weights, norms in products of few rows, and a shared expert that is one of the others."""
     with monkeypatch.context() as as_on_a_card:
         as_on_a_card.setattr(weight_formats, "find_library", lambda: None)
-        as_on_a_card.setattr(mlp, "why_not_triton", lambda device_type: None)
+        for module in (mlp, layers):
+            as_on_a_card.setattr(module, "why_not_triton", lambda device_type: None)
         return load(chat_checkpoint(spec), dtype="float32", device="cpu")
 
 

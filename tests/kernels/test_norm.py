@@ -76,3 +76,27 @@ def test_eps_keeps_tiny_rows_small(backend: Backend) -> None:
     x, weight = torch.full((2, 8), 1e-4), torch.ones(8)
     assert_close(backend.run("rms_norm", x, weight, EPS, zero_centred=False), x / (1e-8 + EPS) ** 0.5)
     assert torch.equal(backend.run("rms_norm", 0 * x, weight, EPS, zero_centred=True), 0 * x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize(("num_rows", "depth", "width"), [(1, 1500, 10), (2, 64, 14), (3, 1024, 6), (4, 2100, 22)])
+def test_norm_linear(num_rows: int, depth: int, width: int, swiglu: bool, dtype: torch.dtype, backend: Backend) -> None:
+    x, delta = 3 * sliced(num_rows, depth, dtype=dtype), sliced(num_rows, depth, dtype=dtype)
+    matrix, weight = sliced(width, depth, dtype=dtype) / depth**0.5, torch.randn(depth).to(dtype)
+    total, _ = backend.check("norm_linear", x, delta, weight, EPS, matrix, swiglu=swiglu)
+    # What layers go on from is what the norm's own kernel leaves.
+    summed = x.clone()
+    backend.run("add_rms_norm", summed, delta, weight, EPS)
+    assert_close(total, summed, 1e-2 if backend.name == "interpreted" and dtype == torch.bfloat16 else 0)
+    backend.check("norm_linear", x, None, weight, EPS, matrix, swiglu=swiglu)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_a_norm_linear_has_the_same_bits_in_any_company(dtype: torch.dtype, triton_backend: Backend) -> None:
+    x, delta, matrix = (torch.randn(rows, 1500).to(dtype) for rows in (4, 4, 10))
+    _, four = triton_backend.run("norm_linear", x, delta, torch.ones(1500).to(dtype), EPS, matrix)
+    for rows in (slice(0, 2), slice(1, 4), slice(3, 4)):
+        total, some = triton_backend.run("norm_linear", x[rows], delta[rows], torch.ones(1500).to(dtype), EPS, matrix)
+        assert torch.equal(some, four[rows])
+        assert torch.equal(total, (x[rows].float() + delta[rows].float()).to(dtype))

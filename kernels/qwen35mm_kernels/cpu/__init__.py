@@ -10,7 +10,7 @@ from qwen35mm_kernels.cpu.conv1d import causal_conv1d
 from qwen35mm_kernels.cpu.fp8 import fp8_linear
 from qwen35mm_kernels.cpu.gated_delta_rule import gated_delta_prefill, gdn_decode_step
 from qwen35mm_kernels.cpu.moe import moe_experts, moe_route
-from qwen35mm_kernels.cpu.norm import add_rms_norm, gated_rms_norm, rms_norm
+from qwen35mm_kernels.cpu.norm import add_rms_norm, gated_rms_norm, norm_linear, rms_norm
 from qwen35mm_kernels.cpu.quantise import integer_linear
 from qwen35mm_kernels.cpu.rope import apply_partial_rope, mrope_cos_sin
 from qwen35mm_kernels.cpu.sampling import sample
@@ -28,6 +28,7 @@ __all__ = [
     "moe_experts",
     "moe_route",
     "mrope_cos_sin",
+    "norm_linear",
     "paged_attention_decode",
     "paged_attention_prefill",
     "qk_norm_rope_write",

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from qwen35mm_kernels.cpu.blocks import rows_per_block
+from qwen35mm_kernels.cpu.swiglu import swiglu as activate
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centred: bool) -> torch.Tensor:
@@ -23,6 +24,20 @@ def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return rms_norm(x.add_(delta), weight, eps, zero_centred=True)
+
+
+def norm_linear(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    matrix: torch.Tensor,
+    *,
+    swiglu: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = x if delta is None else x + delta
+    out = F.linear(rms_norm(total, norm_weight, eps, zero_centred=True), matrix)
+    return total, activate(out) if swiglu else out
 
 
 def _l2_normalise(x: torch.Tensor, eps: float) -> torch.Tensor:

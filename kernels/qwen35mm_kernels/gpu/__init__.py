@@ -15,6 +15,7 @@ from qwen35mm_kernels.gpu.gdn_step import gdn_decode_step
 from qwen35mm_kernels.gpu.integers import integer_linear
 from qwen35mm_kernels.gpu.moe import moe_experts, moe_route
 from qwen35mm_kernels.gpu.norm import add_rms_norm, gated_rms_norm, rms_norm
+from qwen35mm_kernels.gpu.normed import norm_linear
 from qwen35mm_kernels.gpu.rope import apply_partial_rope, mrope_cos_sin
 from qwen35mm_kernels.gpu.rope_kv import qk_norm_rope_write
 from qwen35mm_kernels.gpu.sampling import sample
@@ -32,6 +33,7 @@ __all__ = [
     "moe_experts",
     "moe_route",
     "mrope_cos_sin",
+    "norm_linear",
     "paged_attention_decode",
     "paged_attention_prefill",
     "qk_norm_rope_write",

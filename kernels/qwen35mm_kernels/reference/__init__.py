@@ -14,7 +14,7 @@ from qwen35mm_kernels.reference.fp8 import fp8_linear
 from qwen35mm_kernels.reference.gated_delta_rule import gated_delta_prefill, gdn_decode_step
 from qwen35mm_kernels.reference.integers import integer_linear
 from qwen35mm_kernels.reference.moe import moe_experts, moe_route
-from qwen35mm_kernels.reference.norm import add_rms_norm, gated_rms_norm, rms_norm
+from qwen35mm_kernels.reference.norm import add_rms_norm, gated_rms_norm, norm_linear, rms_norm
 from qwen35mm_kernels.reference.rope import apply_partial_rope, mrope_cos_sin
 from qwen35mm_kernels.reference.sampling import sample
 from qwen35mm_kernels.reference.swiglu import swiglu
@@ -31,6 +31,7 @@ __all__ = [
     "moe_experts",
     "moe_route",
     "mrope_cos_sin",
+    "norm_linear",
     "paged_attention_decode",
     "paged_attention_prefill",
     "qk_norm_rope_write",

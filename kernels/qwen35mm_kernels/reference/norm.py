@@ -55,3 +55,34 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps
     """
     x.copy_(x.float() + delta.float())
     return rms_norm(x, weight, eps, zero_centred=True)
+
+
+def norm_linear(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    matrix: torch.Tensor,
+    *,
+    swiglu: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Products of a few rows that something is added to, and that are normed, before: a decode step's.
+
+    Args:
+        x: [N, D], N from 1 to 4, float32 or bfloat16. The arithmetic is float32; the norm is of the sum as rounded to
+            x's dtype.
+        delta: [N, D], added to x; None: nothing is.
+        norm_weight: [D], zero-centred.
+        eps: added to the mean of squares.
+        matrix: [M, D] in x's dtype.
+        swiglu: the first half of the matrix's rows are gates, silu(gate) * up is what comes out.
+
+    Returns:
+        The sum [N, D], x itself where nothing is added; and [N, M], or [N, M / 2] with `swiglu`, both in x's dtype.
+    """
+    total = x if delta is None else (x.float() + delta.float()).to(x.dtype)
+    out = rms_norm(total.float(), norm_weight, eps, zero_centred=True) @ matrix.float().T
+    if swiglu:
+        gate, up = out.chunk(2, dim=-1)
+        out = gate / (1 + torch.exp(-gate)) * up
+    return total, out.to(x.dtype)

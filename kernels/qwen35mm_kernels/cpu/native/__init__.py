@@ -9,6 +9,7 @@ from qwen35mm_kernels.cpu import (
     moe_experts,
     moe_route,
     mrope_cos_sin,
+    norm_linear,
 )
 from qwen35mm_kernels.cpu.native.attention_decode import paged_attention_decode
 from qwen35mm_kernels.cpu.native.attention_prefill import paged_attention_prefill, vision_attention
@@ -32,6 +33,7 @@ __all__ = [
     "moe_experts",
     "moe_route",
     "mrope_cos_sin",
+    "norm_linear",
     "paged_attention_decode",
     "paged_attention_prefill",
     "qk_norm_rope_write",

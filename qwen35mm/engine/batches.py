@@ -75,9 +75,10 @@ class StepInputs:
         return StepInputs(move(self.numbers), move(self.block_table), [*self.table_keys])
 
     def take(self, other: StepInputs) -> None:
-        """Copies another's numbers, and the rows of its table between the first and the last that are others."""
+        """Copies another's numbers, and of its used rows' tables those from the first to the last that are others."""
         self.numbers.copy_(other.numbers, non_blocking=True)
-        changed = [row for row, key in enumerate(other.table_keys) if key is not self.table_keys[row]]
+        keys = zip(other.numbers[_SLOT].tolist(), self.table_keys, other.table_keys, strict=True)
+        changed = [row for row, (slot, old, new) in enumerate(keys) if slot >= 0 and new is not old]
         if changed:
             rows = slice(changed[0], changed[-1] + 1)
             self.block_table[rows].copy_(other.block_table[rows], non_blocking=True)

@@ -270,24 +270,45 @@ class Run:
                 found = await self._ledger.similar(request.key, prepared.similarity)
                 if found is not None:
                     caption = shared(*found, request.item, prepared.medium.plan)
-                    num_written = await self._store(request.key, caption, None, kept_as=shared_key(request.key))
+                    waiting = await self._keep(request.key, caption, None, kept_as=shared_key(request.key))
+                    # Not in one statement with the await: others count meanwhile.
+                    num_written = await self._deliver_all(waiting, caption)
                     self.counts.num_shared += num_written
                     return
         await self._wait_for_slot(request, prepared, known)
 
     async def _wait_for_slot(self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None) -> None:
+        counts = self.counts
         free_since = await self._free.get()
-        self.counts.slots_idle_s += monotonic() - free_since
+        counts.slots_idle_s += monotonic() - free_since
         try:
-            if self.stopped in (None, "limit"):
-                await self._caption(request, prepared, known)
-            else:
-                self.counts.num_left += len(self._at_work.pop(request.key))
+            if self.stopped not in (None, "limit"):
+                counts.num_left += len(self._at_work.pop(request.key))
+                return
+            caption = await self._caption(request, prepared, known)
+            if caption is None:
+                return
+            waiting = await self._keep(request.key, caption, None if prepared is None else prepared.similarity)
         finally:
-            self.counts.slots_s += monotonic() - free_since
+            counts.slots_s += monotonic() - free_since
             self._free.put_nowait(monotonic())
+        # The manifest has it: the slot goes on while outputs wait for the disk. Whoever takes it comes first at the
+        # thread that writes, with what is short.
+        await asyncio.sleep(0)
+        num_written = await self._deliver_all(waiting, caption)
+        if known is not None:
+            counts.num_judged += num_written
+            return
+        counts.num_retries += caption.num_attempts - 1
+        counts.num_prompt_tokens += caption.num_prompt_tokens
+        counts.num_generated_tokens += caption.num_generated_tokens
+        counts.num_captioned += min(num_written, 1)
+        counts.num_shared += max(num_written - 1, 0)
 
-    async def _caption(self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None) -> None:
+    async def _caption(
+        self, request: CaptionRequest, prepared: Prepared | None, known: Caption | None
+    ) -> Caption | None:
+        """Asks the model; None where that failed, which is noted."""
         counts, below = self.counts, self._settings.judge_below
         counts.began_s = counts.began_s or monotonic()
         try:
@@ -302,29 +323,21 @@ class Run:
             raise
         if isinstance(caption, Failed):
             await self._fail_work(request.key, caption)
-            return
+            return None
         self._num_failures_in_a_row = 0
-        if below is not None:
-            caption = flagged(caption, below)
-        similarity = None if prepared is None else prepared.similarity
-        num_written = await self._store(request.key, caption, similarity)
-        if known is not None:
-            counts.num_judged += num_written
-            return
-        counts.num_retries += caption.num_attempts - 1
-        counts.num_prompt_tokens += caption.num_prompt_tokens
-        counts.num_generated_tokens += caption.num_generated_tokens
-        counts.num_captioned += min(num_written, 1)
-        counts.num_shared += max(num_written - 1, 0)
+        return caption if below is None else flagged(caption, below)
 
-    async def _store(
+    async def _keep(
         self, key: bytes, caption: Caption, similarity: int | None, *, kept_as: bytes | None = None
-    ) -> int:
-        """Keeps a caption, then writes it for every item that waits for it; how many got it."""
+    ) -> list[CaptionRequest]:
+        """Keeps a caption in the manifest; what waits for it."""
         kept_as = kept_as or key
         await self._ledger.finish(replace(self._at_work[key][0], key=kept_as), caption, similarity)
         # Who comes from here on finds it in the manifest.
-        waiting = [replace(request, key=kept_as) for request in self._at_work.pop(key)]
+        return [replace(request, key=kept_as) for request in self._at_work.pop(key)]
+
+    async def _deliver_all(self, waiting: list[CaptionRequest], caption: Caption) -> int:
+        """Writes a kept caption for every item that waits for it; how many got it."""
         return sum([await self._deliver(request, caption) for request in waiting])
 
     async def _deliver(self, request: CaptionRequest, caption: Caption) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tarfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ import pytest
 from qwen35mm.captioning import outputs
 from qwen35mm.captioning.job import carry_out, default_workers, look_over
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
+from qwen35mm.captioning.outputs.sidecar import Sidecars
 from qwen35mm.captioning.progress import Counts
+from qwen35mm.captioning.records import Record
 from qwen35mm.captioning.requests import CaptionStyle
 from qwen35mm.captioning.sources.scan import ScanOptions
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
 from tests.captioning.runs import failures, job, listed, run, settings, texts
+from tests.forked import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -101,6 +105,27 @@ async def test_a_prompt_gets_the_text_beside_a_medium_wherever_captions_go(
         await run(job(folder, f"{number} {{sidecar|none}}", outputs=outputs, output_settings=captions), model)
         questions = sorted(asked.question for asked in model.asked)
         assert questions == [f"{number} my tags", *[f"{number} none"] * 5]
+
+
+async def test_the_next_caption_is_asked_for_while_an_output_waits_for_the_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_next, write = threading.Event(), Sidecars.write
+    waited: list[bool] = []
+
+    def slow(self: Sidecars, record: Record) -> None:
+        waited.append(asked_next.wait(PATIENCE_S))
+        write(self, record)
+
+    def answer(asked: Asked) -> str:
+        if len(model.asked) == 2:
+            asked_next.set()
+        return "A picture."
+
+    monkeypatch.setattr(Sidecars, "write", slow)
+    model = FakeModel(answer)
+    outcome = await run(job(folder, run=settings(slots=1)), model)
+    assert (outcome.exit_code, waited) == (0, [True] * 6)
 
 
 async def test_the_same_bytes_are_asked_once(folder: Path) -> None:

@@ -81,8 +81,8 @@ def requests(spec: TinySpec) -> list[Request]:
 @pytest.mark.parametrize(
     ("spec", "kv_dtype", "slots"),
     [
-        (MOE, "auto", 3),
-        pytest.param(DENSE, "auto", 3, marks=pytest.mark.slow),
+        (DENSE, "auto", 3),
+        pytest.param(MOE, "auto", 3, marks=pytest.mark.slow),
         pytest.param(DENSE, "auto", 1, marks=pytest.mark.slow),
         pytest.param(MOE, "auto", 1, marks=pytest.mark.slow),
         pytest.param(DENSE, "k=int8,v=int4", 3, marks=pytest.mark.slow),

@@ -177,6 +177,7 @@ async def test_an_item_that_kills_its_engines_fails_alone(media: Path, tmp_path:
     failed = failures(media)
     assert ("die.png", "worker") in [(each["name"], each["kind"]) for each in failed]
     # What was in the same engine, each time that it ended, may have failed with it.
+    assert captioner.num_at_once is not None
     assert len(failed) <= captioner.num_at_once
     assert outcome.counts.num_captioned == 6 - len(failed)
     assert (outcome.stopped, outcome.exit_code) == (None, 3)

@@ -18,7 +18,8 @@ from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.outputs.sidecar import Sidecars
 from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.records import Record
-from qwen35mm.captioning.requests import CaptionStyle
+from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
+from qwen35mm.captioning.run import Run
 from qwen35mm.captioning.sources.scan import ScanOptions
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
@@ -110,8 +111,13 @@ async def test_a_prompt_gets_the_text_beside_a_medium_wherever_captions_go(
 async def test_the_next_caption_is_asked_for_while_an_output_waits_for_the_disk(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked_next, write = threading.Event(), Sidecars.write
+    asked_next, write, wait_for_slot = threading.Event(), Sidecars.write, Run._wait_for_slot
     waited: list[bool] = []
+    ready: list[CaptionRequest] = []
+
+    async def counted(self: Run, request: CaptionRequest, *args: Any) -> None:
+        ready.append(request)
+        await wait_for_slot(self, request, *args)
 
     def slow(self: Sidecars, record: Record) -> None:
         waited.append(asked_next.wait(PATIENCE_S))
@@ -122,8 +128,13 @@ async def test_the_next_caption_is_asked_for_while_an_output_waits_for_the_disk(
             asked_next.set()
         return "A picture."
 
+    def next_is_on_its_way() -> bool:
+        return len(ready) < min(6, len(model.asked) + 1)
+
     monkeypatch.setattr(Sidecars, "write", slow)
-    model = FakeModel(answer)
+    monkeypatch.setattr(Run, "_wait_for_slot", counted)
+    # A reply ends when the next medium is there: what prepares it takes turns with what writes, on one thread.
+    model = FakeModel(answer, waits=next_is_on_its_way)
     outcome = await run(job(folder, run=settings(slots=1)), model)
     assert (outcome.exit_code, waited) == (0, [True] * 6)
 

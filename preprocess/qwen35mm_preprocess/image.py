@@ -13,6 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin
 
+from qwen35mm_preprocess.clean_aperture import clean_aperture
 from qwen35mm_preprocess.color import code_points, is_srgb
 from qwen35mm_preprocess.errors import (
     MediaChangedError,
@@ -33,6 +34,8 @@ from qwen35mm_preprocess.types import ColorMode, ImageProcessing, MediaLimits, S
 _strict_loading_lock = threading.Lock()
 # None of them holds a marker of a JPEG's.
 _OTHER_BITS = tuple(bits * 4096 for bits in (b"\0", b"\xfe", b"\xaa", b"\x5b\xed"))
+# Where an opened picture's `info` has what `clean_aperture` found.
+_SHOWN_PART = "shown part"
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,17 @@ class ImageInfo:
     size            (height, width) upright
     num_pictures    how many the file holds
     format          Pillow's name for the file's format; None for a PIL image
-    is_plain        every decoder makes the same picture of it as `load_image`: 8-bit grey or RGB, upright as stored,
-                    nothing transparent, one picture, colours in sRGB; never JPEG XL, whose header is read in part
+    is_plain        every decoder makes the same picture of it as `load_image`: 8-bit grey or RGB, upright and whole
+                    as stored, nothing transparent, one picture, colours in sRGB; never JPEG XL, whose header is read
+                    in part
+    is_part         more is stored than is to be shown
     """
 
     size: Size
     num_pictures: int
     format: str | None
     is_plain: bool
+    is_part: bool = False
 
 
 def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
@@ -67,8 +73,9 @@ def probe_image(source: MediaSource, limits: MediaLimits) -> ImageInfo:
             and is_srgb(image.mode, info, info.get(CODE_POINTS))
             and num_pictures == 1
             and _orientation(image) == 1
+            and _SHOWN_PART not in info
         )
-        return ImageInfo(upright_size(image), num_pictures, image.format, is_plain)
+        return ImageInfo(upright_size(image), num_pictures, image.format, is_plain, is_part=_SHOWN_PART in info)
 
 
 def load_image(
@@ -229,6 +236,11 @@ def opened_image(source: MediaSource, limits: MediaLimits) -> Iterator[Image.Ima
                 )
             ) from None
         with image:
+            # An animation's frames aren't the picture that the file says this of.
+            if found is AVIF and getattr(image, "n_frames", 1) == 1:
+                check_source_size(upright_size(image), name, limits)
+                if part := clean_aperture(stream, *image.size):
+                    image.info[_SHOWN_PART] = part
             check_source_size(upright_size(image), name, limits)
             if found in (PNG, AVIF):
                 image.info[CODE_POINTS] = code_points(stream, found.pillow)
@@ -266,7 +278,7 @@ def _decoded(image: Image.Image) -> Image.Image:
         image.im = Image.core.new(image.mode, image._tile_size)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         image.load()
-        return image
+        return image if (part := image.info.get(_SHOWN_PART)) is None else image.crop(part)
     except OSError:
         if image.format not in ("JPEG", "MPO") or file is None or file.closed:
             raise
@@ -280,8 +292,9 @@ def _decoded(image: Image.Image) -> Image.Image:
 
 
 def upright_size(image: Image.Image) -> Size:
-    """(height, width) as EXIF says to turn it."""
-    width, height = image.size
+    """(height, width) of what is shown, as EXIF says to turn it."""
+    left, top, right, bottom = image.info.get(_SHOWN_PART, (0, 0, *image.size))
+    width, height = right - left, bottom - top
     return (width, height) if _orientation(image) >= 5 else (height, width)
 
 

@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, ImageOps
 from qwen35mm.chat.crops import frame_at
 from qwen35mm_preprocess import MediaError, MediaLimits, detect_kind
 from qwen35mm_preprocess.formats import AVIF, BMP, GIF, HEAD_BYTES, JPEG, MATROSKA, MP4, PNG, WEBP, sniff
-from qwen35mm_preprocess.image import load_image
+from qwen35mm_preprocess.image import load_image, probe_image
 from qwen35mm_preprocess.say import say
 from qwen35mm_preprocess.video import first_frame
 
@@ -52,9 +52,11 @@ def shown_picture(path: Path) -> bytes | None:
     if media_type(path) != "application/octet-stream":
         with _read_in_words(), Image.open(path) as picture:
             is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
-            # Of the others, some browsers turn some.
-            if not is_turned or picture.format in ("JPEG", "MPO"):
-                return None
+            is_avif = picture.format == AVIF.pillow
+        # Of the others, some browsers turn some; of an AVIF of which a part is to be seen, Chromium mostly shows all.
+        is_shown = picture.format in ("JPEG", "MPO") or not is_turned
+        if is_shown and not (is_avif and probe_image(path, MediaLimits()).is_part):
+            return None
     return _encoded(load_image(path, MediaLimits()))
 
 
@@ -82,6 +84,8 @@ def media_type(path: Path) -> str:
 
 def _picture(path: Path, max_side: int) -> Image.Image:
     with _read_in_words(), Image.open(path) as picture:
+        if picture.format == AVIF.pillow:
+            return load_image(path, MediaLimits())
         if picture.width * picture.height > MediaLimits().max_source_pixels:
             raise MediaError(say("The picture is too large to be shown."))
         picture.draft("RGB", (max_side, max_side))

@@ -116,3 +116,45 @@ def encode_image(image: Image.Image, format: str, **options: object) -> bytes:
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
+
+
+def clap(part: Sequence[int | Fraction], size: tuple[int, int]) -> bytes:
+    """A clean aperture, which keeps (left, top, width, height) of a picture of (width, height)."""
+    left, top, width, height = map(Fraction, part)
+    numbers = (width, height, left + (width - size[0]) / 2, top + (height - size[1]) / 2)
+    pairs = [(number.numerator, number.denominator) for number in numbers]
+    return b"clap" + struct.pack(">4IiIiI", *(value for pair in pairs for value in pair))
+
+
+def with_property(avif: bytes, content: bytes, *, item: int = 1, comes_first: bool = False) -> bytes:
+    """What Pillow wrote of a picture without alpha, with one more property.
+
+    Args:
+        content: the property's name and what follows it.
+        item: whose it is, beside item 1, which is the picture: of others there is only said that they have it.
+    """
+    at = {name: avif.index(name) - 4 for name in (b"meta", b"iloc", b"iprp", b"ipco", b"ipma", b"mdat")}
+    (ipco_size,) = struct.unpack_from(">I", avif, at[b"ipco"])
+    properties, index = avif[at[b"ipco"] + 8 : at[b"ipco"] + ipco_size], 0
+    while properties:
+        properties, index = properties[int.from_bytes(properties[:4], "big") :], index + 1
+    ipma = bytearray(avif[at[b"ipma"] : at[b"mdat"]])
+    # Size, name, version and flags, number of items; then the item's number and how many it has.
+    assert len(ipma) == int.from_bytes(ipma[:4], "big")
+    assert ipma[8:18] == bytes([0, 0, 0, 0, 0, 0, 0, 1, 0, 1])
+    number = 0x80 | (index + 1)
+    if item == 1:
+        ipma[18] += 1
+        ipma.append(number)
+    else:
+        ipma[15] = 2
+        other = item.to_bytes(2, "big") + bytes([1, number])
+        ipma = ipma[:16] + other + ipma[16:] if comes_first else ipma + other
+    ipma[:4] = len(ipma).to_bytes(4, "big")
+    added = (len(content) + 4).to_bytes(4, "big") + content
+    more = len(added) + len(ipma) - (at[b"mdat"] - at[b"ipma"])
+    whole = bytearray(avif[: at[b"ipma"]] + added + bytes(ipma) + avif[at[b"mdat"] :])
+    # One item, one extent: its place in the file stands 22 bytes into the box.
+    for place, grows in ((at[b"ipco"], len(added)), (at[b"iprp"], more), (at[b"meta"], more), (at[b"iloc"] + 22, more)):
+        struct.pack_into(">I", whole, place, struct.unpack_from(">I", whole, place)[0] + grows)
+    return bytes(whole)

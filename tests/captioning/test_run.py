@@ -16,11 +16,9 @@ from qwen35mm.captioning import outputs
 from qwen35mm.captioning.job import carry_out, default_workers, look_over
 from qwen35mm.captioning.outputs import OutputSettings, parse_output
 from qwen35mm.captioning.outputs.sidecar import Sidecars
-from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.records import Record
 from qwen35mm.captioning.requests import CaptionRequest, CaptionStyle
 from qwen35mm.captioning.run import Run
-from qwen35mm.captioning.sources.scan import ScanOptions
 from qwen35mm.captioning.texts.words import Words
 from qwen35mm.errors import CaptioningError, EngineError, OutputError
 from tests.captioning.fake_model import Asked, FakeModel, picture, seen_digest
@@ -344,41 +342,6 @@ async def test_a_dry_run_says_what_would_be_done_and_writes_nothing(folder: Path
     found = await look_over(job(folder), model.captioner())
     assert (found.num_to_caption, found.num_known) == (3, 2)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == state
-
-
-async def test_shards_share_the_work(folder: Path) -> None:
-    models = [FakeModel() for _ in range(3)]
-    for number, model in enumerate(models, 1):
-        await run(job(folder, scan=ScanOptions(shard=(number, 3))), model)
-    assert sum(len(model.asked) for model in models) == 6
-    assert len(texts(folder)) == 6
-
-
-async def test_other_shards_do_nothing_again(folder: Path) -> None:
-    for path in folder.rglob("*.png"):
-        os.utime(path, (1, 1))
-    (folder / "broken.png").write_bytes(b"")
-    for number in range(1, 5):
-        await run(job(folder, scan=ScanOptions(shard=(number, 4))), FakeModel())
-    written = {path: path.stat().st_mtime_ns for path in folder.rglob("*.txt")}
-    total, model = Counts(), FakeModel()
-    for number in range(1, 6):
-        found = await look_over(job(folder, scan=ScanOptions(shard=(number, 5))), model.captioner())
-        outcome = await run(job(folder, scan=ScanOptions(shard=(number, 5))), model)
-        assert found.num_known == outcome.counts.num_present
-        total.num_present += outcome.counts.num_present
-        total.num_failed += outcome.counts.num_failed
-    assert (model.asked, total.num_present, total.num_failed) == ([], 6, 1)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.txt")} == written
-    # And all in one, with another prompt, knows that the texts are ours, and which are not.
-    (folder / "0.txt").write_text("mine")
-    outcome = await run(job(folder, "Something else?"), FakeModel(lambda asked: "Else."))
-    assert (outcome.counts.num_captioned, outcome.counts.num_kept) == (5, 1)
-    # What was written since is known when the work is dealt out as before.
-    for number in range(1, 5):
-        outcome = await run(job(folder, "Something else?", scan=ScanOptions(shard=(number, 4))), model)
-        total.num_present += outcome.counts.num_present
-    assert (model.asked, total.num_present) == ([], 11)
 
 
 async def test_where_a_source_takes_no_manifest_it_lies_beside_the_first_output(

@@ -1,18 +1,22 @@
-"""Runs at the edges: shards of their own below a source, nothing to do, text that was read, names that are shared."""
+"""Runs at the edges: work that shards share, nothing to do, text that was read, names that are shared."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from qwen35mm.captioning.job import look_over
+from qwen35mm.captioning.progress import Counts
 from qwen35mm.captioning.requests import CaptionStyle
+from qwen35mm.captioning.sources.scan import ScanOptions
 from qwen35mm.captioning.texts.presets import preset_question
 from qwen35mm.captioning.texts.prompts import PromptSet
 from qwen35mm.errors import CaptioningError
 from tests.captioning.fake_model import FakeModel, picture
-from tests.captioning.runs import job, listed, run, settings
+from tests.captioning.runs import job, listed, run, settings, texts
 
 pytestmark = pytest.mark.usefixtures("media_in_process")
 
@@ -61,3 +65,38 @@ async def test_without_anything_to_caption_the_exit_code_says_so(tmp_path: Path)
     (tmp_path / "notes.txt").write_text("no picture")
     outcome = await run(job(tmp_path), FakeModel())
     assert (outcome.exit_code, outcome.stopped, outcome.num_failures) == (3, None, 0)
+
+
+async def test_shards_share_the_work(folder: Path) -> None:
+    models = [FakeModel() for _ in range(3)]
+    for number, model in enumerate(models, 1):
+        await run(job(folder, scan=ScanOptions(shard=(number, 3))), model)
+    assert sum(len(model.asked) for model in models) == 6
+    assert len(texts(folder)) == 6
+
+
+async def test_other_shards_do_nothing_again(folder: Path) -> None:
+    for path in folder.rglob("*.png"):
+        os.utime(path, (1, 1))
+    (folder / "broken.png").write_bytes(b"")
+    for number in range(1, 5):
+        await run(job(folder, scan=ScanOptions(shard=(number, 4))), FakeModel())
+    written = {path: path.stat().st_mtime_ns for path in folder.rglob("*.txt")}
+    total, model = Counts(), FakeModel()
+    for number in range(1, 6):
+        found = await look_over(job(folder, scan=ScanOptions(shard=(number, 5))), model.captioner())
+        outcome = await run(job(folder, scan=ScanOptions(shard=(number, 5))), model)
+        assert found.num_known == outcome.counts.num_present
+        total.num_present += outcome.counts.num_present
+        total.num_failed += outcome.counts.num_failed
+    assert (model.asked, total.num_present, total.num_failed) == ([], 6, 1)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.txt")} == written
+    # And all in one, with another prompt, knows that the texts are ours, and which are not.
+    (folder / "0.txt").write_text("mine")
+    outcome = await run(job(folder, "Something else?"), FakeModel(lambda asked: "Else."))
+    assert (outcome.counts.num_captioned, outcome.counts.num_kept) == (5, 1)
+    # What was written since is known when the work is dealt out as before.
+    for number in range(1, 5):
+        outcome = await run(job(folder, "Something else?", scan=ScanOptions(shard=(number, 4))), model)
+        total.num_present += outcome.counts.num_present
+    assert (model.asked, total.num_present) == ([], 11)

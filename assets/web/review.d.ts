@@ -12,7 +12,7 @@ export interface Item {
   /** The name of the caption's file. */
   file: string;
   text: string;
-  /** Of the caption's file; empty where there is none. */
+  /** Of the caption; empty where there is none. */
   digest: string;
   problem: Said | null;
   accepted: boolean;
@@ -43,7 +43,8 @@ export interface Found {
 }
 
 export interface Looked {
-  folder: string;
+  /** What a person calls what is gone through. */
+  title: string;
   numbers: number[];
   counts: Counts;
   presets: string[];

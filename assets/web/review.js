@@ -1,4 +1,4 @@
-// The page of `qwen35mm review`: a folder's pictures and clips with their captions, one after the other, by keys.
+// The page of `qwen35mm review`: pictures and clips with their captions, one after the other, by keys.
 
 /** @import { Changed, Counts, Found, Item, Looked, Proposal, Search } from "./review.d.ts" */
 
@@ -73,7 +73,7 @@ class Review {
     this.searching = searchForm(this.flags, (change) => this.filter(change));
     this.element = h(
       "div.app.review",
-      h("header.top", h("h1", looked.folder), this.count, this.place, this.searching),
+      h("header.top", h("h1", looked.title), this.count, this.place, this.searching),
       this.gallery.element,
       h("main.pane", this.nothing, this.pane.figure, this.pane.words),
       this.said,
@@ -377,7 +377,7 @@ try {
   const looked = await call("look");
   const review = new Review(looked);
   root?.replaceChildren(review.element);
-  document.title = `${looked.folder} · qwen35mm`;
+  document.title = `${looked.title} · qwen35mm`;
   review.show(looked.numbers);
   // The captions are read meanwhile: their flags are known then.
   call("find", review.search).then((found) => review.offer(found));

@@ -1,4 +1,4 @@
-"""The page's routes: JSON in, JSON out, errors in words; and the folder's media."""
+"""The page's routes: JSON in, JSON out, errors in words; and the media."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from qwen35mm.chat.thumbnails import make_thumbnail, media_type, shown_picture
 from qwen35mm.errors import NotFoundError, PromptError, Qwen35mmError, report_bug
 from qwen35mm.pools import REQUESTS, SEARCH, THUMBNAILS
 from qwen35mm.review.asking import Asker
-from qwen35mm.review.folder import Folder, Search
+from qwen35mm.review.changes import MAX_TEXT_BYTES, ChangedError
+from qwen35mm.review.collection import Collection, Search
 from qwen35mm.review.similar import SMALL_SIDE
-from qwen35mm.review.texts import MAX_TEXT_BYTES, ChangedError
 from qwen35mm.server.guards import OnlyThisMachine, SameOrigin, SecurityHeaders
 from qwen35mm.server.page_token import OnlyWithToken, PageToken
 from qwen35mm_preprocess import MediaError
@@ -75,9 +75,9 @@ class _Asked(_Body):
     preset: str = ""
 
 
-def create_app(folder: Folder, asker: Asker, *, token: PageToken) -> Starlette:
+def create_app(reviewed: Collection[Any], asker: Asker, *, token: PageToken) -> Starlette:
     """The application; it closes the asker at its end."""
-    page = _Page(folder, asker)
+    page = _Page(reviewed, asker)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
@@ -117,8 +117,8 @@ async def _icon(_request: Request) -> Response:
 
 
 class _Page:
-    def __init__(self, folder: Folder, asker: Asker) -> None:
-        self._folder = folder
+    def __init__(self, reviewed: Collection[Any], asker: Asker) -> None:
+        self._reviewed = reviewed
         self._asker = asker
 
     async def show(self, _request: Request) -> Response:
@@ -126,35 +126,35 @@ class _Page:
 
     async def look(self, _request: Request) -> Response:
         """What there is, without opening a file."""
-        numbers = await SEARCH.run(self._folder.look)
-        counts = self._folder.counts()
-        name = printable(self._folder.root.name)
-        return JSONResponse({"folder": name, "numbers": numbers, "counts": counts, "presets": list(PRESETS)})
+        numbers = await SEARCH.run(self._reviewed.look)
+        counts = self._reviewed.counts()
+        title = printable(self._reviewed.title)
+        return JSONResponse({"title": title, "numbers": numbers, "counts": counts, "presets": list(PRESETS)})
 
     async def find(self, request: Request) -> Response:
-        return JSONResponse(await SEARCH.run(self._folder.find, await _read(request, Search)))
+        return JSONResponse(await SEARCH.run(self._reviewed.find, await _read(request, Search)))
 
     async def items(self, request: Request) -> Response:
         wanted = await _read(request, _Items)
-        return JSONResponse({"items": await REQUESTS.run(self._folder.describe, wanted.numbers)})
+        return JSONResponse({"items": await REQUESTS.run(self._reviewed.describe, wanted.numbers)})
 
     async def save(self, request: Request) -> Response:
         asked = await _read(request, _Saved)
-        return await self._changed(asked.number, self._folder.save, asked.text, asked.digest, asked.editing)
+        return await self._changed(asked.number, self._reviewed.save, asked.text, asked.digest, asked.editing)
 
     async def accept(self, request: Request) -> Response:
         asked = await _read(request, _Accepted)
-        return await self._changed(asked.number, self._folder.accept, asked.digest, asked.accepted)
+        return await self._changed(asked.number, self._reviewed.accept, asked.digest, asked.accepted)
 
     async def undo(self, _request: Request) -> Response:
-        number = await REQUESTS.run(self._folder.undo)
-        items = [] if number is None else await REQUESTS.run(self._folder.describe, [number])
-        return JSONResponse({"items": items, "counts": self._folder.counts()})
+        number = await REQUESTS.run(self._reviewed.undo)
+        items = [] if number is None else await REQUESTS.run(self._reviewed.describe, [number])
+        return JSONResponse({"items": items, "counts": self._reviewed.counts()})
 
     async def ask(self, request: Request) -> Response:
         asked = await _read(request, _Asked)
-        entry, path = await REQUESTS.run(self._folder.medium, asked.number)
-        text = (await REQUESTS.run(self._folder.describe, [asked.number]))[0]["text"]
+        entry, path = await REQUESTS.run(self._reviewed.medium, asked.number)
+        text = (await REQUESTS.run(self._reviewed.describe, [asked.number]))[0]["text"]
         question = preset_question(asked.preset) if asked.preset else Question(asked.prompt)
         asking = asyncio.ensure_future(self._asker.ask(entry.name, path, question, text))
         try:
@@ -170,7 +170,7 @@ class _Page:
     async def media(self, request: Request) -> Response:
         """A medium as browsers show it, upright."""
         number, headers = self._named(request)
-        entry, path = await REQUESTS.run(self._folder.medium, number)
+        entry, path = await REQUESTS.run(self._reviewed.medium, number)
         if entry.kind == "image":
             shown = await THUMBNAILS.run(shown_picture, path)
             if shown is not None:
@@ -180,7 +180,7 @@ class _Page:
     async def small(self, request: Request) -> Response:
         """A small picture of a medium."""
         number, headers = self._named(request)
-        _, path = await REQUESTS.run(self._folder.medium, number)
+        _, path = await REQUESTS.run(self._reviewed.medium, number)
         return Response(
             await THUMBNAILS.run(make_thumbnail, path, SMALL_SIDE), media_type="image/jpeg", headers=headers
         )
@@ -188,16 +188,16 @@ class _Page:
     def _named(self, request: Request) -> tuple[int, dict[str, str]]:
         number = request.path_params["number"]
         version = request.query_params.get("v", "")
-        is_current = version and version == self._folder.version(number)
+        is_current = version and version == self._reviewed.version(number)
         return number, _KEPT if is_current else {"cache-control": "no-store"}
 
     async def _changed(self, number: int, change: Callable[..., dict[str, Any]], *arguments: object) -> Response:
         try:
             item = await REQUESTS.run(change, number, *arguments)
         except ChangedError as error:
-            (item,) = await REQUESTS.run(self._folder.describe, [number])
+            (item,) = await REQUESTS.run(self._reviewed.describe, [number])
             return _problem(said_of(error), 409, item=item)
-        return JSONResponse({"item": item, "counts": self._folder.counts()})
+        return JSONResponse({"item": item, "counts": self._reviewed.counts()})
 
 
 def _in_words(handle: Handler) -> Handler:

@@ -18,7 +18,7 @@ from qwen35mm.errors import StorageError
 from qwen35mm_preprocess import MediaError
 
 if TYPE_CHECKING:
-    from qwen35mm.review.folder import Entry
+    from qwen35mm.review.collection import Entry
 
 # A thumbnail is decoded for a list, and for what it looks like.
 SMALL_SIDE = 160

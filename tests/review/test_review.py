@@ -17,8 +17,9 @@ from qwen35mm.captioning.job import Job
 from qwen35mm.errors import CaptioningError, StorageError
 from qwen35mm.review.app import create_app
 from qwen35mm.review.asking import Asker
-from qwen35mm.review.folder import Folder, Search
-from qwen35mm.review.texts import ChangedError
+from qwen35mm.review.changes import ChangedError
+from qwen35mm.review.collection import Search
+from qwen35mm.review.folder import Folder
 from qwen35mm.server.page_token import PageToken
 from tests.captioning.fake_model import FakeModel, picture
 from tests.captioning.runs import job, run, texts
